@@ -95,6 +95,11 @@ impl World {
         let scenario = self.scenario.clone();
         let random = &mut self.random;
         let key = random.below(keys) as KeyIx;
+        // Another key of its slot.
+        let beside = |random: &mut crate::random::Random, key: KeyIx| {
+            let (slot, slots) = (key as u64 % scenario.slots, scenario.slots);
+            (slot + slots * random.below((keys - slot).div_ceil(slots))) as KeyIx
+        };
         if random.chance(scenario.flush / 10) {
             return Op::Flush;
         }
@@ -132,13 +137,13 @@ impl World {
         };
         match random.below(100) {
             _ if undeclared => {
-                let named = random.below(keys) as KeyIx;
+                let named = beside(random, key);
                 Op::Function(named, Box::new(one(random, key)))
             }
             0..=74 => one(random, key),
             75..=89 => {
                 let count = random.between(2, 3.min(keys.max(2)));
-                let mut all: Vec<KeyIx> = (0..count).map(|_| random.below(keys) as KeyIx).collect();
+                let mut all: Vec<KeyIx> = (0..count).map(|_| beside(random, key)).collect();
                 all.sort_unstable();
                 all.dedup();
                 let reads = random.chance(500);

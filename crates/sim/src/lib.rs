@@ -74,25 +74,29 @@ pub fn run(seed: u64, scenario: &Scenario, planted: Option<Planted>, trace: bool
         seed,
         violation: world.violation,
         took_us: world.now,
-        outcomes: world.mover.outcomes,
-        without: world.mover.without,
+        outcomes: world.fleet.outcomes,
+        without: world.fleet.without,
         unchecked,
         actions: world.actions,
         executed: world.executed,
-        in_pieces: world.mover.stager.in_pieces,
-        whole: world.mover.stager.whole,
+        in_pieces: world.movers.iter().map(|mover| mover.stager.in_pieces).sum(),
+        whole: world.movers.iter().map(|mover| mover.stager.whole).sum(),
         trace: world.trace.unwrap_or_default(),
     }
 }
 
 /// One owner: after a move nothing of the slots is left at the other node.
 fn left_behind(world: &World) -> Option<String> {
-    if !world.mover.last_moved || world.nodes.iter().any(|node| node.persistence != Persistence::Always) {
+    (0..world.movers.len()).find_map(|lane| left_behind_by(world, lane))
+}
+
+fn left_behind_by(world: &World, lane: usize) -> Option<String> {
+    if !world.movers[lane].watched.moved || world.nodes.iter().any(|node| node.persistence != Persistence::Always) {
         return None;
     }
-    let at = world.node_left();
+    let at = world.node_left(lane);
     let alive = world.nodes[at].keys.range(..STAGING).filter(|(_, entry)| entry.expires_us.is_none_or(|end| end > world.clock(at)));
-    let is_left = |key| world.lives_at(key) != at && world.has_left(key) && !world.mover.left_at[at].contains(&key);
+    let is_left = |key| world.lives_at(key) != at && world.has_left(lane, key) && !world.fleet.left_at[at].contains(&key);
     let left: Vec<_> = alive.filter(|(key, _)| is_left(**key)).collect();
     (!left.is_empty()).then(|| format!("the node that they have left still has {left:?}"))
 }

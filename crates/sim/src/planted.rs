@@ -28,6 +28,18 @@ pub enum Bug {
     RelativeTtl,
     /// A leg begins between nodes whose clocks differ by too much.
     ClocksNotCompared,
+    /// Slots of later legs are not observed while a leg moves, though their keys are listed.
+    LaterSlotsNotObserved,
+    /// All slots of a move are handed over with its first leg.
+    HandedOverTooEarly,
+    /// A FLUSHALL waits for one mover only.
+    FlushWaitsForOne,
+    /// What is published of a move leaves out how the slots of others are in transit.
+    OtherLegDropped,
+    /// After a crash only the first of the open moves is taken up again.
+    FirstMoveTakenUp,
+    /// The map that is stored when a leg ends was made before another leg was handed over.
+    MapMadeBefore,
     /// Keys written while others are listed are not noted.
     WritesNotNoted,
     /// A write of keys that nobody names, while keys are listed, is not noted.
@@ -85,6 +97,12 @@ impl Planted {
         Self::Around(Bug::RestoreReplace),
         Self::Around(Bug::RelativeTtl),
         Self::Around(Bug::ClocksNotCompared),
+        Self::Around(Bug::LaterSlotsNotObserved),
+        Self::Around(Bug::HandedOverTooEarly),
+        Self::Around(Bug::FlushWaitsForOne),
+        Self::Around(Bug::OtherLegDropped),
+        Self::Around(Bug::FirstMoveTakenUp),
+        Self::Around(Bug::MapMadeBefore),
         Self::Around(Bug::WritesNotNoted),
         Self::Around(Bug::AnythingNotNoted),
         Self::Around(Bug::ListedTooEarly),
@@ -127,6 +145,9 @@ impl Planted {
         Self::Machine(MachineBug::StagedAtAnotherProcess),
         Self::Machine(MachineBug::NotCounted),
         Self::Machine(MachineBug::GoneIsRenamed),
+        Self::Machine(MachineBug::EarlierAnswerTaken),
+        Self::Machine(MachineBug::SlotForgotten),
+        Self::Machine(MachineBug::SlotNotPurged),
         Self::Machine(MachineBug::LegOvertaken),
         Self::Machine(MachineBug::GivenUpStays),
         Self::Machine(MachineBug::CommittedAtTheOther),

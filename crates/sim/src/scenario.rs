@@ -13,7 +13,11 @@ pub struct Scenario {
     pub commands: u64,
     /// Keys.
     pub keys: u64,
-    /// Moves, there and back.
+    /// Slots of the keys.
+    pub slots: u64,
+    /// Movers, each with its own of the slots.
+    pub movers: u64,
+    /// Moves of each, there and back.
     pub moves: u64,
     /// A node keeps everything answered when it is killed.
     pub durable: u64,
@@ -101,6 +105,9 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("staging", include_str!("../scenarios/staging.txt")),
     ("full-disk", include_str!("../scenarios/full-disk.txt")),
     ("clocks", include_str!("../scenarios/clocks.txt")),
+    ("slots", include_str!("../scenarios/slots.txt")),
+    ("movers", include_str!("../scenarios/movers.txt")),
+    ("movers-forget", include_str!("../scenarios/movers-forget.txt")),
 ];
 
 impl Scenario {
@@ -121,6 +128,8 @@ impl Scenario {
             clients: 4,
             commands: 20,
             keys: 5,
+            slots: 1,
+            movers: 1,
             moves: 2,
             durable: 1000,
             aof: 0,
@@ -163,6 +172,8 @@ impl Scenario {
                 "clients" => (&mut scenario.clients, 8),
                 "commands" => (&mut scenario.commands, 60),
                 "keys" => (&mut scenario.keys, 16),
+                "slots" => (&mut scenario.slots, 4),
+                "movers" => (&mut scenario.movers, 3),
                 "moves" => (&mut scenario.moves, 8),
                 "durable" => (&mut scenario.durable, 1000),
                 "aof" => (&mut scenario.aof, 1000),
@@ -198,10 +209,15 @@ impl Scenario {
             }
             *field = value;
         }
-        for (name, value) in [("clients", scenario.clients), ("keys", scenario.keys)] {
+        for (name, value) in
+            [("clients", scenario.clients), ("keys", scenario.keys), ("slots", scenario.slots), ("movers", scenario.movers)]
+        {
             if value == 0 {
                 return Err(ScenarioError { line: 0, what: format!("{name} is at least 1") });
             }
+        }
+        if scenario.keys < scenario.slots || scenario.slots < scenario.movers {
+            return Err(ScenarioError { line: 0, what: "there are fewer keys than slots, or fewer slots than movers".to_owned() });
         }
         Ok(scenario)
     }
@@ -220,7 +236,15 @@ mod tests {
 
     #[test]
     fn a_wrong_line_is_named() {
-        for (text, line) in [("keys = 3\ntides = 4", 2), ("# x\n\nkeys 3", 3), ("keys = many", 1), ("keys = 17", 1), ("keys = 0", 0)] {
+        for (text, line) in [
+            ("keys = 3\ntides = 4", 2),
+            ("# x\n\nkeys 3", 3),
+            ("keys = many", 1),
+            ("keys = 17", 1),
+            ("keys = 0", 0),
+            ("movers = 2", 0),
+            ("keys = 2\nslots = 3", 0),
+        ] {
             assert_eq!(Scenario::parse("x", text).map_err(|error| error.line), Err(line), "{text}");
         }
     }

@@ -214,13 +214,14 @@ impl World {
         };
         if writes && !self.bug(Bug::WritesNotNoted) {
             let topology = &self.workers[ix].view.topology;
-            let is_observed = |key: &KeyIx| observed(topology, &self.keys[*key], NodeId(node as u16)).is_some();
-            let keys: Vec<KeyIx> = keys.into_iter().filter(is_observed).collect();
-            if !keys.is_empty() {
-                self.tell_mover(op, &keys);
-                if undeclared && !self.bug(Bug::AnythingNotNoted) {
-                    self.mover.anything = true;
+            let mut by_move = BTreeMap::<MoveId, Vec<KeyIx>>::new();
+            for key in keys {
+                if let Some(transit) = observed(topology, &self.keys[key], NodeId(node as u16)) {
+                    by_move.entry(transit.move_id).or_default().push(key);
                 }
+            }
+            for (move_id, keys) in by_move {
+                self.tell_mover(move_id, op, &keys, undeclared);
             }
         }
         self.choose(ix, op, node);

@@ -10,12 +10,12 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::rc::Rc;
 
-use switchyard_policy::migration::{Event, Fingerprint, Fingerprinter, Happened, Key};
-use switchyard_policy::topology::MoveId;
+use switchyard_policy::migration::{Event, Fingerprint, Happened, Key};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, slot_of};
 
 use crate::clients::Client;
 use crate::history::History;
-use crate::mover::{Mover, What as MoverWhat};
+use crate::mover::{Fleet, Lane, Mover, What as MoverWhat};
 use crate::node::{Cmd, Entry, KeyIx, Node, Op, Persistence, Reply, part};
 use crate::planted::{Bug, Planted, is_planted};
 use crate::random::Random;
@@ -38,8 +38,8 @@ pub(crate) enum Owner {
     Blocking(usize, u64),
     /// A worker, for a client that watches a key; by the number of its WATCH.
     Watching(usize, u64),
-    /// The mover.
-    Mover,
+    /// A mover.
+    Mover(Lane),
 }
 
 /// Why something was sent.
@@ -114,14 +114,14 @@ pub(crate) enum Ev {
     Committed { worker: usize },
     Refused { worker: usize, move_id: MoveId, keys: Option<Rc<Vec<Fingerprint>>> },
     Wanted { of: (MoveId, u32), keys: Vec<Key> },
-    Mover(Happened),
+    Mover(Lane, Happened),
     Synced,
     DiskIsWell,
-    Stored { owner: usize },
+    Stored { lane: Lane, owner: usize, before: Option<Box<Topology>> },
     Dial { worker: usize, node: usize },
-    DialMover { side: usize },
-    NextLeg,
-    Staging,
+    DialMover { lane: Lane, side: usize },
+    NextLeg { lane: Lane },
+    Staging { lane: Lane },
     AskAgain { op: u64 },
     Client { client: usize },
     Fault(Fault),
@@ -175,7 +175,8 @@ pub(crate) struct World {
     pub(crate) router_up: bool,
     pub(crate) incarnation: u32,
     pub(crate) workers: Vec<Worker>,
-    pub(crate) mover: Mover,
+    pub(crate) fleet: Fleet,
+    pub(crate) movers: Vec<Mover>,
     pub(crate) clients: Vec<Client>,
     pub(crate) ops: BTreeMap<u64, crate::clients::Command>,
     pub(crate) next_op: u64,
@@ -214,9 +215,20 @@ impl World {
             nodes.iter_mut().for_each(|node| node.ahead_us = random.below(scenario.skew + 1));
         }
         let skew_us = nodes[0].ahead_us.abs_diff(nodes[1].ahead_us);
-        let keys: Vec<Key> = (0..scenario.keys).map(|number| Key::from(format!("{{t}}{number}").into_bytes())).collect();
-        let fingerprints = Fingerprinter::new(7);
-        let mover = Mover::new(&mut random, scenario, &keys, fingerprints, planted);
+        let tag = |number: u64| char::from(b't' + (number % scenario.slots) as u8);
+        let keys: Vec<Key> = (0..scenario.keys).map(|number| Key::from(format!("{{{}}}{number}", tag(number)).into_bytes())).collect();
+        let mut slots: Vec<Slot> = keys.iter().take(scenario.slots as usize).map(|key| slot_of(key)).collect();
+        slots.sort_unstable();
+        let names = ["0".to_owned(), "1".to_owned()];
+        let mut map = Topology::even(&names).expect("two nodes").handed_over(&slots, NodeId(0));
+        let mut movers = Vec::new();
+        for lane in 0..scenario.movers as usize {
+            let own: Vec<Slot> = slots.iter().copied().skip(lane).step_by(scenario.movers as usize).collect();
+            if lane > 0 && random.chance(500) {
+                map = map.handed_over(&own, NodeId(1));
+            }
+            movers.push(Mover::new(&mut random, scenario, lane, own));
+        }
         let mut world = Self {
             now: 0,
             queue: BinaryHeap::new(),
@@ -233,7 +245,8 @@ impl World {
             router_up: true,
             incarnation: 1,
             workers: Vec::new(),
-            mover,
+            fleet: Fleet::new(map, planted),
+            movers,
             clients: Vec::new(),
             ops: BTreeMap::new(),
             next_op: 0,
@@ -254,14 +267,16 @@ impl World {
     }
 
     fn begin(&mut self) {
-        let view = Rc::new(self.view(1, None));
+        let view = Rc::new(self.view(None));
         self.workers = (0..2).map(|_| Worker::new(view.clone())).collect();
         // What is there before anything begins.
         for key in 0..self.keys.len() {
+            let at = self.lives_at(key);
             if self.random.chance(500) {
                 let value = if self.scenario.parts > 0 { self.draw_big(key) } else { vec![1_000 + key as u32] };
-                self.nodes[0].keys.insert(key, Entry { value: value.clone(), expires_us: None });
-                self.nodes[0].disk = self.nodes[0].keys.clone();
+                let node = &mut self.nodes[at];
+                node.keys.insert(key, Entry { value: value.clone(), expires_us: None });
+                node.disk = node.keys.clone();
                 self.history.begins_with(key, value);
             }
         }
@@ -269,10 +284,11 @@ impl World {
             for key in 0..self.keys.len() {
                 if self.random.chance(400) {
                     let entry = Entry { value: vec![9_000 + key as u32], expires_us: None };
-                    self.nodes[1].keys.insert(key, entry);
+                    let at = 1 - self.lives_at(key);
+                    self.nodes[at].keys.insert(key, entry);
                 }
             }
-            self.nodes[1].disk = self.nodes[1].keys.clone();
+            self.nodes.iter_mut().for_each(|node| node.disk = node.keys.clone());
         }
         self.clients = (0..self.scenario.clients).map(|number| Client::new(number as usize, self.scenario.commands)).collect();
         for client in 0..self.clients.len() {
@@ -286,8 +302,10 @@ impl World {
             self.after(when, Ev::SetClock { node: 1, ahead_us: right });
         }
         self.draw_faults();
-        let when = self.random.below(4_000);
-        self.after(when, Ev::NextLeg);
+        for lane in 0..self.movers.len() {
+            let when = self.random.below(4_000);
+            self.after(when, Ev::NextLeg { lane });
+        }
         self.after(SWEEP_US, Ev::Sweep);
     }
 
@@ -579,7 +597,7 @@ impl World {
             }
             Cmd::KillOlder(incarnation) => {
                 for c in &mut self.conns {
-                    if c.node == ix && c.incarnation < incarnation && c.owner != Owner::Mover {
+                    if c.node == ix && c.incarnation < incarnation && !matches!(c.owner, Owner::Mover(_)) {
                         c.node_alive = false;
                         c.inbox.clear();
                     }
@@ -630,7 +648,9 @@ impl World {
             }
             Cmd::Unlink(key) => Reply::Number(node.keys.remove(&key).is_some().into()),
             Cmd::Ping => {
-                self.mover.confirmed = Some(node.process);
+                if let Owner::Mover(lane) = self.conns[conn as usize].owner {
+                    self.movers[lane].watched.confirmed = Some(node.process);
+                }
                 Reply::Ok
             }
             Cmd::WaitAof => {
@@ -701,18 +721,18 @@ impl World {
             Ev::Committed { worker } => self.look_again(worker, false),
             Ev::Refused { worker, move_id, keys } => self.refused(worker, move_id, keys.as_ref().map(|keys| &keys[..])),
             Ev::Wanted { of, keys } => {
-                if self.leg() == of {
-                    self.mover_hears(Event::Wanted { keys }.into());
+                if let Some(lane) = self.movers.iter().position(|mover| mover.leg() == of) {
+                    self.mover_hears(lane, Event::Wanted { keys }.into());
                 }
             }
-            Ev::Mover(what) => self.mover_hears(what),
+            Ev::Mover(lane, what) => self.mover_hears(lane, what),
             Ev::Synced => self.synced(),
             Ev::DiskIsWell => self.disk_is_well(),
-            Ev::Stored { owner } => self.stored(owner),
+            Ev::Stored { lane, owner, before } => self.stored(lane, owner, before),
             Ev::Dial { worker, node } => self.dial(worker, node),
-            Ev::DialMover { side } => self.dial_mover(side),
-            Ev::NextLeg => self.next_leg(),
-            Ev::Staging => self.staging_is_due(),
+            Ev::DialMover { lane, side } => self.dial_mover(lane, side),
+            Ev::NextLeg { lane } => self.next_leg(lane),
+            Ev::Staging { lane } => self.staging_is_due(lane),
             Ev::AskAgain { op } => self.ask_again(op),
             Ev::Client { client } => self.client_goes_on(client),
             Ev::Fault(fault) => self.fault(fault),
@@ -753,7 +773,7 @@ impl World {
             return;
         }
         match c.owner {
-            Owner::Mover => self.mover_answered(conn, pending.what, reply),
+            Owner::Mover(lane) => self.mover_answered(lane, conn, pending.what, reply),
             Owner::Worker(worker) | Owner::Blocking(worker, _) | Owner::Watching(worker, _) => {
                 self.worker_answered(worker, conn, pending.what, reply)
             }
@@ -762,7 +782,7 @@ impl World {
 
     fn broke(&mut self, conn: u32) {
         match self.conns[conn as usize].owner {
-            Owner::Mover => self.mover_broke(conn),
+            Owner::Mover(lane) => self.mover_broke(lane, conn),
             Owner::Worker(worker) | Owner::Blocking(worker, _) | Owner::Watching(worker, _) => self.worker_broke(worker, conn),
         }
     }
@@ -787,7 +807,7 @@ impl World {
         for worker in 0..self.workers.len() {
             self.unblock_again(worker);
         }
-        self.mover_hears(Happened::Tick);
+        (0..self.movers.len()).for_each(|lane| self.mover_hears(lane, Happened::Tick));
         let every = if self.now > 300_000 { 10 * SWEEP_US } else { SWEEP_US };
         self.after(every, Ev::Sweep);
     }
@@ -814,7 +834,7 @@ impl World {
                 continue;
             }
             self.handle(ev);
-            self.look_at_barrier();
+            self.look_at_barriers();
             if self.violation.is_some() {
                 return;
             }

@@ -24,6 +24,22 @@ const STAGING: &[Machine] = &[
     Machine::GoneIsRenamed,
 ];
 
+/// Bugs of legs of several slots, and of moves of several legs.
+const SLOTS: &[Planted] = &[
+    Planted::Around(Bug::LaterSlotsNotObserved),
+    Planted::Around(Bug::HandedOverTooEarly),
+    Planted::Machine(Machine::SlotForgotten),
+    Planted::Machine(Machine::SlotNotPurged),
+];
+
+/// Bugs of several moves at once.
+const MOVERS: &[Planted] = &[
+    Planted::Around(Bug::FlushWaitsForOne),
+    Planted::Around(Bug::OtherLegDropped),
+    Planted::Around(Bug::FirstMoveTakenUp),
+    Planted::Around(Bug::MapMadeBefore),
+];
+
 #[test]
 fn each_bug_is_found_within_ten_thousand_seeds() {
     std::panic::set_hook(Box::new(|_| {}));
@@ -31,6 +47,7 @@ fn each_bug_is_found_within_ten_thousand_seeds() {
     let (others, watch) = (scenarios(&["rough", "forgetful", "calm", "exceptions", "given-up"]), scenarios(&["watch"]));
     let (staging, stop_and_copy) = (scenarios(&["staging"]), scenarios(&["stop-and-copy"]));
     let (full_disk, lost, clocks) = (scenarios(&["full-disk"]), scenarios(&["lost"]), scenarios(&["clocks"]));
+    let (slots, movers) = (scenarios(&["slots"]), scenarios(&["movers"]));
     let mut missed = Vec::new();
     for planted in Planted::ALL {
         // In the others nobody watches.
@@ -41,6 +58,10 @@ fn each_bug_is_found_within_ten_thousand_seeds() {
             &watch
         } else if of_staging {
             &staging
+        } else if SLOTS.contains(planted) {
+            &slots
+        } else if MOVERS.contains(planted) {
+            &movers
         } else if matches!(planted, Planted::Machine(Machine::LegOvertaken | Machine::GivenUpStays)) {
             &full_disk
         } else if *planted == Planted::Machine(Machine::GivenUpWithoutDrain) {

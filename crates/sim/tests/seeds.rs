@@ -111,6 +111,26 @@ fn staging() {
 }
 
 #[test]
+fn slots() {
+    let legs = AtomicU64::new(0);
+    clean_and("slots", 10_000, |run| {
+        legs.fetch_add(run.outcomes.len() as u64, Ordering::Relaxed);
+    });
+    let legs = legs.into_inner();
+    assert!(legs > 55_000, "moves are cut into legs: {legs}");
+}
+
+#[test]
+fn movers() {
+    clean("movers", 10_000);
+}
+
+#[test]
+fn movers_between_nodes_that_forget() {
+    clean("movers-forget", 10_000);
+}
+
+#[test]
 fn a_seed_is_one_run() {
     let scenario = Scenario::built_in("rough").expect("it comes with the simulator");
     for seed in 0..20 {

@@ -61,6 +61,8 @@ pub enum Bug {
     NotCounted,
     /// A staging key that is gone is taken for renamed.
     GoneIsRenamed,
+    /// An answer to an earlier question about a batch is taken for one to the last.
+    EarlierAnswerTaken,
     /// What a move records while its leg waits for room is written before the beginning of the leg.
     LegOvertaken,
     /// A leg that was given up before there was room for it is written all the same.
@@ -73,6 +75,10 @@ pub enum Bug {
     ExceptionPurged,
     /// A move of keys purges all that its target has of their slot.
     PurgedBeyondScope,
+    /// Keys of the last slot of several are not listed where a node is walked through.
+    SlotForgotten,
+    /// What the target has of the last slot of several stays there.
+    SlotNotPurged,
     /// A command of several keys goes as soon as one is there.
     OneKeyIsEnough,
     /// A command that may use keys it does not name waits only for those that it names.

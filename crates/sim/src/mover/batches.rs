@@ -7,7 +7,7 @@ use switchyard_policy::migration::staging::{Action, Counted, Event as OfStaged, 
 use switchyard_policy::migration::{BatchId, Copied, Event, Key, Protocol, Side, Stored};
 
 use super::staging::as_they_are;
-use super::{What, ix};
+use super::{Lane, Mover, What, ix};
 use crate::node::{Cmd, Elements, Entry, KeyIx, Reply};
 use crate::planted::Bug;
 use crate::world::World;
@@ -40,6 +40,15 @@ pub(super) struct Batch {
     fields: BTreeMap<KeyIx, Vec<u32>>,
 }
 
+/// What was asked to be read whole before the batch was begun again. The source answers it all the same: only the target was lost.
+#[derive(Debug)]
+pub(super) struct Late {
+    id: BatchId,
+    keys: Vec<KeyIx>,
+    content: BTreeMap<KeyIx, Content>,
+    left: usize,
+}
+
 #[derive(Clone, Debug)]
 enum Content {
     /// And when it was read.
@@ -51,31 +60,37 @@ enum Content {
 }
 
 impl World {
-    pub(super) fn begin_batch(&mut self, id: BatchId, side: Side, keys: &[Key], kind: Kind) {
-        let before = self.mover.batches.remove(&id);
+    pub(super) fn begin_batch(&mut self, lane: Lane, id: BatchId, side: Side, keys: &[Key], kind: Kind) {
+        let Mover { batches, late, .. } = &mut self.movers[lane];
+        let before = batches.remove(&id);
+        if let Some(batch) = before.as_ref().filter(|batch| batch.kind == Kind::DumpAgain && batch.left > 0) {
+            let read = batch.keys.iter().zip(&batch.replies).filter(|(_, reply)| reply.is_some());
+            let content = read.filter_map(|(key, _)| Some((*key, batch.content.get(key)?.clone()))).collect();
+            late.insert(batch.round, Late { id, keys: batch.keys.clone(), content, left: batch.left });
+        }
         let content = before.map(|batch| batch.content).filter(|_| kind != Kind::Dump).unwrap_or_default();
         if kind == Kind::Dump {
-            self.drop_unusable();
+            self.drop_unusable(lane);
         }
         let numbers: Vec<KeyIx> = keys.iter().map(|key| self.key_ix(key)).collect();
         match kind {
-            Kind::Dump => drop(self.stager_step(OfStaged::Copying { batch: id })),
+            Kind::Dump => drop(self.stager_step(lane, OfStaged::Copying { batch: id })),
             Kind::Restore => {
                 let staged = numbers.iter().filter(|key| matches!(content.get(key), Some(Content::Last { .. })));
                 let staged = staged.map(|key| self.place(*key)).collect();
-                self.stager_step(OfStaged::Storing { batch: id, keys: keys.to_vec(), staged });
+                self.stager_step(lane, OfStaged::Storing { batch: id, keys: keys.to_vec(), staged });
             }
             _ => {}
         }
-        self.ask_batch(id, ix(side), numbers, kind, content);
+        self.ask_batch(lane, id, ix(side), numbers, kind, content);
     }
 
-    fn ask_batch(&mut self, id: BatchId, side: usize, keys: Vec<KeyIx>, kind: Kind, content: BTreeMap<KeyIx, Content>) {
+    fn ask_batch(&mut self, lane: Lane, id: BatchId, side: usize, keys: Vec<KeyIx>, kind: Kind, content: BTreeMap<KeyIx, Content>) {
         let mut cmds = Vec::new();
         let mut fields = BTreeMap::new();
         for (at, key) in keys.iter().enumerate() {
             let cmd = match (kind, content.get(key)) {
-                (Kind::Dump | Kind::DumpAgain, _) => match self.tail_of(*key).filter(|_| kind == Kind::Dump && side == 0) {
+                (Kind::Dump | Kind::DumpAgain, _) => match self.tail_of(lane, *key).filter(|_| kind == Kind::Dump && side == 0) {
                     Some((cmd, of_key)) => {
                         fields.insert(*key, of_key);
                         cmd
@@ -108,20 +123,24 @@ impl World {
             _ => {}
         }
         let (left, replies) = (cmds.len(), vec![None; keys.len().max(1)]);
-        self.mover.rounds += 1;
-        let round = self.mover.rounds;
-        self.mover.batches.insert(id, Batch { kind, round, side, keys, replies, left, content, fields });
+        self.movers[lane].rounds += 1;
+        let round = self.movers[lane].rounds;
+        self.movers[lane].batches.insert(id, Batch { kind, round, side, keys, replies, left, content, fields });
         if left == 0 {
-            self.batch_done(id);
+            self.batch_done(lane, id);
         }
         for (at, cmd) in cmds {
-            self.demand(side, cmd, What::Batch(id, round, at));
+            self.demand(lane, side, cmd, What::Batch(id, round, at));
         }
     }
 
-    pub(super) fn batch_answered(&mut self, id: BatchId, round: u64, at: usize, reply: Reply) {
+    pub(super) fn batch_answered(&mut self, lane: Lane, id: BatchId, round: u64, at: usize, reply: Reply) {
         let now = self.now;
-        let Some(batch) = self.mover.batches.get_mut(&id).filter(|batch| batch.round == round) else { return };
+        let Mover { batches, stager, .. } = &mut self.movers[lane];
+        let Some(batch) = batches.get_mut(&id).filter(|batch| batch.round == round) else {
+            self.late_answered(lane, round, at, reply);
+            return;
+        };
         let key = batch.keys.get(at).copied();
         match (batch.kind, key, &reply) {
             (Kind::Dump | Kind::DumpAgain, Some(key), Reply::Dumped(Some(entry))) => {
@@ -132,7 +151,7 @@ impl World {
             }
             (Kind::Dump, Some(key), Reply::Tail(Some((expires_us, count, values)))) => {
                 let elements = as_they_are(batch.fields.get(&key).map(Vec::as_slice).unwrap_or_default(), values);
-                if let Some(name) = self.mover.stager.name_of(key) {
+                if let Some(name) = stager.name_of(key) {
                     batch.content.insert(key, Content::Last { name, count: *count, expires_us: *expires_us, elements });
                 }
             }
@@ -141,13 +160,31 @@ impl World {
         batch.replies[at] = Some(reply);
         batch.left -= 1;
         if batch.left == 0 {
-            self.batch_done(id);
+            self.batch_done(lane, id);
         }
     }
 
+    fn late_answered(&mut self, lane: Lane, round: u64, at: usize, reply: Reply) {
+        let now = self.now;
+        let Some(late) = self.movers[lane].late.get_mut(&round) else { return };
+        let content = if let Reply::Dumped(Some(entry)) = reply { Content::Whole(entry, now) } else { Content::Gone };
+        late.content.insert(late.keys[at], content);
+        late.left -= 1;
+        if late.left > 0 {
+            return;
+        }
+        let Some(Late { id, keys, content, .. }) = self.movers[lane].late.remove(&round) else { return };
+        let places = keys.iter().map(|key| self.place(*key)).collect();
+        let actions = self.stager_step(lane, OfStaged::ReadWhole { batch: id, places, refused: None });
+        if let Some(batch) = self.movers[lane].batches.get_mut(&id).filter(|_| !actions.is_empty()) {
+            batch.content.extend(content);
+        }
+        self.act_on_staged(lane, actions);
+    }
+
     /// All is answered.
-    fn batch_done(&mut self, id: BatchId) {
-        let Some(batch) = self.mover.batches.get_mut(&id) else { return };
+    fn batch_done(&mut self, lane: Lane, id: BatchId) {
+        let Some(batch) = self.movers[lane].batches.get_mut(&id) else { return };
         let (kind, side, keys) = (batch.kind, batch.side, batch.keys.clone());
         let replies = std::mem::take(&mut batch.replies);
         let refused = |reply: &Reply| matches!(reply, Reply::Oom | Reply::Error).then(|| format!("{reply:?}"));
@@ -159,10 +196,10 @@ impl World {
                 let others: Vec<Place> = others.collect();
                 if !others.is_empty() {
                     for place in others {
-                        self.unusable(place, "its tail cannot be read");
+                        self.unusable(lane, place, "its tail cannot be read");
                     }
                     let keys: Vec<Key> = keys.iter().map(|key| self.keys[*key].clone()).collect();
-                    self.begin_batch(id, if side == 0 { Side::Source } else { Side::Target }, &keys, Kind::Dump);
+                    self.begin_batch(lane, id, if side == 0 { Side::Source } else { Side::Target }, &keys, Kind::Dump);
                     return;
                 }
                 let outcome = |reply| match reply {
@@ -171,7 +208,7 @@ impl World {
                 };
                 let mut outcomes: Vec<Copied> = replies.into_iter().map(outcome).collect();
                 // Now and then their values are larger than was known, and only the first ones fit.
-                if self.mover.protocol == Protocol::Switchyard && id.0 % 5 == 4 {
+                if self.movers[lane].protocol == Protocol::Switchyard && id.0 % 5 == 4 {
                     outcomes.truncate(outcomes.len().div_ceil(2));
                 }
                 Event::Copied { batch: id, outcomes }
@@ -183,16 +220,16 @@ impl World {
                     Some(other) => Stored::Refused(format!("{other:?}")),
                 };
                 let outcomes = replies.into_iter().map(outcome).collect();
-                self.staged(OfStaged::Stored { batch: id, outcomes });
+                self.staged(lane, OfStaged::Stored { batch: id, outcomes });
                 return;
             }
             Kind::Finish(_) => {
-                self.staged_answered(id, &keys, replies);
+                self.staged_answered(lane, id, &keys, replies);
                 return;
             }
             Kind::DumpAgain => {
                 let places = keys.iter().map(|key| self.place(*key)).collect();
-                self.staged(OfStaged::ReadWhole { batch: id, places, refused: None });
+                self.staged(lane, OfStaged::ReadWhole { batch: id, places, refused: None });
                 return;
             }
             Kind::Remove => Event::Removed { batch: id },
@@ -205,25 +242,30 @@ impl World {
                 Event::Migrated { batch: id, refused }
             }
         };
-        self.mover_event(event);
+        self.mover_event(lane, event);
     }
 
-    pub(super) fn source_lost(&mut self) {
-        self.staged(OfStaged::SourceLost);
+    pub(super) fn source_lost(&mut self, lane: Lane) {
+        self.staged(lane, OfStaged::SourceLost);
     }
 
     /// Something happened to staged keys of the leg.
-    fn staged(&mut self, event: OfStaged) {
+    fn staged(&mut self, lane: Lane, event: OfStaged) {
+        let actions = self.stager_step(lane, event);
+        self.act_on_staged(lane, actions);
+    }
+
+    fn act_on_staged(&mut self, lane: Lane, actions: Vec<Action>) {
         let keys_of = |places: Vec<Place>| -> Vec<Key> { places.into_iter().map(|(key, _)| key).collect() };
-        for action in self.stager_step(event) {
+        for action in actions {
             let (id, side, keys, kind) = match action {
                 Action::Stored { batch, outcomes } => {
-                    self.mover_event(Event::Stored { batch, outcomes });
+                    self.mover_event(lane, Event::Stored { batch, outcomes });
                     continue;
                 }
                 Action::Finish { batch, step, places } => (batch, 1, keys_of(places), Kind::Finish(step)),
-                Action::ReadWhole { .. } if !self.mover.links[0].ready => {
-                    self.staged(OfStaged::SourceLost);
+                Action::ReadWhole { .. } if !self.movers[lane].links[0].ready => {
+                    self.staged(lane, OfStaged::SourceLost);
                     continue;
                 }
                 Action::ReadWhole { batch, places } => (batch, 0, keys_of(places), Kind::DumpAgain),
@@ -232,14 +274,14 @@ impl World {
                 _ => continue,
             };
             let keys: Vec<KeyIx> = keys.iter().map(|key: &Key| self.key_ix(key)).collect();
-            let Some(batch) = self.mover.batches.get_mut(&id) else { continue };
+            let Some(batch) = self.movers[lane].batches.get_mut(&id) else { continue };
             let content = std::mem::take(&mut batch.content);
-            self.ask_batch(id, side, keys, kind, content);
+            self.ask_batch(lane, id, side, keys, kind, content);
         }
     }
 
-    fn staged_answered(&mut self, id: BatchId, keys: &[KeyIx], replies: Vec<Option<Reply>>) {
-        let Some(batch) = self.mover.batches.get(&id) else { return };
+    fn staged_answered(&mut self, lane: Lane, id: BatchId, keys: &[KeyIx], replies: Vec<Option<Reply>>) {
+        let Some(batch) = self.movers[lane].batches.get(&id) else { return };
         let shown = |(key, reply): (&KeyIx, Option<Reply>)| {
             let shown = match (batch.content.get(key), reply) {
                 (Some(Content::Last { count, .. }), Some(Reply::Counted(key_was_there, staging_was_there, there))) => {
@@ -251,6 +293,6 @@ impl World {
             (self.place(*key), shown)
         };
         let shown = keys.iter().zip(replies).map(shown).collect();
-        self.staged(OfStaged::Finished { batch: id, shown });
+        self.staged(lane, OfStaged::Finished { batch: id, shown });
     }
 }

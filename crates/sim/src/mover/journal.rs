@@ -1,15 +1,16 @@
 //! What outlives the mover: the journal, what follows from it after a crash of the router, and what the checker must know of it. And FLUSHALL, which
 //! stops the mover.
 
+use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::rc::Rc;
 
-use switchyard_policy::migration::record::{Given, Kind, Queue, Record, Replay};
+use switchyard_policy::migration::record::{Given, Kind, OpenLeg, OpenMove, Queue, Record, Replay};
 use switchyard_policy::migration::{Durability, Event, Happened, Outcome};
-use switchyard_policy::topology::{MoveId, Stage as SlotStage};
+use switchyard_policy::topology::{MoveId, slot_of};
 
 use super::staging::Told;
-use super::{Flush, Mover, Stage};
+use super::{Fleet, Flush, Lane, List, Shown, Stage};
 use crate::history::Place;
 use crate::node::{KeyIx, Op, STAGING};
 use crate::planted::{Bug, Planted};
@@ -27,12 +28,12 @@ pub(crate) struct Entry {
 impl World {
     // The journal.
 
-    pub(super) fn write(&mut self, numbers: Option<RangeInclusive<u64>>, records: Vec<Record>) {
-        let m = &mut self.mover;
+    pub(super) fn write(&mut self, lane: Lane, numbers: Option<RangeInclusive<u64>>, records: Vec<Record>) {
+        let m = &self.movers[lane];
         let Some(of) = records.first().map(Record::move_id) else { return };
         let kind = Kind::of(&records);
         let numbers = numbers.map(|numbers| (m.move_id, m.leg, numbers));
-        let given_up = m.queue.give(Given { of, kind, what: Entry { records, numbers } });
+        let given_up = self.fleet.queue.give(Given { of, kind, what: Entry { records, numbers } });
         if !given_up.is_empty() {
             say!(self, "never written: {given_up:?}");
         }
@@ -40,20 +41,21 @@ impl World {
     }
 
     fn sync(&mut self) {
-        if self.mover.syncing {
+        if self.fleet.syncing {
             return;
         }
-        let is_full = self.mover.disk_is_full;
-        let room = self.mover.queue.decide(|_| if is_full { Err(()) } else { Ok(()) });
-        if room.refused.is_some() {
+        let is_full = self.fleet.disk_is_full;
+        let room = self.fleet.queue.decide(|_| if is_full { Err(()) } else { Ok(()) });
+        for given in room.refused.into_iter().flat_map(|(refused, ())| refused) {
+            let Some(lane) = self.lane_of_move(given.of) else { continue };
             // Whoever wants the move asks again.
-            self.mover.moves_left += 1;
-            self.mover.stage = Stage::Idle;
+            self.movers[lane].moves_left += 1;
+            self.movers[lane].stage = Stage::Idle;
             let when = self.random.between(1_000, 20_000);
-            self.after(when, Ev::NextLeg);
+            self.after(when, Ev::NextLeg { lane });
         }
-        if !self.mover.queue.writing().is_empty() {
-            self.mover.syncing = true;
+        if !self.fleet.queue.writing().is_empty() {
+            self.fleet.syncing = true;
             // A disk is slow now and then.
             let slow = self.random.chance(100);
             let delay = if slow { self.random.between(2_000, 30_000) } else { self.random.between(100, 1_500) };
@@ -62,47 +64,68 @@ impl World {
     }
 
     pub(crate) fn synced(&mut self) {
-        if self.mover.disk_is_broken {
+        if self.fleet.disk_is_broken {
             let again = self.random.between(500, 3_000);
             self.after(again, Ev::Synced);
             return;
         }
-        self.mover.syncing = false;
+        self.fleet.syncing = false;
         let mut durable = Vec::new();
-        let mut accepted = false;
-        for given in self.mover.queue.written() {
-            accepted |= given.kind == Kind::Begins;
+        let mut accepted = Vec::new();
+        for given in self.fleet.queue.written() {
             given.what.records.iter().for_each(|record| self.keep(record));
-            let of_leg = (self.mover.move_id, self.mover.leg);
-            durable.extend(given.what.numbers.filter(|(of, leg, _)| (*of, *leg) == of_leg).map(|(.., numbers)| numbers));
+            let Some(lane) = self.lane_of_move(given.of) else { continue };
+            accepted.extend((given.kind == Kind::Begins).then_some(lane));
+            let of_leg = (self.movers[lane].move_id, self.movers[lane].leg);
+            let numbers = given.what.numbers.filter(|(of, leg, _)| (*of, *leg) == of_leg);
+            durable.extend(numbers.map(|(.., numbers)| (lane, numbers)));
         }
         self.sync();
-        if accepted && self.mover.stage == Stage::Accepting {
-            self.mover.begun = true;
-            self.mover.stage = Stage::Idle;
-            self.next_leg();
+        for lane in accepted {
+            if self.movers[lane].stage == Stage::Accepting {
+                self.movers[lane].begun = true;
+                self.movers[lane].stage = Stage::Idle;
+                self.next_leg(lane);
+            }
         }
-        for numbers in durable {
-            self.mover_hears(Happened::Recorded(numbers));
+        for (lane, numbers) in durable {
+            self.mover_hears(lane, Happened::Recorded(numbers));
         }
     }
 
     /// The disk of the journal has room again, and works.
     pub(crate) fn disk_is_well(&mut self) {
-        (self.mover.disk_is_full, self.mover.disk_is_broken) = (false, false);
+        (self.fleet.disk_is_full, self.fleet.disk_is_broken) = (false, false);
         if self.router_up {
             self.sync();
         }
     }
 
+    /// The mover that does a move, or did it last.
+    pub(super) fn lane_of_move(&self, id: MoveId) -> Option<Lane> {
+        self.movers.iter().position(|mover| mover.move_id == id.0)
+    }
+
+    /// What the journal says of the move under way.
+    pub(super) fn open_move(&self, lane: Lane) -> Option<&OpenMove> {
+        self.fleet.durable.open.get(&MoveId(self.movers[lane].move_id))
+    }
+
+    /// What the journal says of the leg under way.
+    pub(super) fn open_leg(&self, lane: Lane) -> Option<&OpenLeg> {
+        self.open_move(lane).and_then(|open| open.leg.as_ref())
+    }
+
     fn keep(&mut self, record: &Record) {
-        if let Record::LegEnded { owner, .. } = record {
-            self.note_lost(*owner);
+        if let Record::LegEnded { owner, move_id, .. } = record
+            && let Some(lane) = self.lane_of_move(*move_id)
+        {
+            self.note_lost(lane, *owner);
         }
         let mut bytes = Vec::new();
         record.encode(&mut bytes);
-        self.mover.journal.push(bytes);
-        if let Err(error) = self.mover.durable.apply(record) {
+        self.fleet.journal.push(bytes);
+        if let Err(error) = self.fleet.durable.apply(record) {
             self.violated(format!("the journal contradicts itself: {error}"));
         }
     }
@@ -111,34 +134,37 @@ impl World {
 
     pub(crate) fn mover_killed(&mut self) {
         // Some of what was written and not synced is on the disk all the same. What is given together is there together.
-        let writing = std::mem::replace(&mut self.mover.queue, queue(self.planted)).written();
+        let writing = std::mem::replace(&mut self.fleet.queue, queue(self.planted)).written();
         let kept = self.random.below(writing.len() as u64 + 1);
         for given in writing.into_iter().take(kept as usize) {
             given.what.records.iter().for_each(|record| self.keep(record));
         }
         let planted = self.planted;
-        let m = &mut self.mover;
-        m.syncing = false;
-        m.aborted = false;
-        m.driver = None;
-        m.view = None;
-        m.inbox.clear();
-        m.pumping = false;
-        m.batches.clear();
-        m.list.clear();
-        (m.listed_of, m.anything) = (None, false);
-        m.barrier = None;
-        m.flush = None;
-        m.flushes.clear();
-        m.links = Default::default();
-        m.broken = Default::default();
-        m.cleared.clear();
-        m.stager.forget_all(planted);
-        m.stage = Stage::Idle;
+        let fleet = &mut self.fleet;
+        fleet.syncing = false;
+        fleet.flush = None;
+        fleet.flushes.clear();
+        fleet.broken = Default::default();
+        fleet.cleared.clear();
+        for m in &mut self.movers {
+            m.aborted = false;
+            m.driver = None;
+            m.shown = Shown::Nothing;
+            m.view = None;
+            m.inbox.clear();
+            m.pumping = false;
+            m.batches.clear();
+            m.late.clear();
+            m.list = List::default();
+            m.barrier = None;
+            m.links = Default::default();
+            m.stager.forget_all(planted);
+            m.stage = Stage::Idle;
+        }
     }
 
     pub(crate) fn recover(&mut self) {
-        let records: Result<Vec<Record>, _> = self.mover.journal.iter().map(|bytes| Record::decode(bytes)).collect();
+        let records: Result<Vec<Record>, _> = self.fleet.journal.iter().map(|bytes| Record::decode(bytes)).collect();
         let replay = match records {
             Ok(records) => Replay::of(&records),
             Err(error) => {
@@ -153,69 +179,99 @@ impl World {
                 return;
             }
         };
-        self.mover.resume = None;
-        self.mover.begun = false;
-        let mut view = None;
-        if let Some((id, open)) = replay.open.into_iter().next().filter(|_| !self.bug(Bug::TopologyDecides)) {
-            let names = open.keys.as_ref().map(|keys| Rc::new(keys.iter().map(|key| self.key_ix(key)).collect()));
-            let m = &mut self.mover;
-            m.scope = names;
-            m.begun = true;
-            m.move_id = id.0;
-            m.source = usize::from(open.source.0);
-            m.target = usize::from(open.target.0);
-            m.leg = open.next_leg;
-            if !open.handed_over.is_empty() {
-                m.begun = false;
-                let target = m.target;
-                self.mover.map = self.map_with_leg_at(target);
-                self.write(None, vec![Record::Ended { move_id: id }]);
-            } else if let Some(leg) = open.leg {
-                m.leg = leg.leg;
-                for (node, process) in [(m.source, &leg.source), (m.target, &leg.target)] {
-                    m.broken[node].extend(process.run_id.parse().ok().map(|process_number: u32| (process_number, process.client_id)));
-                }
-                if leg.moving {
-                    view = Some(SlotStage::Moving { leg: m.leg });
-                }
-                m.resume = Some(leg);
-                let source = m.source;
-                self.mover.map = self.map_with_leg_at(source);
-            } else {
-                let source = m.source;
-                self.mover.map = self.map_with_leg_at(source);
+        for m in &mut self.movers {
+            (m.resume, m.begun) = (None, false);
+        }
+        if self.bug(Bug::TopologyDecides) {
+            for move_id in self.fleet.durable.open.keys().copied().collect::<Vec<_>>() {
+                let lane = self.lane_of_move(move_id).unwrap_or_default();
+                self.write(lane, None, vec![Record::Ended { move_id }]);
             }
-        } else if self.bug(Bug::TopologyDecides) {
-            let open: Vec<MoveId> = self.mover.durable.open.keys().copied().collect();
-            for move_id in open {
-                self.write(None, vec![Record::Ended { move_id }]);
+        } else {
+            let most = if self.bug(Bug::FirstMoveTakenUp) { 1 } else { usize::MAX };
+            replay.open.into_iter().take(most).for_each(|(id, open)| self.take_up(id, open));
+        }
+        for lane in 0..self.movers.len() {
+            let m = &mut self.movers[lane];
+            let goes_on = m.resume.as_ref().is_some_and(|leg| leg.moving);
+            m.shown = if goes_on { Shown::Moving } else { Shown::Nothing };
+            if !goes_on {
+                m.watched.unnoticed.clear();
+                m.watched.in_hand.clear();
             }
         }
-        if view.is_none() {
-            self.mover.unnoticed.clear();
-            self.mover.in_hand.clear();
-        }
-        self.mover.epoch += 1;
-        let view = Rc::new(self.view(self.mover.epoch, view));
+        self.fleet.epoch += 1;
+        let view = Rc::new(self.view(None));
         self.workers = (0..self.workers.len()).map(|_| Worker::new(view.clone())).collect();
-        let when = self.random.between(100, 3_000);
-        self.after(when, Ev::NextLeg);
+        for lane in 0..self.movers.len() {
+            let when = self.random.between(100, 3_000);
+            self.after(when, Ev::NextLeg { lane });
+        }
+    }
+
+    /// A move that was under way.
+    fn take_up(&mut self, id: MoveId, open: OpenMove) {
+        let lane = self.lane_of_slot(open.slots[0]);
+        let names = open.keys.as_ref().map(|keys| Rc::new(keys.iter().map(|key| self.key_ix(key)).collect()));
+        let m = &mut self.movers[lane];
+        m.scope = names;
+        m.begun = true;
+        m.move_id = id.0;
+        m.source = usize::from(open.source.0);
+        m.target = usize::from(open.target.0);
+        m.leg = open.next_leg;
+        let (source, target) = (m.source, m.target);
+        m.slots = open.slots.iter().copied().filter(|slot| !open.handed_over.contains(slot)).collect();
+        if !open.handed_over.is_empty() {
+            // What the map should say of the legs that have ended.
+            m.leg_slots = open.handed_over;
+            self.fleet.map = self.map_with_leg_at(lane, target);
+        }
+        let m = &mut self.movers[lane];
+        if m.slots.is_empty() {
+            m.begun = false;
+            self.write(lane, None, vec![Record::Ended { move_id: id }]);
+            return;
+        }
+        m.leg_slots.clone_from(&m.slots);
+        if let Some(leg) = open.leg {
+            m.leg = leg.leg;
+            m.leg_slots.clone_from(&leg.slots);
+            for (node, process) in [(source, &leg.source), (target, &leg.target)] {
+                let broken = process.run_id.parse().ok().map(|number: u32| (number, process.client_id));
+                self.fleet.broken[node].extend(broken);
+            }
+            m.resume = Some(leg);
+        }
+        self.fleet.map = self.map_with_leg_at(lane, source);
     }
 
     // FLUSHALL.
 
     pub(crate) fn flush_asked(&mut self, op: u64) {
-        if self.mover.flush.is_some() {
-            self.mover.flushes.push_back(op);
+        if self.fleet.flush.is_some() {
+            self.fleet.flushes.push_back(op);
             return;
         }
-        self.mover.flush = Some(Flush { op, sent: false, told: 0 });
-        self.mover.stager.tell(Told::Flush);
-        self.mover_event(Event::Quiesce);
+        self.fleet.flush = Some(Flush { op, sent: false, told: 0, quiet: BTreeSet::new() });
+        for lane in 0..self.movers.len() {
+            self.movers[lane].stager.tell(Told::Flush);
+            self.mover_event(lane, Event::Quiesce);
+        }
     }
 
-    pub(super) fn flush_goes(&mut self) {
-        if let Some(flush) = self.mover.flush.as_mut().filter(|flush| !flush.sent) {
+    /// A mover has nothing under way, and begins nothing until the FLUSHALL is over.
+    pub(super) fn is_quiet(&mut self, lane: Lane) {
+        let Some(flush) = &mut self.fleet.flush else { return };
+        flush.quiet.insert(lane);
+        let are_quiet = flush.quiet.len() == self.movers.len();
+        if are_quiet || self.bug(Bug::FlushWaitsForOne) {
+            self.flush_goes();
+        }
+    }
+
+    fn flush_goes(&mut self) {
+        if let Some(flush) = self.fleet.flush.as_mut().filter(|flush| !flush.sent) {
             flush.sent = true;
             let op = flush.op;
             self.flush_everywhere(op);
@@ -223,7 +279,7 @@ impl World {
     }
 
     pub(crate) fn flush_told(&mut self, op: u64) {
-        let both = match self.mover.flush.as_mut().filter(|flush| flush.op == op) {
+        let both = match self.fleet.flush.as_mut().filter(|flush| flush.op == op) {
             Some(flush) => {
                 flush.told += 1;
                 flush.told == 2
@@ -237,18 +293,18 @@ impl World {
 
     /// It is in flight nowhere any more.
     pub(crate) fn flush_landed(&mut self, op: u64) {
-        if self.mover.flush.is_none_or(|flush| flush.op != op) {
+        if self.fleet.flush.as_ref().is_none_or(|flush| flush.op != op) {
             if self.ops.get(&op).is_some_and(|command| command.op == Op::Flush) {
                 self.flush_done(op);
             }
             return;
         }
-        self.mover.flush = None;
+        self.fleet.flush = None;
         if !self.bug(Bug::FlushHalfAwaited) {
             self.flush_done(op);
         }
-        self.mover_event(Event::Resume);
-        if let Some(next) = self.mover.flushes.pop_front() {
+        (0..self.movers.len()).for_each(|lane| self.mover_event(lane, Event::Resume));
+        if let Some(next) = self.fleet.flushes.pop_front() {
             self.flush_asked(next);
         }
     }
@@ -257,18 +313,19 @@ impl World {
 
     /// One owner: when a leg ends nothing of its slots is left at the side that they leave, if the process there is still the one that
     /// the machine knew when it said so.
-    pub(super) fn look_for_what_is_left(&mut self, outcome: &Outcome) {
+    pub(super) fn look_for_what_is_left(&mut self, lane: Lane, outcome: &Outcome) {
         let side = match outcome {
             Outcome::Moved => 0,
             Outcome::Returned { .. } => 1,
             Outcome::NotBegun { .. } => return,
         };
-        let left_at = &self.mover.left_at[self.node_of(side)];
-        let node = &self.nodes[self.node_of(side)];
-        let known = self.mover.met_at_end[side] == Some(node.process);
-        let now = self.clock(self.node_of(side));
+        let left_at = &self.fleet.left_at[self.movers[lane].node_of(side)];
+        let node = &self.nodes[self.movers[lane].node_of(side)];
+        let known = self.movers[lane].watched.met_at_end[side] == Some(node.process);
+        let now = self.clock(self.movers[lane].node_of(side));
         let left = node.keys.range(..STAGING).filter(|(_, entry)| entry.expires_us.is_none_or(|end| end > now)).map(|(key, _)| *key);
-        let left: Vec<KeyIx> = left.filter(|key| self.is_own(*key) && !left_at.contains(key)).collect();
+        let apart = &self.movers[lane].watched.apart;
+        let left: Vec<KeyIx> = left.filter(|key| self.is_own(lane, *key) && !apart.contains(key) && !left_at.contains(key)).collect();
         if node.up && known && !left.is_empty() {
             self.violated(format!("the leg has ended ({outcome:?}), and keys {left:?} are left at the side that the slots have left"));
         }
@@ -277,19 +334,23 @@ impl World {
     /// Both nodes have been killed since the leg began: what is on record, the source still shows, and the target has not, may be moved again (the machine
     /// reports it).
     pub(crate) fn note_moved_again(&mut self, node: usize) {
-        self.mover.killed[node] = true;
-        let m = &self.mover;
-        if m.killed != [true; 2] || m.durability != Durability::Memory {
+        (0..self.movers.len()).for_each(|lane| self.note_moved_again_by(lane, node));
+    }
+
+    fn note_moved_again_by(&mut self, lane: Lane, node: usize) {
+        self.movers[lane].watched.killed[node] = true;
+        let m = &self.movers[lane];
+        if m.watched.killed != [true; 2] || m.durability != Durability::Memory {
             return;
         }
-        let Some(leg) = m.durable.open.values().find_map(|open| open.leg.as_ref()).filter(|leg| leg.moving) else { return };
+        let Some(leg) = self.open_leg(lane).filter(|leg| leg.moving) else { return };
         let has = |ix: usize, key: KeyIx| {
             let node = &self.nodes[ix];
             if node.up { node.keys.get(&key).cloned() } else { node.disk.get(&key).cloned() }
         };
         let mut again = Vec::new();
         for key in 0..self.keys.len() {
-            let eras = leg.away.get(&m.fingerprints.of(&self.keys[key]));
+            let eras = leg.away.get(&self.fleet.fingerprints.of(&self.keys[key]));
             let entry = has(m.source, key).filter(|_| eras.is_some()).map(|entry| self.in_time(m.source, entry));
             // Both are other processes than those of its record: it is moved again, and what it is then replaces what a target shows that restarts once more.
             let is_doubtful = eras.is_some_and(|eras| eras.source != leg.eras.source && eras.target != leg.eras.target);
@@ -305,35 +366,40 @@ impl World {
 
     /// Where a key is, by the journal, when a node forgets.
     pub(crate) fn place_of(&self, key: KeyIx, node: usize, had: bool) -> Place {
-        let m = &self.mover;
-        let fingerprint = m.fingerprints.of(&self.keys[key]);
+        let lane = self.lane_of(key);
+        let m = &self.movers[lane];
+        let slot = slot_of(&self.keys[key]);
+        let fingerprint = self.fleet.fingerprints.of(&self.keys[key]);
         let name = &self.keys[key];
         // Of a move of a slot as of one of keys: whether it is about this key.
         let is_about = |keys: Option<&[switchyard_policy::migration::Key]>| {
-            keys.map_or_else(|| m.map.exception(name).is_none(), |keys| keys.binary_search(name).is_ok())
+            keys.map_or_else(|| self.fleet.map.exception(name).is_none(), |keys| keys.binary_search(name).is_ok())
         };
-        let lives_at = usize::from(m.map.lives_at(name).0);
-        let open = m.durable.open.values().find(|open| open.leg.as_ref().is_some_and(|leg| leg.moving));
+        let lives_at = usize::from(self.fleet.map.lives_at(name).0);
+        let of_move = self.open_move(lane);
+        let of_this = || self.fleet.pending().filter(|record| record.move_id() == MoveId(m.move_id));
+        let open = of_move.filter(|open| open.leg.as_ref().is_some_and(|leg| leg.moving && leg.slots.contains(&slot)));
         if open.is_some_and(|open| !is_about(open.keys.as_deref())) {
             return if node == lives_at { Place::Here } else { Place::Elsewhere };
         }
         let Some(leg) = open.and_then(|open| open.leg.as_ref()) else {
             // A leg that has ended, by the journal, whatever the topology says.
-            let ended = m.durable.open.values().rfind(|open| !open.handed_over.is_empty());
+            let ended = of_move.filter(|open| open.handed_over.contains(&slot));
             let owner = ended.filter(|open| is_about(open.keys.as_deref())).map_or(lives_at, |open| usize::from(open.target.0));
-            let pending = m.pending().any(|record| matches!(record, Record::LegMoving { .. }));
+            let is_of_leg = m.leg_slots.contains(&slot);
+            let pending = is_of_leg && of_this().any(|record| matches!(record, Record::LegMoving { .. }));
             return if pending {
                 Place::Doubtful
             } else if node == owner {
                 Place::Here
-            } else if node == m.target && m.driver.is_some() {
+            } else if is_of_leg && node == m.target && m.driver.is_some() {
                 // Until the end of the leg it may be asked for nothing more.
                 Place::UntilNoticed
             } else {
                 Place::Elsewhere
             };
         };
-        let pending = m.pending().any(|record| match record {
+        let pending = of_this().any(|record| match record {
             Record::Moved { keys, .. } | Record::Returned { keys, .. } => keys.contains(&fingerprint),
             Record::LegEnded { .. } => true,
             _ => false,
@@ -342,7 +408,7 @@ impl World {
         if let Some(eras) = leg.away.get(&fingerprint) {
             if node == m.target {
                 // What was read of it may outlive the node.
-                let read = m.in_hand.contains(&key);
+                let read = m.watched.in_hand.contains(&key);
                 if pending || read || there(m.source) { Place::Doubtful } else { Place::Here }
             } else if pending || eras.source == leg.eras.source && eras.target != leg.eras.target {
                 // Its removal may not have been done; then it is moved as if it had not been.
@@ -360,7 +426,7 @@ impl World {
     }
 }
 
-impl Mover {
+impl Fleet {
     /// What was given to the journal and is not durable.
     pub(super) fn pending(&self) -> impl Iterator<Item = &Record> {
         self.queue.all().flat_map(|given| &given.what.records)

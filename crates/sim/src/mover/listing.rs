@@ -2,7 +2,7 @@
 
 use switchyard_policy::migration::Key;
 
-use super::{Stage, What};
+use super::{Lane, Stage, What};
 use crate::node::{Cmd, KeyIx};
 use crate::world::World;
 
@@ -13,40 +13,44 @@ const LISTED_KEYS: usize = 3;
 
 impl World {
     /// Both nodes are reached, and there is no leg to go on with.
-    pub(super) fn list(&mut self) {
-        self.mover.stage = Stage::Listing;
-        self.demand(0, Cmd::Scan(0, LISTED_AT_ONCE), What::List);
+    pub(super) fn list(&mut self, lane: Lane) {
+        self.movers[lane].stage = Stage::Listing;
+        self.demand(lane, 0, Cmd::Scan(0, LISTED_AT_ONCE), What::List);
     }
 
-    pub(super) fn listed(&mut self, keys: Vec<KeyIx>, next: Option<KeyIx>) {
-        let own: Vec<KeyIx> = keys.into_iter().filter(|key| self.is_own(*key)).collect();
-        self.mover.list.extend(own);
-        if self.mover.stage != Stage::Listing {
+    pub(super) fn listed(&mut self, lane: Lane, keys: Vec<KeyIx>, next: Option<KeyIx>) {
+        let own: Vec<KeyIx> = keys.into_iter().filter(|key| self.is_left(lane, *key)).collect();
+        self.movers[lane].list.keys.extend(own);
+        if self.movers[lane].stage != Stage::Listing {
             return;
         }
         match next {
-            Some(next) => self.demand(0, Cmd::Scan(next, LISTED_AT_ONCE), What::List),
+            Some(next) => self.demand(lane, 0, Cmd::Scan(next, LISTED_AT_ONCE), What::List),
             None => {
-                self.mover.listed_of = self.mover.links[0].process.map(|(process, _)| process);
-                self.connected();
+                self.movers[lane].list.of = self.movers[lane].links[0].process.map(|(process, _)| process);
+                self.connected(lane);
             }
         }
     }
 
-    pub(crate) fn mover_notes(&mut self, keys: &[KeyIx]) {
-        let own: Vec<KeyIx> = keys.iter().copied().filter(|key| self.is_own(*key)).collect();
-        self.mover.list.extend(own);
+    pub(crate) fn mover_notes(&mut self, lane: Lane, keys: &[KeyIx]) {
+        let own: Vec<KeyIx> = keys.iter().copied().filter(|key| self.is_left(lane, *key)).collect();
+        self.movers[lane].list.keys.extend(own);
     }
 
     /// Some more of what is listed.
-    pub(super) fn take_listed(&mut self) -> Option<(Vec<Key>, bool)> {
-        if self.random.chance(20) || self.mover.anything {
+    pub(super) fn take_listed(&mut self, lane: Lane) -> Option<(Vec<Key>, bool)> {
+        let is_lost = self.random.chance(20);
+        let m = &self.movers[lane];
+        if is_lost || m.leg_slots.iter().any(|slot| m.list.anything.contains(slot)) {
             return None;
         }
-        let from = self.mover.list_at;
-        let keys: Vec<KeyIx> = self.mover.list.range(from..).take(LISTED_KEYS).copied().collect();
-        self.mover.list_at = keys.last().map_or(from, |last| last + 1);
-        let end = self.mover.list.range(self.mover.list_at..).next().is_none();
+        let from = self.movers[lane].list.at;
+        let of_leg = |key: &&KeyIx| self.is_of_leg(lane, **key);
+        let list = &self.movers[lane].list;
+        let keys: Vec<KeyIx> = list.keys.range(from..).filter(of_leg).take(LISTED_KEYS).copied().collect();
+        self.movers[lane].list.at = keys.last().map_or(from, |last| last + 1);
+        let end = !self.movers[lane].list.keys.range(self.movers[lane].list.at..).any(|key| self.is_of_leg(lane, *key));
         Some((keys.into_iter().map(|key| self.keys[key].clone()).collect(), end))
     }
 }

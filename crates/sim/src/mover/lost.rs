@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use switchyard_policy::migration::record::Record;
 use switchyard_policy::migration::{Event, Fingerprint, Side};
 
-use super::{Stage, ix};
+use super::{Lane, Stage, ix};
 use crate::node::{KeyIx, Op};
 use crate::world::{World, say};
 
@@ -21,27 +21,31 @@ pub(super) struct Lost {
 impl World {
     /// The user gives up a node, if the leg under way has lost it.
     pub(crate) fn give_up(&mut self, node: usize) -> bool {
-        let Some(side) = (0..2).find(|side| self.node_of(*side) == node) else { return false };
-        if self.mover.driver.is_none() || self.mover.stage != Stage::Running || self.mover.links[side].ready {
+        (0..self.movers.len()).fold(false, |any, lane| self.gives_up(lane, node) || any)
+    }
+
+    fn gives_up(&mut self, lane: Lane, node: usize) -> bool {
+        let Some(side) = (0..2).find(|side| self.movers[lane].node_of(*side) == node) else { return false };
+        if self.movers[lane].driver.is_none() || self.movers[lane].stage != Stage::Running || self.movers[lane].links[side].ready {
             return false;
         }
         say!(self, "the user gives up node {node}");
-        self.mover.aborted = true;
+        self.movers[lane].aborted = true;
         let now = self.now;
-        self.mover.lost.get_or_insert_with(|| Lost { since_us: now, doubtful: BTreeSet::new() });
-        self.mover_event(Event::GiveUp { side: if side == 0 { Side::Source } else { Side::Target } });
+        self.movers[lane].lost.get_or_insert_with(|| Lost { since_us: now, doubtful: BTreeSet::new() });
+        self.mover_event(lane, Event::GiveUp { side: if side == 0 { Side::Source } else { Side::Target } });
         true
     }
 
     /// The side that the leg under way goes on without.
-    pub(super) fn given_up(&self) -> Option<Side> {
-        self.mover.driver.as_ref().and_then(|driver| driver.progress().given_up)
+    pub(super) fn given_up(&self, lane: Lane) -> Option<Side> {
+        self.movers[lane].driver.as_ref().and_then(|driver| driver.progress().given_up)
     }
 
     /// Commands that wait for a connection to a node that is given up fail, as they do at the router where a node is down.
-    pub(crate) fn fail_what_waits_for_the_lost(&mut self) {
-        let Some(side) = self.given_up() else { return };
-        let node = self.node_of(ix(side));
+    pub(crate) fn fail_what_waits_for_the_lost(&mut self, lane: Lane) {
+        let Some(side) = self.given_up(lane) else { return };
+        let node = self.movers[lane].node_of(ix(side));
         for worker in 0..self.workers.len() {
             for op in self.workers[worker].take_waiting_for(node) {
                 let Some(command) = self.ops.get(&op) else { continue };
@@ -59,13 +63,12 @@ impl World {
     }
 
     /// The machine ends a leg without a side.
-    pub(super) fn is_lost(&mut self) {
-        let Some(side) = self.given_up() else { return };
+    pub(super) fn is_lost(&mut self, lane: Lane) {
+        let Some(side) = self.given_up(lane) else { return };
         let away: BTreeSet<Fingerprint> = {
-            let m = &self.mover;
-            let leg = m.durable.open.values().find_map(|open| open.leg.as_ref());
+            let leg = self.open_leg(lane);
             let mut away: BTreeSet<Fingerprint> = leg.into_iter().flat_map(|leg| leg.away.keys().copied()).collect();
-            for record in m.pending() {
+            for record in self.fleet.pending() {
                 match record {
                     Record::Moved { keys, .. } => away.extend(keys.iter().copied()),
                     Record::Returned { keys, .. } => away.retain(|key| !keys.contains(key)),
@@ -74,24 +77,24 @@ impl World {
             }
             away
         };
-        let is_gone = |key: &KeyIx| away.contains(&self.mover.fingerprints.of(&self.keys[*key])) == (side == Side::Target);
-        let doubtful = (0..self.keys.len()).filter(|key| self.is_own(*key)).filter(is_gone).collect();
-        if let Some(lost) = &mut self.mover.lost {
+        let is_gone = |key: &KeyIx| away.contains(&self.fleet.fingerprints.of(&self.keys[*key])) == (side == Side::Target);
+        let doubtful = (0..self.keys.len()).filter(|key| self.is_own(lane, *key)).filter(is_gone).collect();
+        if let Some(lost) = &mut self.movers[lane].lost {
             lost.doubtful = doubtful;
         }
     }
 
     /// It is on record that the leg has ended: what the owner does not have of what the lost side may have had is gone. All that it has counts.
-    pub(super) fn note_lost(&mut self, owner: Side) {
-        let (node, now) = (self.node_of(ix(owner)), self.now);
-        let own: BTreeSet<KeyIx> = (0..self.keys.len()).filter(|key| self.is_own(*key)).collect();
+    pub(super) fn note_lost(&mut self, lane: Lane, owner: Side) {
+        let (node, now) = (self.movers[lane].node_of(ix(owner)), self.now);
+        let own: BTreeSet<KeyIx> = (0..self.keys.len()).filter(|key| self.is_own(lane, *key)).collect();
         // It was purged when the leg began.
-        self.mover.left_at[node].retain(|key| !own.contains(key));
-        let Some(lost) = self.mover.lost.take() else { return };
-        if self.given_up().is_none() && self.mover.driver.is_some() {
+        self.fleet.left_at[node].retain(|key| !own.contains(key));
+        let Some(lost) = self.movers[lane].lost.take() else { return };
+        if self.given_up(lane).is_none() && self.movers[lane].driver.is_some() {
             return;
         }
-        self.mover.left_at[1 - node].extend(own);
+        self.fleet.left_at[1 - node].extend(own);
         for key in lost.doubtful {
             let at = &self.nodes[node];
             let there = if at.up { &at.keys } else { &at.disk };

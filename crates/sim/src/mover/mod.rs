@@ -14,12 +14,12 @@ use std::sync::Arc;
 
 use switchyard_policy::migration::record::{OpenLeg, Queue, Record, Replay};
 use switchyard_policy::migration::{
-    BatchId, Begin, Do, Driver, Durability, Event, Fingerprint, Fingerprinter, Happened, Io, Key, LegView, Orders, Outcome, Process,
+    BatchId, Begin, Do, Driver, Durability, Event, Fingerprint, Fingerprinter, Happened, Io, Key, LegView, Legs, Orders, Outcome, Process,
     Protocol, Scope, Side,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage as SlotStage, Topology, Transit, slot_of};
 
-use self::batches::{Batch, Kind};
+use self::batches::{Batch, Kind, Late};
 use self::journal::Entry;
 use self::lost::Lost;
 use self::staging::{Part, Stager};
@@ -72,15 +72,18 @@ struct Link {
     conn: Option<u32>,
     ready: bool,
     process: Option<(u32, u64)>,
-    /// Confirmations that it waits for.
+    /// Confirmations that it waits for, and earlier connections that have ended then.
     kills: u32,
+    ends: Vec<u64>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 struct Flush {
     op: u64,
     sent: bool,
     told: u32,
+    /// Movers that are quiet.
+    quiet: BTreeSet<Lane>,
 }
 
 /// A state of a key that a node may come back with, and its mark in the history.
@@ -92,12 +95,114 @@ pub(crate) struct Unnoticed {
     pub(crate) is_late: bool,
 }
 
-/// The mover, and what outlives it: journal and topology.
+/// Which mover.
+pub(crate) type Lane = usize;
+
+/// What outlives moves, and what they share: topology, journal, FLUSHALL, and what is known of old connections.
+pub(crate) struct Fleet {
+    fingerprints: Fingerprinter,
+    epoch: u64,
+    last_move: u64,
+    /// By node: earlier connections that may still do something.
+    broken: [Vec<(u32, u64)>; 2],
+    /// Processes at which nothing of an earlier router is left.
+    cleared: BTreeSet<u32>,
+    flush: Option<Flush>,
+    flushes: VecDeque<u64>,
+    /// Durable.
+    map: Topology,
+    journal: Vec<Vec<u8>>,
+    durable: Replay,
+    /// Given to the journal, and not durable.
+    queue: Queue<Entry>,
+    syncing: bool,
+    /// The disk of the journal has no room for beginnings; nothing can be written.
+    pub(crate) disk_is_full: bool,
+    pub(crate) disk_is_broken: bool,
+    /// Keys that a node may still have that was given up, should it come back.
+    pub(crate) left_at: [BTreeSet<KeyIx>; 2],
+    pub(crate) outcomes: Vec<String>,
+    pub(crate) without: Vec<Side>,
+}
+
+impl Fleet {
+    pub(crate) fn new(map: Topology, planted: Option<Planted>) -> Self {
+        Self {
+            fingerprints: Fingerprinter::new(7),
+            epoch: 1,
+            last_move: 0,
+            broken: Default::default(),
+            cleared: BTreeSet::new(),
+            flush: None,
+            flushes: VecDeque::new(),
+            map,
+            journal: Vec::new(),
+            durable: Replay::default(),
+            queue: journal::queue(planted),
+            syncing: false,
+            disk_is_full: false,
+            disk_is_broken: false,
+            left_at: Default::default(),
+            outcomes: Vec::new(),
+            without: Vec::new(),
+        }
+    }
+}
+
+/// The keys of a move: those that were listed, and those that workers have written since.
+#[derive(Debug, Default)]
+struct List {
+    keys: BTreeSet<KeyIx>,
+    /// Where the leg has not taken it yet.
+    at: KeyIx,
+    /// Slots of which workers have written keys since that nobody named: the list has not all of them.
+    anything: BTreeSet<Slot>,
+    /// The process that was listed, once it is.
+    of: Option<u32>,
+}
+
+/// What the checkers have to know of a leg.
+#[derive(Debug, Default)]
+pub(crate) struct Watched {
+    /// Keys that were read and are not committed: copies of them may be under way, also after a crash of the router.
+    in_hand: BTreeSet<KeyIx>,
+    /// Keys of its slots that live elsewhere, when it began.
+    apart: BTreeSet<KeyIx>,
+    /// Nodes that were killed since the leg began.
+    killed: [bool; 2],
+    /// The processes that the machine knew when it said that a leg is over.
+    met_at_end: [Option<u32>; 2],
+    /// The process that has answered when the leg had nothing left to do: what it shows should it restart from then on, nobody notices.
+    pub(crate) confirmed: Option<u32>,
+    /// The machine has said that the leg is over: it does nothing about a process that is met later.
+    is_ending: bool,
+    /// States of keys that a node may come back with, as long as the machine does not know of it.
+    pub(crate) unnoticed: Vec<Unnoticed>,
+    /// The last leg has taken its keys to the target.
+    pub(crate) moved: bool,
+}
+
+/// What workers are told of the slots of a move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Shown {
+    Nothing,
+    /// All that are left are being listed.
+    Observed,
+    /// The leg moves; the others are listed, and still observed.
+    Moving,
+    /// The leg has ended. The same of the others.
+    Rest,
+}
+
+/// A move, and after it the next one of the same slots.
 pub(crate) struct Mover {
     stage: Stage,
     driver: Option<Driver>,
-    fingerprints: Fingerprinter,
-    slot: Slot,
+    /// Those that its moves are about, and no other mover's.
+    all_slots: Vec<Slot>,
+    /// Those of the present move that are left, and of them those of the leg.
+    slots: Vec<Slot>,
+    leg_slots: Vec<Slot>,
     protocol: Protocol,
     durability: Durability,
     drain_patience_us: u64,
@@ -111,79 +216,38 @@ pub(crate) struct Mover {
     moves_left: u64,
     /// Runs while the present move is open.
     begun: bool,
+    /// The user wants the move to end: a leg that has not begun is not tried again.
+    pub(crate) aborted: bool,
     resume: Option<OpenLeg>,
     links: [Link; 2],
-    /// By node: earlier connections that may still do something.
-    broken: [Vec<(u32, u64)>; 2],
-    /// Processes at which nothing of an earlier router is left.
-    cleared: BTreeSet<u32>,
     batches: BTreeMap<BatchId, Batch>,
+    /// By round.
+    late: BTreeMap<u64, Late>,
     rounds: u64,
     pub(crate) stager: Stager,
-    /// Keys that were read and are not committed, in this leg: copies of them may be under way, also after a crash of the router.
-    in_hand: BTreeSet<KeyIx>,
-    /// The keys of the move: those that were listed, and those that workers have written since.
-    list: BTreeSet<KeyIx>,
-    /// Where the leg has not taken it yet.
-    list_at: KeyIx,
-    /// Workers have written keys since that nobody named: the list has not all of them.
-    pub(crate) anything: bool,
-    /// The process that was listed, once it is.
-    listed_of: Option<u32>,
+    list: List,
     inbox: VecDeque<Happened>,
     pumping: bool,
     /// The epoch under which workers tell what they write: the listing waits for it.
     barrier: Option<u64>,
-    /// The leg, as workers are told of it.
+    /// What workers are told of its slots, and of the leg.
+    shown: Shown,
     view: Option<LegView<Known>>,
-    epoch: u64,
-    flush: Option<Flush>,
-    flushes: VecDeque<u64>,
-    /// Durable.
-    map: Topology,
-    journal: Vec<Vec<u8>>,
-    durable: Replay,
-    /// Given to the journal, and not durable.
-    queue: Queue<Entry>,
-    syncing: bool,
-    /// The disk of the journal has no room for beginnings; nothing can be written.
-    pub(crate) disk_is_full: bool,
-    pub(crate) disk_is_broken: bool,
-    /// The user wants the move to end: a leg that has not begun is not tried again.
-    pub(crate) aborted: bool,
     /// A side was given up.
     lost: Option<Lost>,
-    /// Keys that a node may still have that was given up, should it come back.
-    pub(crate) left_at: [BTreeSet<KeyIx>; 2],
-    killed: [bool; 2],
-    /// The processes that the machine knew when it said that a leg is over.
-    met_at_end: [Option<u32>; 2],
-    /// The process that has answered when the leg had nothing left to do: what it shows should it restart from then on, nobody notices.
-    pub(crate) confirmed: Option<u32>,
-    /// The machine has said that the leg is over: it does nothing about a process that is met later.
-    is_ending: bool,
-    /// States of keys that a node may come back with, as long as the machine does not know of it.
-    pub(crate) unnoticed: Vec<Unnoticed>,
-    pub(crate) outcomes: Vec<String>,
-    pub(crate) without: Vec<Side>,
-    pub(crate) last_moved: bool,
+    pub(crate) watched: Watched,
 }
 
 impl Mover {
-    pub(crate) fn new(
-        random: &mut Random,
-        scenario: &Scenario,
-        keys: &[Key],
-        fingerprints: Fingerprinter,
-        planted: Option<Planted>,
-    ) -> Self {
+    pub(crate) fn new(random: &mut Random, scenario: &Scenario, lane: Lane, all_slots: Vec<Slot>) -> Self {
         let protocol = if random.chance(scenario.stop_and_copy) { Protocol::StopAndCopy } else { Protocol::Switchyard };
         let durability = if random.chance(scenario.aof) { Durability::Aof } else { Durability::Memory };
         Self {
             stage: Stage::Idle,
             driver: None,
-            fingerprints,
-            slot: slot_of(&keys[0]),
+            slots: Vec::new(),
+            leg_slots: Vec::new(),
+            all_slots,
             protocol,
             durability,
             drain_patience_us: random.between(5_000, 80_000),
@@ -195,51 +259,54 @@ impl Mover {
             tries: 0,
             moves_left: scenario.moves,
             begun: false,
+            aborted: false,
             resume: None,
             links: Default::default(),
-            broken: Default::default(),
-            cleared: BTreeSet::new(),
             batches: BTreeMap::new(),
+            late: BTreeMap::new(),
             rounds: 0,
-            stager: Stager::default(),
-            in_hand: BTreeSet::new(),
-            list: BTreeSet::new(),
-            list_at: 0,
-            anything: false,
-            listed_of: None,
+            stager: Stager::of(lane),
+            list: List::default(),
             inbox: VecDeque::new(),
             pumping: false,
             barrier: None,
+            shown: Shown::Nothing,
             view: None,
-            epoch: 1,
-            flush: None,
-            flushes: VecDeque::new(),
-            map: first_map(slot_of(&keys[0])),
-            journal: Vec::new(),
-            durable: Replay::default(),
-            queue: journal::queue(planted),
-            syncing: false,
-            disk_is_full: false,
-            disk_is_broken: false,
-            aborted: false,
             lost: None,
-            left_at: Default::default(),
-            killed: [false; 2],
-            met_at_end: [None; 2],
-            confirmed: None,
-            is_ending: false,
-            unnoticed: Vec::new(),
-            outcomes: Vec::new(),
-            without: Vec::new(),
-            last_moved: false,
+            watched: Watched::default(),
         }
     }
-}
 
-/// Node 0 owns the slot.
-fn first_map(slot: Slot) -> Topology {
-    let names = ["0".to_owned(), "1".to_owned()];
-    Topology::even(&names).expect("two nodes").handed_over(&[slot], NodeId(0))
+    /// Slots of the move that are left, without those of the leg.
+    fn rest(&self) -> Vec<Slot> {
+        self.slots.iter().copied().filter(|slot| !self.leg_slots.contains(slot)).collect()
+    }
+
+    /// How the slots of the move are in transit.
+    fn transits(&self) -> Vec<(SlotStage, Vec<Slot>)> {
+        let is_listed = self.list.of.is_some() && self.scope.is_none();
+        let rest = Some((SlotStage::Observed, self.rest())).filter(|(_, slots)| is_listed && !slots.is_empty());
+        match self.shown {
+            Shown::Nothing => Vec::new(),
+            Shown::Observed => vec![(SlotStage::Observed, self.slots.clone())],
+            Shown::Moving => std::iter::once((SlotStage::Moving { leg: self.leg }, self.leg_slots.clone())).chain(rest).collect(),
+            Shown::Rest => rest.into_iter().collect(),
+        }
+    }
+
+    /// The leg under way, or the next one.
+    pub(crate) const fn leg(&self) -> (MoveId, u32) {
+        (MoveId(self.move_id), self.leg)
+    }
+
+    const fn node_of(&self, side: usize) -> usize {
+        if side == 0 { self.source } else { self.target }
+    }
+
+    const fn transit(&self, stage: SlotStage) -> Transit {
+        let (source, target) = (NodeId(self.source as u16), NodeId(self.target as u16));
+        Transit { move_id: MoveId(self.move_id), source, target, stage, keys_only: self.scope.is_some() }
+    }
 }
 
 const fn ix(side: Side) -> usize {
@@ -248,54 +315,50 @@ const fn ix(side: Side) -> usize {
 
 impl World {
     pub(crate) fn mover_is_done(&self) -> bool {
-        self.mover.stage == Stage::Over && self.mover.queue.all().next().is_none() && self.mover.flush.is_none()
+        let are_over = self.movers.iter().all(|mover| mover.stage == Stage::Over);
+        are_over && self.fleet.queue.all().next().is_none() && self.fleet.flush.is_none()
     }
 
     pub(crate) fn mover_state(&self) -> String {
-        let m = &self.mover;
-        format!(
-            "{:?}, leg {} of move {}, {:?}, flush {:?}, barrier {:?}, written {}",
-            m.stage,
-            m.leg,
-            m.move_id,
-            m.driver.as_ref().map(Driver::progress),
-            m.flush,
-            m.barrier,
-            m.queue.all().count()
-        )
-    }
-
-    pub(super) const fn node_of(&self, side: usize) -> usize {
-        if side == 0 { self.mover.source } else { self.mover.target }
+        let of = |m: &Mover| {
+            let progress = m.driver.as_ref().map(Driver::progress);
+            format!("{:?}, leg {} of move {}, {progress:?}, barrier {:?}", m.stage, m.leg, m.move_id, m.barrier)
+        };
+        let movers: Vec<String> = self.movers.iter().map(of).collect();
+        format!("{}; flush {:?}, written {}", movers.join("; "), self.fleet.flush, self.fleet.queue.all().count())
     }
 
     // Moves and legs.
 
-    /// The leg under way, or the next one.
-    pub(crate) const fn leg(&self) -> (MoveId, u32) {
-        (MoveId(self.mover.move_id), self.mover.leg)
+    /// What workers are told: the map, and what of it is in transit. `told`: whose move has changed.
+    pub(crate) fn view(&self, told: Option<Lane>) -> View {
+        let (mut map, mut transits, mut legs) = (self.fleet.map.clone(), Vec::new(), Legs::default());
+        let drops = |at: Lane| told.is_some_and(|lane| at != lane) && self.bug(Bug::OtherLegDropped);
+        for (_, m) in self.movers.iter().enumerate().filter(|(at, _)| !drops(*at)) {
+            let is_moving = m.shown == Shown::Moving;
+            if is_moving && m.scope.is_none() && self.bug(Bug::ExceptionTaken) {
+                // Then all keys are where their slot is, as far as workers know.
+                let keys = self.keys.iter().filter(|key| m.leg_slots.contains(&slot_of(key)));
+                map = map.keys_handed_over(&[], keys, NodeId(m.source as u16));
+            }
+            let of_move = m
+                .transits()
+                .into_iter()
+                .filter(|(stage, _)| !(is_moving && *stage == SlotStage::Observed && self.bug(Bug::LaterSlotsNotObserved)));
+            transits.extend(of_move.map(|(stage, slots)| (m.transit(stage), slots)));
+            legs.extend(m.view.iter().filter(|_| is_moving).map(|view| (m.leg(), view.clone())));
+        }
+        let transits: Vec<_> = transits.iter().map(|(transit, slots)| (transit.clone(), &slots[..])).collect();
+        let topology = if transits.is_empty() { map } else { map.with_transits(transits).expect("few") };
+        View::new(self.fleet.epoch, topology, legs)
     }
 
-    /// What workers are told; the slot is in transit, or it is not.
-    pub(crate) fn view(&self, epoch: u64, stage: Option<SlotStage>) -> View {
-        let m = &self.mover;
-        let Some(stage) = stage else { return View::new(epoch, m.map.clone(), Default::default()) };
-        let is_moving = stage != SlotStage::Observed;
-        // Then all keys are where their slot is, as far as workers know.
-        let taken = (is_moving && m.scope.is_none() && self.bug(Bug::ExceptionTaken))
-            .then(|| m.map.keys_handed_over(&[], &self.keys, NodeId(self.owner() as u16)));
-        let map = taken.as_ref().unwrap_or(&m.map);
-        let (source, target) = (NodeId(m.source as u16), NodeId(m.target as u16));
-        let transit = Transit { move_id: MoveId(m.move_id), source, target, stage, keys_only: m.scope.is_some() };
-        let topology = map.with_transits([(transit, &[m.slot][..])]).expect("one");
-        let legs = m.view.iter().filter(|_| is_moving).map(|view| (self.leg(), view.clone())).collect();
-        View::new(epoch, topology, legs)
-    }
-
-    fn publish(&mut self, stage: Option<SlotStage>) -> u64 {
-        self.mover.epoch += 1;
-        let epoch = self.mover.epoch;
-        let view = Rc::new(self.view(epoch, stage));
+    /// Tells the workers how the slots of a move are in transit.
+    fn publish(&mut self, lane: Lane, shown: Shown) -> u64 {
+        self.movers[lane].shown = shown;
+        self.fleet.epoch += 1;
+        let epoch = self.fleet.epoch;
+        let view = Rc::new(self.view(Some(lane)));
         for worker in 0..self.workers.len() {
             let delay = self.random.delay_us();
             self.after(delay, Ev::Adopt { worker, view: view.clone() });
@@ -303,302 +366,347 @@ impl World {
         epoch
     }
 
-    pub(crate) fn next_leg(&mut self) {
-        if self.mover.stage != Stage::Idle {
+    pub(crate) fn next_leg(&mut self, lane: Lane) {
+        if self.movers[lane].stage != Stage::Idle {
             return;
         }
-        let resumes = self.mover.resume.as_ref().is_some_and(|open| open.moving);
-        if !self.mover.begun {
-            if self.mover.moves_left == 0 {
-                self.mover.stage = Stage::Over;
+        let resumes = self.movers[lane].resume.as_ref().is_some_and(|open| open.moving);
+        if !self.movers[lane].begun {
+            if self.movers[lane].moves_left == 0 {
+                self.movers[lane].stage = Stage::Over;
                 return;
             }
-            self.mover.moves_left -= 1;
-            self.mover.move_id += 1;
-            (self.mover.leg, self.mover.tries, self.mover.aborted) = (0, 0, false);
-            self.mover.list.clear();
-            (self.mover.listed_of, self.mover.anything) = (None, false);
-            self.draw_move();
-            let m = &self.mover;
+            self.movers[lane].moves_left -= 1;
+            self.fleet.last_move += 1;
+            self.movers[lane].move_id = self.fleet.last_move;
+            (self.movers[lane].leg, self.movers[lane].tries, self.movers[lane].aborted) = (0, 0, false);
+            self.movers[lane].list = List::default();
+            self.draw_move(lane);
+            let m = &self.movers[lane];
             let mut records = vec![Record::Begun {
                 move_id: MoveId(m.move_id),
                 source: NodeId(m.source as u16),
                 target: NodeId(m.target as u16),
-                slots: vec![m.slot],
+                slots: m.slots.clone(),
                 protocol: m.protocol,
                 durability: m.durability,
             }];
-            if let Some(scope) = self.mover.scope.clone() {
+            if let Some(scope) = self.movers[lane].scope.clone() {
                 let mut keys: Vec<Key> = scope.iter().map(|key| self.keys[*key].clone()).collect();
                 keys.sort_unstable();
-                records.push(Record::Keys { move_id: MoveId(self.mover.move_id), keys });
+                records.push(Record::Keys { move_id: MoveId(self.movers[lane].move_id), keys });
             }
-            self.mover.stage = Stage::Accepting;
-            self.write(None, records);
+            self.movers[lane].stage = Stage::Accepting;
+            self.write(lane, None, records);
+            return;
+        }
+        let has_moved = self.open_move(lane).is_some_and(|open| !open.handed_over.is_empty());
+        if !resumes && has_moved && self.movers[lane].aborted {
+            self.end_move(lane);
+            self.after(2_000, Ev::NextLeg { lane });
             return;
         }
         let skew_us = self.nodes[0].ahead_us.abs_diff(self.nodes[1].ahead_us);
         if !resumes && skew_us > self.scenario.skew && !self.bug(Bug::ClocksNotCompared) {
             say!(self, "the clocks differ by {skew_us} us");
-            self.after(2_000, Ev::NextLeg);
+            self.after(2_000, Ev::NextLeg { lane });
             return;
         }
-        say!(self, "leg {} of move {}: {} to {}", self.mover.leg, self.mover.move_id, self.mover.source, self.mover.target);
-        self.mover.stager.begin_leg(self.planted);
+        say!(
+            self,
+            "leg {} of move {}: {} to {}",
+            self.movers[lane].leg,
+            self.movers[lane].move_id,
+            self.movers[lane].source,
+            self.movers[lane].target
+        );
+        self.movers[lane].stager.begin_leg(self.planted);
         if resumes {
-            self.mover.stage = Stage::Connecting;
-            self.connect_both();
+            self.movers[lane].stage = Stage::Connecting;
+            self.connect_both(lane);
         } else {
-            self.mover.killed = [false; 2];
-            let epoch = self.publish(Some(SlotStage::Observed));
-            self.mover.stage = Stage::Observing;
+            self.movers[lane].watched.killed = [false; 2];
+            self.draw_leg(lane);
+            let epoch = self.publish(lane, Shown::Observed);
+            self.movers[lane].stage = Stage::Observing;
             if self.bug(Bug::ListedTooEarly) {
-                self.observed();
+                self.observed(lane);
             } else {
-                self.mover.barrier = Some(epoch);
+                self.movers[lane].barrier = Some(epoch);
             }
         }
     }
 
-    fn observed(&mut self) {
-        self.mover.stage = Stage::Connecting;
-        self.connect_both();
+    fn observed(&mut self, lane: Lane) {
+        self.movers[lane].stage = Stage::Connecting;
+        self.connect_both(lane);
     }
 
-    fn connect_both(&mut self) {
+    fn connect_both(&mut self, lane: Lane) {
         for side in 0..2 {
-            if self.mover.links[side].conn.is_none() {
-                self.dial_mover(side);
+            if self.movers[lane].links[side].conn.is_none() {
+                self.dial_mover(lane, side);
             }
         }
     }
 
     /// Whether a barrier is reached: every worker has adopted the epoch, and nothing earlier is in flight.
-    pub(crate) fn look_at_barrier(&mut self) {
-        let of_leg = || self.mover.driver.as_ref().and_then(Driver::barrier).map(|barrier| barrier.epoch);
-        let Some(epoch) = self.mover.barrier.or_else(of_leg) else { return };
-        let observing = self.mover.stage == Stage::Observing;
+    pub(crate) fn look_at_barriers(&mut self) {
+        (0..self.movers.len()).for_each(|lane| self.look_at_barrier(lane));
+    }
+
+    fn look_at_barrier(&mut self, lane: Lane) {
+        let of_leg = || self.movers[lane].driver.as_ref().and_then(Driver::barrier).map(|barrier| barrier.epoch);
+        let Some(epoch) = self.movers[lane].barrier.or_else(of_leg) else { return };
+        let observing = self.movers[lane].stage == Stage::Observing;
         // What was sent to a side that is given up may be executed there; that nobody is told so any more is enough.
-        self.fail_what_waits_for_the_lost();
-        let lost = self.given_up().map(|side| self.node_of(ix(side)));
+        self.fail_what_waits_for_the_lost(lane);
+        let lost = self.given_up(lane).map(|side| self.movers[lane].node_of(ix(side)));
         let has_drained = |worker: &crate::worker::Worker| match lost {
             Some(node) => worker.has_answered(epoch, node),
             None => worker.has_drained(epoch, observing),
         };
         if self.router_up && self.workers.iter().all(has_drained) {
             say!(self, "epoch {epoch} is drained");
-            if self.mover.barrier.take().is_some() {
-                self.observed();
+            if self.movers[lane].barrier.take().is_some() {
+                self.observed(lane);
             } else {
-                self.mover_hears(Happened::Drained { databases: vec![0] });
+                self.mover_hears(lane, Happened::Drained { databases: vec![0] });
             }
         }
     }
 
-    fn begin_machine(&mut self) {
-        let m = &mut self.mover;
+    fn begin_machine(&mut self, lane: Lane) {
+        let apart = (0..self.keys.len()).filter(|key| !self.is_own(lane, *key)).collect();
+        let m = &mut self.movers[lane];
+        m.watched.apart = apart;
         m.stage = Stage::Running;
-        m.is_ending = false;
-        m.confirmed = None;
+        m.watched.is_ending = false;
+        m.watched.confirmed = None;
         let orders = Orders {
             move_id: MoveId(m.move_id),
             leg: m.leg,
             source: NodeId(m.source as u16),
             target: NodeId(m.target as u16),
-            slots: vec![m.slot],
+            slots: m.leg_slots.clone(),
             durability: m.durability,
             drain_patience_us: m.drain_patience_us,
         };
         let scope = m.scope.as_ref().map(|scope| {
-            let mut keys: Vec<Key> = scope.iter().map(|key| self.keys[*key].clone()).collect();
+            let names = scope.iter().map(|key| self.keys[*key].clone());
+            let mut keys: Vec<Key> = names.filter(|key| m.leg_slots.contains(&slot_of(key))).collect();
             keys.sort_unstable();
-            Arc::new(Scope::new(keys, m.fingerprints))
+            Arc::new(Scope::new(keys, self.fleet.fingerprints))
         });
         let begin = Begin {
             protocol: m.protocol,
             orders,
-            fingerprints: m.fingerprints,
+            fingerprints: self.fleet.fingerprints,
             resume: m.resume.take(),
             keys: scope.as_ref().map(|scope| scope.keys().to_vec()),
             databases: vec![0],
-            listed_of: m.listed_of.map(|process| process.to_string()),
+            listed_of: m.list.of.map(|process| process.to_string()),
             target_is_clean: false,
         };
         m.driver = Some(driver(begin, self.planted));
-        m.view = Some(LegView::new(Arc::default(), scope, m.fingerprints));
-        m.list_at = 0;
+        m.view = Some(LegView::new(Arc::default(), scope, self.fleet.fingerprints));
+        m.list.at = 0;
         m.batches.clear();
+        m.late.clear();
         m.inbox.clear();
         let met = |link: &Link| {
             let (process, client_id) = link.process.unwrap_or_default();
             Process { run_id: process.to_string(), client_id }
         };
         let (source, target) = (met(&m.links[0]), met(&m.links[1]));
-        self.noticed(self.mover.source);
-        self.noticed(self.mover.target);
-        self.mover_event(Event::Met { source, target });
-        if self.mover.flush.is_some() {
-            self.mover_event(Event::Quiesce);
+        self.noticed(lane, self.movers[lane].source);
+        self.noticed(lane, self.movers[lane].target);
+        self.mover_event(lane, Event::Met { source, target });
+        if self.fleet.flush.is_some() {
+            self.mover_event(lane, Event::Quiesce);
         }
     }
 
-    fn leg_ended(&mut self, outcome: &Outcome) {
-        let is_without = self.given_up().is_some();
-        self.mover.without.extend(self.given_up().map(Side::other));
+    fn leg_ended(&mut self, lane: Lane, outcome: &Outcome) {
+        let is_without = self.given_up(lane).is_some();
+        self.fleet.without.extend(self.given_up(lane).map(Side::other));
         if !is_without {
-            self.look_for_what_is_left(outcome);
+            self.look_for_what_is_left(lane, outcome);
         }
         let left = match outcome {
-            Outcome::Moved => Some(self.mover.source),
-            Outcome::Returned { .. } => Some(self.mover.target),
+            Outcome::Moved => Some(self.movers[lane].source),
+            Outcome::Returned { .. } => Some(self.movers[lane].target),
             Outcome::NotBegun { .. } => None,
         };
-        for Unnoticed { node, mark, .. } in std::mem::take(&mut self.mover.unnoticed) {
-            if left == Some(node) {
-                self.history.forget(&vec![mark]);
+        for unnoticed in std::mem::take(&mut self.movers[lane].watched.unnoticed) {
+            if !self.is_of_leg(lane, unnoticed.mark.0) {
+                self.movers[lane].watched.unnoticed.push(unnoticed);
+            } else if left == Some(unnoticed.node) {
+                self.history.forget(&vec![unnoticed.mark]);
             }
         }
-        self.mover.in_hand.clear();
-        say!(self, "leg {} of move {} ends: {outcome:?}", self.mover.leg, self.mover.move_id);
-        self.mover.driver = None;
-        self.mover.view = None;
+        self.movers[lane].watched.in_hand.clear();
+        say!(self, "leg {} of move {} ends: {outcome:?}", self.movers[lane].leg, self.movers[lane].move_id);
+        self.movers[lane].driver = None;
+        self.movers[lane].view = None;
         // The driver answers who asks when it is over, too.
-        let is_asked = std::mem::take(&mut self.mover.inbox).contains(&Happened::Of(Event::Quiesce));
-        self.staging_is_over();
+        let is_asked = std::mem::take(&mut self.movers[lane].inbox).contains(&Happened::Of(Event::Quiesce));
+        self.staging_is_over(lane);
         for side in 0..2 {
-            self.let_go(side);
+            self.let_go(lane, side);
         }
         if self.bug(Bug::ForgottenAtTheEnd) {
-            self.mover.broken = Default::default();
+            self.fleet.broken = Default::default();
         }
         if is_asked {
-            self.flush_goes();
+            self.is_quiet(lane);
         }
         let has_begun = !matches!(outcome, Outcome::NotBegun { .. });
-        self.mover.last_moved = *outcome == Outcome::Moved && !is_without;
-        self.mover.outcomes.push(format!("{outcome:?}"));
+        self.movers[lane].watched.moved = *outcome == Outcome::Moved && !is_without;
+        self.fleet.outcomes.push(format!("{outcome:?}"));
         if !has_begun {
-            self.publish(Some(SlotStage::Observed));
-            self.mover.tries += 1;
+            self.publish(lane, Shown::Observed);
+            self.movers[lane].tries += 1;
         }
-        self.mover.leg += 1;
-        if has_begun || self.mover.aborted || self.mover.tries >= TRIES {
-            let move_id = MoveId(self.mover.move_id);
-            self.write(None, vec![Record::Ended { move_id }]);
-            self.mover.begun = false;
-            if !has_begun {
-                self.publish(None);
-            }
+        let m = &mut self.movers[lane];
+        m.leg += 1;
+        if *outcome == Outcome::Moved {
+            m.slots = m.rest();
+            m.tries = 0;
         }
-        self.mover.stage = Stage::Idle;
+        let goes_on = match outcome {
+            Outcome::Moved => !is_without && !m.slots.is_empty() && !m.aborted,
+            Outcome::NotBegun { .. } => !m.aborted && m.tries < TRIES,
+            Outcome::Returned { .. } => false,
+        };
+        if !goes_on {
+            self.end_move(lane);
+        }
+        self.movers[lane].stage = Stage::Idle;
         let when = self.random.between(500, 10_000);
-        self.after(when, Ev::NextLeg);
+        self.after(when, Ev::NextLeg { lane });
+    }
+
+    fn end_move(&mut self, lane: Lane) {
+        let move_id = MoveId(self.movers[lane].move_id);
+        self.write(lane, None, vec![Record::Ended { move_id }]);
+        self.movers[lane].begun = false;
+        if !self.movers[lane].transits().is_empty() {
+            self.publish(lane, Shown::Nothing);
+        }
     }
 
     /// Whether a leg is taken up again that has given up this side.
-    fn goes_on_without(&self, side: usize) -> bool {
-        self.mover.resume.as_ref().is_some_and(|open| open.given_up.map(ix) == Some(side))
+    fn goes_on_without(&self, lane: Lane, side: usize) -> bool {
+        self.movers[lane].resume.as_ref().is_some_and(|open| open.given_up.map(ix) == Some(side))
     }
 
     // Connections.
 
-    fn let_go(&mut self, side: usize) {
-        let link = &mut self.mover.links[side];
+    fn let_go(&mut self, lane: Lane, side: usize) {
+        let link = &mut self.movers[lane].links[side];
         if let Some(conn) = link.conn.take() {
             link.ready = false;
             let process = link.process.take();
             // Where all is answered nothing is under way.
             if !self.close(conn).is_empty() {
-                let node = self.node_of(side);
-                self.mover.broken[node].extend(process);
+                let node = self.movers[lane].node_of(side);
+                self.fleet.broken[node].extend(process);
             }
         }
         // Another leg may have the sides the other way round.
-        self.mover.links[side].kills = 0;
+        self.movers[lane].links[side].kills = 0;
     }
 
-    pub(crate) fn dial_mover(&mut self, side: usize) {
-        if self.mover.links[side].conn.is_some() || !matches!(self.mover.stage, Stage::Connecting | Stage::Listing | Stage::Running) {
+    pub(crate) fn dial_mover(&mut self, lane: Lane, side: usize) {
+        if self.movers[lane].links[side].conn.is_some()
+            || !matches!(self.movers[lane].stage, Stage::Connecting | Stage::Listing | Stage::Running)
+        {
             return;
         }
-        let node = self.node_of(side);
-        let conn = self.connect(node, Owner::Mover);
-        self.mover.links[side].conn = Some(conn);
-        self.mover.links[side].ready = false;
+        let node = self.movers[lane].node_of(side);
+        let conn = self.connect(node, Owner::Mover(lane));
+        self.movers[lane].links[side].conn = Some(conn);
+        self.movers[lane].links[side].ready = false;
         // The mover's requests are its own kind.
         if let Some(pending) = self.conns[conn as usize].pending.front_mut() {
             pending.what = Sent::Mover(What::Hello);
         }
     }
 
-    fn side_of(&self, conn: u32) -> Option<usize> {
-        self.mover.links.iter().position(|link| link.conn == Some(conn))
+    fn side_of(&self, lane: Lane, conn: u32) -> Option<usize> {
+        self.movers[lane].links.iter().position(|link| link.conn == Some(conn))
     }
 
-    fn demand(&mut self, side: usize, cmd: Cmd, what: What) {
-        if let Some(conn) = self.mover.links[side].conn {
+    fn demand(&mut self, lane: Lane, side: usize, cmd: Cmd, what: What) {
+        if let Some(conn) = self.movers[lane].links[side].conn {
             self.send(conn, cmd, Sent::Mover(what));
         }
     }
 
-    fn said_hello(&mut self, side: usize, process: u32, number: u64) {
-        let node = self.node_of(side);
-        let is_resumed = self.mover.resume.as_ref().is_some_and(|open| open.moving);
-        let link = &mut self.mover.links[side];
+    fn said_hello(&mut self, lane: Lane, side: usize, process: u32, number: u64) {
+        let node = self.movers[lane].node_of(side);
+        let is_resumed = self.movers[lane].resume.as_ref().is_some_and(|open| open.moving);
+        let link = &mut self.movers[lane].links[side];
         link.process = Some((process, number));
-        let ids: Vec<u64> = self.mover.broken[node].iter().filter(|(at, _)| *at == process).map(|(_, id)| *id).collect();
+        let ids: Vec<u64> = self.fleet.broken[node].iter().filter(|(at, _)| *at == process).map(|(_, id)| *id).collect();
         link.kills = 0;
+        link.ends.clone_from(&ids);
         if !ids.is_empty() && !self.bug(Bug::ReplacedWithoutKill) {
-            self.mover.links[side].kills += 1;
-            self.demand(side, Cmd::Kill(ids), What::Kill);
+            self.movers[lane].links[side].kills += 1;
+            self.demand(lane, side, Cmd::Kill(ids), What::Kill);
         }
         // A router that is gone may have left something at a process that this one has not met yet.
-        let spared = self.mover.cleared.contains(&process) || (self.bug(Bug::EndedOnlyForALeg) && !is_resumed);
+        let spared = self.fleet.cleared.contains(&process) || (self.bug(Bug::EndedOnlyForALeg) && !is_resumed);
         if !spared && !self.bug(Bug::ResumedWithoutKill) {
-            self.mover.links[side].kills += 1;
+            self.movers[lane].links[side].kills += 1;
             let incarnation = self.incarnation;
-            self.demand(side, Cmd::KillOlder(incarnation), What::Kill);
+            self.demand(lane, side, Cmd::KillOlder(incarnation), What::Kill);
         }
-        if self.mover.links[side].kills == 0 {
-            self.link_ready(side);
+        if self.movers[lane].links[side].kills == 0 {
+            self.link_ready(lane, side);
         }
     }
 
-    fn link_ready(&mut self, side: usize) {
-        let link = &mut self.mover.links[side];
+    fn link_ready(&mut self, lane: Lane, side: usize) {
+        let link = &mut self.movers[lane].links[side];
         link.ready = true;
         let (process, client_id) = link.process.unwrap_or_default();
-        let node = self.node_of(side);
-        self.mover.broken[node].clear();
-        self.mover.cleared.insert(process);
-        if self.mover.driver.is_some() {
-            if !self.mover.is_ending {
-                self.noticed(node);
+        let node = self.movers[lane].node_of(side);
+        // Others may have broken since.
+        let ended = std::mem::take(&mut self.movers[lane].links[side].ends);
+        self.fleet.broken[node].retain(|(at, id)| *at == process && !ended.contains(id));
+        self.fleet.cleared.insert(process);
+        if self.movers[lane].driver.is_some() {
+            if !self.movers[lane].watched.is_ending {
+                self.noticed(lane, node);
             }
             let side_of = if side == 0 { Side::Source } else { Side::Target };
             let process = Process { run_id: process.to_string(), client_id };
-            self.mover_hears(Happened::Restored { side: side_of, process, databases: vec![0] });
-        } else if self.mover.stage == Stage::Connecting && (0..2).all(|side| self.mover.links[side].ready || self.goes_on_without(side)) {
-            self.connected();
+            self.mover_hears(lane, Happened::Restored { side: side_of, process, databases: vec![0] });
+        } else if self.movers[lane].stage == Stage::Connecting
+            && (0..2).all(|side| self.movers[lane].links[side].ready || self.goes_on_without(lane, side))
+        {
+            self.connected(lane);
         }
     }
 
     /// The machine knows which process is there: what that shows of keys that are not there by the journal must not count.
-    fn noticed(&mut self, node: usize) {
-        self.noticed_if(|unnoticed| unnoticed.node == node);
+    fn noticed(&mut self, lane: Lane, node: usize) {
+        self.noticed_if(lane, |unnoticed| unnoticed.node == node);
     }
 
-    fn noticed_if(&mut self, is_its: impl Fn(&Unnoticed) -> bool) {
-        for unnoticed in std::mem::take(&mut self.mover.unnoticed) {
+    fn noticed_if(&mut self, lane: Lane, is_its: impl Fn(&Unnoticed) -> bool) {
+        for unnoticed in std::mem::take(&mut self.movers[lane].watched.unnoticed) {
             if !is_its(&unnoticed) {
-                self.mover.unnoticed.push(unnoticed);
+                self.movers[lane].watched.unnoticed.push(unnoticed);
                 continue;
             }
             let Unnoticed { node, mark, .. } = unnoticed;
-            let fingerprint = self.mover.fingerprints.of(&self.keys[mark.0]);
-            let open = self.mover.durable.open.values().find_map(|open| open.leg.as_ref());
+            let fingerprint = self.fleet.fingerprints.of(&self.keys[mark.0]);
+            let open = self.open_leg(lane);
             let mut away = open.is_some_and(|leg| leg.away.contains_key(&fingerprint));
-            for record in self.mover.pending() {
+            for record in self.fleet.pending() {
                 match record {
                     Record::Moved { keys, .. } if keys.contains(&fingerprint) => away = true,
                     Record::Returned { keys, .. } if keys.contains(&fingerprint) => away = false,
@@ -606,250 +714,253 @@ impl World {
                 }
             }
             // It came here, by the journal, before anybody noticed.
-            let stays = if node == self.mover.target { away } else { !away && open.is_some_and(|leg| leg.rolled_back.is_some()) };
+            let stays = if node == self.movers[lane].target { away } else { !away && open.is_some_and(|leg| leg.rolled_back.is_some()) };
             if !stays && self.nodes[node].up {
                 self.history.forget(&vec![mark]);
             }
         }
     }
 
-    pub(crate) fn mover_broke(&mut self, conn: u32) {
-        let side = self.side_of(conn);
+    pub(crate) fn mover_broke(&mut self, lane: Lane, conn: u32) {
+        let side = self.side_of(lane, conn);
         self.close(conn);
         let Some(side) = side else { return };
-        let link = &mut self.mover.links[side];
+        let link = &mut self.movers[lane].links[side];
         let ready = link.ready;
         link.conn = None;
         link.ready = false;
         let process = link.process.take();
-        let node = self.node_of(side);
-        self.mover.broken[node].extend(process);
-        self.staging_broke(side);
-        if ready && self.mover.driver.is_some() {
+        let node = self.movers[lane].node_of(side);
+        self.fleet.broken[node].extend(process);
+        self.staging_broke(lane, side);
+        if ready && self.movers[lane].driver.is_some() {
             say!(self, "the mover loses side {side}");
             if side == 0 {
-                self.source_lost();
+                self.source_lost(lane);
             }
-            self.mover_hears(Happened::Lost { side: if side == 0 { Side::Source } else { Side::Target } });
+            self.mover_hears(lane, Happened::Lost { side: if side == 0 { Side::Source } else { Side::Target } });
         } else {
-            if self.mover.stage == Stage::Listing {
-                self.mover.stage = Stage::Connecting;
+            if self.movers[lane].stage == Stage::Listing {
+                self.movers[lane].stage = Stage::Connecting;
             }
             let delay = self.random.between(300, 3_000);
-            self.after(delay, Ev::DialMover { side });
+            self.after(delay, Ev::DialMover { lane, side });
         }
     }
 
-    pub(crate) fn mover_answered(&mut self, conn: u32, what: Sent, reply: Reply) {
-        let Some(side) = self.side_of(conn) else { return };
+    pub(crate) fn mover_answered(&mut self, lane: Lane, conn: u32, what: Sent, reply: Reply) {
+        let Some(side) = self.side_of(lane, conn) else { return };
         let Sent::Mover(what) = what else { return };
         match (what, reply) {
-            (What::Hello, Reply::Hello(process, number)) => self.said_hello(side, process, number),
+            (What::Hello, Reply::Hello(process, number)) => self.said_hello(lane, side, process, number),
             (What::Kill, _) => {
-                self.mover.links[side].kills -= 1;
-                if self.mover.links[side].kills == 0 {
-                    self.link_ready(side);
+                self.movers[lane].links[side].kills -= 1;
+                if self.movers[lane].links[side].kills == 0 {
+                    self.link_ready(lane, side);
                 }
             }
-            (What::Batch(batch, round, at), reply) => self.batch_answered(batch, round, at, reply),
-            (What::Staging(part), reply) => self.staging_answered(part, reply),
-            (What::List, Reply::Scanned(keys, next)) => self.listed(keys, next),
+            (What::Batch(batch, round, at), reply) => self.batch_answered(lane, batch, round, at, reply),
+            (What::Staging(part), reply) => self.staging_answered(lane, part, reply),
+            (What::List, Reply::Scanned(keys, next)) => self.listed(lane, keys, next),
             (What::Scan(walk), Reply::Scanned(keys, next)) => {
                 let names: Vec<Key> = keys.into_iter().filter(|key| *key < STAGING).map(|key| self.keys[key].clone()).collect();
-                let (map, now) = (self.mover.map.clone(), self.now);
+                let (map, now) = (self.fleet.map.clone(), self.now);
                 let cursor = next.unwrap_or_default().to_string();
-                let Some(driver) = &mut self.mover.driver else { return };
+                let Some(driver) = &mut self.movers[lane].driver else { return };
                 let mut to_do = Vec::new();
                 driver.scanned(walk, cursor.as_bytes(), names.iter().map(|name| &name[..]), &map, now, &mut to_do);
-                self.perform_all(to_do);
+                self.perform_all(lane, to_do);
             }
-            (What::Confirm, _) => self.mover_event(Event::Confirmed { side: if side == 0 { Side::Source } else { Side::Target } }),
+            (What::Confirm, _) => self.mover_event(lane, Event::Confirmed { side: if side == 0 { Side::Source } else { Side::Target } }),
             (What::PurgeRemove(None), _) => {}
-            (What::PurgeRemove(Some(walk)), _) => self.mover_hears(Happened::Unlinked { walk }),
+            (What::PurgeRemove(Some(walk)), _) => self.mover_hears(lane, Happened::Unlinked { walk }),
             (what, reply) => self.violated(format!("the mover: {reply:?} in answer to {what:?}")),
         }
     }
 
-    /// The mover's connection on which the removal of a key that should not be there is under way.
-    pub(crate) fn removal_under_way(&self) -> Option<u32> {
+    /// A mover's connection on which the removal of a key that should not be there is under way.
+    pub(crate) fn removal_under_way(&self) -> Option<(Lane, u32)> {
         let removes = |pending: &crate::world::Pending| matches!(pending.what, Sent::Mover(What::PurgeRemove(_)));
-        let conns = self.mover.links.iter().filter_map(|link| link.conn);
-        conns.into_iter().find(|conn| self.conns[*conn as usize].pending.iter().any(removes))
+        let of =
+            |(lane, mover): (Lane, &Mover)| mover.links.iter().filter_map(|link| link.conn).map(|conn| (lane, conn)).collect::<Vec<_>>();
+        let mut conns = self.movers.iter().enumerate().flat_map(of);
+        conns.find(|(_, conn)| self.conns[*conn as usize].pending.iter().any(removes))
     }
 
     // What the driver says.
 
-    pub(crate) fn mover_event(&mut self, event: Event) {
-        self.mover_hears(event.into());
+    pub(crate) fn mover_event(&mut self, lane: Lane, event: Event) {
+        self.mover_hears(lane, event.into());
     }
 
-    pub(crate) fn mover_hears(&mut self, what: Happened) {
-        if self.mover.driver.is_none() {
+    pub(crate) fn mover_hears(&mut self, lane: Lane, what: Happened) {
+        if self.movers[lane].driver.is_none() {
             // While big keys are copied it is looked for between two pieces.
-            if what == Happened::Of(Event::Quiesce) && self.mover.stage != Stage::Staging {
-                self.flush_goes();
+            if what == Happened::Of(Event::Quiesce) && self.movers[lane].stage != Stage::Staging {
+                self.is_quiet(lane);
             }
             return;
         }
         // What was told before the drain is taken before the tails are read: that waits for the record of the drain.
         if !matches!(what, Happened::Drained { .. }) && !self.bug(Bug::ToldNotTakenInTheLeg) {
-            self.staging_hears();
+            self.staging_hears(lane);
         }
-        self.mover.inbox.push_back(what);
-        self.pump();
+        self.movers[lane].inbox.push_back(what);
+        self.pump(lane);
     }
 
-    fn pump(&mut self) {
-        if std::mem::replace(&mut self.mover.pumping, true) {
+    fn pump(&mut self, lane: Lane) {
+        if std::mem::replace(&mut self.movers[lane].pumping, true) {
             return;
         }
-        while let Some(what) = self.mover.inbox.pop_front() {
+        while let Some(what) = self.movers[lane].inbox.pop_front() {
             if what != Happened::Tick {
                 say!(self, "driver <- {what:?}");
             }
             let now = self.now;
-            let Some(driver) = &mut self.mover.driver else { break };
+            let Some(driver) = &mut self.movers[lane].driver else { break };
             let mut to_do = Vec::new();
             driver.step(what, now, &mut to_do);
             for what in to_do {
-                self.perform(what);
+                self.perform(lane, what);
             }
         }
-        self.mover.pumping = false;
+        self.movers[lane].pumping = false;
     }
 
-    fn perform_all(&mut self, to_do: Vec<Do>) {
-        self.mover.pumping = true;
+    fn perform_all(&mut self, lane: Lane, to_do: Vec<Do>) {
+        self.movers[lane].pumping = true;
         for what in to_do {
-            self.perform(what);
+            self.perform(lane, what);
         }
-        self.mover.pumping = false;
-        self.pump();
+        self.movers[lane].pumping = false;
+        self.pump(lane);
     }
 
     /// Tells the workers of which clients wait that more is committed.
-    fn wake_workers(&mut self) {
-        for worker in self.mover.view.as_ref().map(|view| view.committed().take_waiting()).unwrap_or_default() {
+    fn wake_workers(&mut self, lane: Lane) {
+        for worker in self.movers[lane].view.as_ref().map(|view| view.committed().take_waiting()).unwrap_or_default() {
             let delay = self.random.delay_us();
             self.after(delay, Ev::Committed { worker });
         }
     }
 
-    fn perform(&mut self, what: Do) {
+    fn perform(&mut self, lane: Lane, what: Do) {
         say!(self, "driver -> {what:?}");
         self.count_action();
         match what {
             Do::Record { numbers, records } => {
                 if records.iter().any(|record| matches!(record, Record::LegEnded { .. })) {
                     self.about_to_end();
-                    self.mover.is_ending = true;
+                    self.movers[lane].watched.is_ending = true;
                     let owner = records.iter().find_map(|record| match record {
-                        Record::LegEnded { owner, .. } => Some(self.node_of(ix(*owner))),
+                        Record::LegEnded { owner, .. } => Some(self.movers[lane].node_of(ix(*owner))),
                         _ => None,
                     });
                     // It was to be asked before.
-                    self.noticed_if(|unnoticed| Some(unnoticed.node) == owner && !unnoticed.is_late);
-                    self.mover.met_at_end = std::array::from_fn(|side| self.mover.links[side].process.map(|(process, _)| process));
+                    self.noticed_if(lane, |unnoticed| Some(unnoticed.node) == owner && !unnoticed.is_late);
+                    self.movers[lane].watched.met_at_end =
+                        std::array::from_fn(|side| self.movers[lane].links[side].process.map(|(process, _)| process));
                 }
                 if self.bug(Bug::JournalNotSynced) {
-                    self.after(20, Ev::Mover(Happened::Recorded(numbers)));
-                    self.write(None, records);
+                    self.after(20, Ev::Mover(lane, Happened::Recorded(numbers)));
+                    self.write(lane, None, records);
                 } else {
-                    self.write(Some(numbers), records);
+                    self.write(lane, Some(numbers), records);
                 }
             }
             Do::View { away } => {
                 let kept = self.bug(Bug::CommittedKept);
-                if let Some(view) = &mut self.mover.view {
+                if let Some(view) = &mut self.movers[lane].view {
                     *view = view.turned(if kept { view.committed().clone() } else { Arc::default() }, away);
                 }
             }
             Do::Publish => {
-                let stage = Some(SlotStage::Moving { leg: self.mover.leg });
                 // Now and then the topology cannot be changed.
-                let epoch = if self.random.chance(20) { None } else { Some(self.publish(stage)) };
-                self.mover_hears(Happened::Published(epoch));
+                let epoch = if self.random.chance(20) { None } else { Some(self.publish(lane, Shown::Moving)) };
+                self.mover_hears(lane, Happened::Published(epoch));
             }
             Do::Withdraw => {
-                self.publish(Some(SlotStage::Observed));
+                self.publish(lane, Shown::Observed);
             }
             Do::Scan { walk, side, cursor, .. } => {
                 let from = String::from_utf8(cursor).ok().and_then(|digits| digits.parse().ok()).unwrap_or_default();
-                self.demand(ix(side), Cmd::Scan(from, SCAN_KEYS), What::Scan(walk));
+                self.demand(lane, ix(side), Cmd::Scan(from, SCAN_KEYS), What::Scan(walk));
             }
             Do::Unlink { walk, side, keys, .. } => {
                 for (at, key) in keys.iter().enumerate() {
                     let last = (at + 1 == keys.len()).then_some(walk);
-                    self.demand(ix(side), Cmd::Unlink(self.key_ix(key)), What::PurgeRemove(last));
+                    self.demand(lane, ix(side), Cmd::Unlink(self.key_ix(key)), What::PurgeRemove(last));
                 }
             }
             Do::TakeListed => {
-                let taken = self.take_listed();
-                self.mover_hears(Happened::Taken(taken));
+                let taken = self.take_listed(lane);
+                self.mover_hears(lane, Happened::Taken(taken));
             }
             Do::Io(Io::Copy { batch, from, keys }) => {
                 let read: Vec<KeyIx> = keys.iter().map(|key| self.key_ix(key)).collect();
-                self.mover.in_hand.extend(read);
-                self.begin_batch(batch, from, &keys, Kind::Dump);
+                self.movers[lane].watched.in_hand.extend(read);
+                self.begin_batch(lane, batch, from, &keys, Kind::Dump);
             }
-            Do::Io(Io::Store { batch, to, keys }) => self.begin_batch(batch, to, &keys, Kind::Restore),
-            Do::Io(Io::Secure { batch, at, .. }) => self.begin_batch(batch, at, &[], Kind::Secure),
-            Do::Io(Io::Remove { batch, from, keys }) => self.begin_batch(batch, from, &keys, Kind::Remove),
-            Do::Io(Io::Migrate { batch, from, keys }) => self.begin_batch(batch, from, &keys, Kind::Migrate),
+            Do::Io(Io::Store { batch, to, keys }) => self.begin_batch(lane, batch, to, &keys, Kind::Restore),
+            Do::Io(Io::Secure { batch, at, .. }) => self.begin_batch(lane, batch, at, &[], Kind::Secure),
+            Do::Io(Io::Remove { batch, from, keys }) => self.begin_batch(lane, batch, from, &keys, Kind::Remove),
+            Do::Io(Io::Migrate { batch, from, keys }) => self.begin_batch(lane, batch, from, &keys, Kind::Migrate),
             Do::Io(Io::Commit { keys }) => {
                 for key in &keys {
                     let key = self.key_ix(key);
-                    self.mover.in_hand.remove(&key);
+                    self.movers[lane].watched.in_hand.remove(&key);
                 }
-                self.staged_are_moved(&keys);
-                let fingerprints = keys.iter().map(|key| self.mover.fingerprints.of(key));
-                self.mover.view.iter().for_each(|view| view.committed().commit(fingerprints.clone()));
-                self.wake_workers();
+                self.staged_are_moved(lane, &keys);
+                let fingerprints = keys.iter().map(|key| self.fleet.fingerprints.of(key));
+                self.movers[lane].view.iter().for_each(|view| view.committed().commit(fingerprints.clone()));
+                self.wake_workers(lane);
             }
             Do::CommitAll => {
-                self.mover.view.iter().for_each(|view| view.committed().commit_all());
-                self.wake_workers();
+                self.movers[lane].view.iter().for_each(|view| view.committed().commit_all());
+                self.wake_workers(lane);
             }
             Do::Io(Io::Refuse { keys, .. }) => {
-                let move_id = MoveId(self.mover.move_id);
+                let move_id = MoveId(self.movers[lane].move_id);
                 let keys: Option<Rc<Vec<Fingerprint>>> =
-                    keys.map(|keys| Rc::new(keys.iter().map(|key| self.mover.fingerprints.of(key)).collect()));
+                    keys.map(|keys| Rc::new(keys.iter().map(|key| self.fleet.fingerprints.of(key)).collect()));
                 for worker in 0..self.workers.len() {
                     let delay = self.random.delay_us();
                     self.after(delay, Ev::Refused { worker, move_id, keys: keys.clone() });
                 }
             }
-            Do::Confirm { side } => self.demand(ix(side), Cmd::Ping, What::Confirm),
+            Do::Confirm { side } => self.demand(lane, ix(side), Cmd::Ping, What::Confirm),
             Do::Reach { side } => {
                 let delay = self.random.between(300, 3_000);
-                self.after(delay, Ev::DialMover { side: ix(side) });
+                self.after(delay, Ev::DialMover { lane, side: ix(side) });
             }
             Do::CatchUp { .. } => {
                 let delay = self.random.below(300);
-                self.after(delay, Ev::Mover(Happened::CaughtUp));
+                self.after(delay, Ev::Mover(lane, Happened::CaughtUp));
             }
             Do::HandOver { to } => {
-                let owner = self.node_of(ix(to));
+                let owner = self.movers[lane].node_of(ix(to));
                 let delay = self.random.between(100, 1_500);
-                self.after(delay, Ev::Stored { owner });
+                let before = self.bug(Bug::MapMadeBefore).then(|| Box::new(self.map_with_leg_at(lane, owner)));
+                self.after(delay, Ev::Stored { lane, owner, before });
             }
-            Do::RollBack { .. } => self.staging_is_over(),
-            Do::Io(Io::Quiet) => self.flush_goes(),
-            Do::Lost { .. } => self.is_lost(),
+            Do::RollBack { .. } => self.staging_is_over(lane),
+            Do::Io(Io::Quiet) => self.is_quiet(lane),
+            Do::Lost { .. } => self.is_lost(lane),
             Do::Io(Io::Report { .. }) => {}
-            Do::Io(Io::End(outcome)) => self.leg_ended(&outcome),
+            Do::Io(Io::End(outcome)) => self.leg_ended(lane, &outcome),
         }
     }
 
     /// The topology is stored.
-    pub(crate) fn stored(&mut self, owner: usize) {
+    pub(crate) fn stored(&mut self, lane: Lane, owner: usize, before: Option<Box<Topology>>) {
         // Now and then it cannot be.
         let is_done = !self.random.chance(20);
         if is_done {
-            self.mover.map = self.map_with_leg_at(owner);
-            self.publish(None);
+            self.fleet.map = before.map_or_else(|| self.map_with_leg_at(lane, owner), |map| *map);
+            self.publish(lane, Shown::Rest);
         }
-        self.mover_hears(Happened::HandedOver(is_done));
+        self.mover_hears(lane, Happened::HandedOver(is_done));
     }
 }
 

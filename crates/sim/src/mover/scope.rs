@@ -5,65 +5,116 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use switchyard_policy::migration::Protocol;
-use switchyard_policy::topology::{NodeId, Topology};
+use switchyard_policy::topology::{NodeId, Slot, Topology, slot_of};
 
+use super::Lane;
 use crate::node::{KeyIx, STAGING};
 use crate::planted::Bug;
 use crate::world::World;
 
 impl World {
-    pub(crate) fn owner(&self) -> usize {
-        usize::from(self.mover.map.owner(self.mover.slot).0)
+    /// The mover of a slot.
+    pub(super) fn lane_of_slot(&self, slot: Slot) -> Lane {
+        self.movers.iter().position(|mover| mover.all_slots.contains(&slot)).unwrap_or_default()
+    }
+
+    /// The mover of a key.
+    pub(crate) fn lane_of(&self, key: KeyIx) -> Lane {
+        self.lane_of_slot(slot_of(&self.keys[key]))
+    }
+
+    fn owner(&self, slot: Slot) -> usize {
+        usize::from(self.fleet.map.owner(slot).0)
     }
 
     pub(crate) fn lives_at(&self, key: KeyIx) -> usize {
-        usize::from(self.mover.map.lives_at(&self.keys[key]).0)
+        usize::from(self.fleet.map.lives_at(&self.keys[key]).0)
     }
 
     /// The node that the last move took keys from.
-    pub(crate) const fn node_left(&self) -> usize {
-        self.mover.source
+    pub(crate) fn node_left(&self, lane: Lane) -> usize {
+        self.movers[lane].source
     }
 
-    /// Whether the last move was about this key.
-    pub(crate) fn has_left(&self, key: KeyIx) -> bool {
-        self.mover.scope.as_ref().is_none_or(|scope| scope.contains(&key))
+    /// Whether the last leg was about this key.
+    pub(crate) fn has_left(&self, lane: Lane, key: KeyIx) -> bool {
+        self.is_of_leg(lane, key) && self.movers[lane].scope.as_ref().is_none_or(|scope| scope.contains(&key))
     }
 
-    /// Whether a key is part of the move under way: it is named, or (of a slot) lives where its slot is.
-    pub(super) fn is_own(&self, key: KeyIx) -> bool {
-        if key >= STAGING {
-            return false;
-        }
-        match &self.mover.scope {
+    /// Whether a key is in a slot of the leg under way.
+    pub(super) fn is_of_leg(&self, lane: Lane, key: KeyIx) -> bool {
+        self.movers[lane].leg_slots.contains(&slot_of(&self.keys[key]))
+    }
+
+    /// Whether a key is part of the leg under way: it is named, or (of a slot) lives where its slot is.
+    pub(super) fn is_own(&self, lane: Lane, key: KeyIx) -> bool {
+        key < STAGING && self.is_of_leg(lane, key) && self.moves(lane, key)
+    }
+
+    /// The same of the move, as far as it is left.
+    pub(super) fn is_left(&self, lane: Lane, key: KeyIx) -> bool {
+        key < STAGING && self.movers[lane].slots.contains(&slot_of(&self.keys[key])) && self.moves(lane, key)
+    }
+
+    fn moves(&self, lane: Lane, key: KeyIx) -> bool {
+        match &self.movers[lane].scope {
             Some(scope) => scope.contains(&key),
-            None => self.mover.map.exception(&self.keys[key]).is_none() || self.bug(Bug::ExceptionTaken),
+            None => self.fleet.map.exception(&self.keys[key]).is_none() || self.bug(Bug::ExceptionTaken),
         }
     }
 
     /// What the stored map says when the leg under way has ended at this node.
-    pub(super) fn map_with_leg_at(&self, node: usize) -> Topology {
-        let (m, node) = (&self.mover, NodeId(node as u16));
+    pub(super) fn map_with_leg_at(&self, lane: Lane, node: usize) -> Topology {
+        let (m, node) = (&self.movers[lane], NodeId(node as u16));
+        let mut slots = m.leg_slots.clone();
+        slots.extend(m.rest().into_iter().filter(|_| self.bug(Bug::HandedOverTooEarly)));
+        let keys = |scope: &Rc<BTreeSet<KeyIx>>| {
+            let keys = scope.iter().map(|key| &self.keys[*key]);
+            keys.filter(|key| slots.contains(&slot_of(key))).collect::<Vec<_>>()
+        };
         match &m.scope {
-            None => m.map.handed_over(&[m.slot], node),
-            Some(scope) => m.map.keys_handed_over(&[m.slot], scope.iter().map(|key| &self.keys[*key]), node),
+            None => self.fleet.map.handed_over(&slots, node),
+            Some(scope) => self.fleet.map.keys_handed_over(&slots, keys(scope), node),
         }
     }
 
-    /// Draws what the next move is about: the slot, some keys that live where it is, or some that do not.
-    pub(super) fn draw_move(&mut self) {
-        let owner = self.owner();
-        (self.mover.source, self.mover.target, self.mover.scope) = (owner, 1 - owner, None);
+    /// Draws what the next move is about: slots, some keys that live where a slot is, or some that do not.
+    pub(super) fn draw_move(&mut self, lane: Lane) {
+        let all = self.movers[lane].all_slots.clone();
+        let one = if all.len() > 1 { self.random.below(all.len() as u64) as usize } else { 0 };
+        let owner = self.owner(all[one]);
+        let there: Vec<Slot> = all.iter().copied().filter(|slot| self.owner(*slot) == owner).collect();
+        let slots = self.some_of(there);
+        let m = &mut self.movers[lane];
+        (m.source, m.target, m.scope, m.slots) = (owner, 1 - owner, None, slots);
         let chance = self.scenario.exceptions;
-        if chance == 0 || self.mover.protocol != Protocol::Switchyard || !self.random.chance(chance) {
+        if chance == 0 || self.movers[lane].protocol != Protocol::Switchyard || !self.random.chance(chance) {
             return;
         }
         let goes_home = self.random.chance(400);
         let from = if goes_home { 1 - owner } else { owner };
-        let there: Vec<KeyIx> = (0..self.keys.len()).filter(|key| self.lives_at(*key) == from).collect();
+        let there: Vec<KeyIx> = (0..self.keys.len()).filter(|key| self.lane_of(*key) == lane && self.lives_at(*key) == from).collect();
         let scope: BTreeSet<KeyIx> = there.into_iter().filter(|_| self.random.chance(600)).collect();
         if !scope.is_empty() {
-            (self.mover.source, self.mover.target, self.mover.scope) = (from, 1 - from, Some(Rc::new(scope)));
+            let slots = all.into_iter().filter(|slot| scope.iter().any(|key| slot_of(&self.keys[*key]) == *slot)).collect();
+            let m = &mut self.movers[lane];
+            (m.source, m.target, m.scope, m.slots) = (from, 1 - from, Some(Rc::new(scope)), slots);
         }
+    }
+
+    /// Draws which of the slots that are left the next leg takes.
+    pub(super) fn draw_leg(&mut self, lane: Lane) {
+        self.movers[lane].leg_slots = self.some_of(self.movers[lane].slots.clone());
+    }
+
+    /// Some of these, or all, in order.
+    fn some_of(&mut self, mut slots: Vec<Slot>) -> Vec<Slot> {
+        if slots.len() > 1 && self.random.chance(600) {
+            let first = slots.remove(self.random.below(slots.len() as u64) as usize);
+            slots.retain(|_| self.random.chance(400));
+            slots.push(first);
+            slots.sort_unstable();
+        }
+        slots
     }
 }

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use switchyard_policy::migration::staging::{self, Action, Ends, Event, Piece, Place, Seen, Staging, Wrote};
 use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::{Key, Process, Protocol};
-use switchyard_policy::topology::Stage as SlotStage;
+use switchyard_policy::topology::{MoveId, slot_of};
 
-use super::{Stage, What};
+use super::{Lane, Shown, Stage, What};
 use crate::node::{Cmd, Elements, KeyIx, Reply, STAGING};
 use crate::planted::{Bug, Planted};
 use crate::world::{Ev, World, say};
@@ -73,6 +73,11 @@ pub(crate) struct Stager {
 }
 
 impl Stager {
+    /// That of a mover: no two give the same names.
+    pub(super) fn of(lane: Lane) -> Self {
+        Self { names: lane * 10_000, ..Self::default() }
+    }
+
     pub(super) fn tell(&mut self, what: Told) {
         self.told.push(what);
     }
@@ -112,27 +117,27 @@ impl World {
         (self.keys[key].clone(), 0)
     }
 
-    pub(super) fn stager_step(&mut self, event: Event) -> Vec<Action> {
+    pub(super) fn stager_step(&mut self, lane: Lane, event: Event) -> Vec<Action> {
         say!(self, "staging <- {event:?}");
-        self.stager_steps(|machine, actions| machine.step(event, actions))
+        self.stager_steps(lane, |machine, actions| machine.step(event, actions))
     }
 
-    fn stager_steps(&mut self, step: impl FnOnce(&mut Staging, &mut Vec<Action>)) -> Vec<Action> {
+    fn stager_steps(&mut self, lane: Lane, step: impl FnOnce(&mut Staging, &mut Vec<Action>)) -> Vec<Action> {
         let mut actions = Vec::new();
-        step(&mut self.mover.stager.machine, &mut actions);
+        step(&mut self.movers[lane].stager.machine, &mut actions);
         for action in &actions {
             say!(self, "staging -> {action:?}");
             let key = |place: &Place| self.key_ix(&place.0);
             match action {
                 Action::Drop { place } => {
                     let key = key(place);
-                    let stager = &mut self.mover.stager;
+                    let stager = &mut self.movers[lane].stager;
                     stager.discarded.extend(stager.copies.remove(&key).map(|copying| copying.name));
                 }
                 Action::Whole { place, .. } => {
                     let key = key(place);
-                    self.mover.stager.wholes.insert(key);
-                    self.mover.stager.whole += 1;
+                    self.movers[lane].stager.wholes.insert(key);
+                    self.movers[lane].stager.whole += 1;
                 }
                 _ => {}
             }
@@ -143,11 +148,16 @@ impl World {
     // What workers tell.
 
     /// A command is about to be sent that writes these keys.
-    pub(crate) fn tell_mover(&mut self, op: u64, keys: &[KeyIx]) {
-        let shared = &self.mover.stager.shared;
+    pub(crate) fn tell_mover(&mut self, move_id: MoveId, op: u64, keys: &[KeyIx], undeclared: bool) {
+        // It may be over: the worker has an older view.
+        let Some(lane) = self.lane_of_move(move_id) else { return };
+        if undeclared && !self.bug(Bug::AnythingNotNoted) {
+            self.movers[lane].list.anything.extend(keys.iter().map(|key| slot_of(&self.keys[*key])));
+        }
+        let shared = &self.movers[lane].stager.shared;
         let (staged, others): (Vec<KeyIx>, Vec<KeyIx>) = keys.iter().copied().partition(|key| shared.contains(key));
-        self.mover_notes(&others);
-        let stager = &mut self.mover.stager;
+        self.mover_notes(lane, &others);
+        let stager = &mut self.movers[lane].stager;
         stager.told.extend(others.into_iter().map(Told::Written));
         let mut touched = Vec::new();
         if let Some(command) = self.ops.get(&op) {
@@ -158,8 +168,8 @@ impl World {
     }
 
     /// What was told is taken note of.
-    pub(super) fn staging_hears(&mut self) {
-        for told in std::mem::take(&mut self.mover.stager.told) {
+    pub(super) fn staging_hears(&mut self, lane: Lane) {
+        for told in std::mem::take(&mut self.movers[lane].stager.told) {
             let event = match told {
                 Told::Touched(key, fields) => {
                     let elements = fields.map(|fields| fields.into_iter().map(|field| Element::from([field as u8])).collect());
@@ -168,8 +178,8 @@ impl World {
                 Told::Written(key) => Event::Written { key: self.keys[key].clone() },
                 Told::Flush => Event::Flush,
             };
-            if !self.mover.stager.machine.is_empty() {
-                self.stager_step(event);
+            if !self.movers[lane].stager.machine.is_empty() {
+                self.stager_step(lane, event);
             }
         }
     }
@@ -177,118 +187,118 @@ impl World {
     // Before the leg.
 
     /// Both nodes are reached, and the leg may begin.
-    pub(super) fn connected(&mut self) {
-        let goes_on = self.mover.resume.as_ref().is_some_and(|open| open.moving);
-        if self.mover.listed_of.is_none() && self.mover.scope.is_none() && !goes_on {
-            self.list();
+    pub(super) fn connected(&mut self, lane: Lane) {
+        let goes_on = self.movers[lane].resume.as_ref().is_some_and(|open| open.moving);
+        if self.movers[lane].list.of.is_none() && self.movers[lane].scope.is_none() && !goes_on {
+            self.list(lane);
             return;
         }
-        if self.scenario.parts == 0 || self.mover.protocol != Protocol::Switchyard || goes_on {
-            self.begin_machine();
+        if self.scenario.parts == 0 || self.movers[lane].protocol != Protocol::Switchyard || goes_on {
+            self.begin_machine(lane);
             return;
         }
-        self.mover.stage = Stage::Staging;
-        let own: Vec<KeyIx> = (0..self.keys.len()).filter(|key| self.is_own(*key)).collect();
-        let big = own.into_iter().filter(|key| !self.mover.stager.wholes.contains(key)).map(|key| self.place(key)).collect();
+        self.movers[lane].stage = Stage::Staging;
+        let own: Vec<KeyIx> = (0..self.keys.len()).filter(|key| self.is_own(lane, *key)).collect();
+        let big = own.into_iter().filter(|key| !self.movers[lane].stager.wholes.contains(key)).map(|key| self.place(key)).collect();
         let process = |side: usize| {
-            let (process, client_id) = self.mover.links[side].process.unwrap_or_default();
+            let (process, client_id) = self.movers[lane].links[side].process.unwrap_or_default();
             Process { run_id: process.to_string(), client_id }
         };
         let ends = Ends { source: process(0), target: process(1) };
-        self.stager_step(Event::Begin { big, ends });
-        self.staging_goes_on();
+        self.stager_step(lane, Event::Begin { big, ends });
+        self.staging_goes_on(lane);
     }
 
     /// A connection broke while keys were copied: what was asked at the other side must not be answered to what is asked next.
-    pub(super) fn staging_broke(&mut self, side: usize) {
-        if self.mover.stage != Stage::Staging {
+    pub(super) fn staging_broke(&mut self, lane: Lane, side: usize) {
+        if self.movers[lane].stage != Stage::Staging {
             return;
         }
-        self.mover.stage = Stage::Connecting;
-        self.let_go(1 - side);
+        self.movers[lane].stage = Stage::Connecting;
+        self.let_go(lane, 1 - side);
         let delay = self.random.between(300, 3_000);
-        self.after(delay, Ev::DialMover { side: 1 - side });
+        self.after(delay, Ev::DialMover { lane, side: 1 - side });
     }
 
-    fn staging_later(&mut self, at_most_us: u64) {
-        if !std::mem::replace(&mut self.mover.stager.is_due, true) {
+    fn staging_later(&mut self, lane: Lane, at_most_us: u64) {
+        if !std::mem::replace(&mut self.movers[lane].stager.is_due, true) {
             let delay = self.random.between(50, at_most_us);
-            self.after(delay, Ev::Staging);
+            self.after(delay, Ev::Staging { lane });
         }
     }
 
-    pub(crate) fn staging_is_due(&mut self) {
-        self.mover.stager.is_due = false;
-        self.staging_goes_on();
+    pub(crate) fn staging_is_due(&mut self, lane: Lane) {
+        self.movers[lane].stager.is_due = false;
+        self.staging_goes_on(lane);
     }
 
-    fn staging_goes_on(&mut self) {
-        if self.mover.stage != Stage::Staging || self.mover.stager.machine.is_asking() {
+    fn staging_goes_on(&mut self, lane: Lane) {
+        if self.movers[lane].stage != Stage::Staging || self.movers[lane].stager.machine.is_asking() {
             return;
         }
-        if self.mover.flush.is_some() {
-            self.flush_goes();
-            self.staging_later(SOON_US);
+        if self.fleet.flush.is_some() {
+            self.is_quiet(lane);
+            self.staging_later(lane, SOON_US);
             return;
         }
-        let awaited = self.mover.stager.machine.awaits();
+        let awaited = self.movers[lane].stager.machine.awaits();
         let reached = awaited.filter(|epoch| self.workers.iter().all(|worker| worker.has_drained(*epoch, true)));
-        self.staging_hears();
+        self.staging_hears(lane);
         if let Some(epoch) = reached {
-            self.stager_step(Event::Reached { epoch });
+            self.stager_step(lane, Event::Reached { epoch });
         }
         let barrier = self.random.chance(500);
-        let actions = self.stager_step(Event::Go { barrier });
+        let actions = self.stager_step(lane, Event::Go { barrier });
         let asks =
             |action: &Action| matches!(action, Action::Look { .. } | Action::Read { .. } | Action::ReadAgain { .. } | Action::Write { .. });
         let is_idle = !actions.iter().any(asks);
         if actions.contains(&Action::Ready) {
-            self.share_staged();
-            self.note_early_tails();
-            self.discard_staged();
-            self.begin_machine();
+            self.share_staged(lane);
+            self.note_early_tails(lane);
+            self.discard_staged(lane);
+            self.begin_machine(lane);
             return;
         }
-        self.act_on_staging(actions);
-        self.discard_staged();
+        self.act_on_staging(lane, actions);
+        self.discard_staged(lane);
         if is_idle {
-            self.staging_later(SOON_US);
+            self.staging_later(lane, SOON_US);
         }
     }
 
-    fn act_on_staging(&mut self, actions: Vec<Action>) {
+    fn act_on_staging(&mut self, lane: Lane, actions: Vec<Action>) {
         for action in actions {
             self.count_action();
             match action {
                 Action::Look { place, .. } => {
                     let key = self.key_ix(&place.0);
-                    self.demand(0, Cmd::Look(key), What::Staging(Part::Looked(key)));
+                    self.demand(lane, 0, Cmd::Look(key), What::Staging(Part::Looked(key)));
                 }
                 Action::Barrier => {
-                    self.share_staged();
-                    let epoch = self.publish(Some(SlotStage::Observed));
-                    self.stager_step(Event::Published { epoch });
+                    self.share_staged(lane);
+                    let epoch = self.publish(lane, Shown::Observed);
+                    self.stager_step(lane, Event::Published { epoch });
                 }
                 Action::Read { place } => {
                     let key = self.key_ix(&place.0);
-                    let Some(copying) = self.mover.stager.copies.get(&key) else { continue };
+                    let Some(copying) = self.movers[lane].stager.copies.get(&key) else { continue };
                     let cmd = Cmd::Piece(key, copying.of_hash, copying.cursor.unwrap_or_default(), PIECE);
-                    self.demand(0, cmd, What::Staging(Part::Read(key)));
+                    self.demand(lane, 0, cmd, What::Staging(Part::Read(key)));
                 }
                 Action::ReadAgain { place, elements } => {
                     let key = self.key_ix(&place.0);
                     let fields = fields_of(&elements);
-                    self.demand(0, Cmd::Fields(key, fields.clone()), What::Staging(Part::Fields(key, fields)));
+                    self.demand(lane, 0, Cmd::Fields(key, fields.clone()), What::Staging(Part::Fields(key, fields)));
                 }
                 Action::Write { place, part, afresh } => {
                     let key = self.key_ix(&place.0);
-                    let Some(copying) = self.mover.stager.copies.get_mut(&key) else { continue };
+                    let Some(copying) = self.movers[lane].stager.copies.get_mut(&key) else { continue };
                     let elements = std::mem::take(match part {
                         staging::Part::Piece => &mut copying.piece,
                         staging::Part::Again => &mut copying.again,
                     });
                     let cmd = Cmd::Stage(copying.name, afresh, elements);
-                    self.demand(1, cmd, What::Staging(Part::Wrote(key, afresh)));
+                    self.demand(lane, 1, cmd, What::Staging(Part::Wrote(key, afresh)));
                 }
                 // Done, or of the leg.
                 _ => {}
@@ -296,18 +306,18 @@ impl World {
         }
     }
 
-    fn share_staged(&mut self) {
-        let shared = self.mover.stager.machine.places().map(|place| self.key_ix(&place.0)).collect();
-        self.mover.stager.shared = shared;
+    fn share_staged(&mut self, lane: Lane) {
+        let shared = self.movers[lane].stager.machine.places().map(|place| self.key_ix(&place.0)).collect();
+        self.movers[lane].stager.shared = shared;
     }
 
-    fn note_early_tails(&mut self) {
-        let machine = &self.mover.stager.machine;
+    fn note_early_tails(&mut self, lane: Lane) {
+        let machine = &self.movers[lane].stager.machine;
         let early = machine.places().filter_map(|place| Some((self.key_ix(&place.0), machine.tail(place)?))).collect();
-        self.mover.stager.early = early;
+        self.movers[lane].stager.early = early;
     }
 
-    pub(super) fn staging_answered(&mut self, part: Part, reply: Reply) {
+    pub(super) fn staging_answered(&mut self, lane: Lane, part: Part, reply: Reply) {
         let event = match part {
             Part::Discarded => return,
             Part::Looked(key) => {
@@ -315,7 +325,7 @@ impl World {
                     Reply::Looked(Some((of_hash, length))) if length >= BIG => Some(of_hash),
                     _ => None,
                 };
-                let stager = &mut self.mover.stager;
+                let stager = &mut self.movers[lane].stager;
                 if let Some(of_hash) = of_hash {
                     stager.names += 1;
                     let name = STAGING + stager.names;
@@ -326,7 +336,7 @@ impl World {
                 Event::Looked { place: self.place(key), seen }
             }
             Part::Read(key) => {
-                let piece = match (reply, self.mover.stager.copies.get_mut(&key)) {
+                let piece = match (reply, self.movers[lane].stager.copies.get_mut(&key)) {
                     (Reply::Piece(there, next), Some(copying)) => {
                         let (is_empty, is_last) = (there.is_empty(), next.is_none());
                         (copying.piece, copying.cursor) = (Elements { there, ..Elements::default() }, next);
@@ -337,7 +347,7 @@ impl World {
                 Event::Read { place: self.place(key), piece }
             }
             Part::Fields(key, fields) => {
-                let same_type = match (reply, self.mover.stager.copies.get_mut(&key)) {
+                let same_type = match (reply, self.movers[lane].stager.copies.get_mut(&key)) {
                     (Reply::Fields(values), Some(copying)) => {
                         copying.again = as_they_are(&fields, &values);
                         true
@@ -348,35 +358,35 @@ impl World {
             }
             Part::Wrote(key, afresh) => Event::Wrote { place: self.place(key), wrote: written(&reply, afresh) },
         };
-        let actions = self.stager_step(event);
-        self.act_on_staging(actions);
+        let actions = self.stager_step(lane, event);
+        self.act_on_staging(lane, actions);
         // Others are served between two pieces, for longer than a barrier takes.
         if self.random.chance(300) {
-            self.staging_later(REST_US);
+            self.staging_later(lane, REST_US);
         } else {
-            self.staging_goes_on();
+            self.staging_goes_on(lane);
         }
     }
 
     // In the leg.
 
     /// What is staged and worth nothing is forgotten, before keys are read.
-    pub(super) fn drop_unusable(&mut self) {
+    pub(super) fn drop_unusable(&mut self, lane: Lane) {
         let run_id = |side: usize| {
-            let link = &self.mover.links[side];
+            let link = &self.movers[lane].links[side];
             link.process.filter(|_| link.conn.is_some()).map(|(process, _)| process.to_string())
         };
         let (source, target) = (run_id(0), run_id(1));
-        self.stager_steps(|machine, actions| machine.drop_unusable(source.as_deref(), target.as_deref(), |_| true, actions));
+        self.stager_steps(lane, |machine, actions| machine.drop_unusable(source.as_deref(), target.as_deref(), |_| true, actions));
     }
 
-    pub(super) fn unusable(&mut self, place: Place, why: &str) {
-        self.stager_step(Event::Unfit { place, why: why.to_owned() });
+    pub(super) fn unusable(&mut self, lane: Lane, place: Place, why: &str) {
+        self.stager_step(lane, Event::Unfit { place, why: why.to_owned() });
     }
 
     /// What is asked of a staged key in the leg, and the fields.
-    pub(super) fn tail_of(&self, key: KeyIx) -> Option<(Cmd, Vec<u32>)> {
-        let stager = &self.mover.stager;
+    pub(super) fn tail_of(&self, lane: Lane, key: KeyIx) -> Option<(Cmd, Vec<u32>)> {
+        let stager = &self.movers[lane].stager;
         let copying = stager.copies.get(&key)?;
         let early = stager.early.get(&key).filter(|_| self.bug(Bug::TailReadBeforeTheLeg));
         let elements = early.cloned().or_else(|| stager.machine.tail(&self.place(key)))?;
@@ -385,29 +395,29 @@ impl World {
     }
 
     /// A key is committed: its staging key is not needed any more, or has become the key.
-    pub(super) fn staged_are_moved(&mut self, keys: &[Key]) {
+    pub(super) fn staged_are_moved(&mut self, lane: Lane, keys: &[Key]) {
         for key in keys {
             let key = self.key_ix(key);
-            if self.mover.stager.copies.contains_key(&key) {
-                self.mover.stager.in_pieces += 1;
+            if self.movers[lane].stager.copies.contains_key(&key) {
+                self.movers[lane].stager.in_pieces += 1;
                 let key = self.keys[key].clone();
-                self.stager_step(Event::Over { key });
+                self.stager_step(lane, Event::Over { key });
             }
         }
-        self.discard_staged();
+        self.discard_staged(lane);
     }
 
     /// The leg goes back, or has ended.
-    pub(super) fn staging_is_over(&mut self) {
-        self.stager_step(Event::AllOver);
-        self.discard_staged();
-        self.mover.stager.shared.clear();
+    pub(super) fn staging_is_over(&mut self, lane: Lane) {
+        self.stager_step(lane, Event::AllOver);
+        self.discard_staged(lane);
+        self.movers[lane].stager.shared.clear();
     }
 
-    fn discard_staged(&mut self) {
-        if self.mover.links[1].ready {
-            for name in std::mem::take(&mut self.mover.stager.discarded) {
-                self.demand(1, Cmd::Unlink(name), What::Staging(Part::Discarded));
+    fn discard_staged(&mut self, lane: Lane) {
+        if self.movers[lane].links[1].ready {
+            for name in std::mem::take(&mut self.movers[lane].stager.discarded) {
+                self.demand(lane, 1, Cmd::Unlink(name), What::Staging(Part::Discarded));
             }
         }
     }

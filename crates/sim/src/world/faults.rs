@@ -32,7 +32,8 @@ impl World {
             }
             Fault::Cut => {
                 let open: Vec<u32> = (0..self.conns.len()).filter(|conn| self.conns[*conn].owner_alive).map(|conn| conn as u32).collect();
-                let movers: Vec<u32> = open.iter().copied().filter(|conn| self.conns[*conn as usize].owner == Owner::Mover).collect();
+                let movers: Vec<u32> =
+                    open.iter().copied().filter(|conn| matches!(self.conns[*conn as usize].owner, Owner::Mover(_))).collect();
                 let choice = if self.random.chance(500) && !movers.is_empty() { movers } else { open };
                 if !choice.is_empty() {
                     let conn = choice[self.random.below(choice.len() as u64) as usize];
@@ -64,20 +65,21 @@ impl World {
                 self.after(when, Ev::Fit(ix));
             }
             Fault::RollBack => {
-                self.mover.aborted = true;
-                self.mover_event(Event::RollBack);
+                let lane = self.draw_lane();
+                self.movers[lane].aborted = true;
+                self.mover_event(lane, Event::RollBack);
             }
             Fault::FullDisk | Fault::BrokenDisk => {
-                *(if fault == Fault::FullDisk { &mut self.mover.disk_is_full } else { &mut self.mover.disk_is_broken }) = true;
+                *(if fault == Fault::FullDisk { &mut self.fleet.disk_is_full } else { &mut self.fleet.disk_is_broken }) = true;
                 let long = self.random.chance(300);
                 let when = self.random.between(5_000, if long { 1_000_000 } else { 60_000 });
                 self.after(when, Ev::DiskIsWell);
             }
             Fault::GiveUp => match self.removal_under_way() {
-                Some(conn) => {
+                Some((lane, conn)) => {
                     self.cut(conn);
-                    self.mover.aborted = true;
-                    self.mover_event(Event::RollBack);
+                    self.movers[lane].aborted = true;
+                    self.mover_event(lane, Event::RollBack);
                 }
                 None if self.mover_is_done() => {}
                 // Not yet.
@@ -101,6 +103,10 @@ impl World {
                 }
             }
         }
+    }
+
+    fn draw_lane(&mut self) -> usize {
+        if self.movers.len() > 1 { self.random.below(self.movers.len() as u64) as usize } else { 0 }
     }
 
     fn kill_node(&mut self, ix: usize) {
@@ -145,8 +151,10 @@ impl World {
             let place = self.place_of(key, ix, before.contains_key(&key));
             let mark = self.history.reverts(key, disk.map(|entry| self.in_time(ix, entry)), self.now, place);
             if place == crate::history::Place::UntilNoticed {
-                let is_late = self.mover.confirmed == Some(self.nodes[ix].process);
-                self.mover.unnoticed.extend(mark.map(|mark| Unnoticed { node: ix, mark, is_late }));
+                let lane = self.lane_of(key);
+                let watched = &mut self.movers[lane].watched;
+                let is_late = watched.confirmed == Some(self.nodes[ix].process);
+                watched.unnoticed.extend(mark.map(|mark| Unnoticed { node: ix, mark, is_late }));
             }
         }
     }

@@ -407,8 +407,11 @@ impl Driver {
         let purge = self.purge.as_mut().filter(|purge| purge.walk.number == walk);
         let ignored = if purge.is_some() { Bug::ExceptionPurged } else { Bug::ExceptionTaken };
         let moves = |key: &[u8]| topology.exception(key).is_none() || self.planted.is(ignored);
-        let ours: Vec<Key> =
-            keys.filter(|key| self.is_ours[slot_of(key).index()] && !is_temporary(key) && moves(key)).map(Key::from).collect();
+        let forgets = self.planted.is(if purge.is_some() { Bug::SlotNotPurged } else { Bug::SlotForgotten });
+        let last = || self.is_ours.iter().rposition(|is_ours| *is_ours).filter(|last| self.is_ours[..*last].contains(&true));
+        let forgotten = forgets.then(last).flatten();
+        let is_ours = |slot: usize| self.is_ours[slot] && forgotten != Some(slot);
+        let ours: Vec<Key> = keys.filter(|key| is_ours(slot_of(key).index()) && !is_temporary(key) && moves(key)).map(Key::from).collect();
         if let Some(purge) = purge {
             let fingerprints = self.fingerprints;
             out.extend(purge.scanned(cursor, ours, |key| fingerprints.of(key)));
