@@ -224,7 +224,7 @@ impl World {
         let mut movers = Vec::new();
         for lane in 0..scenario.movers as usize {
             let own: Vec<Slot> = slots.iter().copied().skip(lane).step_by(scenario.movers as usize).collect();
-            if lane > 0 && random.chance(500) {
+            if lane > 0 && scenario.wrong_clock == 0 && random.chance(500) {
                 map = map.handed_over(&own, NodeId(1));
             }
             movers.push(Mover::new(&mut random, scenario, lane, own));
@@ -597,7 +597,7 @@ impl World {
             }
             Cmd::KillOlder(incarnation) => {
                 for c in &mut self.conns {
-                    if c.node == ix && c.incarnation < incarnation && !matches!(c.owner, Owner::Mover(_)) {
+                    if c.node == ix && c.incarnation < incarnation {
                         c.node_alive = false;
                         c.inbox.clear();
                     }

@@ -364,6 +364,14 @@ impl World {
         }
     }
 
+    /// Whether the move under way may end without asking its source for a key: it is connected to the process that it has listed, the list does not have
+    /// the key, and nobody has to notice that the process is gone. Then the key is what it was, and not what the node says that comes back.
+    fn passes_over(&self, lane: Lane, key: KeyIx) -> bool {
+        let m = &self.movers[lane];
+        let is_listed = m.list.of.is_some() && m.list.of == m.links[0].process.map(|(process, _)| process);
+        is_listed && m.list.of == Some(self.nodes[m.source].process) && self.is_left(lane, key) && !m.list.keys.contains(&key)
+    }
+
     /// Where a key is, by the journal, when a node forgets.
     pub(crate) fn place_of(&self, key: KeyIx, node: usize, had: bool) -> Place {
         let lane = self.lane_of(key);
@@ -388,7 +396,7 @@ impl World {
             let owner = ended.filter(|open| is_about(open.keys.as_deref())).map_or(lives_at, |open| usize::from(open.target.0));
             let is_of_leg = m.leg_slots.contains(&slot);
             let pending = is_of_leg && of_this().any(|record| matches!(record, Record::LegMoving { .. }));
-            return if pending {
+            return if pending || node == owner && self.passes_over(lane, key) {
                 Place::Doubtful
             } else if node == owner {
                 Place::Here
