@@ -136,6 +136,11 @@ pub struct Limits {
     pub authenticated: bool,
 }
 
+impl Limits {
+    /// For what was accepted before.
+    pub const NONE: Limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
+}
+
 /// What a scan found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scan {
@@ -275,6 +280,12 @@ impl Scanner {
             Line::Number(len, data) if len >= 0 => (data + 2).saturating_add(len as usize).saturating_sub(buf.len()),
             _ => 0,
         }
+    }
+
+    /// The scanner of a request that is whole and was accepted before; `None` where it is not whole.
+    pub fn again(request: &[u8]) -> Option<Self> {
+        let mut scanner = Self::default();
+        matches!(scanner.scan(request, &Limits::NONE), Ok(Scan::Complete { .. })).then_some(scanner)
     }
 
     /// Scans the command at the start of `buf`.

@@ -117,14 +117,7 @@ pub fn to_resp3(answer: &[u8], shape: Shape, out: &mut Vec<u8>) {
         Shape::Map => map(items, out, |_, value, out| plain(value, out)),
         Shape::Set => aggregate(b'~', items, out, plain),
         Shape::Doubles => aggregate(b'*', items, out, double),
-        Shape::Scored => {
-            encode::header(out, b'*', count / 2);
-            in_pairs(items, |member, score| {
-                out.extend_from_slice(b"*2\r\n");
-                plain(member, out);
-                double(score, out);
-            });
-        }
+        Shape::Scored => pairs(items, out, double),
         Shape::ScoredFlat if count % 2 == 1 => plain(answer, out),
         Shape::ScoredFlat => {
             encode::header(out, b'*', count);
@@ -133,14 +126,7 @@ pub fn to_resp3(answer: &[u8], shape: Shape, out: &mut Vec<u8>) {
                 double(score, out);
             });
         }
-        Shape::Pairs => {
-            encode::header(out, b'*', count / 2);
-            in_pairs(items, |field, value| {
-                out.extend_from_slice(b"*2\r\n");
-                plain(field, out);
-                plain(value, out);
-            });
-        }
+        Shape::Pairs => pairs(items, out, plain),
         Shape::LastScore => last(items, out, double),
         Shape::KeyScored => last(items, out, |pairs, out| {
             aggregate(b'*', elements(pairs), out, |pair, out| last(elements(pair), out, double));
@@ -173,6 +159,16 @@ fn in_pairs<'a>(mut items: impl Iterator<Item = &'a [u8]>, mut each: impl FnMut(
     while let (Some(first), Some(second)) = (items.next(), items.next()) {
         each(first, second);
     }
+}
+
+/// An array of arrays of two.
+fn pairs(items: reply::Elements<'_>, out: &mut Vec<u8>, second: impl Fn(&[u8], &mut Vec<u8>)) {
+    encode::header(out, b'*', items.remaining() as usize / 2);
+    in_pairs(items, |one, other| {
+        out.extend_from_slice(b"*2\r\n");
+        plain(one, out);
+        second(other, out);
+    });
 }
 
 fn map(items: reply::Elements<'_>, out: &mut Vec<u8>, mut value: impl FnMut(&[u8], &[u8], &mut Vec<u8>)) {

@@ -271,22 +271,8 @@ mod tests {
 
     #[test]
     fn words_are_those_of_the_command_line() {
-        let words = [
-            "move",
-            "--from",
-            "a:1",
-            "TO",
-            "b:1",
-            "slots",
-            "0-5",
-            "--goal",
-            "Fast",
-            "MAX-RATE",
-            "10mb",
-            "--purge-target",
-            "allow-key-loss",
-        ];
-        let Ok(Operation::Move(request)) = parse(&words) else { panic!("a move") };
+        let words = "move --from a:1 TO b:1 slots 0-5 --goal Fast MAX-RATE 10mb --purge-target allow-key-loss";
+        let Ok(Operation::Move(request)) = parse(&words.split(' ').collect::<Vec<_>>()) else { panic!("a move") };
         assert_eq!((request.from.as_str(), request.to.as_str(), request.slots.as_deref()), ("a:1", "b:1", Some("0-5")));
         assert_eq!((request.how.goal.as_deref(), request.how.max_rate), (Some("fast"), Some(10 << 20)));
         assert!(request.how.purge_target && request.how.allow_key_loss && !request.all);

@@ -83,16 +83,10 @@ fn speeds(results: &Results) -> Table {
 }
 
 fn shares(results: &Results) -> Table {
-    let mut table = Table::new([
-        "value",
-        "DUMP keys/s",
-        "RESTORE keys/s",
-        "UNLINK keys/s",
-        "limit, both nodes at once",
-        "limit, one after the other",
-        "best reshard",
-        "switchyard",
-    ]);
+    let mut table = Table::new(
+        "value|DUMP keys/s|RESTORE keys/s|UNLINK keys/s|limit, both nodes at once|limit, one after the other|best reshard|switchyard"
+            .split('|'),
+    );
     for (size, limit) in &results.limits {
         let rate = |time: Duration| format!("{:.0}", limit.keys as f64 / time.as_secs_f64());
         let of_size = |ours: bool| {
@@ -115,15 +109,8 @@ fn shares(results: &Results) -> Table {
 }
 
 fn costs(results: &Results) -> Table {
-    let mut table = Table::new([
-        "value",
-        "keys",
-        "memory before",
-        "at most",
-        "more, per million keys",
-        "state directory grew",
-        "written per million keys",
-    ]);
+    let mut table =
+        Table::new("value|keys|memory before|at most|more, per million keys|state directory grew|written per million keys".split('|'));
     for speed in &results.speeds {
         let Some(cost) = speed.cost else { continue };
         let mib = |bytes: f64| format!("{:.1} MiB", bytes / f64::from(1 << 20));

@@ -3,7 +3,7 @@
 
 use switchyard_resp::command::{CATEGORIES, Categories, Command, Local, Lookup, Merge, errors};
 use switchyard_resp::encode;
-use switchyard_resp::request::{Args, Limits, Scan, Scanner};
+use switchyard_resp::request::{Args, Scanner};
 
 use super::dispatch::Flow;
 use super::gather::Whole;
@@ -156,11 +156,9 @@ impl Worker {
         // The rest of the arguments is a command of its own.
         let mut request = Vec::new();
         encode::command(&mut request, args.iter().skip(3).collect::<Vec<_>>());
-        let mut scanner = Scanner::default();
-        let limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
-        if !matches!(scanner.scan(&request, &limits), Ok(Scan::Complete { .. })) {
+        let Some(scanner) = Scanner::again(&request) else {
             return self.refuse(handle, class, "ERR syntax error");
-        }
+        };
         let call = scanner.args(&request);
         let Lookup::Command(command) = plan.commands.find(&call) else {
             return self.refuse(handle, class, &format!("ERR Command '{}' not found", shown(3)));

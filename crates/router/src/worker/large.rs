@@ -14,7 +14,7 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, Flags, Handling, Lookup};
 use switchyard_resp::encode;
 use switchyard_resp::reply::{self, ReplyFollower};
-use switchyard_resp::request::{Args, Follower, Limits, ProtocolError, Scan, Scanner};
+use switchyard_resp::request::{Args, Follower, Limits, ProtocolError, Scanner};
 use tracing::warn;
 
 use super::dispatch::Flow;
@@ -310,11 +310,9 @@ impl Worker {
 
     fn remember_large(&mut self, handle: Handle) {
         let Some(request) = self.clients.get(handle).and_then(|c| c.repeat.as_ref()).map(|r| &r.request) else { return };
-        let mut scanner = Scanner::default();
-        let limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
-        if !matches!(scanner.scan(request, &limits), Ok(Scan::Complete { .. })) {
+        let Some(scanner) = Scanner::again(request) else {
             return;
-        }
+        };
         let args = scanner.args(request);
         let Lookup::Command(command) = self.plan.commands.find(&args) else { return };
         let mut keys = Vec::new();

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, CommandClass, stream_options};
-use switchyard_resp::request::{Args, Limits, Scan, Scanner};
+use switchyard_resp::request::{Args, Scanner};
 use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
@@ -127,11 +127,9 @@ impl Client {
 
 /// The places of `$` in an XREAD, each with its stream's.
 fn open_ends(request: &[u8]) -> Vec<(usize, usize)> {
-    let mut scanner = Scanner::default();
-    let limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
-    if !matches!(scanner.scan(request, &limits), Ok(Scan::Complete { .. })) {
+    let Some(scanner) = Scanner::again(request) else {
         return Vec::new();
-    }
+    };
     let args = scanner.args(request);
     if !args.get(0).is_some_and(|name| name.eq_ignore_ascii_case(b"XREAD")) {
         return Vec::new();
@@ -143,18 +141,12 @@ fn open_ends(request: &[u8]) -> Vec<(usize, usize)> {
 
 /// The argument of a request at this place.
 fn argument(request: &[u8], place: usize) -> Option<Vec<u8>> {
-    let mut scanner = Scanner::default();
-    let limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
-    matches!(scanner.scan(request, &limits), Ok(Scan::Complete { .. })).then(|| scanner.args(request).get(place).map(<[u8]>::to_vec))?
+    Scanner::again(request)?.args(request).get(place).map(<[u8]>::to_vec)
 }
 
 /// The same command with other arguments at some places.
 fn with_arguments(request: &[u8], others: &[(usize, Option<Vec<u8>>)]) -> Option<Vec<u8>> {
-    let mut scanner = Scanner::default();
-    let limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
-    if !matches!(scanner.scan(request, &limits), Ok(Scan::Complete { .. })) {
-        return None;
-    }
+    let scanner = Scanner::again(request)?;
     let args = scanner.args(request);
     let mut out = Vec::with_capacity(request.len() + 64);
     encode::header(&mut out, b'*', args.len());
@@ -167,11 +159,7 @@ fn with_arguments(request: &[u8], others: &[(usize, Option<Vec<u8>>)]) -> Option
 
 /// The same command with less time, milliseconds.
 fn with_time_left(request: &[u8], left_ms: u64) -> Option<Vec<u8>> {
-    let mut scanner = Scanner::default();
-    let limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
-    if !matches!(scanner.scan(request, &limits), Ok(Scan::Complete { .. })) {
-        return None;
-    }
+    let scanner = Scanner::again(request)?;
     let args = scanner.args(request);
     let name = args.get(0)?.to_ascii_uppercase();
     let seconds = format!("{}.{:03}", left_ms / 1000, left_ms % 1000);

@@ -265,8 +265,7 @@ impl Worker {
         }
         let (database, no_touch) = (client.database, client.no_touch);
         let mut scanner = Scanner::default();
-        let limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
-        if scanner.scan(&request, &limits).is_err() {
+        if scanner.scan(&request, &Limits::NONE).is_err() {
             return false;
         }
         let Some(sha) = scanner.args(&request).get(1) else { return false };

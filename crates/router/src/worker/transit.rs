@@ -15,7 +15,7 @@ use switchyard_policy::migration::{Fingerprint, Key, Look, Waits, Wanted, moved,
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, slot_of};
 use switchyard_resp::command::{Command, Flags, Handling, Local, Lookup, Touched, is_option};
-use switchyard_resp::request::{Args, Limits, Scan, Scanner};
+use switchyard_resp::request::{Args, Scanner};
 
 use super::dispatch::Flow;
 use super::keyed::writes;
@@ -91,11 +91,7 @@ impl Moving {
 
 /// Calls `with` with the command in a whole request.
 pub(super) fn parsed<R>(plan: &Plan, request: &[u8], with: impl FnOnce(&Command, &Args<'_>) -> R) -> Option<R> {
-    let mut scanner = Scanner::default();
-    let limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
-    if !matches!(scanner.scan(request, &limits), Ok(Scan::Complete { .. })) {
-        return None;
-    }
+    let scanner = Scanner::again(request)?;
     let args = scanner.args(request);
     let Lookup::Command(command) = plan.commands.find(&args) else { return None };
     Some(with(command, &args))

@@ -252,13 +252,7 @@ pub(crate) struct Problems(pub(crate) Vec<Problem>);
 
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, problem) in self.0.iter().enumerate() {
-            if i > 0 {
-                writeln!(f)?;
-            }
-            write!(f, "{problem}")?;
-        }
-        Ok(())
+        f.write_str(&self.0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
     }
 }
 

@@ -237,16 +237,9 @@ fn ready_line(addresses: &[String], config: &Config, admin: SocketAddr) -> Strin
     for (i, address) in addresses.iter().enumerate() {
         let _ = write!(line, "{}{address}", if i > 0 { " or " } else { "" });
     }
-    let nodes = config.node_names().len();
-    let plural = |count: usize| if count == 1 { "" } else { "s" };
-    let _ = write!(
-        line,
-        "; {nodes} node{}, {} worker{}; admin on {}://{admin}; Ctrl-C stops",
-        plural(nodes),
-        config.workers,
-        plural(config.workers),
-        if config.admin_tls { "https" } else { "http" },
-    );
+    let (nodes, workers) = (counted(config.node_names().len(), "node"), counted(config.workers, "worker"));
+    let scheme = if config.admin_tls { "https" } else { "http" };
+    let _ = write!(line, "; {nodes}, {workers}; admin on {scheme}://{admin}; Ctrl-C stops");
     line
 }
 

@@ -171,6 +171,31 @@ fn a_client_that_has_gone_takes_no_element() {
     until("nobody is counted as waiting", || field(&other.cmd("INFO clients").text(), "blocked_clients") == 0);
 }
 
+/// How long an element can still be popped for a client that has gone. Not an assertion on time: the documentation says what was measured.
+#[test]
+fn how_long_a_wait_outlives_its_client() {
+    let Some(site) = Site::router_only(1, &options("", 1)) else { return };
+    let mut probe = site.nodes()[0].client();
+    let mut times: Vec<Duration> = (0..200)
+        .map(|_| {
+            let mut client = site.client();
+            client.post("BLPOP q 0");
+            until("it waits", || field(&probe.cmd("INFO clients").text(), "blocked_clients") == 1);
+            let start = Instant::now();
+            client.cut();
+            while field(&probe.cmd("INFO clients").text(), "blocked_clients") > 0 {
+                assert!(start.elapsed() < PATIENCE, "the wait goes on without its client");
+            }
+            start.elapsed()
+        })
+        .collect();
+    times.sort();
+    eprintln!(
+        "from the client's close to the end of its wait: median {:?}, 99th percentile {:?}, longest {:?}",
+        times[100], times[197], times[199]
+    );
+}
+
 #[test]
 fn connections_come_back_and_are_used_again() {
     if crate::support::direct() {

@@ -172,8 +172,7 @@ impl Tally {
         let mut request = Vec::with_capacity(rest.len() + 64);
         let rest: &[u8] = rest.strip_prefix(b" ").unwrap_or(rest);
         let mut scanner = Scanner::default();
-        let limits = Limits { argument_max: usize::MAX >> 1, large: usize::MAX, authenticated: true };
-        if inline_to_multibulk(rest, &mut request).is_err() || scanner.scan(&request, &limits).is_err() {
+        if inline_to_multibulk(rest, &mut request).is_err() || scanner.scan(&request, &Limits::NONE).is_err() {
             return;
         }
         let args = scanner.args(&request);
