@@ -22,6 +22,7 @@ const STAGING: &[Machine] = &[
     Machine::StagedAtAnotherProcess,
     Machine::NotCounted,
     Machine::GoneIsRenamed,
+    Machine::EarlierAnswerTaken,
 ];
 
 /// Bugs of legs of several slots, and of moves of several legs.

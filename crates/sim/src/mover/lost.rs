@@ -21,7 +21,11 @@ pub(super) struct Lost {
 impl World {
     /// The user gives up a node, if the leg under way has lost it.
     pub(crate) fn give_up(&mut self, node: usize) -> bool {
-        (0..self.movers.len()).fold(false, |any, lane| self.gives_up(lane, node) || any)
+        let mut any = false;
+        for lane in 0..self.movers.len() {
+            any |= self.gives_up(lane, node);
+        }
+        any
     }
 
     fn gives_up(&mut self, lane: Lane, node: usize) -> bool {
