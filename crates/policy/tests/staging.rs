@@ -221,15 +221,70 @@ fn a_staging_key_is_counted_and_then_renamed() {
     assert_eq!(plain, [Action::Stored { batch: BatchId(8), outcomes: vec![Stored::Stored] }], "a batch without staged keys");
 }
 
+/// These are staged, as far as a batch is concerned.
+fn stage(staging: &mut Staging, places: &[Place]) {
+    step(staging, Event::Begin { big: places.to_vec(), ends: ends(1) });
+    for place in places {
+        assert!(matches!(&go(staging)[..], [Action::Look { place: of, .. }] if of == place));
+        step(staging, Event::Looked { place: place.clone(), seen: Seen::Fit });
+    }
+}
+
+fn read_whole(places: &[Place]) -> Event {
+    Event::ReadWhole { batch: BATCH, places: places.to_vec(), refused: None }
+}
+
+/// The first answer comes late: the target was lost meanwhile, and of the second key, which was renamed there, nothing has been read whole yet. To take it for
+/// read would store nothing of it, and remove it at the source.
+#[test]
+fn an_answer_to_an_earlier_question_means_nothing() {
+    let mut staging = Staging::default();
+    let all = [place(), (Key::from(&b"other"[..]), 0)];
+    stage(&mut staging, &all);
+    let keys: Vec<Key> = all.iter().map(|(key, _)| key.clone()).collect();
+    step(&mut staging, Event::Storing { batch: BATCH, keys: keys.clone(), staged: all.to_vec() });
+    stored(&mut staging, &[Stored::Stored, Stored::Stored]);
+    let shown = vec![(all[0].clone(), counted(true, false, 4)), (all[1].clone(), counted(true, false, 3))];
+    step(&mut staging, Event::Finished { batch: BATCH, shown });
+    let shown = vec![(all[1].clone(), Shown::Renamed(Renamed::Yes))];
+    let asked = step(&mut staging, Event::Finished { batch: BATCH, shown });
+    assert_eq!(asked, [Action::ReadWhole { batch: BATCH, places: vec![all[0].clone()] }]);
+    // The target is another process, and the batch is stored once more.
+    step(&mut staging, Event::Storing { batch: BATCH, keys, staged: all.to_vec() });
+    let finish = stored(&mut staging, &[Stored::Stored, Stored::Stored]);
+    assert_eq!(finish, [Action::Finish { batch: BATCH, step: Step::Write, places: vec![all[1].clone()] }]);
+    let gone = vec![(all[1].clone(), counted(false, false, 3))];
+    let asked = step(&mut staging, Event::Finished { batch: BATCH, shown: gone });
+    assert_eq!(asked.last(), Some(&Action::ReadWhole { batch: BATCH, places: all.to_vec() }));
+    assert_eq!(step(&mut staging, read_whole(&all[..1])), []);
+    assert_eq!(step(&mut staging, read_whole(&all)), [Action::StoreWhole { batch: BATCH, places: all.to_vec() }]);
+}
+
+/// What the key is in another database was stored with the others, and is not stored once more: it would be found there, and taken for somebody else's.
+#[test]
+fn what_is_read_whole_is_read_where_it_was_staged_in_vain() {
+    let mut staging = Staging::default();
+    let two = [(place().0, 0), (place().0, 1)];
+    stage(&mut staging, &two);
+    step(&mut staging, Event::Storing { batch: BATCH, keys: vec![place().0], staged: two.to_vec() });
+    stored(&mut staging, &[Stored::Stored]);
+    let shown = vec![(two[0].clone(), counted(true, false, 4)), (two[1].clone(), counted(true, false, 3))];
+    step(&mut staging, Event::Finished { batch: BATCH, shown });
+    let shown = vec![(two[1].clone(), Shown::Renamed(Renamed::Yes))];
+    let asked = step(&mut staging, Event::Finished { batch: BATCH, shown });
+    assert_eq!(asked, [Action::ReadWhole { batch: BATCH, places: vec![two[0].clone()] }]);
+    assert_eq!(step(&mut staging, read_whole(&two[..1])), [Action::StoreWhole { batch: BATCH, places: vec![two[0].clone()] }]);
+}
+
 #[test]
 fn what_was_staged_in_vain_is_read_whole() {
     for in_vain in [counted(true, false, 4), counted(false, false, 3), Shown::Unusable("no".to_owned())] {
         let mut staging = storing();
-        let keys = vec![place().0];
+        let places = vec![place()];
         let actions = finished(&mut staging, in_vain);
-        assert!(matches!(&actions[..], [Action::Drop { .. }, Action::Whole { .. }, Action::ReadWhole { keys: of, .. }] if *of == keys));
-        let store = step(&mut staging, Event::ReadWhole { batch: BATCH, refused: None });
-        assert_eq!(store, [Action::StoreWhole { batch: BATCH, keys }]);
+        assert!(matches!(&actions[..], [Action::Drop { .. }, Action::Whole { .. }, Action::ReadWhole { places: of, .. }] if *of == places));
+        let store = step(&mut staging, read_whole(&places));
+        assert_eq!(store, [Action::StoreWhole { batch: BATCH, places }]);
         assert_eq!(step(&mut staging, Event::SourceLost), [], "it is read already");
         let all = vec![Stored::Stored, Stored::Exists];
         assert_eq!(stored(&mut staging, &[Stored::Stored]), [Action::Stored { batch: BATCH, outcomes: all }]);
@@ -242,7 +297,7 @@ fn what_cannot_be_read_whole_is_refused_once() {
     finished(&mut staging, counted(false, false, 0));
     let refused = step(&mut staging, Event::SourceLost);
     assert!(matches!(&refused[..], [Action::Stored { outcomes, .. }] if matches!(&outcomes[..], [Stored::Refused(_), Stored::Exists])));
-    assert_eq!(step(&mut staging, Event::ReadWhole { batch: BATCH, refused: None }), []);
+    assert_eq!(step(&mut staging, read_whole(&[place()])), []);
     // A batch that is copied once more begins anew.
     let mut again = storing();
     assert_eq!(step(&mut again, Event::Copying { batch: BATCH }), []);
@@ -253,7 +308,7 @@ fn what_cannot_be_read_whole_is_refused_once() {
 fn what_was_read_whole_and_is_stored_once_more_is_stored_like_any_other() {
     let mut staging = storing();
     finished(&mut staging, counted(false, false, 0));
-    step(&mut staging, Event::ReadWhole { batch: BATCH, refused: None });
+    step(&mut staging, read_whole(&[place()]));
     // The target has restarted, and has nothing of the batch. Now it has no room for the second key.
     let keys = vec![place().0, Key::from(&b"other"[..])];
     step(&mut staging, Event::Storing { batch: BATCH, keys, staged: Vec::new() });

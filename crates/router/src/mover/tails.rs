@@ -13,10 +13,16 @@ use super::last_piece::{self, Last};
 use super::run::Mover;
 use super::side::{Content, Form, Known, Read, kind_of};
 
+/// What was read of a place; nothing where it was not there.
+fn content_of<'c>(read: &'c [(Key, Vec<Content>)], place: &Place) -> &'c [Content] {
+    let of_key = read.iter().find(|(key, _)| *key == place.0).map(|(_, contents)| contents.as_slice()).unwrap_or_default();
+    let at = of_key.iter().position(|content| content.database == place.1);
+    at.map_or(&[], |at| std::slice::from_ref(&of_key[at]))
+}
+
 /// What the staging key of a place lacks, as it was read.
 fn last_of<'c>(read: &'c [(Key, Vec<Content>)], place: &Place) -> Option<&'c Last> {
-    let contents = read.iter().filter(|(key, _)| *key == place.0).flat_map(|(_, contents)| contents);
-    contents.filter(|content| content.database == place.1).find_map(|content| content.last.as_deref())
+    content_of(read, place).first().and_then(|content| content.last.as_deref())
 }
 
 impl Mover {
@@ -85,25 +91,24 @@ impl Mover {
         for action in actions {
             match action {
                 Action::Stored { batch, outcomes } => run.tell(Event::Stored { batch, outcomes }),
-                Action::ReadWhole { batch, keys } if self.source.connection.is_some() => {
+                Action::ReadWhole { batch, places } if self.source.connection.is_some() => {
                     let known = Known { databases: run.driver.databases(), lasting: run.lasting(Side::Source), staged: None };
-                    self.source.copy_again(batch, keys, known);
+                    self.source.copy_again(batch, places, known);
                 }
                 Action::ReadWhole { .. } => self.staged(run, OfStaged::SourceLost),
-                Action::StoreWhole { batch, keys } => {
+                Action::StoreWhole { batch, places } => {
                     let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
-                    let of_key =
-                        |key: &Key| read.iter().find(|(of, _)| of == key).map(|(_, contents)| contents.as_slice()).unwrap_or_default();
-                    let contents: Vec<(&Key, &[Content])> = keys.iter().map(|key| (key, of_key(key))).collect();
+                    let contents: Vec<(&Key, &[Content])> = places.iter().map(|place| (&place.0, content_of(read, place))).collect();
+                    let is_whole = contents.iter().all(|(_, of_place)| of_place.iter().all(|content| content.form != Form::Staged));
+                    assert!(is_whole, "what is to be stored whole was read whole");
                     self.target.store(batch, &contents, None);
                 }
                 Action::Finish { batch, step, places } => {
                     let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
                     let of = |place: Place| {
-                        let last = last_of(read, &place)?;
-                        let contents = read.iter().filter(|(key, _)| *key == place.0).flat_map(|(_, contents)| contents);
-                        let expires_ms = contents.filter(|content| content.database == place.1).map(|content| content.expires_ms).next()?;
-                        Some((last_piece::Item { place, expires_ms, replies: 0 }, last))
+                        let content = content_of(read, &place).first()?;
+                        let last = content.last.as_deref()?;
+                        Some((last_piece::Item { place, expires_ms: content.expires_ms, replies: 0 }, last))
                     };
                     let (items, lasts): (Vec<_>, Vec<_>) = places.into_iter().filter_map(of).unzip();
                     self.target.finish(batch, step, items, &lasts);
@@ -138,22 +143,27 @@ impl Mover {
     }
 
     /// Keys were read whole, of which what was staged is worth nothing. Nobody has written them since the drain, so they are what they were.
-    pub(super) fn read_again(&mut self, run: &mut Run, batch: BatchId, read: Read) {
+    ///
+    /// Of the same name in other databases something else may have been stored: it is left alone.
+    pub(super) fn read_again(&mut self, run: &mut Run, batch: BatchId, places: Vec<Place>, mut read: Read) {
         let refused = read.outcomes.iter().find_map(|outcome| if let Copied::Refused(why) = outcome { Some(why.clone()) } else { None });
         let is_read = refused.is_none();
-        let actions = self.on_staging(OfStaged::ReadWhole { batch, refused });
+        let actions = self.on_staging(OfStaged::ReadWhole { batch, places: places.clone(), refused });
         if is_read && !actions.is_empty() {
+            let is_asked = |key: &Key, content: &Content| places.iter().any(|(of, database)| of == key && *database == content.database);
+            for (key, contents) in read.keys.iter().zip(&mut read.contents) {
+                contents.retain(|content| is_asked(key, content));
+            }
             self.note_big(run, batch, &read);
-            if read.contents.iter().any(Vec::is_empty) {
+            if read.contents.iter().flatten().count() < places.len() {
                 // It has expired; or it was at the target, which has lost it.
                 warn!(move_id = self.task.id.0, "a big key that was to be moved is not at its source any more, nor at the target");
             }
             let kept = run.contents.entry(batch).or_default();
-            for (key, contents) in read.keys.into_iter().zip(read.contents) {
-                match kept.iter_mut().find(|(of, _)| *of == key) {
-                    Some((_, before)) => *before = contents,
-                    None => kept.push((key, contents)),
-                }
+            for (key, contents) in read.keys.iter().zip(read.contents) {
+                let Some((_, before)) = kept.iter_mut().find(|(of, _)| of == key) else { continue };
+                before.retain(|content| !is_asked(key, content));
+                before.extend(contents);
             }
         }
         self.act_on_staged(run, actions);

@@ -417,6 +417,12 @@ impl Client {
         seq
     }
 
+    /// Whether a command that is owed already is to be sent once more: nothing behind it is looked at before, also between the end of what it waited for and
+    /// its turn.
+    pub(super) fn has_yet_to_send(&self) -> bool {
+        self.repeat.is_some() || self.is_recalled()
+    }
+
     /// Whether it is held up, has more to say, and does not read the large reply on the connection that it has alone.
     pub(super) fn writes_before_it_reads(&self) -> bool {
         let has_more = self.readable || self.input_at < self.input.len();

@@ -6,9 +6,7 @@ use tracing::debug;
 
 use super::dispatch::Flow;
 use super::downstream::{ReplyMode, Stall};
-use super::kind::Task;
 use super::transport::{self, Received};
-use super::upstream::Link;
 use super::{OUTPUT_HIGH, QUIET_CAPACITY, Worker};
 use crate::poll::Token;
 use crate::slab::Handle;
@@ -122,11 +120,7 @@ impl Worker {
     /// A client that was held up goes on. What it was given meanwhile and has no use for goes to the next in line.
     pub(super) fn resume_client(&mut self, handle: Handle) {
         self.go_on(handle);
-        let held = self.clients.get(handle).and_then(|client| client.held);
-        let is_unused = |link: &Link| link.is_idle() && link.task() == Task::Nothing && link.holder() == handle;
-        if let Some(held) = held.filter(|held| self.links.get(*held).is_some_and(is_unused)) {
-            self.give_back(handle, held);
-        }
+        self.give_back_unused(handle);
     }
 
     fn go_on(&mut self, handle: Handle) {
@@ -159,7 +153,7 @@ impl Worker {
 
     /// Executes the commands at the start of `bytes` and returns how many bytes they took.
     fn process(&mut self, handle: Handle, bytes: &[u8]) -> usize {
-        let Some(client) = self.clients.get_mut(handle) else { return 0 };
+        let Some(client) = self.clients.get_mut(handle).filter(|client| !client.has_yet_to_send()) else { return 0 };
         let plan = self.plan.clone();
         let mut scanner = std::mem::take(&mut self.scanner);
         if let Some(kept) = client.scanner.take() {

@@ -457,6 +457,15 @@ impl Worker {
         }
     }
 
+    /// The same of the one that it holds, if it does nothing with it.
+    pub(super) fn give_back_unused(&mut self, handle: Handle) {
+        let held = self.clients.get(handle).and_then(|client| client.held);
+        let is_unused = |link: &Link| link.is_idle() && link.task() == Task::Nothing && link.holder() == handle;
+        if let Some(held) = held.filter(|held| self.links.get(*held).is_some_and(is_unused)) {
+            self.give_back(handle, held);
+        }
+    }
+
     /// The same of one that it was given while it waited in line, to a node that it does not go to any more.
     pub(super) fn give_back_of_another(&mut self, handle: Handle, node: NodeId) {
         let held = self.clients.get(handle).and_then(|c| c.held);

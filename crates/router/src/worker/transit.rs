@@ -275,7 +275,7 @@ impl Worker {
 
     fn go_on_moving(&mut self, handle: Handle) {
         let Some(client) = self.clients.get(handle) else { return };
-        if client.is_recalled() || client.repeat.is_some() {
+        if client.has_yet_to_send() {
             // Its command is owed already: nothing behind it may be looked at before.
             self.clients.resume(handle);
             return;

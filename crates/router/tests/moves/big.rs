@@ -565,7 +565,8 @@ fn where_clients_use_nodes_directly_big_keys_move_whole() {
     assert_eq!(client.cmd(&format!("HLEN {key}")), "20000");
 }
 
-/// What was copied is counted before it is used: where it is not all there, the key is read once more, whole.
+/// What was copied is counted before it is used: where it is not all there, the key is read once more, whole. What has its name in another database is not:
+/// that was stored with it.
 #[test]
 fn a_copy_that_is_not_whole_is_not_used() {
     let fleet = Fleet::new(2);
@@ -573,6 +574,10 @@ fn a_copy_that_is_not_whole_is_not_used() {
     let key = key_of(&fleet, 0, "hash");
     hash(&mut client, &key, 30_000);
     assert_eq!(client.cmd(&format!("PEXPIREAT {key} 4102444800123")), "1");
+    assert_eq!(
+        (client.cmd("SELECT 1"), client.cmd(&format!("SET {key} other")), client.cmd("SELECT 0")),
+        ("OK".into(), "OK".into(), "OK".into())
+    );
     fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
     until("it is being copied", || fleet.progress(1).big.under_way.iter().any(|big| big.copied > 0));
     let mut target = fleet.servers[1].client();
@@ -586,5 +591,6 @@ fn a_copy_that_is_not_whole_is_not_used() {
     assert_eq!(client.cmd(&format!("HLEN {key}")), "30000");
     assert_eq!(client.cmd(&format!("PEXPIRETIME {key}")), "4102444800123");
     no_temporary_keys(&fleet.servers[1]);
+    assert_eq!((client.cmd("SELECT 1"), client.cmd(&format!("GET {key}"))), ("OK".into(), "other".into()));
     assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
 }

@@ -192,7 +192,8 @@ impl World {
                 return;
             }
             Kind::DumpAgain => {
-                self.staged(lane, OfStaged::ReadWhole { batch: id, refused: None });
+                let places = keys.iter().map(|key| self.place(*key)).collect();
+                self.staged(lane, OfStaged::ReadWhole { batch: id, places, refused: None });
                 return;
             }
             Kind::Remove => Event::Removed { batch: id },
@@ -214,19 +215,20 @@ impl World {
 
     /// Something happened to staged keys of the leg.
     fn staged(&mut self, lane: Lane, event: OfStaged) {
+        let keys_of = |places: Vec<Place>| -> Vec<Key> { places.into_iter().map(|(key, _)| key).collect() };
         for action in self.stager_step(lane, event) {
             let (id, side, keys, kind) = match action {
                 Action::Stored { batch, outcomes } => {
                     self.mover_event(lane, Event::Stored { batch, outcomes });
                     continue;
                 }
-                Action::Finish { batch, step, places } => (batch, 1, places.into_iter().map(|(key, _)| key).collect(), Kind::Finish(step)),
+                Action::Finish { batch, step, places } => (batch, 1, keys_of(places), Kind::Finish(step)),
                 Action::ReadWhole { .. } if !self.movers[lane].links[0].ready => {
                     self.staged(lane, OfStaged::SourceLost);
                     continue;
                 }
-                Action::ReadWhole { batch, keys } => (batch, 0, keys, Kind::DumpAgain),
-                Action::StoreWhole { batch, keys } => (batch, 1, keys, Kind::RestoreAgain),
+                Action::ReadWhole { batch, places } => (batch, 0, keys_of(places), Kind::DumpAgain),
+                Action::StoreWhole { batch, places } => (batch, 1, keys_of(places), Kind::RestoreAgain),
                 // Of what is copied before the leg.
                 _ => continue,
             };

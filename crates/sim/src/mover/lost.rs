@@ -21,7 +21,7 @@ pub(super) struct Lost {
 impl World {
     /// The user gives up a node, if the leg under way has lost it.
     pub(crate) fn give_up(&mut self, node: usize) -> bool {
-        (0..self.movers.len()).fold(false, |any, lane| self.gives_up(lane, node) || any)
+        (0..self.movers.len()).filter(|lane| self.gives_up(*lane, node)).count() > 0
     }
 
     fn gives_up(&mut self, lane: Lane, node: usize) -> bool {

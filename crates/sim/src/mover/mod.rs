@@ -345,7 +345,7 @@ impl World {
             transits.extend(of_move.map(|(stage, slots)| (m.transit(stage), slots)));
             legs.extend(m.view.iter().filter(|_| is_moving).map(|view| (m.leg(), view.clone())));
         }
-        let transits: Vec<_> = transits.iter().map(|(transit, slots)| (transit.clone(), &slots[..])).collect();
+        let transits: Vec<_> = transits.iter().map(|(transit, slots)| (*transit, &slots[..])).collect();
         let topology = if transits.is_empty() { map } else { map.with_transits(transits).expect("few") };
         View::new(self.fleet.epoch, topology, legs)
     }

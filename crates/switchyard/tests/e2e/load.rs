@@ -78,19 +78,34 @@ fn drive_large_among_small(site: &Site) {
 fn a_large_reply_with_a_large_request_behind_it() {
     let site = Site::new(1);
     let large = vec![b'x'; 2_000_000];
-    for round in 0..5 {
-        // Written at the node, so that the router does not know it to be large.
-        let key = format!("fresh{round}");
-        site.nodes()[0].client().call(&[b"SET", key.as_bytes(), &large]);
-        let mut client = site.client();
-        let mut both = crate::support::encode(&[b"GET", key.as_bytes()]);
-        both.extend(crate::support::encode(&[b"SET".as_slice(), b"other", &large]));
-        let mut writer = client.stream().try_clone().expect("a second handle");
-        let writing = std::thread::spawn(move || std::io::Write::write_all(&mut writer, &both));
-        assert_eq!(client.reply().bytes().len(), large.len());
-        assert_eq!(client.reply(), crate::support::ok());
-        writing.join().expect("the writer").expect("written");
-    }
+    // All at once: each has to wait for a connection of its own, which is made for it.
+    std::thread::scope(|scope| {
+        for client in 0..20 {
+            let (site, large) = (&site, &large);
+            scope.spawn(move || {
+                // Written at the node, so that the router does not know it to be large.
+                let (fresh, other) = (format!("fresh{client}"), format!("other{client}"));
+                site.nodes()[0].client().call(&[b"SET", fresh.as_bytes(), large]);
+                let mut client = site.client();
+                let mut both = crate::support::encode(&[b"GET", fresh.as_bytes()]);
+                both.extend(crate::support::encode(&[b"SET".as_slice(), other.as_bytes(), large]));
+                let mut writer = client.stream().try_clone().expect("a second handle");
+                // In small pieces at first: one comes in the very turn in which the read gets its connection, and must not be sent there before it.
+                let writing = std::thread::spawn(move || {
+                    let (first, rest) = both.split_at(100_000);
+                    for piece in first.chunks(100) {
+                        std::thread::sleep(Duration::from_micros(20));
+                        std::io::Write::write_all(&mut writer, piece)?;
+                    }
+                    std::io::Write::write_all(&mut writer, rest)
+                });
+                assert_eq!(client.reply().bytes().len(), large.len());
+                assert_eq!(client.reply(), crate::support::ok());
+                writing.join().expect("the writer").expect("written");
+                assert!(client.call(&[b"GET".as_slice(), other.as_bytes()]).bytes() == *large, "nothing but its bytes is stored");
+            });
+        }
+    });
 }
 
 /// Large replies of several nodes in one pipeline, to a client that begins to read late: each is paused, and each must be gone on with.

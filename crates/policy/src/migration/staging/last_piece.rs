@@ -67,8 +67,8 @@ pub enum Renamed {
 #[derive(Debug)]
 pub(super) enum Next {
     Finish(Step, Vec<Place>),
-    ReadWhole(Vec<Key>),
-    StoreWhole(Vec<Key>),
+    ReadWhole(Vec<Place>),
+    StoreWhole(Vec<Place>),
     Done(Vec<Stored>),
 }
 
@@ -92,7 +92,7 @@ pub(super) struct Storing {
     staged: Vec<Place>,
     outcomes: Vec<Stored>,
     /// Of these what was staged is worth nothing.
-    again: Vec<Key>,
+    again: Vec<Place>,
 }
 
 impl Storing {
@@ -105,11 +105,16 @@ impl Storing {
         self.state == State::Reading
     }
 
+    /// Whether these are what it has asked for. Another question may still be answered: what is asked at the source outlives the loss of the target.
+    pub(super) fn reads_whole(&self, places: &[Place]) -> bool {
+        self.is_reading_whole() && self.again == places
+    }
+
     /// The keys of the batch, but those that are staged, were stored: an outcome per key; `is_staged`: whether a key still is. Or what was read whole was
-    /// stored: an outcome per key of [`Next::StoreWhole`].
+    /// stored: an outcome for each of [`Next::StoreWhole`].
     pub(super) fn stored(&mut self, outcomes: Vec<Stored>, is_staged: impl Fn(&Place) -> bool) -> Next {
         if self.state == State::StoringWhole {
-            for (key, outcome) in std::mem::take(&mut self.again).into_iter().zip(outcomes) {
+            for ((key, _), outcome) in std::mem::take(&mut self.again).into_iter().zip(outcomes) {
                 self.note(&key, outcome);
             }
             return self.done();
@@ -117,7 +122,7 @@ impl Storing {
         self.state = State::Finishing;
         self.outcomes = outcomes;
         let (there, gone): (Vec<_>, Vec<_>) = std::mem::take(&mut self.staged).into_iter().partition(is_staged);
-        gone.into_iter().for_each(|(key, _)| self.read_again(key));
+        self.again.extend(gone);
         self.go_on(Step::Write, there)
     }
 
@@ -129,7 +134,7 @@ impl Storing {
                 Finished::GoOn => next.push(place),
                 Finished::Over(outcome) => self.note(&place.0, outcome),
                 Finished::Unusable(why) => {
-                    self.read_again(place.0.clone());
+                    self.again.push(place.clone());
                     unusable.push((place, why));
                 }
             }
@@ -143,7 +148,7 @@ impl Storing {
             self.state = State::StoringWhole;
             return Next::StoreWhole(self.again.clone());
         };
-        for key in std::mem::take(&mut self.again) {
+        for (key, _) in std::mem::take(&mut self.again) {
             self.note(&key, Stored::Refused(why.to_owned()));
         }
         self.done()
@@ -162,12 +167,6 @@ impl Storing {
 
     fn done(&mut self) -> Next {
         Next::Done(std::mem::take(&mut self.outcomes))
-    }
-
-    fn read_again(&mut self, key: Key) {
-        if !self.again.contains(&key) {
-            self.again.push(key);
-        }
     }
 
     /// What came of one of a key's databases: a refusal counts most, then a key that was there.

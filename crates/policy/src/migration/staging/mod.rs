@@ -212,6 +212,8 @@ pub enum Event {
     ReadWhole {
         /// The batch.
         batch: BatchId,
+        /// Which were asked for: the answer to an earlier question means nothing.
+        places: Vec<Place>,
         /// Why not, where not.
         refused: Option<String>,
     },
@@ -286,14 +288,14 @@ pub enum Action {
         /// The batch.
         batch: BatchId,
         /// Which.
-        keys: Vec<Key>,
+        places: Vec<Place>,
     },
-    /// Store these, which were read whole, never over an existing key; [`Event::Stored`] follows.
+    /// Store these, which were read whole, never over an existing key; [`Event::Stored`] follows, with an outcome for each.
     StoreWhole {
         /// The batch.
         batch: BatchId,
         /// Which.
-        keys: Vec<Key>,
+        places: Vec<Place>,
     },
     /// The batch is stored: an outcome per key.
     Stored {
@@ -453,8 +455,8 @@ impl Staging {
                 unusable.into_iter().for_each(|(place, why)| self.whole(place, why, actions));
                 self.go_on_storing(batch, next, actions);
             }
-            Event::ReadWhole { batch, refused } => {
-                let Some(storing) = self.storing.get_mut(&batch).filter(|storing| storing.is_reading_whole()) else { return };
+            Event::ReadWhole { batch, places, refused } => {
+                let Some(storing) = self.storing.get_mut(&batch).filter(|storing| storing.reads_whole(&places)) else { return };
                 let next = storing.read_whole(refused.as_deref());
                 self.go_on_storing(batch, next, actions);
             }
@@ -737,8 +739,8 @@ impl Staging {
     fn go_on_storing(&mut self, batch: BatchId, next: Next, actions: &mut Vec<Action>) {
         actions.push(match next {
             Next::Finish(step, places) => Action::Finish { batch, step, places },
-            Next::ReadWhole(keys) => Action::ReadWhole { batch, keys },
-            Next::StoreWhole(keys) => Action::StoreWhole { batch, keys },
+            Next::ReadWhole(places) => Action::ReadWhole { batch, places },
+            Next::StoreWhole(places) => Action::StoreWhole { batch, places },
             Next::Done(outcomes) => {
                 self.storing.remove(&batch);
                 Action::Stored { batch, outcomes }

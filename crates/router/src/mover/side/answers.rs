@@ -192,7 +192,7 @@ mod tests {
         let databases =
             databases.iter().map(|(database, selected)| AskedOf { database: *database, selected: *selected, expiry: true, together: 1 });
         let keys = keys.iter().map(|key| Key::from(key.as_bytes())).collect();
-        Reading { keys, databases: databases.collect(), usage: None, absolute, form, again: false, staged: BTreeMap::new(), first: None }
+        Reading { keys, databases: databases.collect(), usage: None, absolute, form, again: None, staged: BTreeMap::new(), first: None }
     }
 
     #[test]

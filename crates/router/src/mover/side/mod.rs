@@ -176,8 +176,8 @@ pub(in crate::mover) struct Reading {
     /// The node tells when a key expires, not only in how long.
     absolute: bool,
     form: Form,
-    /// Not because the machine asks for it: what was staged of these keys is worth nothing.
-    pub(in crate::mover) again: bool,
+    /// Not because the machine asks for it: what was staged of these is worth nothing.
+    pub(in crate::mover) again: Option<Vec<Place>>,
     /// Those of which only the tail is read.
     staged: BTreeMap<Place, LastRead>,
     /// What was read before, where this is about those of its keys that are no strings.
@@ -378,10 +378,13 @@ impl End {
     }
 
     /// Reads keys whole, of which what was staged is worth nothing.
-    pub(in crate::mover) fn copy_again(&mut self, batch: BatchId, keys: Vec<Key>, known: Known<'_>) {
+    pub(in crate::mover) fn copy_again(&mut self, batch: BatchId, places: Vec<Place>, known: Known<'_>) {
+        let mut keys: Vec<Key> = places.iter().map(|(key, _)| key.clone()).collect();
+        keys.sort_unstable();
+        keys.dedup();
         self.read(batch, keys, known, Form::Serialised, None, None);
         if let Some(Job { ask: Ask::Copy { reading, .. }, .. }) = self.jobs.back_mut() {
-            reading.again = true;
+            reading.again = Some(places);
         }
     }
 
@@ -444,7 +447,7 @@ impl End {
         }
         let replies = connection.unanswered - before;
         self.ask(
-            Ask::Copy { batch, reading: Reading { keys, databases: asked, usage, absolute, form, again: false, staged: tails, first } },
+            Ask::Copy { batch, reading: Reading { keys, databases: asked, usage, absolute, form, again: None, staged: tails, first } },
             replies,
         );
     }
