@@ -21,11 +21,7 @@ pub(super) struct Lost {
 impl World {
     /// The user gives up a node, if the leg under way has lost it.
     pub(crate) fn give_up(&mut self, node: usize) -> bool {
-        let mut any = false;
-        for lane in 0..self.movers.len() {
-            any |= self.gives_up(lane, node);
-        }
-        any
+        (0..self.movers.len()).filter(|lane| self.gives_up(*lane, node)).count() > 0
     }
 
     fn gives_up(&mut self, lane: Lane, node: usize) -> bool {
