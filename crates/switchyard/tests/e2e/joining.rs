@@ -183,8 +183,7 @@ fn a_node_without_slots_never_fails_a_command_to_all_nodes() {
     third.restart();
     until("it is up", || {
         let nodes = client.cmd("SWITCHYARD NODES");
-        let up = nodes.items().iter().all(|node| node.field("link") == bulk("up"));
-        up
+        nodes.items().iter().all(|node| node.field("link") == bulk("up"))
     });
     for name in names(&site) {
         done(site.router(), &format!("nodes drain {name} --wait"));
@@ -232,8 +231,7 @@ fn a_node_with_fewer_databases_than_clients_use_is_not_served() {
     small.restart();
     until("it is refused", || {
         let nodes = client.cmd("SWITCHYARD NODES");
-        let refused = nodes.items().iter().any(|node| node.field("link").text().contains("fewer databases than clients use"));
-        refused
+        nodes.items().iter().any(|node| node.field("link").text().contains("fewer databases than clients use"))
     });
     assert_eq!(client.cmd("GET k"), bulk("v"));
 }

@@ -48,11 +48,10 @@ fn scan_gives_every_key_exactly_once() {
     fill(&mut client, KEYS);
     // A plain server may repeat a key while it rehashes; settled, it does not.
     until("the tables have settled", || {
-        let settled = site.nodes().iter().all(|node| {
+        site.nodes().iter().all(|node| {
             let stats = node.client().call(&["DEBUG", "HTSTATS", "0"]);
             !stats.text().contains("rehashing target")
-        });
-        settled
+        })
     });
     for options in ["", "COUNT 1000", "COUNT 7", "COUNT 100000"] {
         let seen = scan(&mut client, options);

@@ -170,7 +170,7 @@ fn functions_that_are_removed_while_a_node_is_given_them_do_not_come_back() {
     relay.release();
     assert_eq!(remover.join().expect("told"), ok());
     let given = || nodes[1].cmd("INFO commandstats").text().contains("cmdstat_function|restore");
-    until("the node has been given them", || given());
+    until("the node has been given them", given);
     assert!(nodes.iter().all(|node| node.cmd("FUNCTION LIST").items().is_empty()));
 }
 
