@@ -103,6 +103,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("given-up", include_str!("../scenarios/given-up.txt")),
     ("lost", include_str!("../scenarios/lost.txt")),
     ("staging", include_str!("../scenarios/staging.txt")),
+    ("in-vain", include_str!("../scenarios/in-vain.txt")),
     ("full-disk", include_str!("../scenarios/full-disk.txt")),
     ("clocks", include_str!("../scenarios/clocks.txt")),
     ("slots", include_str!("../scenarios/slots.txt")),

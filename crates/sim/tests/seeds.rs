@@ -140,3 +140,8 @@ fn a_seed_is_one_run() {
         assert!(!first.trace.is_empty());
     }
 }
+
+#[test]
+fn in_vain() {
+    clean("in-vain", 10_000);
+}
