@@ -36,25 +36,32 @@ pub(super) struct Look {
     target: NodeId,
     /// A leg is open, with so many keys that are still to be brought to where they are used; at most.
     pub(super) leg_left: Option<u64>,
+    /// Keys of it that are lost with the target, at most.
+    leg_away: u64,
     /// Slots that the target owns by now.
     slots_done: u64,
 }
 
-/// The side that a move cannot go on without, and has not reached for a while.
-struct Unreached {
+/// A side that a move cannot go on without.
+pub(super) struct Unreached {
     side: Side,
-    node: NodeId,
+    pub(super) node: NodeId,
     seconds: f64,
-    /// What the mover says of it.
-    doing: String,
 }
 
 impl Unreached {
-    fn of(planned: &Planned) -> Option<Self> {
-        let progress = planned.progress.as_ref()?;
-        let (side, seconds) = progress.lost.filter(|(_, seconds)| *seconds >= LOST_PATIENCE)?;
-        let node = if side == Side::Source { planned.order.source } else { planned.order.target };
-        Some(Self { side, node, seconds, doing: progress.doing.clone() })
+    /// Those that are not reached for so many seconds.
+    fn since(planned: &Planned, seconds: f64) -> Vec<Self> {
+        let lost = planned.progress.as_ref().map_or([None; 2], |progress| progress.lost);
+        let sides = [(Side::Source, planned.order.source), (Side::Target, planned.order.target)].into_iter().zip(lost);
+        let all = sides.filter_map(|((side, node), seconds)| Some(Self { side, node, seconds: seconds? }));
+        all.filter(|unreached| unreached.seconds >= seconds).collect()
+    }
+
+    /// The one that is waited for: not one that was given up; of two, that which has not been reached for longer.
+    pub(super) fn awaited(planned: &Planned, seconds: f64) -> Option<Self> {
+        let needed = Self::since(planned, seconds).into_iter().filter(|unreached| planned.steering.give_up != Some(unreached.side));
+        needed.max_by(|one, other| one.seconds.total_cmp(&other.seconds))
     }
 }
 
@@ -69,14 +76,15 @@ impl Moves {
     /// Ends a move, or says how it would end.
     pub(crate) fn abort(&self, id: MoveId, request: AbortRequest) -> Result<MovesReport, Refused> {
         self.refresh();
-        let (look, unreached) = {
+        let (look, unreached, doing) = {
             let state = self.state();
             let planned = state.open.get(&id).ok_or_else(|| state.not_open(id))?;
-            (self.look_of(id, planned), Unreached::of(planned))
+            (self.look_of(id, planned), Unreached::since(planned, 0.0), planned.progress.as_ref().map(|progress| progress.doing.clone()))
         };
         // A node may answer clients, and be none that a move can go on with.
-        let is_unreached = |node: NodeId| unreached.as_ref().is_some_and(|unreached| unreached.node == node);
-        let is_up = |node: NodeId| self.link_of(node).is_none_or(|link| link == Link::Up) && !is_unreached(node);
+        let seconds = |node: NodeId| unreached.iter().find(|unreached| unreached.node == node).map(|unreached| unreached.seconds);
+        let is_linked = |node: NodeId| self.link_of(node).is_none_or(|link| link == Link::Up);
+        let is_up = |node: NodeId| is_linked(node) && seconds(node).is_none_or(|seconds| seconds < LOST_PATIENCE);
         let (source, target) = (self.name(look.source), self.name(look.target));
         let lose = match request.lose {
             None => None,
@@ -89,7 +97,7 @@ impl Moves {
                 if is_up(lost) {
                     return Err(conflict(format!("{lost_name} answers, so nothing has to be lost: switchyard moves abort {}", id.0)));
                 }
-                if !is_up(other) && look.leg_left.is_some() {
+                if !(is_linked(other) && seconds(other).is_none()) && look.leg_left.is_some() {
                     return Err(conflict(format!("{other_name} does not answer either, and what it has is to stay: bring it back first")));
                 }
                 Some(Side::from(lose))
@@ -99,10 +107,11 @@ impl Moves {
             if look.slots_done > 0 { format!(" {} moved, and stay at {target}.", counted(look.slots_done, "slot")) } else { String::new() };
         let says = match (look.leg_left.map(|left| counted(left, "key")), lose) {
             (None, _) => format!("move {} stops now: no slots are on their way.{done}", id.0),
-            (Some(left), Some(Side::Target)) => format!(
-                "move {} ends without {target}: what {source} has stays there and is served. {left} at most, which had moved to {target} with the \
+            (Some(_), Some(Side::Target)) => format!(
+                "move {} ends without {target}: what {source} has stays there and is served. {} at most, which had moved to {target} with the \
                  slots that are moving now, are lost; the log says where their fingerprints are.{done}",
-                id.0
+                id.0,
+                counted(look.leg_away, "key")
             ),
             (Some(_), Some(Side::Source)) => format!(
                 "move {} ends without {source}: of the slots that are moving now, what {target} has is served there, and the rest is lost. All other slots \
@@ -116,7 +125,7 @@ impl Moves {
             ),
             (Some(left), None) => {
                 let (lost, word) = if is_up(look.target) { (&source, "source") } else { (&target, "target") };
-                let why = unreached.as_ref().map_or_else(String::new, |unreached| format!(" (now: {})", unreached.doing));
+                let why = doing.filter(|_| !unreached.is_empty()).map_or_else(String::new, |doing| format!(" (now: {doing})"));
                 format!(
                     "move {0} stops when it reaches {lost} again{why}: {left} at most of the slots that are moving now wait for it.{done} Where {lost} is \
                      lost for good: `switchyard moves abort {0} --lose-{word} --dry-run` says what would be lost",
@@ -137,10 +146,12 @@ impl Moves {
         let handed_over = planned.resume.as_ref().map_or(0, |resume| resume.handed_over.len() as u64);
         // What a mover has not taken up again is as the router before this one has left it.
         let left = || progress.and_then(|progress| progress.leg_left).unwrap_or(planned.left_at_start);
+        let leg_away = progress.and_then(|progress| progress.leg_away).unwrap_or(planned.left_at_start);
         Look {
             source: planned.order.source,
             target: planned.order.target,
             leg_left: self.placement.is_in_transit(id).then(left),
+            leg_away,
             slots_done: progress.map_or(handed_over, |progress| progress.slots_done.into()),
         }
     }
@@ -277,11 +288,11 @@ impl Moves {
         let troubles = state.open.iter().filter_map(|(id, planned)| {
             let (progress, look) = (planned.progress.as_ref(), self.look_of(*id, planned));
             let names = |side| self.name(if side == Side::Source { planned.order.source } else { planned.order.target });
-            if let (Some(Unreached { side, seconds, doing, .. }), Some(left)) = (Unreached::of(planned), look.leg_left) {
-                let slots = of_leg(*id);
+            if let (Some(Unreached { side, seconds, .. }), Some(_)) = (Unreached::awaited(planned, LOST_PATIENCE), look.leg_left) {
+                let (slots, doing) = (of_leg(*id), progress.map_or("", |progress| &progress.doing));
                 let (name, word) = (names(side), if side == Side::Source { "source" } else { "target" });
                 let keys = match side {
-                    Side::Target => format!("{} at most of {}", counted(left, "key"), counted(slots, "slot")),
+                    Side::Target => format!("{} at most of {}", counted(look.leg_away, "key"), counted(slots, "slot")),
                     Side::Source => format!("keys of {} that have not moved", counted(slots, "slot")),
                 };
                 let what = format!(

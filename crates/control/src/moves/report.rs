@@ -1,10 +1,11 @@
 //! Moves as people and their tools see them: the report of the API, and metrics.
 
-use switchyard_policy::migration::{Cause, Goal, Phase, Protocol, Side};
+use switchyard_policy::migration::{Cause, Goal, Phase, Protocol};
 use switchyard_policy::topology::MoveId;
 use switchyard_resp::units::counted;
 
 use super::Moves;
+use super::aborting::Unreached;
 use super::colocate::report_of;
 use super::queue::Planned;
 use super::words::{DURABILITIES, name_of};
@@ -61,7 +62,7 @@ impl Moves {
             None => waits,
         };
         let doing = match leg_left.filter(|_| planned.steering.aborting) {
-            Some(left) if progress.is_some_and(|progress| progress.lost.is_none()) => format!("aborting: {} left", counted(left, "key")),
+            Some(left) if progress.is_some_and(|progress| progress.lost == [None; 2]) => format!("aborting: {} left", counted(left, "key")),
             Some(left) => format!("aborting: {} left; {doing}", counted(left, "key")),
             None => doing,
         };
@@ -106,8 +107,7 @@ impl Moves {
             report.keys_moved = progress.keys_moved;
             report.bytes_moved = progress.bytes_moved;
             report.leg_keys_left = leg_left;
-            let side = |side| self.name(if side == Side::Source { order.source } else { order.target });
-            report.waits_for = progress.lost.filter(|_| leg_left.is_some()).map(|(lost, _)| side(lost));
+            report.waits_for = Unreached::awaited(planned, 0.0).filter(|_| leg_left.is_some()).map(|unreached| self.name(unreached.node));
             report.keys_lost = report.keys_lost.max(progress.keys_lost);
             report.idle_seconds = progress.idle_seconds;
             report.pulled = progress.pulled;

@@ -36,6 +36,17 @@ fn refuses_keys(node: &mut NodeConnection, is_target: bool) -> Result<(), String
     if let Some(error) = killed.error().filter(|error| !error.starts_with("ERR No such")) {
         return Err(refuses("CLIENT KILL", &error));
     }
+    let key = TRIED.as_bytes();
+    if !is_target {
+        // It may be full: nothing is stored there, and nothing is asked in a transaction, which is refused then.
+        for args in [&[&b"DUMP"[..], key][..], &[b"UNLINK", key], &[b"TIME"], &[b"SCAN", b"0", b"COUNT", b"1"]] {
+            let answer = node.ask(args).map_err(|error| format!("does not answer: {error}"))?;
+            if let Some(error) = answer.error() {
+                return Err(refuses(&String::from_utf8_lossy(args[0]), &error));
+            }
+        }
+        return Ok(());
+    }
     let mut do_all = |commands: &[&[&[u8]]]| -> Result<Vec<Answer>, String> {
         let mut ask = |args: &[&[u8]]| node.ask(args).map_err(|error| format!("does not answer: {error}"));
         let refused = |args: &[&[u8]], error: String| refuses(&String::from_utf8_lossy(args[0]), &error);
@@ -49,12 +60,6 @@ fn refuses_keys(node: &mut NodeConnection, is_target: bool) -> Result<(), String
         let failed = commands.iter().zip(&answers).find_map(|(args, answer)| Some(refused(args, answer.error()?)));
         first.or(failed).map_or(Ok(answers), Err)
     };
-    let key = TRIED.as_bytes();
-    if !is_target {
-        // It may be full: nothing is stored there.
-        do_all(&[&[b"DUMP", key], &[b"UNLINK", key], &[b"TIME"], &[b"SCAN", b"0", b"COUNT", b"1"]])?;
-        return Ok(());
-    }
     let kept = do_all(&[&[b"SET", key, b"1", b"PX", b"10000"], &[b"DUMP", key], &[b"UNLINK", key]])?;
     let dump = kept.get(1).map(|dump| dump.bytes().to_vec()).unwrap_or_default();
     do_all(&[&[b"RESTORE", key, b"10000", &dump], &[b"UNLINK", key], &[b"TIME"], &[b"SCAN", b"0", b"COUNT", b"1"]])?;

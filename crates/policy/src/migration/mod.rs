@@ -515,11 +515,14 @@ pub struct Progress {
     pub repeated: u64,
     /// Keys that a leg which goes back still has to bring back, at most; of one that goes on, those that are listed and have not moved.
     pub left: u64,
+    /// Keys that are on record as moved: so many are lost with the target, at most.
+    pub away: u64,
     /// The side that was given up.
     pub given_up: Option<Side>,
 }
 
 impl Progress {
     /// Of a leg that has not begun.
-    pub const NONE: Self = Self { phase: Phase::Preparing, keys_moved: 0, bytes_moved: 0, pulled: 0, repeated: 0, left: 0, given_up: None };
+    pub const NONE: Self =
+        Self { phase: Phase::Preparing, keys_moved: 0, bytes_moved: 0, pulled: 0, repeated: 0, left: 0, away: 0, given_up: None };
 }

@@ -116,6 +116,9 @@ impl Mover {
         self.call(Side::Source, &[b"PTTL", key])?;
         self.call(Side::Source, &[b"DUMP", key])?;
         let answer = self.call(Side::Source, &[b"EXEC"])?;
+        if reply::is_error(&answer) {
+            return Ok(false);
+        }
         let mut parts = reply::elements(&answer);
         let ttl = parts.next().and_then(reply::integer).unwrap_or(-2);
         let Some(dump) = parts.next().filter(|d| !reply::is_null(d)).and_then(reply::text).map(<[u8]>::to_vec) else { return Ok(true) };

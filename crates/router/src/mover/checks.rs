@@ -54,7 +54,7 @@ impl Mover {
         Ok(())
     }
 
-    /// The version of the format that DUMP gives: that of a key which nobody sees.
+    /// The version of the format that DUMP gives: that of a key which nobody sees, or of the functions of a node that is full.
     fn version_of_dump(&mut self, side: Side) -> Result<u16, Halt> {
         let name = format!("switchyard:temporary:{}:mover-{}", self.shared.incarnation, self.id.0);
         let key = name.as_bytes();
@@ -64,9 +64,11 @@ impl Mover {
             refused = refused.or(reply::is_error(&answer).then(|| error_text(&answer)));
         }
         let answer = self.call(side, &[b"EXEC"])?;
+        let functions =
+            if refused.as_ref().is_some_and(|why| why.starts_with("OOM")) { self.call(side, &[b"FUNCTION", b"DUMP"])? } else { Vec::new() };
         // The last ten bytes are the version and a checksum.
-        let dump = reply::elements(&answer).nth(1).and_then(reply::text).and_then(|dump| dump.len().checked_sub(10).map(|at| &dump[at..]));
-        match dump {
+        let dump = reply::elements(&answer).nth(1).and_then(reply::text).or_else(|| reply::text(&functions));
+        match dump.and_then(|dump| dump.len().checked_sub(10).map(|at| &dump[at..])) {
             Some([low, high, ..]) => Ok(u16::from_le_bytes([*low, *high])),
             _ => {
                 let why = refused.or_else(|| reply::is_error(&answer).then(|| error_text(&answer)));

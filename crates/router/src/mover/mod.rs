@@ -143,8 +143,10 @@ pub struct MoveProgress {
     pub aborting: bool,
     /// Keys of the leg under way that are still to move, or to come back, at most.
     pub leg_left: Option<u64>,
-    /// The side that does not answer, for how many seconds.
-    pub lost: Option<(Side, f64)>,
+    /// Keys of it that are lost with the target, at most.
+    pub leg_away: Option<u64>,
+    /// For how many seconds each side has not answered: the source, and the target.
+    pub lost: [Option<f64>; 2],
     /// Keys that were lost with a node that was given up, at most.
     pub keys_lost: u64,
     /// Seconds in which it has come no further.
@@ -195,7 +197,8 @@ impl MoveProgress {
             slots_done: task.resume.as_ref().map_or(0, |r| r.handed_over.len() as u32),
             aborting: task.aborted,
             leg_left: None,
-            lost: None,
+            leg_away: None,
+            lost: [None; 2],
             keys_lost: 0,
             idle_seconds: 0.0,
             keys_listed: 0,

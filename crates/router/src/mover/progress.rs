@@ -140,6 +140,7 @@ impl Mover {
         progress.slots_done = (self.life.order().slots.len() - self.life.slots_left().len()) as u32;
         progress.aborting = self.life.is_aborted();
         progress.leg_left = leg.map(|leg| leg.left);
+        progress.leg_away = leg.map(|leg| leg.away);
         progress.lost = lost;
         progress.keys_lost = self.life.keys_lost();
         progress.idle_seconds = self.shown.came.1.elapsed().as_secs_f64();
@@ -159,15 +160,13 @@ impl Mover {
         progress.records = self.shown.records;
     }
 
-    /// The side that is not connected, for how many seconds: the one that has been so for longer.
-    fn note_unconnected(&mut self) -> Option<(Side, f64)> {
-        let sides = [Side::Source, Side::Target];
-        for (at, side) in sides.into_iter().enumerate() {
+    /// For how many seconds each side has not been connected.
+    fn note_unconnected(&mut self) -> [Option<f64>; 2] {
+        for (at, side) in [Side::Source, Side::Target].into_iter().enumerate() {
             let is_connected = self.end(side).connection.is_some();
             self.shown.unconnected[at] = if is_connected { None } else { self.shown.unconnected[at].or(Some(Instant::now())) };
         }
-        let since = sides.into_iter().zip(self.shown.unconnected).filter_map(|(side, since)| Some((side, since?.elapsed().as_secs_f64())));
-        since.max_by(|(_, one), (_, other)| one.total_cmp(other))
+        self.shown.unconnected.map(|since| since.map(|since| since.elapsed().as_secs_f64()))
     }
 
     pub(super) fn finish(&mut self, end: &MoveEnd) {

@@ -60,7 +60,12 @@ impl LogLevel {
         if !text.split(',').all(|part| part.contains('=') || is_level(part)) {
             return Err(wrong());
         }
-        text.parse().map(Self).map_err(|_| wrong())
+        // Spaces around a part would become part of a name, and nothing be logged.
+        let parts: Vec<&str> = text.split(',').map(|part| part.trim()).collect();
+        if parts.iter().any(|part| part.starts_with('=') || part.ends_with('=') || part.contains(char::is_whitespace)) {
+            return Err(wrong());
+        }
+        parts.join(",").parse().map(Self).map_err(|_| wrong())
     }
 
     /// The filter for `tracing`.

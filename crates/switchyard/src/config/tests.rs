@@ -166,6 +166,8 @@ fn wrong_values_say_what_is_allowed() {
         ("memory-max = \"1mb\"", "allowed is 64mb and more"),
         ("[nodes]\ncommand-timeout = \"0s\"", "allowed is 1ms to 1h"),
         ("[log]\nlevel = \"loud\"", "is not error, warn, info"),
+        ("[log]\nlevel = \"info=\"", "is not error, warn, info"),
+        ("[log]\nlevel = \"info debug\"", "is not error, warn, info"),
         ("[log]\nformat = \"xml\"", "\"xml\" is not text or json"),
         ("clients = 3", "\"clients\" is a section"),
         ("[node]\naddress = \"a\"", "two brackets: [[node]]"),
@@ -369,6 +371,13 @@ fn a_reload_tells_what_changed_and_keeps_what_needs_a_restart() {
     let left = next.changes_since(&running);
     assert!(left.iter().all(|change| change.takes == Takes::Reload), "{left:?}");
     assert_eq!(left.len(), 6);
+}
+
+#[test]
+fn spaces_in_a_log_level_mean_nothing() {
+    for (text, same) in [("info ", "info"), (" switchyard_router=debug, info", "switchyard_router=debug,info")] {
+        assert_eq!(LogLevel::parse(text), LogLevel::parse(same));
+    }
 }
 
 #[test]

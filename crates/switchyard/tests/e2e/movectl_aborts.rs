@@ -11,7 +11,7 @@ use switchyard_policy::topology::slot_of;
 
 use crate::movectl::{done, json, refused};
 use crate::movectl_moves::{eventually, the_move, wait_for};
-use crate::support::{Client, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, encode, http, ok};
+use crate::support::{Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, encode, http, ok};
 
 /// Keys of one slot: with [`SLOWLY`] a leg that takes minutes.
 const KEYS: usize = 3_000;
@@ -204,6 +204,38 @@ fn a_move_that_cannot_use_a_node_that_answers_says_why_and_ends_with_it_or_witho
         let lost = (0..KEYS).find(|number| left.binary_search(number).is_err()).expect("one has moved");
         assert_eq!(scene.site.client().cmd(&format!("GET {}", scene.key(lost))), Value::Nil);
     }
+}
+
+/// Both answer clients, and refuse what the move needs: neither is given up for the other, which could not take its place.
+#[test]
+fn where_neither_node_can_be_used_nothing_is_given_up() {
+    let Some(scene) = Scene::start() else { return };
+    let mut bosses: Vec<Client> = scene.site.nodes().iter().map(Node::client).collect();
+    for boss in &mut bosses {
+        assert_eq!(boss.cmd("ACL SETUSER boss on nopass ~* &* +@all"), ok());
+        assert_eq!(boss.cmd("AUTH boss x"), ok());
+    }
+    scene.begin(SLOWLY);
+    for boss in &mut bosses {
+        let list = boss.cmd("CLIENT LIST").text();
+        let mover = list.lines().find(|line| line.contains("-mover-1 ")).expect("its connection");
+        let number = mover.strip_prefix("id=").and_then(|rest| rest.split(' ').next()).expect("a number").to_owned();
+        for line in ["MULTI".to_owned(), format!("CLIENT KILL ID {number}"), "ACL SETUSER default -client|kill".to_owned()] {
+            boss.cmd(&line);
+        }
+        assert_eq!(boss.cmd("EXEC").items(), [Value::Int(1), ok()]);
+    }
+    eventually("it is said that the move waits", || scene.status().contains("abort 1 --lose-"));
+    for side in ["source", "target"] {
+        let text = refused(scene.site.router(), &format!("moves abort 1 --lose-{side}"));
+        assert!(text.contains("does not answer either") || text.contains("so nothing has to be lost"), "{text}");
+    }
+    for boss in &mut bosses {
+        assert_eq!(boss.cmd("ACL SETUSER default +client|kill"), ok());
+    }
+    done(scene.site.router(), "moves abort 1");
+    wait_for(scene.site.router(), 1, "stopped");
+    scene.all_there(0..KEYS);
 }
 
 #[test]

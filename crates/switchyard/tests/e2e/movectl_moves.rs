@@ -195,6 +195,22 @@ fn keys_that_are_nowhere_are_answered_while_their_slot_is_on_its_way() {
     }
 }
 
+/// It refuses what needs memory, and all that is in a transaction: to move keys away is the way out.
+#[test]
+fn a_node_that_is_full_is_relieved() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let mut client = site.client();
+    fill(&mut client);
+    let names = names(&site);
+    done(site.router(), &format!("move --from {} --to {} --all --goal fast --wait", names[1], names[0]));
+    let full = &site.nodes()[0];
+    assert_eq!(full.cmd("CONFIG SET maxmemory 1kb"), ok());
+    assert!(client.cmd("SET another 1").error().is_some_and(|error| error.starts_with("OOM")));
+    done(site.router(), &format!("move --from {} --to {} --all --goal fast --wait", names[0], names[1]));
+    all_there(&mut client);
+    assert_eq!((total(full), total(&site.nodes()[1])), (0, KEYS as i64));
+}
+
 #[test]
 fn a_move_goes_on_after_a_restart_in_the_middle() {
     for signal in [Signal::TERM, Signal::KILL] {

@@ -459,7 +459,8 @@ impl<W: Work> Machine for Leg<W> {
 
     fn progress(&self) -> Progress {
         let goes_back = self.shell.rolls_back || self.shell.back.is_some();
-        let left = if goes_back { self.shell.away.len() } else { self.under_way() };
-        Progress { left: left as u64, given_up: self.shell.given_up, ..self.shell.progress }
+        let away = self.shell.away.len();
+        let left = if goes_back { away } else { self.under_way() };
+        Progress { left: left as u64, away: away as u64, given_up: self.shell.given_up, ..self.shell.progress }
     }
 }
