@@ -70,6 +70,8 @@ pub enum Bug {
     ToldNotTakenInTheLeg,
     /// The tail of a key that is copied in pieces is read before the leg, while it is written.
     TailReadBeforeTheLeg,
+    /// What was staged is used though a node has been another process since its tail was read.
+    UnusableKeptAtReturn,
 }
 
 /// One bug, of either kind.
@@ -118,6 +120,7 @@ impl Planted {
         Self::Around(Bug::WatchReturns),
         Self::Around(Bug::ToldNotTakenInTheLeg),
         Self::Around(Bug::TailReadBeforeTheLeg),
+        Self::Around(Bug::UnusableKeptAtReturn),
         Self::Machine(MachineBug::UnlinkBeforeRecord),
         Self::Machine(MachineBug::CommitBeforeUnlink),
         Self::Machine(MachineBug::CommitBeforeRecord),

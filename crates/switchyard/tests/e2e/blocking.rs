@@ -298,14 +298,14 @@ fn the_bound_holds_over_all_workers_and_each_has_its_turn() {
 
 #[test]
 fn at_the_bound_there_is_a_clear_error() {
-    let Some(site) = Site::router_only(1, &options("[nodes]\nblocking-connections-max = 2\ncommand-timeout = \"700ms\"\n", 1)) else {
+    let Some(site) = Site::router_only(1, &options("[nodes]\nblocking-connections-max = 2\ncommand-timeout = \"2s\"\n", 1)) else {
         return;
     };
     let mut clients = [site.client(), site.client()];
-    for client in &mut clients {
+    for (at, client) in clients.iter_mut().enumerate() {
         client.post("BLPOP q 0");
+        until_waiting(&site.nodes()[0], at + 1);
     }
-    until_waiting(&site.nodes()[0], 2);
     let mut third = site.client();
     let reply = third.cmd("BLPOP q 0");
     let error = reply.expect_error();

@@ -1,0 +1,190 @@
+//! What the driver of a leg says is done, and it hears what comes of it.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use switchyard_policy::migration::record::Record;
+use switchyard_policy::migration::{Do, Event, Fingerprint, Happened, Io};
+use switchyard_policy::topology::{MoveId, Topology};
+
+use super::batches::Kind;
+use super::{Lane, SCAN_KEYS, Shown, Stage, What, ix};
+use crate::node::{Cmd, KeyIx};
+use crate::planted::Bug;
+use crate::world::{Ev, World, say};
+
+impl World {
+    pub(crate) fn mover_event(&mut self, lane: Lane, event: Event) {
+        self.mover_hears(lane, event.into());
+    }
+
+    pub(crate) fn mover_hears(&mut self, lane: Lane, what: Happened) {
+        if self.movers[lane].driver.is_none() {
+            // While big keys are copied it is looked for between two pieces.
+            if what == Happened::Of(Event::Quiesce) && self.movers[lane].stage != Stage::Staging {
+                self.is_quiet(lane);
+            }
+            return;
+        }
+        // What was told before the drain is taken before the tails are read: that waits for the record of the drain.
+        if !matches!(what, Happened::Drained { .. }) && !self.bug(Bug::ToldNotTakenInTheLeg) {
+            self.staging_hears(lane);
+        }
+        self.movers[lane].inbox.push_back(what);
+        self.pump(lane);
+    }
+
+    fn pump(&mut self, lane: Lane) {
+        if std::mem::replace(&mut self.movers[lane].pumping, true) {
+            return;
+        }
+        while let Some(what) = self.movers[lane].inbox.pop_front() {
+            if what != Happened::Tick {
+                say!(self, "driver <- {what:?}");
+            }
+            let now = self.now;
+            let Some(driver) = &mut self.movers[lane].driver else { break };
+            let mut to_do = Vec::new();
+            driver.step(what, now, &mut to_do);
+            for what in to_do {
+                self.perform(lane, what);
+            }
+        }
+        self.movers[lane].pumping = false;
+    }
+
+    pub(super) fn perform_all(&mut self, lane: Lane, to_do: Vec<Do>) {
+        self.movers[lane].pumping = true;
+        for what in to_do {
+            self.perform(lane, what);
+        }
+        self.movers[lane].pumping = false;
+        self.pump(lane);
+    }
+
+    /// Tells the workers of which clients wait that more is committed.
+    fn wake_workers(&mut self, lane: Lane) {
+        for worker in self.movers[lane].view.as_ref().map(|view| view.committed().take_waiting()).unwrap_or_default() {
+            let delay = self.random.delay_us();
+            self.after(delay, Ev::Committed { worker });
+        }
+    }
+
+    fn perform(&mut self, lane: Lane, what: Do) {
+        say!(self, "driver -> {what:?}");
+        self.count_action();
+        match what {
+            Do::Record { numbers, records } => {
+                if records.iter().any(|record| matches!(record, Record::LegEnded { .. })) {
+                    self.about_to_end();
+                    self.movers[lane].watched.is_ending = true;
+                    let owner = records.iter().find_map(|record| match record {
+                        Record::LegEnded { owner, .. } => Some(self.movers[lane].node_of(ix(*owner))),
+                        _ => None,
+                    });
+                    // It was to be asked before.
+                    self.noticed_if(lane, |unnoticed| Some(unnoticed.node) == owner && !unnoticed.is_late);
+                    self.movers[lane].watched.met_at_end =
+                        std::array::from_fn(|side| self.movers[lane].links[side].process.map(|(process, _)| process));
+                }
+                if self.bug(Bug::JournalNotSynced) {
+                    self.after(20, Ev::Mover(lane, Happened::Recorded(numbers)));
+                    self.write(lane, None, records);
+                } else {
+                    self.write(lane, Some(numbers), records);
+                }
+            }
+            Do::View { away } => {
+                let kept = self.bug(Bug::CommittedKept);
+                if let Some(view) = &mut self.movers[lane].view {
+                    *view = view.turned(if kept { view.committed().clone() } else { Arc::default() }, away);
+                }
+            }
+            Do::Publish => {
+                // Now and then the topology cannot be changed.
+                let epoch = if self.random.chance(20) { None } else { Some(self.publish(lane, Shown::Moving)) };
+                self.mover_hears(lane, Happened::Published(epoch));
+            }
+            Do::Withdraw => {
+                self.publish(lane, Shown::Observed);
+            }
+            Do::Scan { walk, side, cursor, .. } => {
+                let from = String::from_utf8(cursor).ok().and_then(|digits| digits.parse().ok()).unwrap_or_default();
+                self.demand(lane, ix(side), Cmd::Scan(from, SCAN_KEYS), What::Scan(walk));
+            }
+            Do::Unlink { walk, side, keys, .. } => {
+                for (at, key) in keys.iter().enumerate() {
+                    let last = (at + 1 == keys.len()).then_some(walk);
+                    self.demand(lane, ix(side), Cmd::Unlink(self.key_ix(key)), What::PurgeRemove(last));
+                }
+            }
+            Do::TakeListed => {
+                let taken = self.take_listed(lane);
+                self.mover_hears(lane, Happened::Taken(taken));
+            }
+            Do::Io(Io::Copy { batch, from, keys }) => {
+                let read: Vec<KeyIx> = keys.iter().map(|key| self.key_ix(key)).collect();
+                self.movers[lane].watched.in_hand.extend(read);
+                self.begin_batch(lane, batch, from, &keys, Kind::Dump);
+            }
+            Do::Io(Io::Store { batch, to, keys }) => self.begin_batch(lane, batch, to, &keys, Kind::Restore),
+            Do::Io(Io::Secure { batch, at, .. }) => self.begin_batch(lane, batch, at, &[], Kind::Secure),
+            Do::Io(Io::Remove { batch, from, keys }) => self.begin_batch(lane, batch, from, &keys, Kind::Remove),
+            Do::Io(Io::Migrate { batch, from, keys }) => self.begin_batch(lane, batch, from, &keys, Kind::Migrate),
+            Do::Io(Io::Commit { keys }) => {
+                for key in &keys {
+                    let key = self.key_ix(key);
+                    self.movers[lane].watched.in_hand.remove(&key);
+                }
+                self.staged_are_moved(lane, &keys);
+                let fingerprints = keys.iter().map(|key| self.fleet.fingerprints.of(key));
+                self.movers[lane].view.iter().for_each(|view| view.committed().commit(fingerprints.clone()));
+                self.wake_workers(lane);
+            }
+            Do::CommitAll => {
+                self.movers[lane].view.iter().for_each(|view| view.committed().commit_all());
+                self.wake_workers(lane);
+            }
+            Do::Io(Io::Refuse { keys, .. }) => {
+                let move_id = MoveId(self.movers[lane].move_id);
+                let keys: Option<Rc<Vec<Fingerprint>>> =
+                    keys.map(|keys| Rc::new(keys.iter().map(|key| self.fleet.fingerprints.of(key)).collect()));
+                for worker in 0..self.workers.len() {
+                    let delay = self.random.delay_us();
+                    self.after(delay, Ev::Refused { worker, move_id, keys: keys.clone() });
+                }
+            }
+            Do::Confirm { side } => self.demand(lane, ix(side), Cmd::Ping, What::Confirm),
+            Do::Reach { side } => {
+                let delay = self.random.between(300, 3_000);
+                self.after(delay, Ev::DialMover { lane, side: ix(side) });
+            }
+            Do::CatchUp { .. } => {
+                let delay = self.random.below(300);
+                self.after(delay, Ev::Mover(lane, Happened::CaughtUp));
+            }
+            Do::HandOver { to } => {
+                let owner = self.movers[lane].node_of(ix(to));
+                let delay = self.random.between(100, 1_500);
+                let before = self.bug(Bug::MapMadeBefore).then(|| Box::new(self.map_with_leg_at(lane, owner)));
+                self.after(delay, Ev::Stored { lane, owner, before });
+            }
+            Do::RollBack { .. } => self.staging_is_over(lane),
+            Do::Io(Io::Quiet) => self.is_quiet(lane),
+            Do::Lost { .. } => self.is_lost(lane),
+            Do::Io(Io::Report { .. }) => {}
+            Do::Io(Io::End(outcome)) => self.leg_ended(lane, &outcome),
+        }
+    }
+
+    /// The topology is stored.
+    pub(crate) fn stored(&mut self, lane: Lane, owner: usize, before: Option<Box<Topology>>) {
+        // Now and then it cannot be.
+        let is_done = !self.random.chance(20);
+        if is_done {
+            self.fleet.map = before.map_or_else(|| self.map_with_leg_at(lane, owner), |map| *map);
+            self.publish(lane, Shown::Rest);
+        }
+        self.mover_hears(lane, Happened::HandedOver(is_done));
+    }
+}
