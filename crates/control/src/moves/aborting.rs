@@ -17,7 +17,7 @@ use tracing::{error, warn};
 use super::Moves;
 use super::colocate::Told;
 use super::options::Options;
-use super::queue::Planned;
+use super::queue::{Planned, Steering};
 use crate::admin::{AbortRequest, Lose, MoveState, MovesReport, Refused, Trouble, conflict};
 use crate::journal::RESERVE;
 
@@ -158,25 +158,28 @@ impl Moves {
 
     /// Ends a move that has not begun, or has it end what is under way.
     fn end_soon(&self, id: MoveId, lose: Option<Side>) -> Result<(), Refused> {
-        let before = {
-            let mut state = self.state();
-            let known = state.not_open(id);
-            let steering = &mut state.open.get_mut(&id).ok_or(known)?.steering;
-            let before = *steering;
-            (steering.aborting, steering.give_up) = (true, lose.or(steering.give_up));
-            before
+        let in_order = self.in_order();
+        let steering = {
+            let state = self.state();
+            let before = state.open.get(&id).ok_or_else(|| state.not_open(id))?.steering;
+            Steering { aborting: true, give_up: lose.or(before.give_up), ..before }
         };
-        // Before anything is done: a restart goes on with this.
-        if let Err(why) = self.try_save_options() {
-            if let Some(planned) = self.state().open.get_mut(&id) {
-                (planned.steering.aborting, planned.steering.give_up) = (before.aborting, before.give_up);
-            }
+        // Before anybody hears of it: a restart goes on with this.
+        if let Err(why) = self.keep(&in_order, Some((id, steering))) {
             return Err(Refused::Failed(format!("move {} goes on: it cannot be put on record that it is to end: {why}", id.0)));
         }
-        let begun = self.state().open.get(&id).is_some_and(|planned| planned.begun);
+        let begun = {
+            let mut state = self.state();
+            let over = state.not_open(id);
+            let planned = state.open.get_mut(&id).ok_or(over)?;
+            planned.steering = steering;
+            planned.begun
+        };
         if begun {
             self.running.with(|router| router.steer_move(id, lose.map_or(Steer::Abort, Steer::GiveUp)));
-        } else {
+        }
+        drop(in_order);
+        if !begun {
             self.end_before_it_begins(id);
         }
         self.wake();

@@ -76,6 +76,7 @@ impl Moves {
             SteerRequest::Goal(word) => Steer::Goal(named(&Goal::ALL, word).map_err(|error| wrong(format!("goal: {error}")))?),
             SteerRequest::MaxRate(rate) => Steer::MaxRate(rate.filter(|rate| *rate > 0)),
         };
+        let in_order = self.in_order();
         let begun = {
             let mut state = self.state();
             let not_open = state.not_open(id);
@@ -95,7 +96,8 @@ impl Moves {
         if begun {
             self.running.with(|router| router.steer_move(id, steer));
         }
-        self.save_options();
+        self.save_options_in(&in_order);
+        drop(in_order);
         self.wake();
         self.home.tell(Told::Look);
         Ok(self.report())

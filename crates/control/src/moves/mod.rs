@@ -92,7 +92,7 @@ pub struct Moves {
     /// Plans ask nodes and may take long, and keys come home beside them: what holds by then is looked at once more while a move comes on record, one at a
     /// time.
     recording: Mutex<()>,
-    /// What is kept of moves that are open is written in the order in which it was looked at.
+    /// What is kept of moves that are open is written in the order in which it was looked at. What users say of moves is heard and told in one order, too.
     keeping: Mutex<()>,
     /// The same of moves that may be on record and are not open: not yet, or no more. A start after a crash takes them up as they were wanted.
     beside: Arc<Mutex<BTreeMap<MoveId, Options>>>,
@@ -351,18 +351,32 @@ impl Moves {
         );
     }
 
-    fn try_save_options(&self) -> Result<(), String> {
-        let _in_order = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
+    fn in_order(&self) -> MutexGuard<'_, ()> {
+        self.keeping.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps what is wanted of moves, as if the user had said this of one of them.
+    fn keep(&self, _in_order: &MutexGuard<'_, ()>, but: Option<(MoveId, Steering)>) -> Result<(), String> {
         let options: BTreeMap<u64, Options> = {
             let state = self.state();
-            let open = state.open.iter().map(|(id, planned)| (id.0, Options::of(planned)));
+            let steering =
+                |id: MoveId, planned: &Planned| but.filter(|(of, _)| *of == id).map_or(planned.steering, |(_, steering)| steering);
+            let open = state.open.iter().map(|(id, planned)| (id.0, Options::steered(planned, steering(*id, planned))));
             open.chain(self.beside().iter().map(|(id, options)| (id.0, options.clone()))).collect()
         };
         save_as(&*self.store, OPTIONS, &options).map_err(|error| error.to_string())
     }
 
+    fn try_save_options(&self) -> Result<(), String> {
+        self.keep(&self.in_order(), None)
+    }
+
     fn save_options(&self) {
-        if let Err(error) = self.try_save_options() {
+        self.save_options_in(&self.in_order());
+    }
+
+    fn save_options_in(&self, in_order: &MutexGuard<'_, ()>) {
+        if let Err(error) = self.keep(in_order, None) {
             warn!("the options of moves cannot be kept: {error}");
         }
     }

@@ -58,7 +58,12 @@ pub(super) const fn so_far(progress: &MoveProgress) -> SoFar {
 
 impl Options {
     pub(super) fn of(planned: &Planned) -> Self {
-        let (how, steering) = (&planned.order.how, &planned.steering);
+        Self::steered(planned, planned.steering)
+    }
+
+    /// The same, as if the user had said this of the move.
+    pub(super) fn steered(planned: &Planned, steering: Steering) -> Self {
+        let how = &planned.order.how;
         let (pattern, home_for) = match &planned.order.cause {
             Cause::Asked(pattern) => (pattern.clone(), BTreeMap::new()),
             Cause::Needed(by) => (None, by.clone()),
