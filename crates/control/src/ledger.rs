@@ -99,6 +99,8 @@ struct OpenEntries {
     target: NodeId,
     /// Only some keys of the slots move: others of them may be left at its nodes from earlier moves.
     keys_only: bool,
+    /// Copies of keys are at the target before anything else is on record.
+    copies_first: bool,
     entries: Vec<Entry>,
     legs: BTreeMap<u32, OpenLeg>,
 }
@@ -304,9 +306,16 @@ impl State {
             }
         };
         match record {
-            Record::Begun { move_id, source, target, .. } => {
+            Record::Begun { move_id, source, target, protocol, .. } => {
                 self.last = self.last.max(move_id.0);
-                let open = OpenEntries { source: *source, target: *target, keys_only: false, entries: Vec::new(), legs: BTreeMap::new() };
+                let open = OpenEntries {
+                    source: *source,
+                    target: *target,
+                    keys_only: false,
+                    copies_first: protocol.is_one_leg(),
+                    entries: Vec::new(),
+                    legs: BTreeMap::new(),
+                };
                 self.open.insert(*move_id, open);
                 add(self, move_id, None);
             }
@@ -323,6 +332,9 @@ impl State {
                     open.entries.retain(|entry| !given_up(entry.begins) && !given_up(entry.until_end_of));
                     open.legs.retain(|_, leg| leg.moving);
                     open.legs.insert(*leg, OpenLeg { slots: slots.clone(), moving: false, target_given_up: false });
+                    if open.copies_first {
+                        self.left.entry(open.target).or_default().extend(slots.iter().copied());
+                    }
                 }
                 add(self, move_id, None);
             }
@@ -341,6 +353,7 @@ impl State {
             Record::Met { move_id, leg, .. }
             | Record::Moved { move_id, leg, .. }
             | Record::RolledBack { move_id, leg, .. }
+            | Record::CutOver { move_id, leg }
             | Record::Returned { move_id, leg, .. } => add(self, move_id, Some(*leg)),
             Record::LegEnded { move_id, leg, owner } => {
                 add(self, move_id, None);

@@ -177,6 +177,7 @@ fn nothing_is_committed_before_the_workers_know_that_a_leg_goes_back() {
         slots: vec![Slot::new(7).expect("a slot")],
         moving: true,
         given_up: None,
+        cut_over: false,
         rolled_back: Some("it was told to end".to_owned()),
         source: process("s1"),
         target: process("t1"),

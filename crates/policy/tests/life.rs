@@ -31,6 +31,7 @@ fn resumed() -> Begin {
         moving: true,
         rolled_back: None,
         given_up: None,
+        cut_over: false,
         source: process.clone(),
         target: process,
         eras: Eras { source: 0, target: 0 },

@@ -26,7 +26,7 @@ fn record() -> impl Strategy<Value = Record> {
             any::<u64>(),
             any::<(u16, u16)>(),
             slots(),
-            prop_oneof![Just(Protocol::Switchyard), Just(Protocol::StopAndCopy)],
+            prop::sample::select(Protocol::ALL.map(|(protocol, _)| protocol).to_vec()),
             prop_oneof![Just(Durability::Memory), Just(Durability::Aof), Just(Durability::Replica)],
         )
             .prop_map(|(id, (source, target), slots, protocol, durability)| Record::Begun {
@@ -50,6 +50,7 @@ fn record() -> impl Strategy<Value = Record> {
         (head(), ".{0,50}").prop_map(|((move_id, leg), why)| Record::RolledBack { move_id, leg, why }),
         (head(), keys()).prop_map(|((move_id, leg), keys)| Record::Returned { move_id, leg, keys }),
         (head(), side()).prop_map(|((move_id, leg), side)| Record::GivenUp { move_id, leg, side }),
+        head().prop_map(|(move_id, leg)| Record::CutOver { move_id, leg }),
         (head(), side()).prop_map(|((move_id, leg), owner)| Record::LegEnded { move_id, leg, owner }),
         any::<u64>().prop_map(|id| Record::Ended { move_id: MoveId(id) }),
         (any::<u64>(), prop::collection::btree_set(prop::collection::vec(any::<u8>(), 0..20), 0..50))

@@ -217,7 +217,7 @@ impl Life {
             lost: None,
             drain_us: 0,
         };
-        life.asked = life.open_again().unwrap_or_else(|| reach(Step::Check));
+        life.asked = life.open_again().unwrap_or_else(|| reach(life.look_or(Step::Check)));
         let first = life.asked.clone();
         (life, first)
     }
@@ -337,7 +337,7 @@ impl Life {
         match outcome {
             Outcome::Returned { why } => stopped(&why),
             Outcome::Moved if self.aborted && !self.slots_left.is_empty() => stopped(ABORTED),
-            Outcome::Moved if was_open => Step::Check,
+            Outcome::Moved if was_open => self.look_or(Step::Check),
             Outcome::Moved => self.next(),
             Outcome::NotBegun { why } if was_open => stopped(&why),
             Outcome::NotBegun { why } => {
@@ -349,7 +349,12 @@ impl Life {
 
     /// The next leg, if there is one.
     fn next(&self) -> Step {
-        if self.slots_left.is_empty() { Step::LookBehind } else { Step::Hear }
+        self.look_or(Step::Hear)
+    }
+
+    /// This, unless all has moved.
+    fn look_or(&self, step: Step) -> Step {
+        if self.slots_left.is_empty() { Step::LookBehind } else { step }
     }
 
     // ---- what is told meanwhile ----
@@ -438,6 +443,9 @@ impl Life {
         let mut slots = Vec::new();
         let mut keys = 0;
         let mut big_bytes = 0;
+        if self.order.how.protocol.is_one_leg() {
+            return self.slots_left.iter().copied().collect();
+        }
         let left = self.slots_left.iter().filter(|slot| !without.get(slot.index()).is_some_and(|without| *without));
         // Those in which scripts write what they do not name come last and together: their keys have to be listed once more.
         let (last, first): (Vec<Slot>, Vec<Slot>) = left.partition(|slot| listed.lacks_some(**slot));

@@ -30,6 +30,7 @@ pub mod life;
 mod order;
 pub mod pace;
 mod planted;
+mod precopy;
 pub mod record;
 pub mod staging;
 mod stop_and_copy;
@@ -50,6 +51,7 @@ pub use order::{Cause, How, MoveOrder};
 pub use pace::Pacer;
 #[cfg(feature = "planted-bugs")]
 pub use planted::Bug;
+pub use precopy::Precopy;
 pub use record::Record;
 pub use stop_and_copy::StopAndCopy;
 pub use tail::Tail;
@@ -112,11 +114,26 @@ pub enum Protocol {
     Switchyard,
     /// The source's `MIGRATE`, as `redis-cli --cluster reshard` uses it; the leg's keys wait.
     StopAndCopy,
+    /// All keys are copied while the source serves, what is written meanwhile again, and for the rest everybody waits (Slacker, Remus).
+    Source,
+    /// Everybody waits while all keys are copied.
+    FreezeAndCopy,
 }
 
 impl Protocol {
     /// All of them, with the names that users write.
-    pub const ALL: [(Self, &'static str); 2] = [(Self::Switchyard, "switchyard"), (Self::StopAndCopy, "stop-and-copy")];
+    pub const ALL: [(Self, &'static str); 4] = [
+        (Self::Switchyard, "switchyard"),
+        (Self::StopAndCopy, "stop-and-copy"),
+        (Self::Source, "source"),
+        (Self::FreezeAndCopy, "freeze-and-copy"),
+    ];
+
+    /// Whether all slots of a move are one leg: they change their owner together.
+    #[must_use]
+    pub const fn is_one_leg(self) -> bool {
+        matches!(self, Self::Source | Self::FreezeAndCopy)
+    }
 }
 
 /// What the user cares about most while data moves.
@@ -228,6 +245,13 @@ pub enum Event {
         /// The keys.
         keys: Vec<Key>,
     },
+    /// Commands that may change these keys were about to be sent to the source, before the drain.
+    Written {
+        /// The keys.
+        keys: Vec<Key>,
+    },
+    /// The same of any key of the leg: scripts do not name all, or everything is removed.
+    Rewritten,
     /// [`Io::Copy`] is done: an outcome per key, in order; of the first keys at least, where the others would make the batch too large
     /// ([`pace::first_that_fit`]). Those are read in another one.
     Copied {
@@ -331,6 +355,8 @@ pub enum Action {
     },
     /// Make every worker know that the slots are moving; [`Event::Drained`] follows.
     Announce,
+    /// What was sent to the source before is awaited, while it serves; [`Event::Drained`] follows. What commands that wait there may still do is told anew.
+    Observe,
     /// Make every worker know that they are not: the leg has changed nothing. No event follows.
     Withdraw,
     /// Remove what the side has of the leg's slots and should not have. Look at the node itself for it, from the beginning, not at an earlier listing.
@@ -341,6 +367,8 @@ pub enum Action {
         /// Which keys.
         wrong: Wrong,
     },
+    /// Every key is at the target, also those that nobody has named: workers use it there. No event follows.
+    CommitAll,
     /// Tell further keys, about so many: one [`Event::Listed`] follows for each of these, in order. They are keys of the source, until [`Action::Relist`]
     /// says otherwise.
     List {
@@ -402,6 +430,16 @@ pub enum Io {
     },
     /// Store what was read of these of the batch's keys, at `to`, never over an existing key; [`Event::Stored`] has an outcome for each of these keys.
     Store {
+        /// The batch.
+        batch: BatchId,
+        /// Where.
+        to: Side,
+        /// Which.
+        keys: Vec<Key>,
+    },
+    /// Store what was read of these of the batch's keys, at `to`, in the place of what is there; [`Event::Stored`] has an outcome for each of these keys.
+    /// What was read is forgotten then.
+    Overwrite {
         /// The batch.
         batch: BatchId,
         /// Where.

@@ -53,6 +53,16 @@ pub enum Bug {
     PieceWrittenLate,
     /// A command that changes a key as a whole does not make its copy begin again.
     ChangeAsAWholeUnheard,
+    /// What was written while keys were copied ahead is read again before it has been answered.
+    ReadAgainTooEarly,
+    /// What was written last before the cut is not copied again.
+    LastWritesForgotten,
+    /// A key that was copied and is gone from the source stays at the target.
+    GoneStaysCopied,
+    /// Copies of one process are completed by those of another.
+    CopiedFromAnother,
+    /// What the source has after the cut stays there.
+    PastNotPurged,
     /// What was touched last is not read in the leg.
     TailNotReadInTheLeg,
     /// What was copied in pieces is used though a node is another process now.

@@ -218,6 +218,11 @@ impl Mover {
                 let epoch = self.publish_leg(run);
                 run.happened.push_back(Happened::Published(epoch));
             }
+            Do::Observe => {
+                let epoch = self.publish_observed().inspect_err(|why| debug!(why, "the topology cannot be changed now")).ok();
+                epoch.into_iter().for_each(|epoch| self.shared.want_drained(epoch));
+                run.happened.push_back(Happened::Published(epoch));
+            }
             Do::Withdraw => {
                 self.shared.change_moves(|moves| {
                     moves.legs.remove(&(self.id, run.number));
@@ -247,6 +252,13 @@ impl Mover {
                 let staged: Vec<Place> = staged.map(|(key, content)| (key.clone(), content.database)).collect();
                 self.end_mut(to).store(batch, &contents, usage);
                 self.staged(run, OfStaged::Storing { batch, keys, staged });
+            }
+            Do::Io(Io::Overwrite { batch, to, keys }) => {
+                let (usage, databases) = (self.usage(), run.driver.databases().to_vec());
+                let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
+                assert!(read.iter().map(|(key, _)| key).eq(&keys), "what is stored is what was read");
+                let contents: Vec<(&Key, &[Content])> = read.iter().map(|(key, contents)| (key, contents.as_slice())).collect();
+                self.end_mut(to).overwrite(batch, &contents, usage, &databases);
             }
             Do::Io(Io::Secure { batch, at, durability }) => {
                 if !self.end_mut(at).secure(batch, durability) {
@@ -404,10 +416,20 @@ impl Mover {
                     }
                 }
                 Told::CaughtUp { leg, outcome } if leg == run.number => self.caught_up(run, outcome),
+                Told::Written(mut keys) if self.life.order().how.protocol.is_one_leg() => {
+                    self.keep_own(&mut keys);
+                    run.tell(Event::Written { keys: keys.clone() });
+                    self.note(Told::Written(keys));
+                }
+                Told::WrittenAnything(slot) if self.life.order().how.protocol.is_one_leg() => {
+                    run.tell(Event::Rewritten);
+                    self.note(Told::WrittenAnything(slot));
+                }
                 Told::Quiesce { from, ticket, flushes } => {
                     self.tickets.insert(ticket, from);
                     if flushes {
                         self.staging.touched_all();
+                        run.tell(Event::Rewritten);
                     }
                     run.tell(Event::Quiesce);
                 }
@@ -503,7 +525,16 @@ impl Mover {
                 }
                 run.tell(Event::Copied { batch, outcomes: read.outcomes });
             }
-            Ask::Store { batch, places, so_far } => {
+            Ask::Store { batch, places, so_far, over: true } => {
+                let (outcomes, _) = side::stored(places, so_far, &answers)?;
+                run.contents.remove(&batch);
+                if let Some((began, keys, _)) = run.begun.remove(&batch) {
+                    self.pacing.batch_ended(began.elapsed(), keys);
+                    run.tell(Event::Pace(self.pacing.pace()));
+                }
+                run.tell(Event::Stored { batch, outcomes });
+            }
+            Ask::Store { batch, places, so_far, over: false } => {
                 let (outcomes, again) = side::stored(places, so_far, &answers)?;
                 self.end_mut(side).only_one_by_one |= !again.is_empty() && answers.iter().any(|answer| answer.starts_with(b"-NOPERM"));
                 if again.is_empty() {
@@ -602,17 +633,22 @@ impl Mover {
             true => self.shared.drained_of_the_lost(barrier.epoch, node),
             false => self.shared.drained_source(barrier.epoch, node),
         };
+        // What was written before is told before.
+        if has_drained {
+            self.hear(run);
+        }
         // Which databases have keys can be told now that nothing is written; a question alone on its connection.
         if !has_drained || !self.source.is_idle() || !self.target.is_idle() {
             return;
         }
         // Where a side is lost, it is found out where its answers are taken.
         let Ok(databases) = self.databases_in_use() else { return };
-        // Who goes past us may give a key its time at any moment.
-        if !run.driver.goes_back() && !self.life.order().how.direct_clients {
+        // Who goes past us, or still writes, may give a key its time at any moment.
+        let how = self.life.order().how;
+        if !run.driver.goes_back() && !how.direct_clients && !how.protocol.is_one_leg() {
             run.lasting.clone_from(&self.lasting);
         }
-        run.moving_since = Some(Instant::now());
+        run.moving_since = run.moving_since.or(Some(Instant::now()));
         run.happened.push_back(Happened::Drained { databases });
     }
 

@@ -119,7 +119,7 @@ impl Mover {
                     return Err(why);
                 }
                 if ends {
-                    return Err(Halt::Stop("stopped by the user while its keys were listed".to_owned()));
+                    return Err(Halt::Aborted);
                 }
                 if !pauses {
                     break;

@@ -310,7 +310,11 @@ impl Mover {
     /// Waits until a node or anybody else says something.
     pub(super) fn wait(&self, at_most: Duration) {
         let mut fds = vec![PollFd::new(&self.own.wake, PollFlags::IN)];
-        fds.extend([&self.source, &self.target].into_iter().filter_map(|end| end.connection.as_ref()).map(Connection::poll_fd));
+        // One that nobody reads from would be ready for ever once its node has closed it.
+        let asked = |connection: &&Connection| connection.unanswered > 0;
+        fds.extend(
+            [&self.source, &self.target].into_iter().filter_map(|end| end.connection.as_ref()).filter(asked).map(Connection::poll_fd),
+        );
         let timeout = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: at_most.subsec_nanos().into() };
         // A failure shows where the sockets are used.
         let _ = poll(&mut fds, Some(&timeout));

@@ -221,7 +221,7 @@ pub(crate) struct Keeper {
     /// The record that a leg has drained does not become durable while it is set; and then `is_held` says that there is one.
     pub(crate) holds_moving: AtomicBool,
     pub(crate) is_held: AtomicBool,
-    /// That keys have moved is never on record while it is set, nor what comes behind it; and then `is_losing` says that there was such a record.
+    /// That keys have moved, or all of a leg, is never on record while it is set, nor what comes behind it; and then `is_losing` says that there was such a record.
     pub(crate) loses_moved: AtomicBool,
     pub(crate) is_losing: AtomicBool,
     /// What replicas were to have before slots were handed over, and how often that was done by then.
@@ -259,7 +259,7 @@ impl Host for Keeper {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
-        let moved = |record: &Record| matches!(record, Record::Moved { .. });
+        let moved = |record: &Record| matches!(record, Record::Moved { .. } | Record::CutOver { .. });
         if self.loses_moved.load(Ordering::SeqCst) && (self.is_losing.load(Ordering::SeqCst) || records.iter().any(moved)) {
             self.is_losing.store(true, Ordering::SeqCst);
             return;
@@ -406,7 +406,7 @@ impl Fleet {
         for (id, open) in replay.open {
             let task = with(self.task(id.0, 0, 1), |order| {
                 (order.source, order.target) = (open.source, open.target);
-                (order.slots, order.keys) = (open.slots.clone(), open.keys.clone());
+                (order.slots, order.keys, order.how.protocol) = (open.slots.clone(), open.keys.clone(), open.protocol);
             });
             self.begin(MoveTask { resume: Some(open), ..task });
         }

@@ -10,6 +10,7 @@ mod faults;
 mod fleet;
 mod functions;
 mod moments;
+mod precopy;
 mod relay;
 mod seam;
 mod serving;

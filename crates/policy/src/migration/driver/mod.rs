@@ -14,8 +14,8 @@ use self::listing::{Listing, Purge, Walk};
 use super::planted::{Bug, Planted};
 use super::record::OpenLeg;
 use super::{
-    Action, Event, Fingerprint, Fingerprinter, Io, Key, Leg, Machine, Orders, Process, Progress, Protocol, Record, Side, StopAndCopy,
-    is_temporary,
+    Action, Event, Fingerprint, Fingerprinter, Io, Key, Leg, Machine, Orders, Precopy, Process, Progress, Protocol, Record, Side,
+    StopAndCopy, is_temporary,
 };
 use crate::topology::{SLOT_COUNT, Topology, slot_of};
 
@@ -114,6 +114,8 @@ pub enum Do {
     },
     /// Have every worker know it; [`Happened::Published`] follows.
     Publish,
+    /// Publish once more that the source serves and what is written is told; [`Happened::Published`] follows.
+    Observe,
     /// Have every worker know that the slots are not moving.
     Withdraw,
     /// One SCAN; [`Driver::scanned`] follows.
@@ -193,9 +195,16 @@ pub struct Barrier {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Telling {
     Nothing,
-    Asked,
-    Again { at_us: u64 },
+    Asked(Stage),
+    Again { stage: Stage, at_us: u64 },
     Draining { epoch: u64 },
+}
+
+/// What the workers are told of the slots.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    Observed,
+    Moving,
 }
 
 /// How far handing the slots over is.
@@ -263,6 +272,8 @@ impl Driver {
         let machine: Box<dyn Machine> = match protocol {
             Protocol::Switchyard => Box::new(<Leg>::new(orders, fingerprints, resume).planted(planted)),
             Protocol::StopAndCopy => Box::new(Leg::<StopAndCopy>::new(orders, fingerprints, resume).planted(planted)),
+            Protocol::Source => Box::new(Precopy::new(orders, true, resume).planted(planted)),
+            Protocol::FreezeAndCopy => Box::new(Precopy::new(orders, false, resume).planted(planted)),
         };
         Self {
             machine,
@@ -344,8 +355,11 @@ impl Driver {
                 self.recorded = *numbers.end();
                 self.inbox.push_back(Event::Recorded(self.recorded));
             }
-            Happened::Published(epoch) if self.telling == Telling::Asked => {
-                self.telling = epoch.map_or(Telling::Again { at_us: now_us + PUBLISH_AGAIN_US }, |epoch| Telling::Draining { epoch });
+            Happened::Published(epoch) => {
+                if let Telling::Asked(stage) = self.telling {
+                    let again = Telling::Again { stage, at_us: now_us + PUBLISH_AGAIN_US };
+                    self.telling = epoch.map_or(again, |epoch| Telling::Draining { epoch });
+                }
             }
             Happened::Drained { databases } if matches!(self.telling, Telling::Draining { .. }) => {
                 self.telling = Telling::Nothing;
@@ -353,7 +367,7 @@ impl Driver {
                 self.databases = databases;
                 self.inbox.push_back(Event::Drained);
             }
-            Happened::Published(_) | Happened::Drained { .. } => {}
+            Happened::Drained { .. } => {}
             Happened::Taken(taken) => self.taken(taken),
             Happened::Unlinked { walk } => {
                 if let Some(purge) = self.purge.as_mut().filter(|purge| purge.walk.number == walk) {
@@ -422,8 +436,10 @@ impl Driver {
     }
 
     fn look_at_deadlines(&mut self, now_us: u64, out: &mut Vec<Do>) {
-        if matches!(self.telling, Telling::Again { at_us } if now_us >= at_us) {
-            self.tell(out);
+        if let Telling::Again { stage, at_us } = self.telling
+            && now_us >= at_us
+        {
+            self.tell(stage, out);
         }
         if let Handing::Again { to, at_us } = self.handing
             && now_us >= at_us
@@ -476,13 +492,15 @@ impl Driver {
             Action::Announce => {
                 self.to = Side::Target;
                 out.push(Do::View { away: None });
-                return self.tell(out);
+                return self.tell(Stage::Moving, out);
             }
             Action::RollBack { why, away } => {
                 self.to = Side::Source;
                 out.extend([Do::RollBack { why }, Do::View { away: Some(away) }]);
-                return self.tell(out);
+                return self.tell(Stage::Moving, out);
             }
+            Action::Observe => return self.tell(Stage::Observed, out),
+            Action::CommitAll => Do::CommitAll,
             Action::Withdraw => {
                 self.telling = Telling::Nothing;
                 Do::Withdraw
@@ -492,7 +510,7 @@ impl Driver {
             Action::Relist { at } => return self.relist(at),
             Action::Io(io) => {
                 match io {
-                    Io::Store { .. } | Io::Migrate { .. } => self.target_is_clean = false,
+                    Io::Store { .. } | Io::Overwrite { .. } | Io::Migrate { .. } => self.target_is_clean = false,
                     Io::End(_) => self.is_over = true,
                     _ => {}
                 }
@@ -516,9 +534,9 @@ impl Driver {
         out.push(what);
     }
 
-    fn tell(&mut self, out: &mut Vec<Do>) {
-        self.telling = Telling::Asked;
-        out.push(Do::Publish);
+    fn tell(&mut self, stage: Stage, out: &mut Vec<Do>) {
+        self.telling = Telling::Asked(stage);
+        out.push(if stage == Stage::Moving { Do::Publish } else { Do::Observe });
     }
 
     fn hand_over(&mut self, to: Side, out: &mut Vec<Do>) {

@@ -447,6 +447,8 @@ impl<W: Work> Machine for Leg<W> {
             Event::Pace(pace) => self.shell.pace = Pace { batch_keys: pace.batch_keys.max(1), ..pace },
             Event::RollBack => self.user_rolls_back(actions),
             Event::GiveUp { side } => self.user_gives_up(side, actions),
+            // What is written before the drain is on the list.
+            Event::Written { .. } | Event::Rewritten => {}
             Event::Tick => self.refuse_if_lost(now_us, actions),
         }
         self.advance(now_us, actions);

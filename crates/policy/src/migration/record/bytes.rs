@@ -41,6 +41,8 @@ impl Record {
                 out.push(match protocol {
                     Protocol::Switchyard => 0,
                     Protocol::StopAndCopy => 1,
+                    Protocol::Source => 2,
+                    Protocol::FreezeAndCopy => 3,
                 });
                 out.push(match durability {
                     Durability::Memory => 0,
@@ -80,6 +82,7 @@ impl Record {
                 head(out, 10, *move_id, *leg);
                 put_side(out, *side);
             }
+            Self::CutOver { move_id, leg } => head(out, 11, *move_id, *leg),
             Self::Ended { move_id } => {
                 out.push(8);
                 number(out, move_id.0);
@@ -113,7 +116,7 @@ impl Record {
                 source: input.node()?,
                 target: input.node()?,
                 slots: input.slots()?,
-                protocol: input.one_of(&[Protocol::Switchyard, Protocol::StopAndCopy])?,
+                protocol: input.one_of(&[Protocol::Switchyard, Protocol::StopAndCopy, Protocol::Source, Protocol::FreezeAndCopy])?,
                 durability: input.one_of(&[Durability::Memory, Durability::Aof, Durability::Replica])?,
             },
             1 => Self::LegBegun { move_id, leg: input.leg()?, slots: input.slots()?, source: input.process()?, target: input.process()? },
@@ -125,6 +128,7 @@ impl Record {
             7 => Self::LegEnded { move_id, leg: input.leg()?, owner: input.side()? },
             8 => Self::Ended { move_id },
             9 => Self::Keys { move_id, keys: input.names()? },
+            11 => Self::CutOver { move_id, leg: input.leg()? },
             10 => Self::GivenUp { move_id, leg: input.leg()?, side: input.side()? },
             _ => return Err(Damaged { at: 1, expected: "a known kind of record" }),
         };

@@ -109,6 +109,13 @@ pub enum Record {
         /// The side.
         side: Side,
     },
+    /// All keys of the leg are at the target, and what the source has is past: from here on the target serves. Of a protocol that copies all keys first.
+    CutOver {
+        /// The move.
+        move_id: MoveId,
+        /// The leg.
+        leg: u32,
+    },
     /// Every key of the leg is at this side (or it is what is left), which owns the slots from here on.
     LegEnded {
         /// The move.
@@ -139,6 +146,7 @@ impl Record {
             | Self::RolledBack { move_id, .. }
             | Self::Returned { move_id, .. }
             | Self::GivenUp { move_id, .. }
+            | Self::CutOver { move_id, .. }
             | Self::LegEnded { move_id, .. }
             | Self::Ended { move_id } => *move_id,
         }
@@ -178,6 +186,8 @@ pub struct OpenLeg {
     pub rolled_back: Option<String>,
     /// The side that was given up, if one was.
     pub given_up: Option<Side>,
+    /// All of it is at the target by one record ([`Record::CutOver`]).
+    pub cut_over: bool,
     /// Who was at the source last.
     pub source: Process,
     /// Who was at the target last.

@@ -78,6 +78,7 @@ impl Replay {
                     moving: false,
                     rolled_back: None,
                     given_up: None,
+                    cut_over: false,
                     source: source.clone(),
                     target: target.clone(),
                     eras: Eras { source: 0, target: 0 },
@@ -120,6 +121,13 @@ impl Replay {
                     // There is nothing to go back to.
                     open.rolled_back = None;
                 }
+            }
+            Record::CutOver { move_id, leg } => {
+                let open = self.moving(*move_id, *leg)?;
+                if open.rolled_back.is_some() {
+                    return Err(Contradiction(format!("leg {leg} of move {} is at its target after it was rolled back", move_id.0)));
+                }
+                open.cut_over = true;
             }
             Record::LegEnded { move_id, leg, owner } => {
                 self.moving(*move_id, *leg)?;

@@ -138,6 +138,10 @@ pub(in crate::mover) fn stored(
         let is_error = reply::is_error(answer);
         match placed {
             Placed::Selected if is_error => return Err(format!("it refuses a database: {}", error_text(answer))),
+            Placed::Cleared if is_error => return Err(format!("it refuses to remove keys: {}", error_text(answer))),
+            Placed::Over(places) if is_error => {
+                places.into_iter().for_each(|place| outcomes[place] = Stored::Refused(error_text(answer)));
+            }
             // RESTORE says so, and SET NX that it did nothing.
             Placed::One(place) if answer.starts_with(b"-BUSYKEY") || reply::is_null(answer) => {
                 let so_far = std::mem::replace(&mut outcomes[place], Stored::Exists);

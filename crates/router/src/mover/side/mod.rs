@@ -116,6 +116,8 @@ pub(in crate::mover) enum Ask {
         batch: BatchId,
         places: Vec<Placed>,
         so_far: Vec<Stored>,
+        /// In the place of what was there.
+        over: bool,
     },
     Secure {
         batch: BatchId,
@@ -165,6 +167,10 @@ pub(in crate::mover) enum Placed {
     One(usize),
     /// Keys of this database at these places: all of them were stored, or none.
     Together(u32, Vec<usize>),
+    /// Keys at these places, in the place of what was there.
+    Over(Vec<usize>),
+    /// What a key had in a database in which it is not any more.
+    Cleared,
 }
 
 /// What is read of which keys.
@@ -454,7 +460,12 @@ impl End {
 
     /// Stores what was read of each of the keys.
     pub(in crate::mover) fn store(&mut self, batch: BatchId, contents: &[(&Key, &[Content])], usage: Option<Use>) {
-        self.write(batch, contents, usage, None, vec![Stored::Stored; contents.len()]);
+        self.write(batch, contents, usage, None, None, vec![Stored::Stored; contents.len()]);
+    }
+
+    /// The same in the place of what is there, in all these databases.
+    pub(in crate::mover) fn overwrite(&mut self, batch: BatchId, contents: &[(&Key, &[Content])], usage: Option<Use>, databases: &[u32]) {
+        self.write(batch, contents, usage, None, Some(databases), vec![Stored::Stored; contents.len()]);
     }
 
     /// Of what was to be stored together something was there: these, by place and database, one by one. `so_far` is known of the others.
@@ -465,7 +476,7 @@ impl End {
         these: &[OneByOne],
         so_far: Vec<Stored>,
     ) {
-        self.write(batch, contents, None, Some(these), so_far);
+        self.write(batch, contents, None, Some(these), None, so_far);
     }
 
     fn write(
@@ -474,10 +485,12 @@ impl End {
         contents: &[(&Key, &[Content])],
         usage: Option<Use>,
         only: Option<&[OneByOne]>,
+        over: Option<&[u32]>,
         so_far: Vec<Stored>,
     ) {
         let Some(connection) = &mut self.connection else { return };
-        let mut databases: Vec<u32> = contents.iter().flat_map(|(_, c)| c.iter()).map(|c| c.database).collect();
+        let of_contents = contents.iter().flat_map(|(_, c)| c.iter()).map(|c| c.database);
+        let mut databases: Vec<u32> = of_contents.chain(over.unwrap_or_default().iter().copied()).collect();
         databases.sort_unstable();
         databases.dedup();
         let mut places = Vec::new();
@@ -486,8 +499,14 @@ impl End {
             if connection.select(database) {
                 places.push(Placed::Selected);
             }
+            if over.is_some() {
+                for (key, _) in contents.iter().filter(|(_, of_key)| of_key.iter().all(|content| content.database != database)) {
+                    places.push(Placed::Cleared);
+                    connection.push(&[b"UNLINK", key]);
+                }
+            }
             let all = contents.iter().enumerate().flat_map(|(place, (key, of_key))| of_key.iter().map(move |c| (place, *key, c)));
-            let mut together = Together::default();
+            let mut together = Together { over: over.is_some(), ..Together::default() };
             for (place, key, content) in all.filter(|(_, _, content)| content.database == database) {
                 if content.form == Form::Staged || only.is_some_and(|only| !only.contains(&(place, database))) {
                     continue; // a staged one is finished afterwards
@@ -501,11 +520,12 @@ impl End {
                 }
                 places.push(Placed::One(place));
                 if content.form == Form::Plain {
-                    set(connection, key, &content.payload, content.expires_ms);
+                    set(connection, key, &content.payload, content.expires_ms, over.is_some());
                     continue;
                 }
                 scratch.0 = content.expires_ms.to_string();
                 let mut args: Vec<&[u8]> = vec![b"RESTORE", key, scratch.0.as_bytes(), &content.payload, b"ABSTTL"];
+                args.extend(over.map(|_| &b"REPLACE"[..]));
                 if let (Some(usage), Some(value)) = (usage, content.usage) {
                     scratch.1 = value.to_string();
                     args.push(if usage == Use::Frequency { b"FREQ" } else { b"IDLETIME" });
@@ -516,7 +536,7 @@ impl End {
             places.extend(together.push(connection, database));
         }
         let replies = places.len();
-        self.ask(Ask::Store { batch, places, so_far }, replies);
+        self.ask(Ask::Store { batch, places, so_far, over: over.is_some() }, replies);
     }
 
     /// Does a step of finishing what is staged.
@@ -696,6 +716,8 @@ struct Together<'c> {
     places: Vec<usize>,
     args: Vec<&'c [u8]>,
     bytes: usize,
+    /// In the place of what is there.
+    over: bool,
 }
 
 impl<'c> Together<'c> {
@@ -716,8 +738,12 @@ impl<'c> Together<'c> {
         match std::mem::take(&mut self.places)[..] {
             [] => None,
             [place] => {
-                set(connection, args[0], args[1], 0);
+                set(connection, args[0], args[1], 0, self.over);
                 Some(Placed::One(place))
+            }
+            ref places if self.over => {
+                connection.push_all(b"MSET", args.into_iter());
+                Some(Placed::Over(places.to_vec()))
             }
             ref places => {
                 connection.push_all(b"MSETNX", args.into_iter());
@@ -727,13 +753,15 @@ impl<'c> Together<'c> {
     }
 }
 
-/// Stores a string where there is none.
-fn set(connection: &mut Connection, key: &[u8], value: &[u8], expires_ms: i64) {
+/// Stores a string where there is none, or in the place of what is there.
+fn set(connection: &mut Connection, key: &[u8], value: &[u8], expires_ms: i64, over: bool) {
     let until = expires_ms.to_string();
-    match expires_ms {
-        0 => connection.push(&[b"SET", key, value, b"NX"]),
-        _ => connection.push(&[b"SET", key, value, b"NX", b"PXAT", until.as_bytes()]),
+    let mut args: Vec<&[u8]> = vec![b"SET", key, value];
+    args.extend((!over).then_some(&b"NX"[..]));
+    if expires_ms != 0 {
+        args.extend([b"PXAT", until.as_bytes()]);
     }
+    connection.push(&args);
 }
 
 #[cfg(test)]
