@@ -130,10 +130,6 @@ impl Moves {
 
     /// Checks what can be checked before anything is done, and puts moves on record. All are to be done in the same way.
     pub(crate) fn accept(self: &Arc<Self>, topology: &Topology, orders: Vec<MoveOrder>) -> Result<PlanReport, Refused> {
-        if let Some(order) = orders.iter().find(|order| order.keys.is_some() && order.how.protocol.is_one_leg()) {
-            let protocol = name_of(&Protocol::ALL, order.how.protocol);
-            return Err(wrong(format!("protocol {protocol} moves whole slots: move single keys by the default protocol")));
-        }
         self.nothing_in_the_way(&orders)?;
         self.check_nodes(topology, &orders)?;
         self.accept_checked(orders)

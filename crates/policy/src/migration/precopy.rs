@@ -41,6 +41,8 @@ const REST_US: u64 = 100_000;
 /// Before the drain a side may be lost for so long, microseconds; and a target after it.
 const PREPARE_PATIENCE_US: u64 = 10_000_000;
 const TARGET_PATIENCE_US: u64 = 3_000_000;
+/// Clients wait for the drain so long at most, microseconds.
+const DRAIN_PATIENCE_MAX_US: u64 = 2_000_000;
 /// Those who wait for a source that is lost for so long are told so, and not more often than this, microseconds.
 const LOST_PATIENCE_US: u64 = 2_000_000;
 const REFUSE_EVERY_US: u64 = 100_000;
@@ -639,11 +641,8 @@ impl Precopy {
                     self.next_round(now_us, actions);
                 }
             }
-            State::Draining { since_us } => {
-                if !self.begun && now_us.saturating_sub(since_us) > self.orders.drain_patience_us {
-                    let ms = self.orders.drain_patience_us / 1000;
-                    self.turn_back(format!("commands sent to the source earlier were not answered within {ms} ms"), actions);
-                }
+            State::Draining { since_us } if !self.begun && now_us.saturating_sub(since_us) > self.orders.drain_patience_us => {
+                self.drains_too_slowly(actions);
             }
             State::Cleaning => self.clean(actions),
             State::Last => self.go_on_with_the_last(now_us, actions),
@@ -670,6 +669,17 @@ impl Precopy {
             self.quiet = Quiet::Reached;
             actions.push(Action::Io(Io::Quiet));
         }
+    }
+
+    /// Clients have waited for the drain long enough. What was copied ahead stays, and the next attempt has twice the time.
+    fn drains_too_slowly(&mut self, actions: &mut Vec<Action>) {
+        let us = self.orders.drain_patience_us;
+        if !self.ahead || us >= DRAIN_PATIENCE_MAX_US {
+            return self.turn_back(format!("commands sent to the source earlier were not answered within {} ms", us / 1000), actions);
+        }
+        self.orders.drain_patience_us = us.saturating_mul(2).min(DRAIN_PATIENCE_MAX_US);
+        actions.push(Action::Withdraw);
+        self.settle(actions);
     }
 
     fn announce(&mut self, now_us: u64, actions: &mut Vec<Action>) {
@@ -710,7 +720,8 @@ impl Precopy {
             return;
         }
         if self.back.is_some() {
-            self.batches.retain(|_, batch| batch.asked && self.given_up.is_none());
+            // What is only read may be read in vain.
+            self.batches.retain(|_, batch| batch.asked && batch.step != Step::Copy && self.given_up.is_none());
             self.todo.clear();
             if self.batches.is_empty() {
                 let Orders { move_id, leg, .. } = self.orders;

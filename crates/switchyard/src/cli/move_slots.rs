@@ -2,6 +2,7 @@
 
 use clap::Args;
 use switchyard_control::admin::{HowRequest, MoveRequest, PlanReport};
+use switchyard_policy::migration::Protocol;
 use switchyard_resp::units::parse_rate;
 
 use super::Failure;
@@ -25,8 +26,8 @@ pub(super) struct HowFlags {
     #[arg(long, value_name = "WHAT", value_parser = ["memory", "aof", "replica"])]
     durability: Option<String>,
 
-    /// How keys move; stop-and-copy is for comparisons and needs --allow-key-loss
-    #[arg(long, value_name = "NAME", value_parser = ["switchyard", "stop-and-copy"])]
+    /// How keys move; the others are for comparisons, and stop-and-copy needs --allow-key-loss
+    #[arg(long, value_name = "NAME", value_parser = Protocol::ALL.map(|(_, name)| name))]
     protocol: Option<String>,
 
     /// Go on although clients use the nodes past the router; they will not find what has moved

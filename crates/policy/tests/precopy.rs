@@ -1,0 +1,208 @@
+//! Copies first, one change of owner: what is asked when, and what one record decides.
+
+use std::collections::BTreeMap;
+
+use switchyard_policy::migration::record::{Eras, OpenLeg};
+use switchyard_policy::migration::{
+    Action, BatchId, Copied, Durability, Event, Io, Key, Machine, Orders, Outcome, Precopy, Process, Record, Side, Stored,
+};
+use switchyard_policy::topology::{MoveId, NodeId, slot_of};
+
+fn key(name: &str) -> Key {
+    Key::from(name.as_bytes())
+}
+
+fn process(run_id: &str) -> Process {
+    Process { run_id: run_id.to_owned(), client_id: 1 }
+}
+
+fn orders() -> Orders {
+    Orders {
+        move_id: MoveId(1),
+        leg: 0,
+        source: NodeId(0),
+        target: NodeId(1),
+        slots: vec![slot_of(b"{t}")],
+        durability: Durability::Memory,
+        drain_patience_us: 40_000,
+    }
+}
+
+/// A leg; what it records is durable at once, and what it asks of nodes is done unless a test takes it.
+struct Driven {
+    leg: Precopy,
+    now_us: u64,
+    records: Vec<Record>,
+    said: Vec<Action>,
+    /// Keys that the source has not.
+    gone: Vec<Key>,
+    listed: Vec<Key>,
+    /// Batches that were read and not yet stored.
+    is_held: bool,
+}
+
+impl Driven {
+    fn new(leg: Precopy, listed: &[&str]) -> Self {
+        let listed = listed.iter().copied().map(key).collect();
+        let mut driven = Self { leg, now_us: 0, records: Vec::new(), said: Vec::new(), gone: Vec::new(), listed, is_held: false };
+        driven.tell(Event::Met { source: process("a"), target: process("b") });
+        driven
+    }
+
+    fn tell(&mut self, event: Event) {
+        let mut events = vec![event];
+        while let Some(event) = events.pop() {
+            self.now_us += 10;
+            let mut actions = Vec::new();
+            self.leg.step(event, self.now_us, &mut actions);
+            for action in &actions {
+                match action {
+                    Action::Record { number, record } => {
+                        self.records.push(record.clone());
+                        events.insert(0, Event::Recorded(*number));
+                    }
+                    Action::Purge { .. } => events.insert(0, Event::Purged),
+                    Action::List { .. } => {
+                        events.insert(0, Event::Listed { keys: std::mem::take(&mut self.listed), end: true });
+                    }
+                    Action::Confirm { side } => events.insert(0, Event::Confirmed { side: *side }),
+                    Action::HandOver { .. } => events.insert(0, Event::HandedOver),
+                    Action::Io(Io::Copy { batch, keys, .. }) if !self.is_held => {
+                        let outcome = |key| if self.gone.contains(key) { Copied::Absent } else { Copied::Taken { bytes: 1 } };
+                        events.insert(0, Event::Copied { batch: *batch, outcomes: keys.iter().map(outcome).collect() });
+                    }
+                    Action::Io(Io::Overwrite { batch, keys, .. }) => {
+                        events.insert(0, Event::Stored { batch: *batch, outcomes: vec![Stored::Stored; keys.len()] });
+                    }
+                    Action::Io(Io::Remove { batch, .. }) => events.insert(0, Event::Removed { batch: *batch }),
+                    _ => {}
+                }
+            }
+            self.said.extend(actions);
+        }
+    }
+
+    fn take(&mut self) -> Vec<Action> {
+        std::mem::take(&mut self.said)
+    }
+
+    fn copied(&mut self) -> Vec<Key> {
+        let of = |action: Action| if let Action::Io(Io::Copy { keys, .. }) = action { keys } else { Vec::new() };
+        self.take().into_iter().flat_map(of).collect()
+    }
+}
+
+fn written(count: usize) -> Event {
+    Event::Written { keys: (0..count).map(|n| key(&format!("{{t}}{n}"))).collect() }
+}
+
+#[test]
+fn what_is_written_is_read_again_when_what_was_sent_before_has_ended() {
+    let mut driven = Driven::new(Precopy::new(orders(), true, None), &["{t}a"]);
+    assert!(driven.take().contains(&Action::Observe), "what was sent before the leg is awaited first");
+    driven.tell(written(100));
+    assert_eq!(driven.copied(), [], "nothing is read meanwhile");
+    driven.tell(Event::Drained);
+    let said = driven.take();
+    assert!(said.iter().any(|action| matches!(action, Action::Io(Io::Copy { keys, .. }) if keys == &[key("{t}a")])));
+    assert_eq!(said.last(), Some(&Action::Observe), "then the next round");
+    driven.tell(written(30));
+    driven.tell(Event::Drained);
+    assert_eq!(driven.copied().len(), 100, "what was written since then is not settled");
+    driven.tell(Event::Drained);
+    assert_eq!(driven.copied().len(), 30);
+    assert!(!driven.said.contains(&Action::Announce) && driven.records.len() == 1, "{:?}", driven.records);
+}
+
+#[test]
+fn for_the_last_keys_everybody_waits_and_one_record_makes_the_target_the_owner() {
+    let mut driven = Driven::new(Precopy::new(orders(), true, None), &["{t}a"]);
+    driven.gone.push(key("{t}0"));
+    driven.tell(Event::Drained);
+    assert!(driven.take().contains(&Action::Announce), "nothing was written");
+    driven.tell(written(2));
+    assert_eq!(driven.copied(), []);
+    driven.tell(Event::Drained);
+    let said = driven.take();
+    let at = |wanted: &dyn Fn(&Action) -> bool| said.iter().position(wanted).unwrap_or_else(|| panic!("not in {said:?}"));
+    let removed = at(&|action| matches!(action, Action::Io(Io::Remove { from: Side::Target, keys, .. }) if keys == &[key("{t}0")]));
+    let cut = at(&|action| matches!(action, Action::Record { record: Record::CutOver { .. }, .. }));
+    let serves = at(&|action| *action == Action::CommitAll);
+    let purged = at(&|action| matches!(action, Action::Purge { side: Side::Source, .. }));
+    let ended = at(&|action| matches!(action, Action::Record { record: Record::LegEnded { owner: Side::Target, .. }, .. }));
+    assert!(removed < cut && cut < serves && serves < purged && purged < ended);
+    assert_eq!(said.last(), Some(&Action::Io(Io::End(Outcome::Moved))));
+}
+
+#[test]
+fn a_node_that_is_another_process_ends_what_was_copied() {
+    for (side, begun) in [(Side::Source, false), (Side::Target, false), (Side::Source, true), (Side::Target, true)] {
+        let mut driven = Driven::new(Precopy::new(orders(), true, None), &["{t}a", "{t}b"]);
+        driven.is_held = true;
+        driven.tell(Event::Drained);
+        driven.is_held = begun;
+        if begun {
+            // The first copy is done; the last keys are being read when the node is lost.
+            driven.tell(Event::Copied { batch: BatchId(1), outcomes: vec![Copied::Taken { bytes: 1 }; 2] });
+            driven.tell(written(1));
+            driven.tell(Event::Drained);
+        }
+        driven.take();
+        driven.tell(Event::Lost { side });
+        driven.tell(Event::Restored { side, process: process("another") });
+        driven.tell(Event::Drained);
+        let said = driven.take();
+        let Some(Action::Io(Io::End(outcome))) = said.last() else { panic!("{side:?}, {begun}: {said:?}") };
+        assert_eq!(matches!(outcome, Outcome::Returned { .. }), begun, "{side:?}: {outcome:?}");
+        assert_eq!(matches!(outcome, Outcome::NotBegun { .. }), !begun);
+        assert!(!driven.records.iter().any(|record| matches!(record, Record::CutOver { .. })));
+    }
+}
+
+#[test]
+fn after_a_crash_the_record_of_the_cut_decides() {
+    for (cut_over, given_up) in [(false, None), (true, None), (false, Some(Side::Source)), (true, Some(Side::Source))] {
+        let open = OpenLeg {
+            leg: 0,
+            slots: orders().slots,
+            moving: true,
+            rolled_back: None,
+            given_up,
+            cut_over,
+            source: process("a"),
+            target: process("b"),
+            eras: Eras { source: 0, target: 0 },
+            away: BTreeMap::new(),
+        };
+        let mut driven = Driven::new(Precopy::new(orders(), true, Some(open)), &[]);
+        let goes_on = cut_over || given_up.is_some();
+        assert_eq!(driven.take().contains(&Action::Announce), goes_on, "workers know nothing of it");
+        driven.tell(Event::Drained);
+        let owner = if goes_on { Side::Target } else { Side::Source };
+        let said = driven.take();
+        assert_eq!(said.contains(&Action::CommitAll), cut_over);
+        assert!(said.contains(&Action::HandOver { to: owner }), "{cut_over}, {given_up:?}: {said:?}");
+        let purges = |side: Side| said.iter().any(|action| matches!(action, Action::Purge { side: purged, .. } if *purged == side));
+        assert_eq!(purges(Side::Source), cut_over && given_up.is_none());
+        assert_eq!(purges(Side::Target), !goes_on);
+    }
+}
+
+/// What was copied ahead is not copied again because one slow command held up the drain.
+#[test]
+fn a_drain_that_takes_too_long_is_tried_again_behind_another_round() {
+    let mut driven = Driven::new(Precopy::new(orders(), true, None), &["{t}a"]);
+    driven.tell(Event::Drained);
+    driven.take();
+    driven.now_us += 41_000;
+    driven.tell(Event::Tick);
+    assert_eq!(driven.take(), [Action::Withdraw, Action::Observe]);
+    driven.tell(written(1));
+    driven.tell(Event::Drained);
+    assert_eq!(driven.take(), [Action::Announce]);
+    driven.now_us += 79_000;
+    driven.tell(Event::Tick);
+    assert_eq!(driven.take(), [], "it has twice the time");
+    driven.tell(Event::Drained);
+    assert_eq!(driven.copied().len(), 1);
+}
