@@ -27,6 +27,10 @@ pub struct Scenario {
     pub leftovers: u64,
     /// The legs stop and copy.
     pub stop_and_copy: u64,
+    /// All keys are copied first, in rounds while the source serves.
+    pub source: u64,
+    /// The same while everybody waits.
+    pub freeze: u64,
     /// kill -9 of a node.
     pub kill_node: u64,
     /// kill -9 of the router.
@@ -109,6 +113,8 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("slots", include_str!("../scenarios/slots.txt")),
     ("movers", include_str!("../scenarios/movers.txt")),
     ("movers-forget", include_str!("../scenarios/movers-forget.txt")),
+    ("precopy", include_str!("../scenarios/precopy.txt")),
+    ("precopy-forgetful", include_str!("../scenarios/precopy-forgetful.txt")),
 ];
 
 impl Scenario {
@@ -136,6 +142,8 @@ impl Scenario {
             aof: 0,
             leftovers: 0,
             stop_and_copy: 0,
+            source: 0,
+            freeze: 0,
             kill_node: 0,
             kill_router: 0,
             stop: 0,
@@ -180,6 +188,8 @@ impl Scenario {
                 "aof" => (&mut scenario.aof, 1000),
                 "leftovers" => (&mut scenario.leftovers, 1000),
                 "stop-and-copy" => (&mut scenario.stop_and_copy, 1000),
+                "source" => (&mut scenario.source, 1000),
+                "freeze" => (&mut scenario.freeze, 1000),
                 "kill-node" => (&mut scenario.kill_node, 1000),
                 "kill-router" => (&mut scenario.kill_router, 1000),
                 "stop" => (&mut scenario.stop, 1000),

@@ -462,8 +462,30 @@ impl World {
         worker.view = view;
         self.look_at_watches(ix);
         say!(self, "worker {ix} adopts {:?}", self.workers[ix].view);
+        self.tell_again(ix);
         self.unblock_again(ix);
         self.look_again(ix, true);
+    }
+
+    /// What commands that wait at a node may still write counts as told now.
+    fn tell_again(&mut self, ix: usize) {
+        let waiting: Vec<(u64, u32)> = self.workers[ix]
+            .flying
+            .iter()
+            .filter_map(|(op, flying)| Some((*op, self.conns[flying.blocking? as usize].node as u32)))
+            .collect();
+        for (op, node) in waiting {
+            let mut keys = Vec::new();
+            if let Some(command) = self.ops.get(&op) {
+                command.op.keys(&mut keys);
+            }
+            let topology = self.workers[ix].view.topology.clone();
+            for key in keys {
+                if let Some(transit) = observed(&topology, &self.keys[key], NodeId(node as u16)) {
+                    self.tell_mover(transit.move_id, op, &[key], false);
+                }
+            }
+        }
     }
 
     /// What is watched where it is not used any more may change without the node's knowing.

@@ -47,6 +47,16 @@ fn forgetful() {
 }
 
 #[test]
+fn precopy() {
+    clean("precopy", 10_000);
+}
+
+#[test]
+fn precopy_forgetful() {
+    clean("precopy-forgetful", 10_000);
+}
+
+#[test]
 fn stop_and_copy() {
     clean("stop-and-copy", 10_000);
 }

@@ -128,13 +128,15 @@ struct Batch {
     tries: u32,
 }
 
-/// How far making the copies safe is, and asking the target whether it is the process that has them.
+/// How far making the copies safe is, and asking both nodes whether they are the processes that have been copied between. The source is asked, too: had it come
+/// back with older data, clients would have seen that, and then the copies of what it had before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Proof {
     No,
     Securing(BatchId),
     Secured,
-    Confirming,
+    /// These have yet to answer.
+    Confirming([bool; 2]),
     Yes,
 }
 
@@ -267,6 +269,9 @@ impl Precopy {
         self.progress.phase = Phase::Ended;
         self.batches.clear();
         actions.push(Action::Io(Io::End(outcome)));
+        if self.quiet == Quiet::Asked {
+            actions.push(Action::Io(Io::Quiet));
+        }
     }
 
     /// Who owns the slots afterwards.
@@ -326,9 +331,7 @@ impl Precopy {
         }
         self.links[side as usize] = Link::Down { since_us: now_us };
         self.purging.take_if(|purged| *purged == side);
-        if side == Side::Target {
-            self.proof = Proof::No;
-        }
+        self.proof = Proof::No;
         for batch in self.batches.values_mut() {
             let asked_at = if batch.step == Step::Copy { Side::Source } else { Side::Target };
             if batch.asked && asked_at == side {
@@ -655,7 +658,8 @@ impl Precopy {
             }
             State::Returning { drained: true } => {
                 // Who does not answer is purged when keys move there again.
-                if self.target_is_dirty && self.is_up(Side::Target) {
+                let is_lost = matches!(self.links[Side::Target as usize], Link::Down { since_us } if now_us.saturating_sub(since_us) >= TARGET_PATIENCE_US);
+                if self.target_is_dirty && !is_lost && self.given_up.is_none() {
                     self.purge(Side::Target, actions);
                 } else if self.purging.is_none() {
                     self.record_end(actions);
@@ -663,7 +667,7 @@ impl Precopy {
             }
             _ => {}
         }
-        if self.quiet == Quiet::Asked && self.batches.values().all(|batch| !batch.asked) && self.purging.is_none() {
+        if self.quiet == Quiet::Asked && self.batches.values().all(|batch| !batch.asked) {
             // What was read before is read again.
             self.batches.values_mut().for_each(|batch| batch.step = Step::Copy);
             self.quiet = Quiet::Reached;
@@ -743,7 +747,7 @@ impl Precopy {
             return;
         }
         self.begin_batches(now_us, actions);
-        if !self.all_is_copied() || !self.is_up(Side::Target) || self.quiet != Quiet::No {
+        if !self.all_is_copied() || !self.is_up(Side::Source) || !self.is_up(Side::Target) || self.quiet != Quiet::No {
             return;
         }
         match self.proof {
@@ -754,15 +758,15 @@ impl Precopy {
                 actions.push(Action::Io(Io::Secure { batch, at: Side::Target, durability }));
             }
             Proof::No | Proof::Secured => {
-                self.proof = Proof::Confirming;
-                actions.push(Action::Confirm { side: Side::Target });
+                self.proof = Proof::Confirming([true; 2]);
+                actions.extend([Side::Source, Side::Target].map(|side| Action::Confirm { side }));
             }
             Proof::Yes => {
                 let Orders { move_id, leg, .. } = self.orders;
                 let record = self.record(Record::CutOver { move_id, leg }, actions);
                 self.state = State::CuttingOver { record };
             }
-            Proof::Securing(_) | Proof::Confirming => {}
+            Proof::Securing(_) | Proof::Confirming(_) => {}
         }
     }
 
@@ -834,8 +838,9 @@ impl Machine for Precopy {
             },
             Event::Secured { .. } => {}
             Event::Confirmed { side } => {
-                if side == Side::Target && self.proof == Proof::Confirming {
-                    self.proof = Proof::Yes;
+                if let Proof::Confirming(waits) = &mut self.proof {
+                    waits[side as usize] = false;
+                    self.proof = if *waits == [false; 2] { Proof::Yes } else { self.proof };
                 }
             }
             Event::Lost { side } => self.lost(side, now_us, actions),

@@ -708,6 +708,8 @@ impl State {
                 let there = keys().into_iter().filter(|key| self.nodes[from][ix(key)] != 0).collect();
                 events.push_back(Event::Listed { keys: there, end: true });
             }
+            // Of protocols that copy all keys first.
+            Action::Observe | Action::CommitAll | Action::Io(Io::Overwrite { .. }) => {}
             Action::Relist { .. } | Action::Lost { .. } | Action::Io(Io::Refuse { .. } | Io::Report { .. } | Io::Quiet) => {}
             Action::Io(Io::Copy { batch, from, keys }) => {
                 self.batches.remove(&batch.0);

@@ -16,6 +16,7 @@ use crate::world::World;
 pub(super) enum Kind {
     Dump,
     Restore,
+    Overwrite,
     Remove,
     Secure,
     Migrate,
@@ -105,11 +106,12 @@ impl World {
                     }
                     if self.bug(Bug::RestoreReplace) { Cmd::Replace(*key, entry) } else { Cmd::Restore(*key, entry) }
                 }
+                (Kind::Overwrite, Some(Content::Whole(entry, _))) => Cmd::Replace(*key, entry.clone()),
                 // It is finished afterwards; or it is gone.
                 (Kind::Restore, Some(Content::Last { .. })) | (Kind::Restore | Kind::RestoreAgain, Some(Content::Gone)) => continue,
                 (Kind::Finish(Step::Write), Some(Content::Last { name, elements, .. })) => Cmd::Count(*name, *key, elements.clone()),
                 (Kind::Finish(Step::Rename), Some(Content::Last { name, expires_us, .. })) => Cmd::Rename(*name, *key, *expires_us),
-                (Kind::Restore | Kind::RestoreAgain | Kind::Finish(_), _) => {
+                (Kind::Restore | Kind::RestoreAgain | Kind::Overwrite | Kind::Finish(_), _) => {
                     self.violated(format!("{id:?}: key {key} is to be stored and was not read"));
                     return;
                 }
@@ -208,7 +210,7 @@ impl World {
                 };
                 let mut outcomes: Vec<Copied> = replies.into_iter().map(outcome).collect();
                 // Now and then their values are larger than was known, and only the first ones fit.
-                if self.movers[lane].protocol == Protocol::Switchyard && id.0 % 5 == 4 {
+                if self.movers[lane].protocol != Protocol::StopAndCopy && id.0 % 5 == 4 {
                     outcomes.truncate(outcomes.len().div_ceil(2));
                 }
                 Event::Copied { batch: id, outcomes }
@@ -222,6 +224,13 @@ impl World {
                 let outcomes = replies.into_iter().map(outcome).collect();
                 self.staged(lane, OfStaged::Stored { batch: id, outcomes });
                 return;
+            }
+            Kind::Overwrite => {
+                let outcome = |reply: Option<Reply>| match reply {
+                    Some(Reply::Ok) => Stored::Stored,
+                    other => Stored::Refused(format!("{other:?}")),
+                };
+                Event::Stored { batch: id, outcomes: replies.into_iter().map(outcome).collect() }
             }
             Kind::Finish(_) => {
                 self.staged_answered(lane, id, &keys, replies);

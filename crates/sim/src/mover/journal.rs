@@ -256,6 +256,9 @@ impl World {
         self.fleet.flush = Some(Flush { op, sent: false, told: 0, quiet: BTreeSet::new() });
         for lane in 0..self.movers.len() {
             self.movers[lane].stager.tell(Told::Flush);
+            if self.movers[lane].protocol.is_one_leg() && self.movers[lane].driver.is_some() {
+                self.mover_event(lane, Event::Rewritten);
+            }
             self.mover_event(lane, Event::Quiesce);
         }
     }
@@ -310,6 +313,16 @@ impl World {
     }
 
     // For the checker.
+
+    /// A leg of a protocol that copies first goes back without its target: what that has of it stays there until keys move there again.
+    pub(super) fn note_left_at_target(&mut self, lane: Lane, outcome: &Outcome) {
+        let m = &self.movers[lane];
+        if m.protocol.is_one_leg() && matches!(outcome, Outcome::Returned { .. }) && !m.links[1].ready {
+            let own: Vec<KeyIx> = (0..self.keys.len()).filter(|key| self.is_own(lane, *key)).collect();
+            let target = self.movers[lane].target;
+            self.fleet.left_at[target].extend(own);
+        }
+    }
 
     /// One owner: when a leg ends nothing of its slots is left at the side that they leave, if the process there is still the one that
     /// the machine knew when it said so.
@@ -407,6 +420,16 @@ impl World {
                 Place::Elsewhere
             };
         };
+        if open.is_some_and(|open| open.protocol.is_one_leg()) {
+            // One record decides for all. Before it is given nobody knows whether the source is asked once more.
+            let is_decided = leg.cut_over && !of_this().any(|record| matches!(record, Record::LegEnded { .. }));
+            return match (node == m.target, leg.cut_over) {
+                (true, true) if is_decided => Place::Here,
+                (false, true) => Place::Elsewhere,
+                (true, false) if !of_this().any(|record| matches!(record, Record::CutOver { .. })) => Place::UntilNoticed,
+                _ => Place::Doubtful,
+            };
+        }
         let pending = of_this().any(|record| match record {
             Record::Moved { keys, .. } | Record::Returned { keys, .. } => keys.contains(&fingerprint),
             Record::LegEnded { .. } => true,

@@ -240,7 +240,14 @@ pub(crate) struct Mover {
 
 impl Mover {
     pub(crate) fn new(random: &mut Random, scenario: &Scenario, lane: Lane, all_slots: Vec<Slot>) -> Self {
-        let protocol = if random.chance(scenario.stop_and_copy) { Protocol::StopAndCopy } else { Protocol::Switchyard };
+        let protocols = [
+            (scenario.stop_and_copy, Protocol::StopAndCopy),
+            (scenario.source, Protocol::Source),
+            (scenario.freeze, Protocol::FreezeAndCopy),
+        ];
+        // None is drawn of which there is none: seeds of other scenarios stay what they are.
+        let drawn = protocols.into_iter().find(|(chance, _)| *chance > 0 && random.chance(*chance));
+        let protocol = drawn.map_or(Protocol::Switchyard, |(_, protocol)| protocol);
         let durability = if random.chance(scenario.aof) { Durability::Aof } else { Durability::Memory };
         Self {
             stage: Stage::Idle,
@@ -458,7 +465,7 @@ impl World {
     fn look_at_barrier(&mut self, lane: Lane) {
         let of_leg = || self.movers[lane].driver.as_ref().and_then(Driver::barrier).map(|barrier| barrier.epoch);
         let Some(epoch) = self.movers[lane].barrier.or_else(of_leg) else { return };
-        let observing = self.movers[lane].stage == Stage::Observing;
+        let observing = self.movers[lane].shown == Shown::Observed;
         // What was sent to a side that is given up may be executed there; that nobody is told so any more is enough.
         self.fail_what_waits_for_the_lost(lane);
         let lost = self.given_up(lane).map(|side| self.movers[lane].node_of(ix(side)));
@@ -529,6 +536,7 @@ impl World {
 
     fn leg_ended(&mut self, lane: Lane, outcome: &Outcome) {
         let is_without = self.given_up(lane).is_some();
+        self.note_left_at_target(lane, outcome);
         self.fleet.without.extend(self.given_up(lane).map(Side::other));
         if !is_without {
             self.look_for_what_is_left(lane, outcome);
@@ -708,10 +716,11 @@ impl World {
             let Unnoticed { node, mark, .. } = unnoticed;
             let fingerprint = self.fleet.fingerprints.of(&self.keys[mark.0]);
             let open = self.open_leg(lane);
-            let mut away = open.is_some_and(|leg| leg.away.contains_key(&fingerprint));
+            let mut away = open.is_some_and(|leg| leg.cut_over || leg.away.contains_key(&fingerprint));
             for record in self.fleet.pending() {
                 match record {
                     Record::Moved { keys, .. } if keys.contains(&fingerprint) => away = true,
+                    Record::CutOver { .. } => away = true,
                     Record::Returned { keys, .. } if keys.contains(&fingerprint) => away = false,
                     _ => {}
                 }

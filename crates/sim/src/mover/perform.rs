@@ -105,6 +105,10 @@ impl World {
                 let epoch = if self.random.chance(20) { None } else { Some(self.publish(lane, Shown::Moving)) };
                 self.mover_hears(lane, Happened::Published(epoch));
             }
+            Do::Observe => {
+                let epoch = if self.random.chance(20) { None } else { Some(self.publish(lane, Shown::Observed)) };
+                self.mover_hears(lane, Happened::Published(epoch));
+            }
             Do::Withdraw => {
                 self.publish(lane, Shown::Observed);
             }
@@ -128,6 +132,7 @@ impl World {
                 self.begin_batch(lane, batch, from, &keys, Kind::Dump);
             }
             Do::Io(Io::Store { batch, to, keys }) => self.begin_batch(lane, batch, to, &keys, Kind::Restore),
+            Do::Io(Io::Overwrite { batch, to, keys }) => self.begin_batch(lane, batch, to, &keys, Kind::Overwrite),
             Do::Io(Io::Secure { batch, at, .. }) => self.begin_batch(lane, batch, at, &[], Kind::Secure),
             Do::Io(Io::Remove { batch, from, keys }) => self.begin_batch(lane, batch, from, &keys, Kind::Remove),
             Do::Io(Io::Migrate { batch, from, keys }) => self.begin_batch(lane, batch, from, &keys, Kind::Migrate),

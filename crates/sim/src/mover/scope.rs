@@ -104,7 +104,8 @@ impl World {
 
     /// Draws which of the slots that are left the next leg takes.
     pub(super) fn draw_leg(&mut self, lane: Lane) {
-        self.movers[lane].leg_slots = self.some_of(self.movers[lane].slots.clone());
+        let slots = self.movers[lane].slots.clone();
+        self.movers[lane].leg_slots = if self.movers[lane].protocol.is_one_leg() { slots } else { self.some_of(slots) };
     }
 
     /// Some of these, or all, in order.

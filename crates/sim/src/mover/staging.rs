@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use switchyard_policy::migration::staging::{self, Action, Ends, Event, Piece, Place, Seen, Staging, Wrote};
 use switchyard_policy::migration::tail::Element;
-use switchyard_policy::migration::{Key, Process, Protocol};
+use switchyard_policy::migration::{Event as OfLeg, Key, Process, Protocol};
 use switchyard_policy::topology::{MoveId, slot_of};
 
 use super::{Lane, Shown, Stage, What};
@@ -153,6 +153,13 @@ impl World {
         let Some(lane) = self.lane_of_move(move_id) else { return };
         if undeclared && !self.bug(Bug::AnythingNotNoted) {
             self.movers[lane].list.anything.extend(keys.iter().map(|key| slot_of(&self.keys[*key])));
+        }
+        if self.movers[lane].protocol.is_one_leg() && self.movers[lane].driver.is_some() {
+            let names = keys.iter().filter(|key| self.is_own(lane, **key)).map(|key| self.keys[*key].clone()).collect();
+            self.mover_event(lane, OfLeg::Written { keys: names });
+            if undeclared {
+                self.mover_event(lane, OfLeg::Rewritten);
+            }
         }
         let shared = &self.movers[lane].stager.shared;
         let (staged, others): (Vec<KeyIx>, Vec<KeyIx>) = keys.iter().copied().partition(|key| shared.contains(key));
