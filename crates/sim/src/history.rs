@@ -119,9 +119,10 @@ impl History {
     }
 
     /// Between these times the key became this.
-    pub(crate) fn reverts_between(&mut self, key: KeyIx, value: Option<Vec<u32>>, invoked_us: u64, returned_us: u64) {
+    pub(crate) fn reverts_between(&mut self, key: KeyIx, entry: Option<Entry>, invoked_us: u64, returned_us: u64) {
         let by = "a node that is lost".into();
-        self.keys[key].operations.push(Operation { invoked_us, returned_us, act: Act::Become(value, None), by });
+        let (value, ends) = entry.map(|entry| (entry.value, entry.expires_us)).unzip();
+        self.keys[key].operations.push(Operation { invoked_us, returned_us, act: Act::Become(value, ends.flatten()), by });
     }
 
     /// A node came back with an earlier state of the key.

@@ -70,6 +70,8 @@ pub enum Bug {
     ToldNotTakenInTheLeg,
     /// The tail of a key that is copied in pieces is read before the leg, while it is written.
     TailReadBeforeTheLeg,
+    /// A leg that a router before this one has left does not come first.
+    OpenLegForgotten,
     /// What was staged is used though a node has been another process since its tail was read.
     UnusableKeptAtReturn,
 }
@@ -121,6 +123,8 @@ impl Planted {
         Self::Around(Bug::ToldNotTakenInTheLeg),
         Self::Around(Bug::TailReadBeforeTheLeg),
         Self::Around(Bug::UnusableKeptAtReturn),
+        Self::Around(Bug::OpenLegForgotten),
+        Self::Machine(MachineBug::GivenUpBeforeRecord),
         Self::Machine(MachineBug::ReadAgainTooEarly),
         Self::Machine(MachineBug::LastWritesForgotten),
         Self::Machine(MachineBug::GoneStaysCopied),

@@ -120,7 +120,8 @@ pub(crate) enum Ev {
     Stored { lane: Lane, owner: usize, before: Option<Box<Topology>> },
     Dial { worker: usize, node: usize },
     DialMover { lane: Lane, side: usize },
-    NextLeg { lane: Lane },
+    NextMove { lane: Lane },
+    Rested { lane: Lane, turn: u64 },
     Staging { lane: Lane },
     AskAgain { op: u64 },
     Client { client: usize },
@@ -304,7 +305,7 @@ impl World {
         self.draw_faults();
         for lane in 0..self.movers.len() {
             let when = self.random.below(4_000);
-            self.after(when, Ev::NextLeg { lane });
+            self.after(when, Ev::NextMove { lane });
         }
         self.after(SWEEP_US, Ev::Sweep);
     }
@@ -731,7 +732,8 @@ impl World {
             Ev::Stored { lane, owner, before } => self.stored(lane, owner, before),
             Ev::Dial { worker, node } => self.dial(worker, node),
             Ev::DialMover { lane, side } => self.dial_mover(lane, side),
-            Ev::NextLeg { lane } => self.next_leg(lane),
+            Ev::NextMove { lane } => self.next_move(lane),
+            Ev::Rested { lane, turn } => self.rested(lane, turn),
             Ev::Staging { lane } => self.staging_is_due(lane),
             Ev::AskAgain { op } => self.ask_again(op),
             Ev::Client { client } => self.client_goes_on(client),

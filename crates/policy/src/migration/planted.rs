@@ -37,6 +37,8 @@ pub enum Bug {
     ReturnedThoughRemoved,
     /// A leg that goes back to a source that is given up ends while commands that were sent there can still be answered.
     GivenUpWithoutDrain,
+    /// What only a leg without one of its sides does is done before it is on record that this side is given up.
+    GivenUpBeforeRecord,
     /// Keys come back before the workers know.
     RollbackWithoutDrain,
     /// Keys listed before the source restarted are taken for all that it has.

@@ -175,7 +175,7 @@ impl Work for StopAndCopy {
     }
 
     fn drop_without_target(&mut self, leg: &mut Shell) -> BTreeSet<Fingerprint> {
-        if leg.given_up == Some(Side::Target) {
+        if leg.is_given_up(Side::Target) {
             self.drop_without(leg, true);
         }
         BTreeSet::new()

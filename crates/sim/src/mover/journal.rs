@@ -52,7 +52,7 @@ impl World {
             self.movers[lane].moves_left += 1;
             self.movers[lane].stage = Stage::Idle;
             let when = self.random.between(1_000, 20_000);
-            self.after(when, Ev::NextLeg { lane });
+            self.after(when, Ev::NextMove { lane });
         }
         if !self.fleet.queue.writing().is_empty() {
             self.fleet.syncing = true;
@@ -83,9 +83,7 @@ impl World {
         self.sync();
         for lane in accepted {
             if self.movers[lane].stage == Stage::Accepting {
-                self.movers[lane].begun = true;
-                self.movers[lane].stage = Stage::Idle;
-                self.next_leg(lane);
+                self.live(lane, None);
             }
         }
         for (lane, numbers) in durable {
@@ -147,7 +145,8 @@ impl World {
         fleet.broken = Default::default();
         fleet.cleared.clear();
         for m in &mut self.movers {
-            m.aborted = false;
+            (m.life, m.step) = (None, None);
+            m.turn += 1;
             m.driver = None;
             m.shown = Shown::Nothing;
             m.view = None;
@@ -180,7 +179,7 @@ impl World {
             }
         };
         for m in &mut self.movers {
-            (m.resume, m.begun) = (None, false);
+            m.resume = None;
         }
         if self.bug(Bug::TopologyDecides) {
             for move_id in self.fleet.durable.open.keys().copied().collect::<Vec<_>>() {
@@ -193,7 +192,7 @@ impl World {
         }
         for lane in 0..self.movers.len() {
             let m = &mut self.movers[lane];
-            let goes_on = m.resume.as_ref().is_some_and(|leg| leg.moving);
+            let goes_on = m.resume.as_ref().and_then(|open| open.leg.as_ref()).is_some_and(|leg| leg.moving);
             m.shown = if goes_on { Shown::Moving } else { Shown::Nothing };
             if !goes_on {
                 m.watched.unnoticed.clear();
@@ -205,7 +204,7 @@ impl World {
         self.workers = (0..self.workers.len()).map(|_| Worker::new(view.clone())).collect();
         for lane in 0..self.movers.len() {
             let when = self.random.between(100, 3_000);
-            self.after(when, Ev::NextLeg { lane });
+            self.after(when, Ev::NextMove { lane });
         }
     }
 
@@ -215,7 +214,6 @@ impl World {
         let names = open.keys.as_ref().map(|keys| Rc::new(keys.iter().map(|key| self.key_ix(key)).collect()));
         let m = &mut self.movers[lane];
         m.scope = names;
-        m.begun = true;
         m.move_id = id.0;
         m.source = usize::from(open.source.0);
         m.target = usize::from(open.target.0);
@@ -224,25 +222,24 @@ impl World {
         m.slots = open.slots.iter().copied().filter(|slot| !open.handed_over.contains(slot)).collect();
         if !open.handed_over.is_empty() {
             // What the map should say of the legs that have ended.
-            m.leg_slots = open.handed_over;
+            m.leg_slots.clone_from(&open.handed_over);
             self.fleet.map = self.map_with_leg_at(lane, target);
         }
         let m = &mut self.movers[lane];
         if m.slots.is_empty() {
-            m.begun = false;
             self.write(lane, None, vec![Record::Ended { move_id: id }]);
             return;
         }
         m.leg_slots.clone_from(&m.slots);
-        if let Some(leg) = open.leg {
+        if let Some(leg) = &open.leg {
             m.leg = leg.leg;
             m.leg_slots.clone_from(&leg.slots);
             for (node, process) in [(source, &leg.source), (target, &leg.target)] {
                 let broken = process.run_id.parse().ok().map(|number: u32| (number, process.client_id));
                 self.fleet.broken[node].extend(broken);
             }
-            m.resume = Some(leg);
         }
+        self.movers[lane].resume = Some(open);
         self.fleet.map = self.map_with_leg_at(lane, source);
     }
 

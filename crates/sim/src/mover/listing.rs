@@ -1,6 +1,7 @@
 //! The keys of a move: listed once, before its legs; what workers write meanwhile is added.
 
 use switchyard_policy::migration::Key;
+use switchyard_policy::migration::life::Came;
 
 use super::{Lane, Stage, What};
 use crate::node::{Cmd, KeyIx};
@@ -12,7 +13,7 @@ const LISTED_AT_ONCE: usize = 8;
 const LISTED_KEYS: usize = 3;
 
 impl World {
-    /// Both nodes are reached, and there is no leg to go on with.
+    /// What the source has.
     pub(super) fn list(&mut self, lane: Lane) {
         self.movers[lane].stage = Stage::Listing;
         self.demand(lane, 0, Cmd::Scan(0, LISTED_AT_ONCE), What::List);
@@ -28,7 +29,8 @@ impl World {
             Some(next) => self.demand(lane, 0, Cmd::Scan(next, LISTED_AT_ONCE), What::List),
             None => {
                 self.movers[lane].list.of = self.movers[lane].links[0].process.map(|(process, _)| process);
-                self.connected(lane);
+                self.movers[lane].list.is_whole = true;
+                self.came(lane, Came::Done);
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use switchyard_policy::migration::record::Record;
-use switchyard_policy::migration::{Event, Fingerprint, Side};
+use switchyard_policy::migration::{Fingerprint, Side, Steer};
 
 use super::{Lane, Stage, ix};
 use crate::node::{KeyIx, Op};
@@ -30,10 +30,9 @@ impl World {
             return false;
         }
         say!(self, "the user gives up node {node}");
-        self.movers[lane].aborted = true;
         let now = self.now;
         self.movers[lane].lost.get_or_insert_with(|| Lost { since_us: now, doubtful: BTreeSet::new() });
-        self.mover_event(lane, Event::GiveUp { side: if side == 0 { Side::Source } else { Side::Target } });
+        self.steer(lane, Steer::GiveUp(if side == 0 { Side::Source } else { Side::Target }));
         true
     }
 
@@ -79,7 +78,9 @@ impl World {
         };
         let is_gone = |key: &KeyIx| away.contains(&self.fleet.fingerprints.of(&self.keys[*key])) == (side == Side::Target);
         let doubtful = (0..self.keys.len()).filter(|key| self.is_own(lane, *key)).filter(is_gone).collect();
-        if let Some(lost) = &mut self.movers[lane].lost {
+        let m = &mut self.movers[lane];
+        m.life.iter_mut().for_each(|life| life.lose(side, away.len() as u64));
+        if let Some(lost) = &mut m.lost {
             lost.doubtful = doubtful;
         }
     }
@@ -98,10 +99,11 @@ impl World {
         for key in lost.doubtful {
             let at = &self.nodes[node];
             let there = if at.up { &at.keys } else { &at.disk };
-            if there.get(&key).is_none_or(|entry| entry.expires_us.is_some_and(|end| end <= self.clock(node))) {
-                say!(self, "key {key} is lost");
-                self.history.reverts_between(key, None, lost.since_us, now);
-            }
+            let there = there.get(&key).filter(|entry| entry.expires_us.is_none_or(|end| end > self.clock(node)));
+            // A node that came back with an older snapshot has what it has.
+            let shown = there.map(|entry| self.in_time(node, entry.clone()));
+            say!(self, "key {key} is lost, but for {shown:?}");
+            self.history.reverts_between(key, shown, lost.since_us, now);
         }
     }
 }

@@ -3,6 +3,7 @@
 
 mod batches;
 mod journal;
+mod life;
 mod listing;
 mod lost;
 mod perform;
@@ -13,9 +14,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use switchyard_policy::migration::record::{OpenLeg, Queue, Record, Replay};
+use switchyard_policy::migration::life::Step;
+use switchyard_policy::migration::record::{OpenMove, Queue, Record, Replay};
 use switchyard_policy::migration::{
-    BatchId, Begin, Driver, Durability, Event, Fingerprinter, Happened, Key, LegView, Legs, Orders, Outcome, Process, Protocol, Scope, Side,
+    BatchId, Begin, Driver, Durability, Event, Fingerprinter, Happened, Key, LegView, Legs, Life, Orders, Outcome, Process, Protocol,
+    Scope, Side,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage as SlotStage, Topology, Transit, slot_of};
 
@@ -56,8 +59,10 @@ enum Stage {
     Idle,
     /// That a move begins is being recorded.
     Accepting,
+    Resting,
     /// Workers adopt that the slots are observed.
     Observing,
+    /// A node is being reached.
     Connecting,
     /// Keys are listed.
     Listing,
@@ -159,6 +164,8 @@ struct List {
     anything: BTreeSet<Slot>,
     /// The process that was listed, once it is.
     of: Option<u32>,
+    /// All keys are listed, or named.
+    is_whole: bool,
 }
 
 /// What the checkers have to know of a leg.
@@ -205,7 +212,6 @@ pub(crate) struct Mover {
     leg_slots: Vec<Slot>,
     protocol: Protocol,
     durability: Durability,
-    drain_patience_us: u64,
     source: usize,
     target: usize,
     /// Of a move of keys: which.
@@ -214,11 +220,14 @@ pub(crate) struct Mover {
     leg: u32,
     tries: u32,
     moves_left: u64,
-    /// Runs while the present move is open.
-    begun: bool,
-    /// The user wants the move to end: a leg that has not begun is not tried again.
-    pub(crate) aborted: bool,
-    resume: Option<OpenLeg>,
+    /// The move under way: what comes next, the step under way, and its number.
+    life: Option<Life>,
+    step: Option<Step>,
+    turn: u64,
+    /// Since when the workers' drain is awaited.
+    asked_us: u64,
+    /// What the journal says of a move that a router before this one has left.
+    resume: Option<OpenMove>,
     links: [Link; 2],
     batches: BTreeMap<BatchId, Batch>,
     /// By round.
@@ -257,7 +266,6 @@ impl Mover {
             all_slots,
             protocol,
             durability,
-            drain_patience_us: random.between(5_000, 80_000),
             source: 0,
             target: 1,
             scope: None,
@@ -265,8 +273,10 @@ impl Mover {
             leg: 0,
             tries: 0,
             moves_left: scenario.moves,
-            begun: false,
-            aborted: false,
+            life: None,
+            step: None,
+            turn: 0,
+            asked_us: 0,
             resume: None,
             links: Default::default(),
             batches: BTreeMap::new(),
@@ -291,11 +301,10 @@ impl Mover {
 
     /// How the slots of the move are in transit.
     fn transits(&self) -> Vec<(SlotStage, Vec<Slot>)> {
-        let is_listed = self.list.of.is_some() && self.scope.is_none();
-        let rest = Some((SlotStage::Observed, self.rest())).filter(|(_, slots)| is_listed && !slots.is_empty());
+        let rest = Some((SlotStage::Observed, self.rest())).filter(|(_, slots)| self.list.is_whole && !slots.is_empty());
         match self.shown {
             Shown::Nothing => Vec::new(),
-            Shown::Observed => vec![(SlotStage::Observed, self.slots.clone())],
+            Shown::Observed => Some((SlotStage::Observed, self.slots.clone())).filter(|(_, slots)| !slots.is_empty()).into_iter().collect(),
             Shown::Moving => std::iter::once((SlotStage::Moving { leg: self.leg }, self.leg_slots.clone())).chain(rest).collect(),
             Shown::Rest => rest.into_iter().collect(),
         }
@@ -373,90 +382,6 @@ impl World {
         epoch
     }
 
-    pub(crate) fn next_leg(&mut self, lane: Lane) {
-        if self.movers[lane].stage != Stage::Idle {
-            return;
-        }
-        let resumes = self.movers[lane].resume.as_ref().is_some_and(|open| open.moving);
-        if !self.movers[lane].begun {
-            if self.movers[lane].moves_left == 0 {
-                self.movers[lane].stage = Stage::Over;
-                return;
-            }
-            self.movers[lane].moves_left -= 1;
-            self.fleet.last_move += 1;
-            self.movers[lane].move_id = self.fleet.last_move;
-            (self.movers[lane].leg, self.movers[lane].tries, self.movers[lane].aborted) = (0, 0, false);
-            self.movers[lane].list = List::default();
-            self.draw_move(lane);
-            let m = &self.movers[lane];
-            let mut records = vec![Record::Begun {
-                move_id: MoveId(m.move_id),
-                source: NodeId(m.source as u16),
-                target: NodeId(m.target as u16),
-                slots: m.slots.clone(),
-                protocol: m.protocol,
-                durability: m.durability,
-            }];
-            if let Some(scope) = self.movers[lane].scope.clone() {
-                let mut keys: Vec<Key> = scope.iter().map(|key| self.keys[*key].clone()).collect();
-                keys.sort_unstable();
-                records.push(Record::Keys { move_id: MoveId(self.movers[lane].move_id), keys });
-            }
-            self.movers[lane].stage = Stage::Accepting;
-            self.write(lane, None, records);
-            return;
-        }
-        let has_moved = self.open_move(lane).is_some_and(|open| !open.handed_over.is_empty());
-        if !resumes && has_moved && self.movers[lane].aborted {
-            self.end_move(lane);
-            self.after(2_000, Ev::NextLeg { lane });
-            return;
-        }
-        let skew_us = self.nodes[0].ahead_us.abs_diff(self.nodes[1].ahead_us);
-        if !resumes && skew_us > self.scenario.skew && !self.bug(Bug::ClocksNotCompared) {
-            say!(self, "the clocks differ by {skew_us} us");
-            self.after(2_000, Ev::NextLeg { lane });
-            return;
-        }
-        say!(
-            self,
-            "leg {} of move {}: {} to {}",
-            self.movers[lane].leg,
-            self.movers[lane].move_id,
-            self.movers[lane].source,
-            self.movers[lane].target
-        );
-        self.movers[lane].stager.begin_leg(self.planted);
-        if resumes {
-            self.movers[lane].stage = Stage::Connecting;
-            self.connect_both(lane);
-        } else {
-            self.movers[lane].watched.killed = [false; 2];
-            self.draw_leg(lane);
-            let epoch = self.publish(lane, Shown::Observed);
-            self.movers[lane].stage = Stage::Observing;
-            if self.bug(Bug::ListedTooEarly) {
-                self.observed(lane);
-            } else {
-                self.movers[lane].barrier = Some(epoch);
-            }
-        }
-    }
-
-    fn observed(&mut self, lane: Lane) {
-        self.movers[lane].stage = Stage::Connecting;
-        self.connect_both(lane);
-    }
-
-    fn connect_both(&mut self, lane: Lane) {
-        for side in 0..2 {
-            if self.movers[lane].links[side].conn.is_none() {
-                self.dial_mover(lane, side);
-            }
-        }
-    }
-
     /// Whether a barrier is reached: every worker has adopted the epoch, and nothing earlier is in flight.
     pub(crate) fn look_at_barriers(&mut self) {
         (0..self.movers.len()).for_each(|lane| self.look_at_barrier(lane));
@@ -476,7 +401,9 @@ impl World {
         if self.router_up && self.workers.iter().all(has_drained) {
             say!(self, "epoch {epoch} is drained");
             if self.movers[lane].barrier.take().is_some() {
-                self.observed(lane);
+                if let Some(came) = self.observed(lane) {
+                    self.came(lane, came);
+                }
             } else {
                 self.mover_hears(lane, Happened::Drained { databases: vec![0] });
             }
@@ -497,8 +424,10 @@ impl World {
             target: NodeId(m.target as u16),
             slots: m.leg_slots.clone(),
             durability: m.durability,
-            drain_patience_us: m.drain_patience_us,
+            drain_patience_us: m.life.as_ref().map_or(0, Life::drain_patience_us),
         };
+        let resume = m.life.as_ref().and_then(|life| life.open().cloned());
+        let was = resume.as_ref().map(|open| [open.source.clone(), open.target.clone()]);
         let scope = m.scope.as_ref().map(|scope| {
             let names = scope.iter().map(|key| self.keys[*key].clone());
             let mut keys: Vec<Key> = names.filter(|key| m.leg_slots.contains(&slot_of(key))).collect();
@@ -509,7 +438,7 @@ impl World {
             protocol: m.protocol,
             orders,
             fingerprints: self.fleet.fingerprints,
-            resume: m.resume.take(),
+            resume,
             keys: scope.as_ref().map(|scope| scope.keys().to_vec()),
             databases: vec![0],
             listed_of: m.list.of.map(|process| process.to_string()),
@@ -521,14 +450,29 @@ impl World {
         m.batches.clear();
         m.late.clear();
         m.inbox.clear();
-        let met = |link: &Link| {
-            let (process, client_id) = link.process.unwrap_or_default();
-            Process { run_id: process.to_string(), client_id }
+        // A side that is not there is met when it is there again. Until then the process is there that was, and is lost.
+        let met = |side: usize| match (&m.links[side], &was) {
+            (Link { ready: false, .. }, Some(was)) => was[side].clone(),
+            (link, _) => {
+                let (process, client_id) = link.process.unwrap_or_default();
+                Process { run_id: process.to_string(), client_id }
+            }
         };
-        let (source, target) = (met(&m.links[0]), met(&m.links[1]));
-        self.noticed(lane, self.movers[lane].source);
-        self.noticed(lane, self.movers[lane].target);
+        let (source, target) = (met(0), met(1));
+        let missing: Vec<usize> = (0..2).filter(|side| !m.links[*side].ready).collect();
+        for side in (0..2).filter(|side| !missing.contains(side)) {
+            self.noticed(lane, self.movers[lane].node_of(side));
+        }
         self.mover_event(lane, Event::Met { source, target });
+        for side in missing {
+            self.mover_hears(lane, Happened::Lost { side: if side == 0 { Side::Source } else { Side::Target } });
+        }
+        if self.movers[lane].life.as_ref().is_some_and(Life::is_aborted) {
+            self.mover_event(lane, Event::RollBack);
+        }
+        if let Some(side) = self.steered_without(lane) {
+            self.mover_event(lane, Event::GiveUp { side });
+        }
         if self.fleet.flush.is_some() {
             self.mover_event(lane, Event::Quiesce);
         }
@@ -560,53 +504,15 @@ impl World {
         // The driver answers who asks when it is over, too.
         let is_asked = std::mem::take(&mut self.movers[lane].inbox).contains(&Happened::Of(Event::Quiesce));
         self.staging_is_over(lane);
-        for side in 0..2 {
-            self.let_go(lane, side);
-        }
-        if self.bug(Bug::ForgottenAtTheEnd) {
-            self.fleet.broken = Default::default();
-        }
         if is_asked {
             self.is_quiet(lane);
         }
-        let has_begun = !matches!(outcome, Outcome::NotBegun { .. });
         self.movers[lane].watched.moved = *outcome == Outcome::Moved && !is_without;
         self.fleet.outcomes.push(format!("{outcome:?}"));
-        if !has_begun {
+        if matches!(outcome, Outcome::NotBegun { .. }) {
             self.publish(lane, Shown::Observed);
-            self.movers[lane].tries += 1;
         }
-        let m = &mut self.movers[lane];
-        m.leg += 1;
-        if *outcome == Outcome::Moved {
-            m.slots = m.rest();
-            m.tries = 0;
-        }
-        let goes_on = match outcome {
-            Outcome::Moved => !is_without && !m.slots.is_empty() && !m.aborted,
-            Outcome::NotBegun { .. } => !m.aborted && m.tries < TRIES,
-            Outcome::Returned { .. } => false,
-        };
-        if !goes_on {
-            self.end_move(lane);
-        }
-        self.movers[lane].stage = Stage::Idle;
-        let when = self.random.between(500, 10_000);
-        self.after(when, Ev::NextLeg { lane });
-    }
-
-    fn end_move(&mut self, lane: Lane) {
-        let move_id = MoveId(self.movers[lane].move_id);
-        self.write(lane, None, vec![Record::Ended { move_id }]);
-        self.movers[lane].begun = false;
-        if !self.movers[lane].transits().is_empty() {
-            self.publish(lane, Shown::Nothing);
-        }
-    }
-
-    /// Whether a leg is taken up again that has given up this side.
-    fn goes_on_without(&self, lane: Lane, side: usize) -> bool {
-        self.movers[lane].resume.as_ref().is_some_and(|open| open.given_up.map(ix) == Some(side))
+        self.life_goes_on(lane, outcome.clone());
     }
 
     // Connections.
@@ -627,9 +533,7 @@ impl World {
     }
 
     pub(crate) fn dial_mover(&mut self, lane: Lane, side: usize) {
-        if self.movers[lane].links[side].conn.is_some()
-            || !matches!(self.movers[lane].stage, Stage::Connecting | Stage::Listing | Stage::Running)
-        {
+        if self.movers[lane].links[side].conn.is_some() || !matches!(self.movers[lane].stage, Stage::Connecting | Stage::Running) {
             return;
         }
         let node = self.movers[lane].node_of(side);
@@ -654,7 +558,7 @@ impl World {
 
     fn said_hello(&mut self, lane: Lane, side: usize, process: u32, number: u64) {
         let node = self.movers[lane].node_of(side);
-        let is_resumed = self.movers[lane].resume.as_ref().is_some_and(|open| open.moving);
+        let is_resumed = self.movers[lane].has_open_leg();
         let link = &mut self.movers[lane].links[side];
         link.process = Some((process, number));
         let ids: Vec<u64> = self.fleet.broken[node].iter().filter(|(at, _)| *at == process).map(|(_, id)| *id).collect();
@@ -695,10 +599,8 @@ impl World {
                 self.drop_unusable(lane);
             }
             self.mover_hears(lane, Happened::Restored { side: side_of, process, databases: vec![0] });
-        } else if self.movers[lane].stage == Stage::Connecting
-            && (0..2).all(|side| self.movers[lane].links[side].ready || self.goes_on_without(lane, side))
-        {
-            self.connected(lane);
+        } else {
+            self.reached(lane, side, true);
         }
     }
 
@@ -751,12 +653,11 @@ impl World {
                 self.source_lost(lane);
             }
             self.mover_hears(lane, Happened::Lost { side: if side == 0 { Side::Source } else { Side::Target } });
-        } else {
-            if self.movers[lane].stage == Stage::Listing {
-                self.movers[lane].stage = Stage::Connecting;
-            }
+        } else if self.movers[lane].driver.is_some() {
             let delay = self.random.between(300, 3_000);
             self.after(delay, Ev::DialMover { lane, side });
+        } else {
+            self.reached(lane, side, false);
         }
     }
 

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use switchyard_policy::migration::life::Came;
 use switchyard_policy::migration::staging::{self, Action, Ends, Event, Piece, Place, Seen, Staging, Wrote};
 use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::{Event as OfLeg, Key, Process, Protocol};
@@ -193,16 +194,11 @@ impl World {
 
     // Before the leg.
 
-    /// Both nodes are reached, and the leg may begin.
-    pub(super) fn connected(&mut self, lane: Lane) {
-        let goes_on = self.movers[lane].resume.as_ref().is_some_and(|open| open.moving);
-        if self.movers[lane].list.of.is_none() && self.movers[lane].scope.is_none() && !goes_on {
-            self.list(lane);
-            return;
-        }
-        if self.scenario.parts == 0 || self.movers[lane].protocol != Protocol::Switchyard || goes_on {
-            self.begin_machine(lane);
-            return;
+    /// Copies the big keys of the next leg ahead, if that is done at all.
+    pub(super) fn stage_big(&mut self, lane: Lane) -> Option<Came> {
+        self.movers[lane].stager.begin_leg(self.planted);
+        if self.scenario.parts == 0 || self.movers[lane].protocol != Protocol::Switchyard {
+            return Some(Came::Done);
         }
         self.movers[lane].stage = Stage::Staging;
         let own: Vec<KeyIx> = (0..self.keys.len()).filter(|key| self.is_own(lane, *key)).collect();
@@ -213,7 +209,9 @@ impl World {
         };
         let ends = Ends { source: process(0), target: process(1) };
         self.stager_step(lane, Event::Begin { big, ends });
-        self.staging_goes_on(lane);
+        // Not before the step is under way.
+        self.staging_later(lane, SOON_US);
+        None
     }
 
     /// A connection broke while keys were copied: what was asked at the other side must not be answered to what is asked next.
@@ -221,10 +219,8 @@ impl World {
         if self.movers[lane].stage != Stage::Staging {
             return;
         }
-        self.movers[lane].stage = Stage::Connecting;
         self.let_go(lane, 1 - side);
-        let delay = self.random.between(300, 3_000);
-        self.after(delay, Ev::DialMover { lane, side: 1 - side });
+        self.came(lane, Came::Lost);
     }
 
     fn staging_later(&mut self, lane: Lane, at_most_us: u64) {
@@ -263,7 +259,7 @@ impl World {
             self.share_staged(lane);
             self.note_early_tails(lane);
             self.discard_staged(lane);
-            self.begin_machine(lane);
+            self.came(lane, Came::Done);
             return;
         }
         self.act_on_staging(lane, actions);

@@ -1,7 +1,7 @@
 //! What goes wrong in a run, when its time has come: nodes and the router are killed and come back, connections break, nodes are silent, deaf, stopped or full.
 
 use super::{Ev, Fault, Owner, SWEEP_US, World, say};
-use switchyard_policy::migration::Event;
+use switchyard_policy::migration::Steer;
 
 use crate::mover::Unnoticed;
 use crate::node::Persistence;
@@ -66,8 +66,7 @@ impl World {
             }
             Fault::RollBack => {
                 let lane = self.draw_lane();
-                self.movers[lane].aborted = true;
-                self.mover_event(lane, Event::RollBack);
+                self.steer(lane, Steer::Abort);
             }
             Fault::FullDisk | Fault::BrokenDisk => {
                 *(if fault == Fault::FullDisk { &mut self.fleet.disk_is_full } else { &mut self.fleet.disk_is_broken }) = true;
@@ -78,8 +77,7 @@ impl World {
             Fault::GiveUp => match self.removal_under_way() {
                 Some((lane, conn)) => {
                     self.cut(conn);
-                    self.movers[lane].aborted = true;
-                    self.mover_event(lane, Event::RollBack);
+                    self.steer(lane, Steer::Abort);
                 }
                 None if self.mover_is_done() => {}
                 // Not yet.

@@ -321,7 +321,7 @@ impl Batches {
                 .map(|batch| self.what_to_clear(leg, batch))
                 .unwrap_or_default();
             // Before the only copy is removed that may be left, it must be known that the other one is still there.
-            let is_alone = leg.given_up == Some(from);
+            let is_alone = leg.is_given_up(from);
             let clearable = to_usable && (from_usable || is_alone || leg.rolls_back || leg.target.era == 0);
             let Some(batch) = self.batches.get_mut(&id) else { return };
             let restarted = batch.read_of != era && !kept;

@@ -29,8 +29,8 @@ impl<W: Work> Leg<W> {
             return;
         }
         let Orders { move_id, leg, .. } = self.shell.orders;
-        self.shell.record(Record::GivenUp { move_id, leg, side }, actions);
-        self.shell.given_up = Some(side);
+        let record = self.shell.record(Record::GivenUp { move_id, leg, side }, actions);
+        (self.shell.given_up, self.shell.giving_up) = (Some(side), Some(record));
         match side {
             Side::Target if !self.shell.rolls_back => {
                 self.shell.back.get_or_insert_with(|| why(side));
@@ -45,7 +45,7 @@ impl<W: Work> Leg<W> {
 
     /// Ends the leg without that side, as soon as nothing is under way at the other.
     pub(super) fn go_on_without(&mut self, now_us: u64, actions: &mut Vec<Action>) {
-        let Some(side) = self.shell.given_up else { return };
+        let Some(side) = self.shell.given_up.filter(|side| self.shell.is_given_up(*side)) else { return };
         let is_at_the_wrong_end = side == Side::Source && self.shell.rolls_back;
         self.work.drop_without(&mut self.shell, is_at_the_wrong_end);
         if !self.work.is_idle() || self.shell.quiet != Quiet::No {

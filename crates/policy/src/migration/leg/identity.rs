@@ -40,7 +40,17 @@ impl Hash for Leg {
             State::HandingOver => (9, 0).hash(state),
             State::Ended => (10, 0).hash(state),
         }
-        (leg.resumed, leg.begun, leg.rolls_back, leg.given_up, work.as_safe_as_it_was, &leg.back, leg.purging, leg.quiet as u8).hash(state);
+        (
+            leg.resumed,
+            leg.begun,
+            leg.rolls_back,
+            (leg.given_up, leg.giving_up),
+            work.as_safe_as_it_was,
+            &leg.back,
+            leg.purging,
+            leg.quiet as u8,
+        )
+            .hash(state);
         leg.hash_link(&leg.source, state);
         leg.hash_link(&leg.target, state);
         let mut away: Vec<(Fingerprint, Eras)> = leg.away.iter().map(|(key, eras)| (*key, *eras)).collect();

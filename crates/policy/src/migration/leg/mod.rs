@@ -200,6 +200,7 @@ impl<W: Work> Leg<W> {
                 link.state = LinkState::Up;
             }
         }
+        self.shell.giving_up.take_if(|record| *record <= number);
         self.work.recorded(&mut self.shell, number);
         match self.shell.state {
             State::Meeting { record } if record <= number => self.shell.state = State::Readying,

@@ -110,6 +110,8 @@ pub struct Shell {
     pub(in crate::migration) rolls_back: bool,
     /// The side that is lost for good ([`given_up`]).
     pub(in crate::migration) given_up: Option<Side>,
+    /// The record of that, until it is durable. Before that nothing is done that a leg with both sides would not do: after a crash it would be one.
+    pub(super) giving_up: Option<u64>,
     pub(super) source: Link,
     pub(super) target: Link,
     /// A purge that is not answered.
@@ -150,6 +152,7 @@ impl Shell {
             back: None,
             rolls_back: false,
             given_up: None,
+            giving_up: None,
             source: Link::default(),
             target: Link::default(),
             purging: None,
@@ -202,7 +205,12 @@ impl Shell {
 
     /// Whether nothing of that side is waited for: it can be used, or it is lost for good.
     pub(super) fn usable_or_given_up(&self, side: Side) -> bool {
-        self.usable(side) || self.given_up == Some(side)
+        self.usable(side) || self.is_given_up(side)
+    }
+
+    /// That side is given up, and that is on record.
+    pub(in crate::migration) fn is_given_up(&self, side: Side) -> bool {
+        self.given_up == Some(side) && (self.giving_up.is_none() || self.planted.is(Bug::GivenUpBeforeRecord))
     }
 
     /// Where keys come from and where they go to, at present.

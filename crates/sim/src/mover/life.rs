@@ -1,0 +1,266 @@
+//! The life of a move: does step after step of it (`switchyard_policy::migration::life`), as the thread of the router's mover does, and tells what came of it.
+//!
+//! Its rests are longer than the worlds here last. So its clock goes a hundred times as fast.
+
+use switchyard_policy::migration::life::{Begin, Came, Cut, Step};
+use switchyard_policy::migration::record::{OpenMove, Record};
+use switchyard_policy::migration::{Cause, Event, How, Life, MoveOrder, Outcome, Side, Steer};
+use switchyard_policy::topology::{MoveId, NodeId};
+
+use super::{Lane, Mover, Shown, Stage, TRIES, ix};
+use crate::planted::Bug;
+use crate::world::{Ev, World, say};
+
+/// The clock of a move, in times of the world's.
+const FAST: u64 = 100;
+
+impl Mover {
+    /// A leg that a router before this one has left is under way, or comes next.
+    pub(super) fn has_open_leg(&self) -> bool {
+        self.life.as_ref().is_some_and(|life| life.open().is_some())
+    }
+
+    pub(super) fn are_both_ready(&self) -> bool {
+        self.links.iter().all(|link| link.ready)
+    }
+
+    fn order(&self) -> MoveOrder {
+        let how = How { protocol: self.protocol, durability: self.durability, ..How::default() };
+        let (source, target) = (NodeId(self.source as u16), NodeId(self.target as u16));
+        MoveOrder { source, target, slots: self.slots.clone(), keys: None, how, cause: Cause::Asked(None) }
+    }
+}
+
+impl World {
+    /// The next move begins, or the one that the journal has open goes on.
+    pub(crate) fn next_move(&mut self, lane: Lane) {
+        if self.movers[lane].stage != Stage::Idle {
+            return;
+        }
+        if let Some(open) = self.movers[lane].resume.take() {
+            self.live(lane, Some(open));
+            return;
+        }
+        if self.movers[lane].moves_left == 0 {
+            self.movers[lane].stage = Stage::Over;
+            return;
+        }
+        self.movers[lane].moves_left -= 1;
+        self.fleet.last_move += 1;
+        self.movers[lane].move_id = self.fleet.last_move;
+        self.draw_move(lane);
+        let m = &self.movers[lane];
+        let keys = m.scope.as_ref().map(|scope| {
+            let mut keys: Vec<_> = scope.iter().map(|key| self.keys[*key].clone()).collect();
+            keys.sort_unstable();
+            keys.into()
+        });
+        let records = MoveOrder { keys, ..m.order() }.records(MoveId(m.move_id));
+        self.movers[lane].stage = Stage::Accepting;
+        self.write(lane, None, records);
+    }
+
+    /// A move is on record, and begins.
+    pub(super) fn live(&mut self, lane: Lane, resume: Option<OpenMove>) {
+        let resume = if self.bug(Bug::OpenLegForgotten) { resume.map(|open| OpenMove { leg: None, ..open }) } else { resume };
+        let m = &mut self.movers[lane];
+        (m.tries, m.list) = (0, super::List::default());
+        let names = ["source", "target"].map(str::to_owned);
+        let begin = Begin { order: m.order(), names, resume, aborted: false, give_up: None };
+        let (life, step) = Life::begin(begin, self.now * FAST);
+        m.life = Some(life);
+        self.do_steps(lane, step);
+    }
+
+    /// What came of the step under way.
+    pub(super) fn came(&mut self, lane: Lane, came: Came) {
+        let now = self.now * FAST;
+        self.movers[lane].barrier = None;
+        let Some(life) = &mut self.movers[lane].life else { return };
+        let step = life.came(came, now);
+        self.do_steps(lane, step);
+    }
+
+    /// Does steps until one takes its time.
+    fn do_steps(&mut self, lane: Lane, mut step: Step) {
+        loop {
+            say!(self, "move {}: {step:?}", self.movers[lane].move_id);
+            self.movers[lane].turn += 1;
+            self.movers[lane].step = Some(step.clone());
+            // What copies big keys, and a leg, say it themselves.
+            if self.fleet.flush.is_some() && !matches!(step, Step::Stage(_) | Step::Leg(_)) {
+                self.is_quiet(lane);
+            }
+            // A leg ends otherwise.
+            let is_left = !matches!(step, Step::Leg(_) | Step::End(_)) && self.is_cut_short(lane);
+            let came = if is_left { Some(Came::Aborted) } else { self.do_step(lane, step) };
+            let (Some(came), Some(life)) = (came, &mut self.movers[lane].life) else { return };
+            step = life.came(came, self.now * FAST);
+        }
+    }
+
+    /// What comes of a step; `None`: that shows later.
+    fn do_step(&mut self, lane: Lane, step: Step) -> Option<Came> {
+        let ready = self.movers[lane].are_both_ready();
+        match step {
+            Step::Reach { side, .. } => {
+                self.movers[lane].stage = Stage::Connecting;
+                let link = &self.movers[lane].links[ix(side)];
+                if link.ready {
+                    return Some(Came::Done);
+                }
+                if link.conn.is_none() {
+                    self.dial_mover(lane, ix(side));
+                }
+                None
+            }
+            Step::Rest { us, .. } => {
+                self.movers[lane].stage = Stage::Resting;
+                let (turn, us) = (self.movers[lane].turn, us / FAST);
+                let delay = self.random.between(us / 4, us);
+                self.after(delay, Ev::Rested { lane, turn });
+                None
+            }
+            Step::Hear => Some(Came::Done),
+            Step::Leg(cut) => self.do_leg(lane, &cut),
+            Step::End(_) => {
+                self.end_move(lane);
+                None
+            }
+            _ if !ready => Some(Came::Lost),
+            Step::Check | Step::LearnWaits | Step::Functions | Step::Room(_) | Step::LookBehind => Some(Came::Done),
+            Step::List | Step::Observe => {
+                let epoch = self.publish(lane, Shown::Observed);
+                self.movers[lane].stage = Stage::Observing;
+                if self.bug(Bug::ListedTooEarly) {
+                    return self.observed(lane);
+                }
+                self.movers[lane].barrier = Some(epoch);
+                self.movers[lane].asked_us = self.now;
+                None
+            }
+            Step::Measure => {
+                self.draw_leg(lane);
+                Some(Came::Cut(self.movers[lane].leg_slots.clone()))
+            }
+            Step::Clocks(_) => {
+                let skew_us = self.nodes[0].ahead_us.abs_diff(self.nodes[1].ahead_us);
+                let differ = skew_us > self.scenario.skew && !self.bug(Bug::ClocksNotCompared);
+                Some(if differ { Came::Refused(format!("the clocks differ by {skew_us} us")) } else { Came::Done })
+            }
+            Step::Stage(_) => self.stage_big(lane),
+        }
+    }
+
+    /// Workers tell what they write, and nothing that was sent before is in flight.
+    pub(super) fn observed(&mut self, lane: Lane) -> Option<Came> {
+        let (now, asked_us) = (self.now, self.movers[lane].asked_us);
+        let m = &mut self.movers[lane];
+        m.life.iter_mut().for_each(|life| life.drained(now.saturating_sub(asked_us)));
+        if m.step == Some(Step::List) && !m.are_both_ready() {
+            return Some(Came::Lost);
+        }
+        if m.step == Some(Step::List) && m.scope.is_none() {
+            self.list(lane);
+            return None;
+        }
+        m.list.is_whole = true;
+        Some(Came::Done)
+    }
+
+    fn do_leg(&mut self, lane: Lane, cut: &Cut) -> Option<Came> {
+        let m = &mut self.movers[lane];
+        m.leg = cut.number;
+        m.leg_slots.clone_from(&cut.slots);
+        if !m.has_open_leg() {
+            if !m.are_both_ready() {
+                return Some(Came::Lost);
+            }
+            m.watched.killed = [false; 2];
+        }
+        self.begin_machine(lane);
+        None
+    }
+
+    /// A rest is over.
+    pub(crate) fn rested(&mut self, lane: Lane, turn: u64) {
+        if self.router_up && self.movers[lane].turn == turn && self.movers[lane].stage == Stage::Resting {
+            self.came(lane, Came::Done);
+        }
+    }
+
+    /// A connection is there, or broke, outside of a leg.
+    pub(super) fn reached(&mut self, lane: Lane, side: usize, is_there: bool) {
+        let asks = matches!(self.movers[lane].step, Some(Step::Reach { side: asked, .. }) if ix(asked) == side);
+        match self.movers[lane].stage {
+            Stage::Connecting if asks && is_there => self.came(lane, Came::Done),
+            Stage::Connecting if asks => self.came(lane, Came::Refused("its connection broke".to_owned())),
+            Stage::Listing if !is_there => self.came(lane, Came::Lost),
+            // It is found out when it is used.
+            _ => {}
+        }
+    }
+
+    fn is_cut_short(&self, lane: Lane) -> bool {
+        self.movers[lane].life.as_ref().is_some_and(Life::is_cut_short)
+    }
+
+    /// The user says something of a move under way.
+    pub(crate) fn steer(&mut self, lane: Lane, steer: Steer) {
+        let Some(life) = &mut self.movers[lane].life else { return };
+        life.steer(steer);
+        if self.movers[lane].driver.is_some() {
+            self.mover_event(lane, Event::RollBack);
+            if let Steer::GiveUp(side) = steer {
+                self.mover_event(lane, Event::GiveUp { side });
+            }
+        } else if self.is_cut_short(lane) {
+            self.came(lane, Came::Aborted);
+        }
+    }
+
+    /// A leg is over, and its machine is gone.
+    pub(super) fn life_goes_on(&mut self, lane: Lane, outcome: Outcome) {
+        let m = &mut self.movers[lane];
+        match &outcome {
+            Outcome::Moved => {
+                // Which are told already.
+                (m.slots, m.shown) = (m.rest(), Shown::Observed);
+                m.tries = 0;
+            }
+            Outcome::NotBegun { .. } => m.tries += 1,
+            Outcome::Returned { .. } => {}
+        }
+        if m.tries >= TRIES {
+            m.life.iter_mut().for_each(|life| life.steer(Steer::Abort));
+        }
+        self.came(lane, Came::Ended(outcome));
+    }
+
+    fn end_move(&mut self, lane: Lane) {
+        let move_id = MoveId(self.movers[lane].move_id);
+        self.staging_is_over(lane);
+        for side in 0..2 {
+            self.let_go(lane, side);
+        }
+        if self.bug(Bug::ForgottenAtTheEnd) {
+            self.fleet.broken = Default::default();
+        }
+        self.write(lane, None, vec![Record::Ended { move_id }]);
+        (self.movers[lane].life, self.movers[lane].step) = (None, None);
+        self.movers[lane].list = super::List::default();
+        self.movers[lane].leg_slots.clear();
+        if !self.movers[lane].transits().is_empty() {
+            self.publish(lane, Shown::Nothing);
+        }
+        self.movers[lane].shown = Shown::Nothing;
+        self.movers[lane].stage = Stage::Idle;
+        let when = self.random.between(500, 10_000);
+        self.after(when, Ev::NextMove { lane });
+    }
+
+    /// The side that the user has given up, of the leg under way.
+    pub(super) fn steered_without(&self, lane: Lane) -> Option<Side> {
+        self.movers[lane].life.as_ref().and_then(Life::give_up)
+    }
+}
