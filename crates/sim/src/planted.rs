@@ -157,7 +157,6 @@ impl Planted {
         Self::Machine(MachineBug::StagedAtAnotherProcess),
         Self::Machine(MachineBug::NotCounted),
         Self::Machine(MachineBug::GoneIsRenamed),
-        Self::Machine(MachineBug::EarlierAnswerTaken),
         Self::Machine(MachineBug::SlotForgotten),
         Self::Machine(MachineBug::SlotNotPurged),
         Self::Machine(MachineBug::LegOvertaken),

@@ -10,9 +10,9 @@ use switchyard_resp::units::counted;
 use switchyard_router::{Link, NodeAccess};
 use tracing::{error, warn};
 
-use crate::nodes::check::REDIS_MIN;
+use crate::nodes::fit::{is_router, unfit};
 use crate::nodes::holdings::at_once;
-use crate::nodes::{NodeAddress, NodeConnection, redis_version, routers, servers};
+use crate::nodes::{NodeAddress, NodeConnection, routers, servers};
 use crate::running::Running;
 
 /// The fleet that it is to join.
@@ -122,9 +122,7 @@ fn look(access: &NodeAccess, patience: Duration, databases: u32) -> Result<Newco
     if let Some(error) = info.error() {
         return Err(format!("does not say who it is (INFO): {error}"));
     }
-    // INFO of a router is made of that of its nodes, so it does not tell them apart.
-    let marker = ask(&["SWITCHYARD", "STATUS"])?;
-    let is_router = marker.error().is_none_or(|error| error.starts_with("NOPERM"));
+    let is_router = is_router(&ask(&["SWITCHYARD", "STATUS"])?);
     let lacks_databases = match databases.checked_sub(1) {
         Some(last) if !is_router => ask(&["SELECT", &last.to_string()])?.error(),
         _ => None,
@@ -139,31 +137,14 @@ fn judge(name: &str, newcomer: &Newcomer, fleet: &FleetFacts) -> Result<Vec<Stri
     if run_id == Some(&fleet.router) {
         return Err(format!("{name} is this router itself: a node must be a Redis or Valkey server behind it"));
     }
-    if newcomer.is_router {
-        return Err(format!("{name} is a Switchyard router: a node must be a Redis or Valkey server"));
+    if let Some(why) = unfit(name, &newcomer.info, newcomer.is_router) {
+        return Err(why);
     }
     let Some(run_id) = run_id else {
         return Err(format!("{name} does not say who it is: its INFO has no run_id, by which the router tells servers apart"));
     };
     if let Some((other, ..)) = fleet.nodes.iter().find(|(_, known, _)| known.as_deref() == Some(run_id)) {
         return Err(format!("{name} is the same server as node {other}, by another name (both have run_id {run_id})"));
-    }
-    if redis_version(&newcomer.info).is_some_and(|version| version < REDIS_MIN) {
-        let version = newcomer.version().unwrap_or_default();
-        return Err(format!("{name} is {version}, which is too old: nodes need Redis 6.2 or later, or Valkey"));
-    }
-    if newcomer.field("cluster_enabled") == Some("1") {
-        return Err(format!(
-            "{name} runs in cluster mode, where it refuses keys of slots that it does not own: set cluster-enabled no there"
-        ));
-    }
-    if newcomer.field("role") == Some("slave") {
-        let primary = |part| newcomer.field(part).unwrap_or("?");
-        return Err(format!(
-            "{name} is a replica of {}:{}, so it takes no writes: add its primary, or promote it first (REPLICAOF NO ONE)",
-            primary("master_host"),
-            primary("master_port")
-        ));
     }
     if newcomer.field("loading") == Some("1") {
         return Err(format!("{name} is still loading its data: try again when it is done"));

@@ -16,6 +16,7 @@ use switchyard_router::{NodeAccess, mark_in, question_of, site_of_mark};
 
 use super::clients::routers;
 use super::connection::{Answer, NodeConnection};
+use super::fit::{is_router, unfit};
 use super::{NodeAddress, Server, servers};
 
 /// Answers to the first questions are short: a server that sends more is none.
@@ -90,6 +91,9 @@ pub fn first_start(nodes: &[NodeAccess], patience: Duration, tell: &(dyn Fn(&str
         Ok(looks) => looks,
         Err(why) => return Ok(FirstStart::Unknown(why)),
     };
+    if let Some(why) = looks.iter().find_map(|look| look.unfit.as_ref()) {
+        return Ok(FirstStart::Refused(format!("{why}. List it no more, or mend that, and start again")));
+    }
     if let Some((node, others)) = nodes.iter().zip(&looks).find_map(|(node, look)| Some((node, look.others.as_ref()?))) {
         return Ok(FirstStart::Refused(format!(
             "the state directory has no slot map, and {}. Choose one of these ways: give the state directory of this fleet (--state-dir); or list all of its nodes \
@@ -174,11 +178,15 @@ struct Holding {
     /// Of all databases, as the node counts them.
     keys: u64,
     others: Option<Others>,
+    /// Why it cannot be a node, whatever it holds.
+    unfit: Option<String>,
 }
 
 fn look(access: &NodeAccess, listed: &[&str], patience: Duration) -> Result<Holding, String> {
     let mut node = NodeConnection::open(access, patience)?.with_answers_up_to(ANSWER_MAX);
-    let others = others(&mut node, listed)?;
+    let marker = node.ask(&["SWITCHYARD", "STATUS"]).map_err(|error| format!("does not answer: {error}"))?;
+    let is_router = is_router(&marker);
+    let others = if is_router { None } else { others(&mut node, listed)? };
     let mut info = |section: &str| match node.ask(&["INFO", section]) {
         Ok(answer) => answer.error().map_or(Ok(answer.text()), |error| Err(format!("refuses INFO: {error}"))),
         Err(error) => Err(format!("does not answer INFO: {error}")),
@@ -187,8 +195,10 @@ fn look(access: &NodeAccess, listed: &[&str], patience: Duration) -> Result<Hold
         return Err("is loading its data".to_owned());
     }
     let keys = databases(&info("keyspace")?).map(|(_, keys)| keys).sum();
-    let run_id = info("server")?.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap_or_default().trim().to_owned();
-    Ok(Holding { run_id, keys, others })
+    let server = info("server")?;
+    let run_id = server.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap_or_default().trim().to_owned();
+    let unfit = unfit(&access.name, &(server + &info("cluster")? + &info("replication")?), is_router);
+    Ok(Holding { run_id, keys, others, unfit })
 }
 
 /// The databases that have keys, and how many, from INFO.

@@ -6,6 +6,7 @@ pub(crate) mod check;
 mod clients;
 mod connection;
 mod endpoint;
+pub(crate) mod fit;
 pub mod holdings;
 mod libraries;
 mod servers;

@@ -73,8 +73,6 @@ pub enum Bug {
     NotCounted,
     /// A staging key that is gone is taken for renamed.
     GoneIsRenamed,
-    /// An answer to an earlier question about a batch is taken for one to the last.
-    EarlierAnswerTaken,
     /// What a move records while its leg waits for room is written before the beginning of the leg.
     LegOvertaken,
     /// A leg that was given up before there was room for it is written all the same.

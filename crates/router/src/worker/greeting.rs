@@ -367,7 +367,7 @@ impl Worker {
             let with = if now == 0 { "empty".to_owned() } else { format!("with {now} of {before} keys") };
             is_lost.then(|| {
                 format!(
-                    "it came back {with} (it restarted without its data). Restore its data, or accept that they are gone with SWITCHYARD ACCEPT and its \
+                    "it came back {with} (it restarted without its data). Restore its data, or accept that they are gone: `switchyard nodes accept` with its \
                      address (nodes.empty-return)"
                 )
             })

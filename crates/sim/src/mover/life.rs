@@ -141,6 +141,7 @@ impl World {
             }
             Step::Measure => {
                 self.draw_leg(lane);
+                self.movers[lane].stager.begin_leg(self.planted);
                 Some(Came::Cut(self.movers[lane].leg_slots.clone()))
             }
             Step::Clocks(_) => {

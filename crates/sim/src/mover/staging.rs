@@ -196,7 +196,6 @@ impl World {
 
     /// Copies the big keys of the next leg ahead, if that is done at all.
     pub(super) fn stage_big(&mut self, lane: Lane) -> Option<Came> {
-        self.movers[lane].stager.begin_leg(self.planted);
         if self.scenario.parts == 0 || self.movers[lane].protocol != Protocol::Switchyard {
             return Some(Came::Done);
         }

@@ -126,7 +126,7 @@ fn replica(node: &Seen, primary: SocketAddr, notes: &mut Notes<'_>) {
         return notes.error(
             "role",
             format!("it says that it is a primary, beside {primary}: it gets no writes, and is not read"),
-            format!("make it a replica: REPLICAOF {} {}", primary.ip(), primary.port()),
+            "see in `switchyard status` which of both is the primary, and make the other one its replica (REPLICAOF): what only that one has is lost then",
         );
     }
     let follows = (info("master_host"), info("master_port"));

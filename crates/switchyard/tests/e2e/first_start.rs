@@ -341,6 +341,29 @@ fn one_server_under_two_names_is_refused() {
 }
 
 /// Whatever `nodes add` refuses stays out also where a file lists it: at a start, and at a reload.
+/// Once each of these was taken for a node, and half of the writes failed.
+#[test]
+fn what_cannot_be_a_node_refuses_the_start() {
+    let node = |args: &[&str]| {
+        let args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        Node::start(&NodeOptions { args, ..NodeOptions::default() })
+    };
+    let first = Node::start(&NodeOptions::default());
+    let replica = node(&["--replicaof", "127.0.0.1", &first.port().to_string()]);
+    let clustered = node(&["--cluster-enabled", "yes"]);
+    let Some(other) = Site::router_only(1, &SiteOptions::default()) else { return };
+    let unfit = [
+        (replica.address(), "is a replica of 127.0.0.1"),
+        (clustered.address(), "set cluster-enabled no"),
+        (other.address(), "is a Switchyard router"),
+    ];
+    for (address, why) in unfit {
+        let state_dir = TempDir::new().expect("a directory");
+        let log = refused_start(&[first.address(), address], state_dir.path());
+        assert!(log.contains(why) && log.contains(&address.to_string()), "{why}: {log}");
+    }
+}
+
 #[test]
 fn a_newly_listed_node_that_may_not_join_stays_out() {
     let options = SiteOptions::config("workers = 2\n");

@@ -106,8 +106,8 @@ impl Storing {
     }
 
     /// Whether these are what it has asked for. Another question may still be answered: what is asked at the source outlives the loss of the target.
-    pub(super) fn reads_whole(&self, places: &[Place], planted: Planted) -> bool {
-        self.is_reading_whole() && (self.again == places || planted.is(Bug::EarlierAnswerTaken))
+    pub(super) fn reads_whole(&self, places: &[Place]) -> bool {
+        self.is_reading_whole() && self.again == places
     }
 
     /// The keys of the batch, but those that are staged, were stored: an outcome per key; `is_staged`: whether a key still is. Or what was read whole was

@@ -456,7 +456,7 @@ impl Staging {
                 self.go_on_storing(batch, next, actions);
             }
             Event::ReadWhole { batch, places, refused } => {
-                let Some(storing) = self.storing.get_mut(&batch).filter(|storing| storing.reads_whole(&places, self.planted)) else {
+                let Some(storing) = self.storing.get_mut(&batch).filter(|storing| storing.reads_whole(&places)) else {
                     return;
                 };
                 let next = storing.read_whole(refused.as_deref());

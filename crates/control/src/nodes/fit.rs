@@ -1,0 +1,36 @@
+//! What a server must be to be a node, whatever it holds: asked when one joins, and of all of them at a first start.
+
+use super::check::REDIS_MIN;
+use super::{Answer, redis_version};
+
+/// Whether the answer to `SWITCHYARD STATUS` is a router's: no server knows the command. `INFO` of a router is made of that of its nodes, so it does not tell
+/// them apart.
+pub(crate) fn is_router(marker: &Answer) -> bool {
+    marker.error().is_none_or(|error| error.starts_with("NOPERM"))
+}
+
+/// Why a server that says this of itself (`INFO`) cannot be a node.
+pub(crate) fn unfit(name: &str, info: &str, is_router: bool) -> Option<String> {
+    let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
+    if is_router {
+        return Some(format!("{name} is a Switchyard router: a node must be a Redis or Valkey server"));
+    }
+    if redis_version(info).is_some_and(|version| version < REDIS_MIN) {
+        let version = field("redis_version").unwrap_or_default();
+        return Some(format!("{name} is redis {version}, which is too old: nodes need Redis 6.2 or later, or Valkey"));
+    }
+    if field("cluster_enabled") == Some("1") {
+        return Some(format!(
+            "{name} runs in cluster mode, where it refuses keys of slots that it does not own: set cluster-enabled no there"
+        ));
+    }
+    if field("role") == Some("slave") {
+        let primary = |part| field(part).unwrap_or("?");
+        return Some(format!(
+            "{name} is a replica of {}:{}, so it takes no writes: add its primary, or promote it first (REPLICAOF NO ONE)",
+            primary("master_host"),
+            primary("master_port")
+        ));
+    }
+    None
+}
