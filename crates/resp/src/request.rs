@@ -353,7 +353,7 @@ impl Scanner {
         match memchr::memchr(b'\n', &buf[..buf.len().min(LINE_MAX + 1)]) {
             None if buf.len() > LINE_MAX => Err(ProtocolError::BigInline),
             None => Ok(Scan::Incomplete),
-            Some(end) if buf[..end].iter().all(|b| b.is_ascii_whitespace()) => Ok(Scan::Empty { len: end + 1 }),
+            Some(end) if buf[..end].iter().all(|b| is_space(*b)) => Ok(Scan::Empty { len: end + 1 }),
             Some(end) => Ok(Scan::Inline { len: end + 1 }),
         }
     }
@@ -395,7 +395,8 @@ fn split_inline(line: &[u8]) -> Result<Vec<Vec<u8>>, ProtocolError> {
         loop {
             match at(i) {
                 None => break,
-                Some(byte) if is_space(byte) => break,
+                // Fewer than those that are passed over before it: a form feed in the middle is part of it.
+                Some(b' ' | b'\t' | b'\n' | b'\r') => break,
                 Some(b'"') => {
                     i += 1;
                     loop {
@@ -609,6 +610,7 @@ mod tests {
         assert_eq!(split("set  a 'b c'").unwrap(), ["set", "a", "b c"]);
         assert_eq!(split(r#"set "a\x41\n" '\''"#).unwrap(), ["set", "aA\\n", "\\'"]);
         assert_eq!(split(r#"a"b""#).unwrap(), ["ab"]);
+        assert_eq!(split("\x0c $3\x0c \"b\"\x0bc").unwrap(), ["$3\\x0c", "b", "c"]);
         assert_eq!(split(r#"GET "x\x4""#).unwrap(), ["GET", "xx4"]);
         for bad in [r#"set "a"#, r#"set "a"b"#, "set 'a", "set 'a'b"] {
             assert_eq!(split(bad), Err(ProtocolError::UnbalancedQuotes), "{bad}");

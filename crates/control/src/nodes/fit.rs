@@ -3,10 +3,11 @@
 use super::check::REDIS_MIN;
 use super::{Answer, redis_version};
 
-/// Whether the answer to `SWITCHYARD STATUS` is a router's: no server knows the command. `INFO` of a router is made of that of its nodes, so it does not tell
-/// them apart.
+/// Whether the answer to `SWITCHYARD STATUS` is a router's: no server knows the command, and one that says yes to everything is none. `INFO` of a router is
+/// made of that of its nodes, so it does not tell them apart.
 pub(crate) fn is_router(marker: &Answer) -> bool {
-    marker.error().is_none_or(|error| error.starts_with("NOPERM"))
+    let is_status = || marker.items().first().is_some_and(|name| name.text() == "epoch");
+    marker.error().map_or_else(is_status, |error| error.starts_with("NOPERM"))
 }
 
 /// Why a server that says this of itself (`INFO`) cannot be a node.

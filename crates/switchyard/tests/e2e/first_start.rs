@@ -349,7 +349,7 @@ fn what_cannot_be_a_node_refuses_the_start() {
         Node::start(&NodeOptions { args, ..NodeOptions::default() })
     };
     let first = Node::start(&NodeOptions::default());
-    let replica = node(&["--replicaof", "127.0.0.1", &first.port().to_string()]);
+    let replica = node(&["--replicaof", "127.0.0.1", &first.address().port().to_string()]);
     let clustered = node(&["--cluster-enabled", "yes"]);
     let Some(other) = Site::router_only(1, &SiteOptions::default()) else { return };
     let unfit = [

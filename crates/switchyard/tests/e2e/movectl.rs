@@ -159,11 +159,17 @@ fn nodes_in_cluster_mode_are_refused() {
         return;
     }
     let bus = ports::free().to_string();
-    let args = ["--cluster-enabled", "yes", "--cluster-port", &bus].map(str::to_owned).to_vec();
-    let nodes = [Node::start(&NodeOptions::default()), Node::start(&NodeOptions { args, ..NodeOptions::default() })];
-    assert_eq!(nodes[1].client().cmd("CLUSTER ADDSLOTSRANGE 0 16383"), ok());
-    // A first start looks for keys only.
+    let dir = tempfile::tempdir().expect("a directory");
+    let mode = dir.path().join("mode.conf");
+    std::fs::write(&mode, "").expect("written");
+    let args = vec!["--include".to_owned(), mode.display().to_string()];
+    let mut nodes = [Node::start(&NodeOptions::default()), Node::start(&NodeOptions { args, ..NodeOptions::default() })];
     let router = Router::start(&nodes.each_ref().map(Node::address), &RouterOptions::default());
+    // A first start refuses such a node, so it becomes one later.
+    std::fs::write(&mode, format!("cluster-enabled yes\ncluster-port {bus}\n")).expect("written");
+    nodes[1].kill();
+    nodes[1].restart();
+    assert_eq!(nodes[1].client().cmd("CLUSTER ADDSLOTSRANGE 0 16383"), ok());
     let (from, to) = (nodes[0].address(), nodes[1].address());
     let text = refused(&router, &format!("move --from {from} --to {to} --all"));
     assert!(text.contains("runs in cluster mode") && text.contains("cluster-enabled no"), "{text}");
