@@ -54,7 +54,7 @@ fn each_bug_is_found_within_twenty_thousand_seeds() {
     std::panic::set_hook(Box::new(|_| {}));
     let scenarios = |names: &[&str]| -> Vec<Scenario> { names.iter().filter_map(|name| Scenario::built_in(name)).collect() };
     let (others, watch) = (scenarios(&["rough", "forgetful", "calm", "exceptions", "given-up"]), scenarios(&["watch"]));
-    let (staging, stop_and_copy) = (scenarios(&["staging", "in-vain"]), scenarios(&["stop-and-copy"]));
+    let (staging, stop_and_copy) = (scenarios(&["staging"]), scenarios(&["stop-and-copy"]));
     let (full_disk, lost, clocks) = (scenarios(&["full-disk"]), scenarios(&["lost"]), scenarios(&["clocks"]));
     let (slots, movers, in_vain) = (scenarios(&["slots"]), scenarios(&["movers"]), scenarios(&["in-vain"]));
     let movers_forget = scenarios(&["movers-forget"]);
@@ -65,12 +65,14 @@ fn each_bug_is_found_within_twenty_thousand_seeds() {
         let of_watches = matches!(planted, Planted::Around(Bug::WatchForgotten | Bug::WatchStays | Bug::WatchReturns));
         let of_staging = matches!(planted, Planted::Around(Bug::ToldNotTakenInTheLeg | Bug::TailReadBeforeTheLeg))
             || matches!(planted, Planted::Machine(bug) if STAGING.contains(bug));
+        let of_a_target_that_dies = matches!(planted, Planted::Machine(Machine::GoneIsRenamed | Machine::StagedAtAnotherProcess))
+            || *planted == Planted::Around(Bug::UnusableKeptAtReturn);
         let found = if of_watches {
             &watch
+        } else if of_a_target_that_dies {
+            &in_vain
         } else if of_staging {
             &staging
-        } else if *planted == Planted::Around(Bug::UnusableKeptAtReturn) {
-            &in_vain
         } else if matches!(planted, Planted::Machine(bug) if PRECOPY.contains(bug)) {
             &precopy
         } else if SLOTS.contains(planted) {
