@@ -45,7 +45,7 @@ pub struct Beginning {
 pub fn begin(nodes: &[NodeAddress], patience: Duration, beside: bool, tell: Tell) -> anyhow::Result<Beginning> {
     let primaries = primaries(nodes);
     if !beside {
-        refuse_beside_another(&primaries, patience)?;
+        refuse_beside_another(&primaries, patience, tell)?;
     }
     match first_start(&primaries, patience, &tell)? {
         FirstStart::Place { topology, owner } => {
@@ -63,9 +63,13 @@ pub fn begin(nodes: &[NodeAddress], patience: Duration, beside: bool, tell: Tell
 }
 
 /// Another router on these nodes has a map of its own. A new one may fit the keys now, and no longer once the other moves some.
-fn refuse_beside_another(primaries: &[NodeAccess], patience: Duration) -> anyhow::Result<()> {
+fn refuse_beside_another(primaries: &[NodeAccess], patience: Duration, tell: Tell) -> anyhow::Result<()> {
     let until = Instant::now() + GONE;
+    let mut told = false;
     while let Some(node) = served_by_another(primaries, None, patience) {
+        if !std::mem::replace(&mut told, true) {
+            tell(&format!("another router serves node {}: looks for {} s whether it ends", node.name, GONE.as_secs()));
+        }
         if Instant::now() >= until {
             bail!(beside_another(node));
         }
@@ -92,7 +96,10 @@ fn tell_owner(owner: Option<(String, u64)>) {
 }
 
 fn yet_to_look(why: &str) -> String {
-    format!("this is a first start, and no key is served before it is known what each node holds: {why}")
+    format!(
+        "this is a first start, and no key is served before it is known what each node holds: {why}. See to that node, or start without it and add it later \
+         (`switchyard nodes add`)"
+    )
 }
 
 /// Looks again until it is known.

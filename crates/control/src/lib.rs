@@ -31,7 +31,7 @@ pub mod seat;
 pub mod store;
 
 pub use fleet::{AboutProcess, Fleet};
-pub use processes::Processes;
+pub use processes::{Processes, misplaced_text};
 pub use running::Running;
 
 /// The version of this program, as errors and the state directory name it.

@@ -61,6 +61,43 @@ impl Process {
     }
 }
 
+/// Whether the map looks elsewhere for a key of a node, and no move explains it. `left`: slots of which the node may still have keys that have left it.
+pub(crate) fn is_misplaced(topology: &Topology, node: NodeId, left: &[Slot], key: &[u8]) -> bool {
+    let slot = slot_of(key);
+    topology.lives_at(key) != node && topology.transit(slot).is_none() && left.binary_search(&slot).is_err()
+}
+
+/// What it means for clients that of so many keys of a node so many are elsewhere than the map looks.
+pub fn misplaced_text(keys: u64, elsewhere: u64) -> String {
+    format!(
+        "of {} looked at, the slot map looks for {elsewhere} elsewhere, so that clients do not find them. Somebody has written to the node past the router",
+        counted(keys, "key")
+    )
+}
+
+/// Looks at keys of the nodes, so many of each or all. One that does not answer is left out.
+pub(crate) fn samples<'a>(
+    topology: &Topology,
+    nodes: &'a [NodeAccess],
+    patience: Duration,
+    site: Option<&str>,
+    at_most: Option<u64>,
+    left: impl Fn(NodeId) -> Vec<Slot> + Sync,
+    is_elsewhere: impl Fn(NodeId, &[Slot], &[u8]) -> bool + Sync,
+) -> Vec<(&'a str, Sampled)> {
+    let placed: Vec<(NodeId, &NodeAccess)> = nodes
+        .iter()
+        .filter_map(|access| Some((topology.nodes().find(|node| node.name == access.name)?.id, access)))
+        // Every key of the only node is where the map looks.
+        .filter(|_| topology.nodes().len() > 1)
+        .collect();
+    let look = |(id, access): &(NodeId, &NodeAccess)| {
+        let left = left(*id);
+        sample(access, patience, site, at_most, |key| is_elsewhere(*id, &left, key)).ok()
+    };
+    placed.iter().zip(at_once(&placed, look)).filter_map(|((_, access), found)| Some((access.name.as_str(), found?))).collect()
+}
+
 /// The processes of the nodes, as the state directory knows them.
 #[derive(Debug)]
 pub struct Processes {
@@ -135,24 +172,8 @@ impl Processes {
         patience: Duration,
         left: impl Fn(NodeId) -> Vec<Slot> + Sync,
     ) -> anyhow::Result<Vec<String>> {
-        let placed: Vec<(NodeId, &NodeAccess)> = nodes
-            .iter()
-            .filter_map(|access| Some((topology.nodes().find(|node| node.name == access.name)?.id, access)))
-            // Every key of the only node is where the map looks.
-            .filter(|_| topology.nodes().len() > 1)
-            .collect();
-        let look = |at_most: Option<u64>| -> Vec<(&str, Sampled)> {
-            let look = |(id, access): &(NodeId, &NodeAccess)| {
-                let left = left(*id);
-                let is_elsewhere = |key: &[u8]| {
-                    let slot = slot_of(key);
-                    topology.lives_at(key) != *id && topology.transit(slot).is_none() && left.binary_search(&slot).is_err()
-                };
-                // One that does not answer is looked at by the guard of nodes that come back empty.
-                sample(access, patience, self.site.as_deref(), at_most, is_elsewhere).ok()
-            };
-            placed.iter().zip(at_once(&placed, look)).filter_map(|((_, access), found)| Some((access.name.as_str(), found?))).collect()
-        };
+        let is_elsewhere = |node: NodeId, left: &[Slot], key: &[u8]| is_misplaced(topology, node, left, key);
+        let look = |at_most| samples(topology, nodes, patience, self.site.as_deref(), at_most, &left, is_elsewhere);
         let mut found = look(Some(SAMPLE));
         if let Some(why) = one_server_twice(found.iter().map(|(name, found)| (*name, found.run_id.as_str()))) {
             bail!(why);
@@ -185,13 +206,8 @@ impl Processes {
                 .iter()
                 .filter(|(_, sample)| sample.elsewhere > 0)
                 .map(|(name, sample)| {
-                    format!(
-                        "node {name}: of {} looked at, the slot map looks for {} elsewhere, so that clients do not find them. Somebody has written to the \
-                         node past the router, or the state directory {} is an old copy",
-                        counted(sample.keys, "key"),
-                        sample.elsewhere,
-                        directory.display()
-                    )
+                    let found = misplaced_text(sample.keys, sample.elsewhere);
+                    format!("node {name}: {found}, or the state directory {} is an old copy", directory.display())
                 })
                 .collect()),
             Fit::Foreign => bail!(

@@ -12,6 +12,8 @@ pub enum Operation {
     Moves,
     /// Which node owns which slots, and what else is to be known to find a key.
     Slots,
+    /// How many of some keys of each node the slot map looks for elsewhere.
+    Misplaced,
     /// Where these keys are.
     Where(Vec<Vec<u8>>),
     /// Do something to a move.
@@ -38,7 +40,7 @@ impl Operation {
     #[must_use]
     pub fn changes(&self) -> bool {
         match self {
-            Self::Moves | Self::Slots | Self::Where(_) => false,
+            Self::Moves | Self::Slots | Self::Misplaced | Self::Where(_) => false,
             Self::Move(request) => !request.dry_run,
             Self::Balance(request) => !request.dry_run,
             Self::Steer { what: SteerRequest::Abort(request), .. } => !request.dry_run,
@@ -90,6 +92,24 @@ pub struct SlotsReport {
     pub in_transit: Vec<TransitReport>,
     /// Keys that live elsewhere than their slots: how many of each slot, by node.
     pub exceptions: Vec<ExceptionsReport>,
+}
+
+/// What a look at some keys of each node that answered has found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MisplacedReport {
+    /// By node.
+    pub nodes: Vec<NodeMisplacedReport>,
+}
+
+/// What it has found at a node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct NodeMisplacedReport {
+    /// Its name.
+    pub node: String,
+    /// How many keys were looked at.
+    pub keys: u64,
+    /// For how many of these the slot map looks elsewhere, so that no client finds them.
+    pub elsewhere: u64,
 }
 
 /// What a node owns.

@@ -35,7 +35,7 @@ const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
 const STYLED: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
 
 /// Path, what it is for, and its handler.
-fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 20] {
+fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 21] {
     [
         ("/", "this page", get(index)),
         ("/metrics", "all metrics as Prometheus reads them: a long page of text", get(metrics)),
@@ -54,6 +54,11 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 20] {
         ("/api/v1/nodes/{node}/remove", "POST: let a node go that owns no slots", post(remove_node)),
         ("/api/v1/balance", "POST {\"dry_run\"}: even the slots by weight", post(balance)),
         ("/api/v1/slots", "the slot map: ranges by node, what is in transit, keys that were moved alone; as JSON", get(slots)),
+        (
+            "/api/v1/misplaced",
+            "of some keys of each node, how many the slot map looks for elsewhere: no client finds those; as JSON",
+            get(misplaced),
+        ),
         (WHERE, "where keys are: ?key=NAME, as often as wanted; as JSON", get(whereabouts)),
         ("/api/v1/moves", "moves, as JSON; POST {\"from\", \"to\", \"slots\" or \"all\"} begins one", get(moves).post(begin_move)),
         ("/api/v1/moves/{id}/pause", "POST: finish the slots being moved now, then rest", post(pause)),
@@ -199,6 +204,10 @@ fn status_of(refused: &Refused) -> StatusCode {
 
 async fn slots(State(source): State<Shared>, from: From) -> Result<Response, Response> {
     operate("/api/v1/slots", source, from, Operation::Slots).await
+}
+
+async fn misplaced(State(source): State<Shared>, from: From) -> Result<Response, Response> {
+    operate("/api/v1/misplaced", source, from, Operation::Misplaced).await
 }
 
 /// The keys of `?key=a&key=b`: names are bytes, which text could not carry.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use switchyard_resp::reply::{ReplyScan, ReplyScanner};
 use switchyard_resp::{encode, reply};
-use switchyard_router::NodeAccess;
+use switchyard_router::{NodeAccess, NodeTls};
 
 /// Largest reply that is taken: a dump of all functions may be large, and nothing else is.
 const REPLY_MAX: usize = 256 << 20;
@@ -57,6 +57,28 @@ impl Answer {
     }
 }
 
+/// An error of the socket in words: the system calls a time that has run out a resource that is missing.
+fn silence(tcp: &TcpStream, error: io::Error) -> io::Error {
+    let patience = tcp.read_timeout().ok().flatten();
+    match (error.kind(), patience) {
+        (io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut, Some(patience)) => {
+            io::Error::new(io::ErrorKind::TimedOut, format!("nothing came within {patience:?}"))
+        }
+        _ => error,
+    }
+}
+
+/// A server that does not speak TLS reads what we say as a command that is not finished, and is silent.
+fn handshake(tls: &NodeTls, mut tcp: TcpStream) -> Result<impl Stream + use<>, String> {
+    let mut session = rustls::ClientConnection::new(Arc::clone(&tls.config), tls.name.clone()).map_err(|e| format!("TLS: {e}"))?;
+    while session.is_handshaking() {
+        session.complete_io(&mut tcp).map_err(|error| {
+            format!("makes no TLS connection ({}): is this its TLS port, and is tls right for this node?", silence(&tcp, error))
+        })?;
+    }
+    Ok(rustls::StreamOwned::new(session, tcp))
+}
+
 impl NodeConnection {
     /// Connects and authenticates as the router does.
     pub fn open(access: &NodeAccess, timeout: Duration) -> Result<Self, String> {
@@ -67,10 +89,7 @@ impl NodeConnection {
         let socket = tcp.try_clone().map_err(|error| error.to_string())?;
         let stream: Box<dyn Stream> = match &access.tls {
             None => Box::new(tcp),
-            Some(tls) => {
-                let session = rustls::ClientConnection::new(Arc::clone(&tls.config), tls.name.clone()).map_err(|e| format!("TLS: {e}"))?;
-                Box::new(rustls::StreamOwned::new(session, tcp))
-            }
+            Some(tls) => Box::new(handshake(tls, tcp)?),
         };
         let mut connection = Self { stream, tcp: socket, input: Vec::new(), answer_max: REPLY_MAX };
         if let Some(password) = &access.password {
@@ -99,8 +118,7 @@ impl NodeConnection {
     pub fn ask<A: AsRef<[u8]>>(&mut self, args: &[A]) -> io::Result<Answer> {
         let mut request = Vec::new();
         encode::command(&mut request, args.iter().map(AsRef::as_ref));
-        self.stream.write_all(&request)?;
-        self.stream.flush()?;
+        self.stream.write_all(&request).and_then(|()| self.stream.flush()).map_err(|error| silence(&self.tcp, error))?;
         let mut scanner = ReplyScanner::default();
         let mut buffer = vec![0; 64 << 10];
         loop {
@@ -110,21 +128,10 @@ impl NodeConnection {
                 Ok(ReplyScan::Incomplete(_)) => return Err(io::Error::other("the reply is too large")),
                 Err(error) => return Err(io::Error::other(error.to_string())),
             }
-            match self.stream.read(&mut buffer).map_err(|error| self.silence(error))? {
+            match self.stream.read(&mut buffer).map_err(|error| silence(&self.tcp, error))? {
                 0 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it has closed the connection")),
                 count => self.input.extend_from_slice(&buffer[..count]),
             }
-        }
-    }
-
-    /// An error of the socket in words: the system calls a time that has run out a resource that is missing.
-    fn silence(&self, error: io::Error) -> io::Error {
-        let patience = self.tcp.read_timeout().ok().flatten();
-        match (error.kind(), patience) {
-            (io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut, Some(patience)) => {
-                io::Error::new(io::ErrorKind::TimedOut, format!("nothing came within {patience:?}"))
-            }
-            _ => error,
         }
     }
 

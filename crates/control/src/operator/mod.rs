@@ -5,6 +5,7 @@
 mod commands;
 mod keys;
 mod map;
+mod misplaced;
 mod nodes;
 mod resp;
 
@@ -73,7 +74,11 @@ impl Operator {
     pub(crate) fn operate(&self, operation: Operation, who: &str) -> Result<Value, Refused> {
         let only_looks = matches!(
             operation,
-            Operation::Moves | Operation::Slots | Operation::Where(_) | Operation::Balance(BalanceRequest { dry_run: true, .. })
+            Operation::Moves
+                | Operation::Slots
+                | Operation::Misplaced
+                | Operation::Where(_)
+                | Operation::Balance(BalanceRequest { dry_run: true, .. })
         );
         let told = told(&operation);
         let outcome = self.execute(operation);
@@ -89,6 +94,7 @@ impl Operator {
         let plan = match operation {
             Operation::Moves => return json(&self.moves.report()),
             Operation::Slots => return json(&slots_report(&*self.moves.topology_now()?)),
+            Operation::Misplaced => return json(&self.misplaced()?),
             Operation::Where(keys) => return json(&where_report(&*self.moves.topology_now()?, &keys)),
             Operation::Steer { id, what } => return json(&self.moves.steer(MoveId(id), &what)?),
             Operation::Move(request) => self.begin_one(&request),
@@ -201,6 +207,7 @@ fn told(operation: &Operation) -> String {
         }
         Operation::Moves => "moves".to_owned(),
         Operation::Slots => "slots".to_owned(),
+        Operation::Misplaced => "keys that the slot map looks for elsewhere".to_owned(),
         Operation::Where(keys) => format!("where {} {}", counted(keys.len(), "key"), if keys.len() == 1 { "is" } else { "are" }),
         Operation::Steer { id, what } => match what {
             SteerRequest::Pause => format!("pause move {id}"),

@@ -59,7 +59,7 @@ impl Operator {
         let node = status.nodes.into_iter().find(|status| status.id == node)?;
         let Link::Down(why) = node.link else { return None };
         Some(format!(
-            "{0} cannot be reached ({why}), so nothing can be moved away from it. If it comes back, drain it then. If it is lost for good, put a server in its \
+            "{0} cannot be used now ({why}), so nothing can be moved away from it. When it can, drain it then. If it is lost for good, put a server in its \
              place, with a backup or empty: at {0} itself; or elsewhere, listed under `replicas` of this node in the configuration, then a reload (SIGHUP) and \
              `switchyard nodes accept {0}`. After that it can be drained and removed (docs/dead-server.md)",
             node.name

@@ -85,7 +85,7 @@ pub enum StoreError {
     },
     /// Another process uses the state directory.
     #[error(
-        "the state directory {} is in use by {}; stop that first, or give this one another --state-dir",
+        "the state directory {} is in use by {}",
         directory.display(),
         match holder {
             Some(pid) => format!("the process {pid}"),

@@ -197,21 +197,23 @@ pub(super) fn of_script(facts: &Facts<'_>, table: &CommandTable) -> String {
 }
 
 /// What stands before a library of functions: one text for all, by which a library is known again. `K` has the keys of the running call.
-/// A library is loaded with next to no global names, so everything is looked up when a function first runs.
+/// A library is loaded with next to no global names, so everything is looked up when a function first runs. From then on `redis` is read-only: what is
+/// found there is in `H`.
 pub(super) static OF_LIBRARY: LazyLock<String> = LazyLock::new(|| {
     format!(
         "local redis=(function() local K,N,R,E,T,F,L,O,C,Q={{}};{KEYS}local function I(c) return N[c] end;{UNLISTED}{}{CALLS}\
-         local P={{call=c,pcall=p,{ACL_CHECK_CMD}}} \
+         local P,H={{}},{{call=c,pcall=p,{ACL_CHECK_CMD}}} \
          local function B() R,E,T,F,L,O=redis,error,type,string.find,string.sub,string.lower C,Q=R.call,R.pcall \
-         N={{}} for n,e in string.gmatch('{}','(%S+):(%S+)') do N[n]=e end setmetatable(P,{}) end;\
+         N={{}} for n,e in string.gmatch('{}','(%S+):(%S+)') do N[n]=e end for n,v in pairs(P) do H[n]=v P[n]=nil end setmetatable(P,{}) end;\
          local function G(f) return function(k,a) if not N then B() end K={{}} for i=1,#k do K[i]=k[i] end return f(k,a) end end;\
          P.register_function=function(n,f) if f~=nil then return redis.register_function(n,G(f)) end \
          n.callback=n.callback and G(n.callback) return redis.register_function(n) end;\
          P.log=redis.log P.LOG_DEBUG=redis.LOG_DEBUG P.LOG_VERBOSE=redis.LOG_VERBOSE P.LOG_NOTICE=redis.LOG_NOTICE \
-         P.LOG_WARNING=redis.LOG_WARNING return P end)() local server=redis {}",
+         P.LOG_WARNING=redis.LOG_WARNING return P end)() local server=redis {}\
+         local rawset=(function() local r=redis return function(t,...) if t==r then error('Attempt to modify a readonly table',0) end return rawset(t,...) end end)() ",
         *JUDGES_ALL,
         *LISTED,
-        guard(""),
+        guard("H[n] or "),
         GETMETATABLE.replace(
             "(function() local g,t=getmetatable,type return function(...) ",
             "(function() return function(...) local g,t=getmetatable,type "

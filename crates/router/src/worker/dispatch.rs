@@ -356,7 +356,8 @@ impl Worker {
                 Whole::Values { layout }
             }
             Split::Pairs => Whole::Merged(Merge::Same),
-            Split::Count => Whole::Merged(Merge::Sum),
+            Split::Count if command.flags.has(Flags::WRITE) => Whole::Merged(Merge::Sum),
+            Split::Count => Whole::Read(Merge::Sum),
         };
         let Some(gather) = self.begin_gather(handle, class, parts.len(), whole) else { return Flow::Close };
         let per_key = if how == Split::Pairs { 2 } else { 1 };
@@ -420,7 +421,8 @@ impl Worker {
         }
         let about_keys = matches!(&*command.name, "DBSIZE" | "FLUSHALL" | "FLUSHDB" | "KEYS");
         let reach = if about_keys { Reach::Keepers } else { Reach::Everybody };
-        self.gather_every(handle, lane, reach, &[raw], command.class() as u8, Whole::Merged(merge));
+        let whole = if command.flags.has(Flags::READONLY) { Whole::Read(merge) } else { Whole::Merged(merge) };
+        self.gather_every(handle, lane, reach, &[raw], command.class() as u8, whole);
         Flow::Next
     }
 }

@@ -29,6 +29,8 @@ const OTHERS_PERHAPS: &str = "; other parts of the command may have been execute
 pub(super) enum Whole {
     /// As the command table says.
     Merged(Merge),
+    /// The same, of a command that only reads: what failed of it has no half that was executed.
+    Read(Merge),
     /// MGET: element `i` of the reply is the next element of part `layout[i]`.
     Values { layout: Vec<u16> },
     /// INFO: the nodes' and our own.
@@ -273,42 +275,17 @@ impl Worker {
         let error = parts.iter().find(|p| reply::is_error(p));
         let mut out = Vec::new();
         match (gather.whole, error) {
-            (Whole::Merged(Merge::AnyOk), _) => return any_ok(parts),
+            (Whole::Merged(merge), error) => {
+                let doubtful = error.filter(|_| matches!(merge, Merge::Same | Merge::Sum)).map(|error| with_doubt(error, &parts));
+                return doubtful.unwrap_or_else(|| self.merged(merge, parts, &nodes, resp3));
+            }
+            (Whole::Read(merge), _) => return self.merged(merge, parts, &nodes, resp3),
             (Whole::Info { sections, digest }, _) => {
                 let text = self.info_text(&digest, &sections);
                 self.info_digest = Some(digest);
                 encode::verbatim(&mut out, text.as_bytes(), resp3);
             }
-            (Whole::Merged(Merge::Same | Merge::Sum), Some(error)) => return with_doubt(error, &parts),
             (_, Some(error)) => return error.clone(),
-            (Whole::Merged(Merge::Sum), None) => {
-                // A node may claim anything.
-                let sum = parts.iter().filter_map(|p| reply::integer(p)).fold(0, i64::saturating_add);
-                encode::integer(&mut out, sum);
-            }
-            (Whole::Merged(Merge::Least), None) => {
-                encode::integer(&mut out, parts.iter().filter_map(|p| reply::integer(p)).min().unwrap_or(0));
-            }
-            (Whole::Merged(Merge::Texts), None) => {
-                let mut whole = String::new();
-                for (node, part) in nodes.iter().zip(&parts) {
-                    let text = String::from_utf8_lossy(reply::text(part).unwrap_or_default());
-                    whole.push_str(&format!("{}:\n{}\n\n", self.node_name(*node), text.trim_end()));
-                }
-                encode::verbatim(&mut out, whole.as_bytes(), resp3);
-            }
-            (Whole::Merged(Merge::Figures), None) => return memory_stats::together(&parts, resp3),
-            (Whole::Merged(Merge::Same), None) => return parts.into_iter().next().unwrap_or_default(),
-            (Whole::Merged(Merge::Concat), None) => {
-                // KEYS: what a move has left of its own is no key of anybody's.
-                let is_shown = |element: &&[u8]| !reply::text(element).is_some_and(is_temporary);
-                let all = || parts.iter().flat_map(|p| reply::elements(p)).filter(is_shown);
-                // KEYS answers an array in RESP2 and in RESP3; keep what the nodes chose.
-                let kind = parts.first().and_then(|p| p.first()).copied().filter(|k| *k == b'~').unwrap_or(b'*');
-                encode::header(&mut out, kind, all().count());
-                all().for_each(|element| out.extend_from_slice(element));
-            }
-            (Whole::Merged(Merge::AllOnes), None) => all_ones(&mut out, &parts, &[]),
             (Whole::ScriptExists { known }, None) => all_ones(&mut out, &parts, &known),
             (Whole::Values { layout }, None) => {
                 encode::header(&mut out, b'*', layout.len());
@@ -355,6 +332,49 @@ impl Worker {
                 }
                 encode::simple(&mut out, "OK");
             }
+        }
+        out
+    }
+
+    /// Replies of nodes as one. An error of any is that of the whole, but where one success is enough.
+    fn merged(&self, merge: Merge, parts: Vec<Vec<u8>>, nodes: &[NodeId], resp3: bool) -> Vec<u8> {
+        if merge == Merge::AnyOk {
+            return any_ok(parts);
+        }
+        if let Some(error) = parts.iter().find(|part| reply::is_error(part)) {
+            return error.clone();
+        }
+        let mut out = Vec::new();
+        match merge {
+            Merge::AnyOk => {}
+            Merge::Sum => {
+                // A node may claim anything.
+                let sum = parts.iter().filter_map(|p| reply::integer(p)).fold(0, i64::saturating_add);
+                encode::integer(&mut out, sum);
+            }
+            Merge::Least => {
+                encode::integer(&mut out, parts.iter().filter_map(|p| reply::integer(p)).min().unwrap_or(0));
+            }
+            Merge::Texts => {
+                let mut whole = String::new();
+                for (node, part) in nodes.iter().zip(&parts) {
+                    let text = String::from_utf8_lossy(reply::text(part).unwrap_or_default());
+                    whole.push_str(&format!("{}:\n{}\n\n", self.node_name(*node), text.trim_end()));
+                }
+                encode::verbatim(&mut out, whole.as_bytes(), resp3);
+            }
+            Merge::Figures => return memory_stats::together(&parts, resp3),
+            Merge::Same => return parts.into_iter().next().unwrap_or_default(),
+            Merge::Concat => {
+                // KEYS: what a move has left of its own is no key of anybody's.
+                let is_shown = |element: &&[u8]| !reply::text(element).is_some_and(is_temporary);
+                let all = || parts.iter().flat_map(|p| reply::elements(p)).filter(is_shown);
+                // KEYS answers an array in RESP2 and in RESP3; keep what the nodes chose.
+                let kind = parts.first().and_then(|p| p.first()).copied().filter(|k| *k == b'~').unwrap_or(b'*');
+                encode::header(&mut out, kind, all().count());
+                all().for_each(|element| out.extend_from_slice(element));
+            }
+            Merge::AllOnes => all_ones(&mut out, &parts, &[]),
         }
         out
     }

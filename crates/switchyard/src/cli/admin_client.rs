@@ -1,5 +1,7 @@
 //! Asks the admin API of a running router, for `status` and `nodes`.
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -47,6 +49,9 @@ pub(super) struct AdminFlags {
 
 /// The environment variable that a token is taken from.
 const TOKEN_VARIABLE: &str = "SWITCHYARD_ADMIN_TOKEN";
+
+/// How long a look at what else listens at an address may take.
+const MOMENT: Duration = Duration::from_millis(500);
 
 /// The router that a command asks.
 pub(super) struct AdminClient {
@@ -208,6 +213,12 @@ impl AdminClient {
                      --admin-key-file what to show where it asks for a certificate"
                 );
             }
+            if self.speaks_resp() {
+                return anyhow!(
+                    "what answers on {base} speaks the protocol of Redis: is it the clients' port, or a node? The admin port ({ADMIN_PORT} where nothing else is \
+                     configured) is given with --admin HOST:PORT or -c FILE"
+                );
+            }
             anyhow!(
                 "no router answers on {base}: {error}; is `switchyard serve` running? Another admin address is given with \
                  --admin HOST:PORT (https://HOST:PORT where it speaks HTTPS) or -c FILE"
@@ -225,6 +236,20 @@ impl AdminClient {
             bail!("{error}; give it with --admin-token-file FILE, with {TOKEN_VARIABLE}, or with -c FILE");
         }
         bail!("{}", error.trim_end());
+    }
+
+    /// Whether what listens there answers as a Redis server does.
+    fn speaks_resp(&self) -> bool {
+        let ask = || -> std::io::Result<u8> {
+            let address = self.endpoint.resolve().map_err(std::io::Error::other)?;
+            let mut stream = TcpStream::connect_timeout(&address, MOMENT)?;
+            stream.set_read_timeout(Some(MOMENT))?;
+            stream.write_all(b"PING\r\n")?;
+            let mut first = [0];
+            stream.read_exact(&mut first)?;
+            Ok(first[0])
+        };
+        ask().is_ok_and(|first| first == b'+' || first == b'-')
     }
 
     /// Prints an answer, as `text` puts it unless JSON was asked for.

@@ -6,11 +6,14 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use switchyard_control::admin::NodeMisplacedReport;
+use switchyard_control::misplaced_text;
 use switchyard_control::nodes::holdings::{FirstStart, first_start, primaries};
 use switchyard_control::nodes::servers;
 use switchyard_policy::topology::Topology;
-use switchyard_resp::units::{TIME_FORM, counted, parse_time};
+use switchyard_resp::units::{TIME_FORM, counted, describe_time, parse_time};
 
 use super::Failure;
 use super::flags::ConfigFlags;
@@ -61,6 +64,20 @@ fn sample_time(text: &str) -> Result<Duration, String> {
     time.ok_or_else(|| format!("must be a time up to 10m: {TIME_FORM}"))
 }
 
+/// Says for how long nothing else is to be seen.
+fn sampling(time: Duration) -> ProgressBar {
+    let what = format!("looks at real commands for {}", describe_time(time));
+    let bar = ProgressBar::new_spinner().with_message(what.clone());
+    if bar.is_hidden() {
+        eprintln!("{what}");
+    }
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}: {elapsed}") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(100));
+    bar
+}
+
 #[derive(Serialize)]
 struct Report<'a> {
     nodes: usize,
@@ -72,7 +89,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let fleet = KnownFleet::find(&mut config);
     let resolved = config.resolve(|_| None)?;
     let mut findings = find(&resolved, &config, &fleet);
+    let bar = arguments.sample.map(sampling);
     findings.extend(examine_commands(&primaries(&resolved.nodes), arguments.sample));
+    bar.iter().for_each(ProgressBar::finish_and_clear);
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
     if arguments.json {
         let report = Report { nodes: resolved.nodes.len(), findings: &findings };
@@ -112,7 +131,19 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
     let finding = |level, found: String, advice: &str| Finding { level, node: None, check: "slot map", found, advice: advice.to_owned() };
     let patience = resolved.live.connect_timeout;
     match fleet {
-        KnownFleet::Running => Vec::new(),
+        KnownFleet::Running(Ok(report)) => {
+            let misplaced = report.nodes.iter().filter(|node| node.elsewhere > 0);
+            let advice = "look for who writes there (CLIENT LIST), and let it use the router; then copy these keys through the router, or remove them";
+            let told = |node: &NodeMisplacedReport| Finding {
+                node: Some(node.node.clone()),
+                ..finding(Level::Warning, misplaced_text(node.keys, node.elsewhere), advice)
+            };
+            misplaced.map(told).collect()
+        }
+        KnownFleet::Running(Err(error)) => {
+            let found = format!("the running router does not say whether keys are where its slot map looks: {error:#}");
+            vec![finding(Level::Warning, found, "see its log")]
+        }
         KnownFleet::Hidden(why) => {
             let advice = "name its state directory and admin address (--state-dir, --admin), and run this as a user who may read both";
             vec![finding(Level::Warning, format!("only nodes that the configuration lists were looked at: {why}"), advice)]

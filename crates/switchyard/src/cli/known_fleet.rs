@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use switchyard_control::Processes;
-use switchyard_control::admin::{NodesReport, TokenReport};
+use switchyard_control::admin::{MisplacedReport, NodesReport, TokenReport};
 use switchyard_control::members::recall;
 use switchyard_control::store::{RedbStore, Store, StoreError};
 use switchyard_policy::topology::Topology;
@@ -21,8 +21,8 @@ pub(super) enum KnownFleet {
     Unplaced,
     /// Its state directory has one, and no router runs on it.
     Placed { topology: Topology, processes: Processes },
-    /// A router runs on its state directory, and has told its nodes.
-    Running,
+    /// A router runs on its state directory, and has told its nodes; and what it finds at them, where it can.
+    Running(anyhow::Result<MisplacedReport>),
     /// It cannot be known; the text says why.
     Hidden(String),
 }
@@ -49,17 +49,19 @@ impl KnownFleet {
             }
             Err(locked @ StoreError::Locked { .. }) => {
                 // What is listed and not there may be about to join, with the next reload.
-                let names = told_by_router(config).with_context(|| locked.to_string())?;
+                let client = router_on(config).with_context(|| locked.to_string())?;
+                let report: NodesReport = client.read(&client.get("/api/v1/nodes")?)?;
+                let names: Vec<String> = report.nodes.into_iter().map(|node| node.address).collect();
                 config.apply_membership(&names, &[])?;
-                Ok(Self::Running)
+                Ok(Self::Running(client.get("/api/v1/misplaced").and_then(|body| client.read(&body))))
             }
             Err(error) => bail!(error),
         }
     }
 }
 
-/// The nodes of the router that runs on the state directory.
-fn told_by_router(config: &Config) -> anyhow::Result<Vec<String>> {
+/// The router that runs on the state directory.
+fn router_on(config: &Config) -> anyhow::Result<AdminClient> {
     let client = AdminClient::of(config)?;
     let token: TokenReport = client.read(&client.get("/api/v1/token")?)?;
     let is_of = |file: &Path| file.parent().and_then(|parent| parent.canonicalize().ok()) == config.state_dir.canonicalize().ok();
@@ -69,6 +71,5 @@ fn told_by_router(config: &Config) -> anyhow::Result<Vec<String>> {
             file.display()
         );
     }
-    let report: NodesReport = client.read(&client.get("/api/v1/nodes")?)?;
-    Ok(report.nodes.into_iter().map(|node| node.address).collect())
+    Ok(client)
 }

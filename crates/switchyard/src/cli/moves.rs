@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::anyhow;
@@ -9,6 +10,7 @@ use clap::{Args, Subcommand};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use serde_json::json;
+use switchyard_bench::interrupt;
 use switchyard_bench::numbers::millis;
 use switchyard_control::admin::{AbortRequest, GoalRequest, Lose, MaxRateRequest, MoveReport, MoveState, MovesReport};
 use switchyard_resp::units::{describe_size, describe_time, format_rate, parse_rate, plural};
@@ -292,7 +294,14 @@ pub(super) fn watch(client: &AdminClient, ids: Option<&[u64]>, json: bool) -> Re
     let mut bars = (!json && std::io::stdout().is_terminal()).then(Bars::default);
     let mut watched: Option<Vec<u64>> = ids.map(<[u64]>::to_vec);
     let mut said = BTreeMap::new();
+    let interrupted = interrupt::flag()?;
     loop {
+        if interrupted.load(Ordering::Relaxed) {
+            let what = if watched.as_ref().is_some_and(|watched| watched.len() == 1) { "the move goes" } else { "moves go" };
+            return Err(Failure::Failed(anyhow!(
+                "stopped watching, and {what} on: `switchyard moves watch` shows how far, `switchyard moves abort ID` ends one"
+            )));
+        }
         let body = client.get("/api/v1/moves")?;
         let report: MovesReport = client.read(&body)?;
         let watched = watched.get_or_insert_with(|| report.moves.iter().map(|m| m.id).collect());
@@ -349,20 +358,23 @@ fn outcome(watched: &[u64], shown: &[&MoveReport], json: bool) -> Result<(), Fai
 fn numbers(report: &MoveReport) -> String {
     let held = |us| millis(Duration::from_micros(us));
     let left = report.seconds_left.map(|left| format!(", {} left", seconds(left))).unwrap_or_default();
+    // Most moves have neither.
+    let pulled = if report.pulled == 0 { String::new() } else { format!(", {} on demand", count(report.pulled)) };
     let holds = match report.holds {
-        0 => "nothing waited".to_owned(),
-        _ => format!("waited p50 {} p99 {} max {}", held(report.hold_p50_us), held(report.hold_p99_us), held(report.hold_max_us)),
+        0 => String::new(),
+        _ => {
+            format!(", commands waited p50 {} p99 {} max {}", held(report.hold_p50_us), held(report.hold_p99_us), held(report.hold_max_us))
+        }
     };
     // A move of named keys takes no slots.
     let slots = if report.keys.is_some() { String::new() } else { format!("{}/{} slots, ", count(report.slots_done), count(report.slots)) };
     format!(
-        "{slots}{} keys, {}, {:.0}%, {}, {} keys/s{left}, {} on demand, {holds}: {}{}",
+        "{slots}{} keys, {}, {:.0}%, {}, {} keys/s{left}{pulled}{holds}: {}{}",
         keys(report),
         describe_size(report.bytes_moved),
         report.percent.floor(),
         format_rate(report.bytes_per_second),
         count(report.keys_per_second.max(0.0) as u64),
-        count(report.pulled),
         report.doing,
         home_for(report)
     )

@@ -2,6 +2,7 @@
 
 use clap::{Args, Subcommand};
 use switchyard_control::admin::{AddNodeRequest, LinkReport, NodeReport, NodesReport, PlanReport};
+use switchyard_control::nodes::parse_endpoint;
 
 use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags, encoded};
@@ -164,11 +165,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             if given.rebalance {
                 return finish(&client, &body, given.wait, given.flags.json);
             }
+            // With the port, which may have been left out.
+            let name = parse_endpoint(&given.address).unwrap_or_else(|_| given.address.clone());
             let notes: String = client.read::<PlanReport>(&body)?.notes.iter().map(|note| format!("\nNOTE: {note}")).collect();
-            return client.say(
-                &body,
-                &format!("{} has joined; it owns no slots until `switchyard balance` or `switchyard move`{notes}", given.address),
-            );
+            return client
+                .say(&body, &format!("{name} has joined; it owns no slots until `switchyard balance` or `switchyard move`{notes}"));
         }
         Some(Command::Drain(given)) => {
             let client = AdminClient::new(&given.flags)?;

@@ -359,8 +359,8 @@ impl Config {
     fn check_nodes(&self, problems: &mut Vec<Problem>) {
         if self.nodes.is_empty() {
             problems.push(Problem::new(
-                "no node is given; name the Redis or Valkey servers to route to with --node 127.0.0.1:7001 (once for each) \
-                 or in the file with\n  [[node]]\n  address = \"127.0.0.1:7001\"",
+                "no node is given; name the Redis or Valkey servers to route to with --node 127.0.0.1:7001 (once for each), \
+                 or give a configuration file (-c /etc/switchyard.toml) that has\n  [[node]]\n  address = \"127.0.0.1:7001\"",
             ));
         }
         let mut seen = BTreeMap::new();

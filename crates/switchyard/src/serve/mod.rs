@@ -30,6 +30,7 @@ use switchyard_control::nodes::holdings::primaries;
 use switchyard_control::operator;
 use switchyard_control::placement::{self, Placement};
 use switchyard_control::seat::{self, Replaced, SeatThread, Seats, Standby};
+use switchyard_control::store::StoreError;
 use switchyard_control::{Fleet, Processes, Running};
 use switchyard_policy::topology::Topology;
 use switchyard_router::{ColocatePort, ListenAddress, Router, Settings, StartError};
@@ -59,7 +60,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     };
     let opened = match &mut signal_wait {
         Some(waits) => seat::wait_for_directory(open, &mut |what, period| waits.pause(what, period))?,
-        None => Some(open()?),
+        None => Some(open().map_err(explain_state)?),
     };
     let Some(placement) = opened.map(Arc::new) else { return Ok(()) };
     let read = config.clone();
@@ -243,6 +244,15 @@ fn ready_line(addresses: &[String], config: &Config, admin: SocketAddr) -> Strin
     line
 }
 
+fn explain_state(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast_ref() {
+        Some(StoreError::Locked { .. }) => {
+            anyhow!("{error}; stop that first, give this one another --state-dir, or start it with --standby to wait until the other ends")
+        }
+        _ => error,
+    }
+}
+
 /// What the system's refusal of an address means, and what to do.
 fn explain_listen(address: SocketAddr, what: &str, flag: &str, source: io::Error) -> anyhow::Error {
     let advice = match source.kind() {
@@ -251,8 +261,9 @@ fn explain_listen(address: SocketAddr, what: &str, flag: &str, source: io::Error
                 format!("{} (process {}) listens there; stop it, or choose another address with {flag}", holder.name, holder.pid)
             }
             None => format!(
-                "another process listens there (`ss -ltnp 'sport = :{}'` as root names it); stop it, or choose another address \
-                 with {flag}",
+                "another process listens there (`ss -ltnp 'sport = :{0}'` as root names it): stop it, or choose another address with {flag}. If that names \
+                 none, a connection has this port (`ss -tan 'sport = :{0}'`): try again in a minute, or choose a port that the system gives to none \
+                 (below those of `sysctl net.ipv4.ip_local_port_range`)",
                 address.port()
             ),
         },

@@ -61,6 +61,25 @@ fn each_fault_of_a_server_is_told_with_what_to_do() {
 }
 
 #[test]
+fn a_server_that_speaks_no_tls_is_told_as_that() {
+    let plain = node(&["--appendonly", "yes"], "");
+    let (code, text) = doctor(&["--node", &plain.address().to_string(), "--set", "nodes.tls=true", "--set", "nodes.connect-timeout=500ms"]);
+    assert_eq!(code, 1);
+    assert!(text.contains("makes no TLS connection (") && text.contains("is tls right for this node?"), "{text}");
+}
+
+#[test]
+fn a_port_of_clients_is_no_admin_port() {
+    let Some(site) = Site::router_only(1, &SiteOptions::default()) else { return };
+    for address in [site.address(), site.nodes()[0].address()] {
+        let mut command: Command = tied(env!("CARGO_BIN_EXE_switchyard"));
+        let output = command.args(["status", "--admin", &address.to_string()]).output().expect("it runs");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && text.contains("speaks the protocol of Redis"), "{text}");
+    }
+}
+
+#[test]
 fn replicas_are_looked_at_too() {
     let primary = node(&["--appendonly", "yes"], "");
     let port = primary.address().port().to_string();

@@ -200,6 +200,10 @@ fn a_state_directory_of_other_servers_is_refused() {
     assert_eq!(site.nodes()[first].cmd(&format!("SET {stray} v")), ok());
     site.router_mut().restart(&names);
     site.router().process().expect_log(&["looks for 1 elsewhere"]);
+    // Doctor says it beside the running router, too.
+    let (code, found) = say("doctor", &names, &site.router().state_dir(), &["--admin", &site.router().admin().to_string()]);
+    assert_eq!(code, Some(0), "{found}");
+    assert!(found.contains(&format!("warning  {}  slot map: of ", names[first])) && found.contains("looks for 1 elsewhere"), "{found}");
     until("all is served", || site.client().cmd("DBSIZE").error().is_none());
     all_are_found(site.router());
 

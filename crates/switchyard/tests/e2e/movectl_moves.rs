@@ -6,6 +6,7 @@ use rustix::process::{Resource, Rlimit, Signal};
 use serde_json::Value as Json;
 
 use crate::movectl::{done, json, names, owns, refused, slots};
+use crate::support::process::{Process, tied};
 use crate::support::{
     Client, Node, NodeOptions, Probed, Router, RouterOptions, Site, SiteOptions, Value, bulk, encode, http, int, ok, until_within,
 };
@@ -133,6 +134,15 @@ fn a_move_that_is_paused_stands_still_and_one_that_is_aborted_ends() {
         std::mem::replace(&mut last, keys) == keys
     });
     all_there(&mut client);
+    // Whoever stops watching is told that it goes on.
+    let mut watch = tied(env!("CARGO_BIN_EXE_switchyard"));
+    watch.args(["moves", "watch", "--admin", &router.admin().to_string()]);
+    let log = tempfile::NamedTempFile::new().expect("a file");
+    let mut watch = Process::start("moves watch", watch, log.path());
+    watch.expect_log(&["PAUSED"]);
+    watch.signal(Signal::INT);
+    assert_eq!(watch.wait(std::time::Duration::from_secs(30)).code(), Some(1));
+    watch.expect_log(&["stopped watching, and the move goes on"]);
     done(router, "moves resume 1");
     assert_eq!(the_move(router, 1)["state"], "running");
     done(router, "moves max-rate 1 none");

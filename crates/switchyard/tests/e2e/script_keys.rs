@@ -301,6 +301,29 @@ fn a_script_leaves_nothing_behind_for_others() {
 }
 
 #[test]
+fn a_function_finds_redis_read_only_as_at_a_server() {
+    let Some(site) = site(2) else { return };
+    let single = crate::support::Node::start(&crate::support::NodeOptions::default());
+    let (a, b, _) = keys(&site);
+    let (mut client, mut reference) = (site.client(), single.client());
+    let library = "#!lua name=l\nredis.register_function('f', function(k, a) \
+        local mine = function() return 'mine' end \
+        local tried = { pcall(rawset, redis, 'x', 1), pcall(rawset, redis, 'call', mine), pcall(function() local r = redis r.call = mine end), \
+            pcall(function() local r = redis r.x = 1 end), pcall(function() local r = redis r.pcall = nil end) } \
+        for i = 1, #tried do tried[i] = tostring(tried[i]) end \
+        tried[#tried + 1] = redis.call('GET', k[1]) or 'none' return tried end)";
+    for client in [&mut client, &mut reference] {
+        assert_eq!(client.call(&["FUNCTION", "LOAD", library]), bulk("l"));
+        assert_eq!(client.call(&["SET", &a, "v"]), ok());
+    }
+    let answer = client.call(&["FCALL", "f", "1", &a, &b]);
+    assert_eq!(answer, reference.call(&["FCALL", "f", "1", &a, &b]));
+    assert_eq!(answer.items().last().map(Value::text).as_deref(), Some("v"));
+    // What one call did is gone with the next.
+    assert_eq!(client.call(&["FCALL", "f", "1", &a, &b]), answer);
+}
+
+#[test]
 fn no_library_passes_for_checked_that_is_not() {
     let Some(site) = site(2) else { return };
     let (a, b, _) = keys(&site);

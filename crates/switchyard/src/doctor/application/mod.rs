@@ -18,6 +18,9 @@ use super::{Finding, Level};
 /// How long a node may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How a refusal of MONITOR begins.
+const NO_MONITOR: &str = "refuses MONITOR";
+
 /// How connections of routers are named.
 const OWN: &str = "switchyard-";
 
@@ -59,7 +62,11 @@ pub(crate) fn examine_commands(nodes: &[NodeAccess], time: Option<Duration>) -> 
                 node: Some(node.name.clone()),
                 check: "sample",
                 found: format!("its commands could not be looked at: it {why}"),
-                advice: "allow +monitor to our user there, or leave --sample out".to_owned(),
+                advice: match why.starts_with(NO_MONITOR) {
+                    true => "allow +monitor to our user there, or leave --sample out",
+                    false => "see to that node first",
+                }
+                .to_owned(),
             }),
         }
     }

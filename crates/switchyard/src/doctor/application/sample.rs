@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use switchyard_control::nodes::NodeConnection;
+use switchyard_control::nodes::{LOOKING, NodeConnection};
 use switchyard_policy::topology::{Slot, slot_of};
 use switchyard_resp::command::{Command, CommandTable, Lookup};
 use switchyard_resp::request::{Args, Limits, Scanner, inline_to_multibulk};
@@ -104,13 +104,13 @@ const DECLARE: &str =
 /// Looks at the commands of a node for so long.
 pub(crate) fn sample(access: &NodeAccess, time: Duration) -> Result<Sample, String> {
     let mut node = NodeConnection::open(access, PATIENCE)?;
-    // Whoever comes and goes as a router meanwhile is known by either list.
-    let mut routers = routers(&mut NodeConnection::open(access, PATIENCE)?);
+    // Whoever comes as a router meanwhile says so by CLIENT SETNAME, which the sample has.
+    let mut other = NodeConnection::open(access, PATIENCE)?;
+    let _ = other.ask(&["CLIENT", "SETNAME", LOOKING]);
+    let routers = routers(&mut other);
     let mut tally = Tally::default();
     let until = Instant::now() + time;
     let whole = node.monitor(until, BYTES_MAX, LINE_MAX, &mut |line| tally.take(line))?;
-    drop(node);
-    routers.extend(NodeConnection::open(access, PATIENCE).map(|mut node| self::routers(&mut node)).unwrap_or_default());
     Ok(tally.finish(&routers, !whole))
 }
 
@@ -128,6 +128,8 @@ struct Seen {
     /// Slots of keys that it watches, and of its transaction.
     slots: BTreeSet<Slot>,
     in_multi: bool,
+    /// It calls itself one.
+    is_router: bool,
 }
 
 /// Reads lines of MONITOR.
@@ -190,6 +192,7 @@ impl Tally {
         let keys = keys(command, args);
         let slots: BTreeSet<Slot> = keys.iter().map(|key| slot_of(key)).collect();
         let seen = self.clients.entry(who.clone()).or_default();
+        seen.is_router |= &*command.name == "CLIENT|SETNAME" && args.get(2).is_some_and(|name| name.starts_with(OWN.as_bytes()));
         seen.sample.commands += 1;
         let limit = match limit_of(command) {
             Some(Limit::Blocking) if !command.blocks(args) => Some(Limit::OneSlot),
@@ -242,7 +245,7 @@ impl Tally {
     fn finish(self, routers: &BTreeSet<String>, cut_short: bool) -> Sample {
         let mut whole = Sample { cut_short, ..Sample::default() };
         for (who, seen) in self.clients {
-            if routers.contains(&who) {
+            if seen.is_router || routers.contains(&who) {
                 whole.routed += seen.sample.commands;
             } else {
                 whole.add(seen.sample);
@@ -294,6 +297,7 @@ mod tests {
             (&[r#"[3 [::1]:700] "xread" "STREAMS" "a" "b" "0" "0""#], one("XREAD")),
             (&[r#"[0 10.0.0.1:5] "swapdb" "0" "1""#], one("SWAPDB")),
             (&[r#"[0 10.0.0.9:1] "rename" "a" "b""#], vec![]),
+            (&[r#"[0 10.0.0.8:1] "client" "setname" "switchyard-0a1b2c3d-1-2-m""#, r#"[0 10.0.0.8:1] "rename" "a" "b""#], vec![]),
             (&[r#"[0 10.0.0.1:5] "set" "a" "x\"y\xff\n \"""#, r#"[0 10.0.0.1:5] "get""#, "OK", "[", "[0 x] \"set\" \"a"], vec![]),
         ] {
             assert_eq!(refused(lines), expected, "{lines:?}");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use switchyard_control::nodes::NodeConnection;
 use switchyard_resp::command::CommandTable;
-use switchyard_router::NodeAccess;
+use switchyard_router::{NodeAccess, site_of_mark};
 
 use super::{Limit, OWN, PATIENCE, limit_of};
 use crate::config::counted;
@@ -24,8 +24,11 @@ pub(crate) fn calls(access: &NodeAccess) -> Result<Calls, String> {
         Some(error) => Err(format!("refuses INFO: {error}")),
         None => {
             let mut calls = parse(&answer.text());
-            let clients = node.ask(&["CLIENT", "LIST"]).map_err(|error| format!("does not answer: {error}"))?.text();
-            if clients.lines().any(|line| line.contains(&format!(" name={OWN}"))) {
+            let mut ask = |args: &[&str]| node.ask(args).map_err(|error| format!("does not answer: {error}"));
+            let (clients, users) = (ask(&["CLIENT", "LIST"])?.text(), ask(&["ACL", "USERS"])?);
+            // A router that has ended has left its mark.
+            let had_router = users.items().iter().any(|user| site_of_mark(&user.text()).is_some());
+            if had_router || clients.lines().any(|line| line.contains(&format!(" name={OWN}"))) {
                 calls.retain(|name, _| !ROUTERS.contains(&name.as_str()));
             }
             Ok(calls)
