@@ -1,7 +1,7 @@
 //! The driver of a leg: where its keys come from, what is purged, and when all of it is committed.
 
 use switchyard_policy::migration::{
-    Begin, Do, Driver, Durability, Event, Fingerprinter, Happened, Io, Key, Orders, Outcome, Process, Protocol, Side,
+    Begin, Copied, Do, Driver, Durability, Event, Fingerprinter, Happened, Io, Key, Orders, Outcome, Process, Protocol, Side,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, slot_of};
 
@@ -178,6 +178,37 @@ fn all_is_committed_only_at_the_side_where_workers_look() {
 fn a_record_that_is_durable_before_another_is_a_bug() {
     let mut driven = Driven::new(begin(Protocol::Switchyard));
     driven.tell(Happened::Recorded(2..=2));
+}
+
+/// Once a leg went back while its target was away, and what clients had written there in a database that was new stayed there.
+#[test]
+fn what_a_node_has_is_not_known_while_it_is_away() {
+    let mut driven = Driven::new(patient(Protocol::Switchyard));
+    driven.drain();
+    driven.tell(Happened::Taken(Some((vec![key("{t}1")], true))));
+    let said = driven.take();
+    let Some(Do::Io(Io::Copy { batch, .. })) = said.last() else { panic!("{said:?}") };
+    let batch = *batch;
+    driven.tell(Event::Copied { batch, outcomes: vec![Copied::Absent] });
+    let said = driven.take();
+    assert!(said.iter().all(|what| !matches!(what, Do::Record { .. })), "first what the target may have of it is removed: {said:?}");
+    driven.tell(Event::Removed { batch });
+    driven.record();
+    driven.take();
+    // Its clients use it at the target from now on, in database 3. Then the target is cut off, and the leg is to go back.
+    driven.tell(Happened::Lost { side: Side::Target });
+    driven.tell(Event::RollBack);
+    driven.record();
+    driven.take();
+    driven.tell(Happened::Published(Some(10)));
+    driven.tell(Happened::Drained { databases: Vec::new() });
+    driven.take();
+    let process = |run_id: &str| Process { run_id: run_id.to_owned(), client_id: 2 };
+    driven.tell(Happened::Restored { side: Side::Source, process: process("a"), databases: vec![3] });
+    driven.tell(Happened::Restored { side: Side::Target, process: process("b"), databases: vec![3] });
+    driven.record();
+    let said = driven.take();
+    assert!(said.iter().any(|what| matches!(what, Do::Scan { side: Side::Target, database: 3, .. })), "{said:?}");
 }
 
 /// Once a leg without keys ended at a target that had restarted since its purge and showed what it had been purged of.

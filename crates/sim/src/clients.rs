@@ -97,8 +97,9 @@ impl World {
         let key = random.below(keys) as KeyIx;
         // Another key of its slot.
         let beside = |random: &mut crate::random::Random, key: KeyIx| {
-            let (slot, slots) = (key as u64 % scenario.slots, scenario.slots);
-            (slot + slots * random.below((keys - slot).div_ceil(slots))) as KeyIx
+            let (name, first) = (key as u64 % scenario.keys, key as u64 / scenario.keys * scenario.keys);
+            let (slot, slots) = (name % scenario.slots, scenario.slots);
+            (first + slot + slots * random.below((scenario.keys - slot).div_ceil(slots))) as KeyIx
         };
         if random.chance(scenario.flush / 10) {
             return Op::Flush;

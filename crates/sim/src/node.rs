@@ -200,8 +200,8 @@ pub enum Cmd {
     Client(Op),
     /// The same after SCRIPT LOAD.
     Loaded(Op),
-    /// SCAN: keys from this number on, so many.
-    Scan(KeyIx, usize),
+    /// SCAN: keys from this number on, so many, up to this one.
+    Scan(KeyIx, usize, KeyIx),
     /// DUMP and PEXPIRETIME
     Dump(KeyIx),
     /// RESTORE ABSTTL
@@ -512,10 +512,10 @@ impl Node {
 
     /// SCAN: keys that are there from its beginning to its end are shown, others may be.
     #[must_use]
-    pub fn scan(&self, from: KeyIx, count: usize) -> Reply {
+    pub fn scan(&self, from: KeyIx, count: usize, end: KeyIx) -> Reply {
         // Whoever asks passes over staging keys.
-        let keys: Vec<KeyIx> = self.keys.range(from..from + count).map(|(key, _)| *key).collect();
-        let next = self.keys.range(from + count..STAGING).next().map(|_| from + count);
+        let keys: Vec<KeyIx> = self.keys.range(from..end.min(from + count)).map(|(key, _)| *key).collect();
+        let next = self.keys.range((from + count).min(end)..end).next().map(|_| from + count);
         Reply::Scanned(keys, next)
     }
 

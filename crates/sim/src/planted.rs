@@ -16,6 +16,8 @@ pub enum Bug {
     SentBeforeHandshake,
     /// The mover's connection is replaced without ending the old one.
     ReplacedWithoutKill,
+    /// Which databases have keys is asked before nothing is written any more.
+    DatabasesAskedEarly,
     /// After a crash the connections of the router before are left alone.
     ResumedWithoutKill,
     /// That alone for a leg that is taken up again, and not where another one begins.
@@ -100,6 +102,7 @@ impl Planted {
         Self::Around(Bug::ForgottenAtTheEnd),
         Self::Around(Bug::RestoreReplace),
         Self::Around(Bug::RelativeTtl),
+        Self::Around(Bug::DatabasesAskedEarly),
         Self::Around(Bug::ClocksNotCompared),
         Self::Around(Bug::LaterSlotsNotObserved),
         Self::Around(Bug::HandedOverTooEarly),
@@ -164,6 +167,7 @@ impl Planted {
         Self::Machine(MachineBug::CommittedAtTheOther),
         Self::Machine(MachineBug::ExceptionPurged),
         Self::Machine(MachineBug::PurgedBeyondScope),
+        Self::Machine(MachineBug::WalkedWhileAway),
         Self::Machine(MachineBug::OneKeyIsEnough),
         Self::Machine(MachineBug::UndeclaredNotAwaited),
     ];

@@ -13,6 +13,8 @@ pub struct Scenario {
     pub commands: u64,
     /// Keys.
     pub keys: u64,
+    /// Databases, each with all keys by name: what moves is a name with what it has in all of them.
+    pub databases: u64,
     /// Slots of the keys.
     pub slots: u64,
     /// Movers, each with its own of the slots.
@@ -113,6 +115,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("slots", include_str!("../scenarios/slots.txt")),
     ("movers", include_str!("../scenarios/movers.txt")),
     ("movers-forget", include_str!("../scenarios/movers-forget.txt")),
+    ("databases", include_str!("../scenarios/databases.txt")),
     ("precopy", include_str!("../scenarios/precopy.txt")),
     ("precopy-forgetful", include_str!("../scenarios/precopy-forgetful.txt")),
 ];
@@ -135,6 +138,7 @@ impl Scenario {
             clients: 4,
             commands: 20,
             keys: 5,
+            databases: 1,
             slots: 1,
             movers: 1,
             moves: 2,
@@ -181,6 +185,7 @@ impl Scenario {
                 "clients" => (&mut scenario.clients, 8),
                 "commands" => (&mut scenario.commands, 60),
                 "keys" => (&mut scenario.keys, 16),
+                "databases" => (&mut scenario.databases, 3),
                 "slots" => (&mut scenario.slots, 4),
                 "movers" => (&mut scenario.movers, 3),
                 "moves" => (&mut scenario.moves, 8),
@@ -220,15 +225,22 @@ impl Scenario {
             }
             *field = value;
         }
-        for (name, value) in
-            [("clients", scenario.clients), ("keys", scenario.keys), ("slots", scenario.slots), ("movers", scenario.movers)]
-        {
+        for (name, value) in [
+            ("clients", scenario.clients),
+            ("keys", scenario.keys),
+            ("databases", scenario.databases),
+            ("slots", scenario.slots),
+            ("movers", scenario.movers),
+        ] {
             if value == 0 {
                 return Err(ScenarioError { line: 0, what: format!("{name} is at least 1") });
             }
         }
         if scenario.keys < scenario.slots || scenario.slots < scenario.movers {
             return Err(ScenarioError { line: 0, what: "there are fewer keys than slots, or fewer slots than movers".to_owned() });
+        }
+        if scenario.databases > 1 && scenario.parts > 0 {
+            return Err(ScenarioError { line: 0, what: "big keys are in one database".to_owned() });
         }
         Ok(scenario)
     }

@@ -217,7 +217,8 @@ impl World {
         }
         let skew_us = nodes[0].ahead_us.abs_diff(nodes[1].ahead_us);
         let tag = |number: u64| char::from(b't' + (number % scenario.slots) as u8);
-        let keys: Vec<Key> = (0..scenario.keys).map(|number| Key::from(format!("{{{}}}{number}", tag(number)).into_bytes())).collect();
+        let names: Vec<Key> = (0..scenario.keys).map(|number| Key::from(format!("{{{}}}{number}", tag(number)).into_bytes())).collect();
+        let keys: Vec<Key> = (0..scenario.databases).flat_map(|_| names.clone()).collect();
         let mut slots: Vec<Slot> = keys.iter().take(scenario.slots as usize).map(|key| slot_of(key)).collect();
         slots.sort_unstable();
         let names = ["0".to_owned(), "1".to_owned()];
@@ -270,8 +271,9 @@ impl World {
     fn begin(&mut self) {
         let view = Rc::new(self.view(None));
         self.workers = (0..2).map(|_| Worker::new(view.clone())).collect();
-        // What is there before anything begins.
-        for key in 0..self.keys.len() {
+        // What is there before anything begins. Of more than one database only the first is in use now and then.
+        let only_first = self.scenario.databases > 1 && self.random.chance(600);
+        for key in 0..if only_first { self.names() } else { self.keys.len() } {
             let at = self.lives_at(key);
             if self.random.chance(500) {
                 let value = if self.scenario.parts > 0 { self.draw_big(key) } else { vec![1_000 + key as u32] };
@@ -282,7 +284,7 @@ impl World {
             }
         }
         if self.random.chance(self.scenario.leftovers) {
-            for key in 0..self.keys.len() {
+            for key in 0..if only_first { self.names() } else { self.keys.len() } {
                 if self.random.chance(400) {
                     let entry = Entry { value: vec![9_000 + key as u32], expires_us: None };
                     let at = 1 - self.lives_at(key);
@@ -413,6 +415,12 @@ impl World {
         self.queue.push(Reverse(At { time, order: self.order, incarnation, ev }));
     }
 
+    /// How many names of keys there are. The key of that name in database `d` has the number of the name and `d` times so many.
+    pub(crate) fn names(&self) -> usize {
+        self.scenario.keys as usize
+    }
+
+    /// The number of a name: that of its key in the first database.
     pub(crate) fn key_ix(&self, key: &Key) -> KeyIx {
         std::str::from_utf8(&key[3..]).ok().and_then(|digits| digits.parse().ok()).unwrap_or_default()
     }
@@ -583,6 +591,11 @@ impl World {
                 node.next_client += 1;
                 let process = node.process;
                 self.conns[conn as usize].accepted = Some((process, number));
+                // A worker that meets a node ends what earlier routers have left there, before it sends anything.
+                let leaves_it = is_planted(self.planted, Bug::ResumedWithoutKill) || is_planted(self.planted, Bug::EndedOnlyForALeg);
+                if !leaves_it && !matches!(self.conns[conn as usize].owner, Owner::Mover(_)) {
+                    self.kill_older(ix, self.conns[conn as usize].incarnation);
+                }
                 Reply::Hello(process, number)
             }
             Cmd::Kill(ids) => {
@@ -597,13 +610,7 @@ impl World {
                 Reply::Ok
             }
             Cmd::KillOlder(incarnation) => {
-                for c in &mut self.conns {
-                    if c.node == ix && c.incarnation < incarnation {
-                        c.node_alive = false;
-                        c.inbox.clear();
-                    }
-                }
-                self.forget_blocked(ix);
+                self.kill_older(ix, incarnation);
                 Reply::Ok
             }
             Cmd::Unblock(id) => {
@@ -637,7 +644,7 @@ impl World {
                 op.uses(&mut grown);
                 node.execute(&op, now).unwrap_or(Reply::Error)
             }
-            Cmd::Scan(from, count) => node.scan(from, count),
+            Cmd::Scan(from, count, end) => node.scan(from, count, end),
             Cmd::Dump(key) => Reply::Dumped(node.keys.get(&key).cloned()),
             Cmd::Restore(key, entry) => {
                 grown.push(key);
@@ -676,6 +683,16 @@ impl World {
         self.nodes[ix].touch(&named);
         // MIGRATE is executed at both.
         self.nodes[1 - ix].touch(&[]);
+    }
+
+    fn kill_older(&mut self, ix: usize, incarnation: u32) {
+        for c in &mut self.conns {
+            if c.node == ix && c.incarnation < incarnation {
+                c.node_alive = false;
+                c.inbox.clear();
+            }
+        }
+        self.forget_blocked(ix);
     }
 
     fn forget_blocked(&mut self, ix: usize) {

@@ -47,6 +47,11 @@ fn forgetful() {
 }
 
 #[test]
+fn databases() {
+    clean("databases", 10_000);
+}
+
+#[test]
 fn precopy() {
     clean("precopy", 10_000);
 }

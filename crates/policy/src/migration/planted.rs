@@ -85,6 +85,8 @@ pub enum Bug {
     ExceptionPurged,
     /// A move of keys purges all that its target has of their slot.
     PurgedBeyondScope,
+    /// What a side has that is away is taken for listed, where none of its databases are known to have keys.
+    WalkedWhileAway,
     /// Keys of the last slot of several are not listed where a node is walked through.
     SlotForgotten,
     /// What the target has of the last slot of several stays there.

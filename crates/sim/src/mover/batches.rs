@@ -34,6 +34,8 @@ pub(super) struct Batch {
     round: u64,
     side: usize,
     keys: Vec<KeyIx>,
+    /// So many of them have one name, and are what a key is in all databases.
+    of_name: usize,
     replies: Vec<Option<Reply>>,
     left: usize,
     content: BTreeMap<KeyIx, Content>,
@@ -48,6 +50,13 @@ pub(super) struct Late {
     keys: Vec<KeyIx>,
     content: BTreeMap<KeyIx, Content>,
     left: usize,
+}
+
+/// What came of a key, of what came of it in each database.
+fn worst(of_key: &[Stored]) -> Stored {
+    let refused = of_key.iter().find(|stored| matches!(stored, Stored::Refused(_)));
+    let there = || of_key.iter().find(|stored| **stored == Stored::Exists);
+    refused.or_else(there).cloned().unwrap_or(Stored::Stored)
 }
 
 #[derive(Clone, Debug)]
@@ -73,7 +82,12 @@ impl World {
         if kind == Kind::Dump {
             self.drop_unusable(lane);
         }
-        let numbers: Vec<KeyIx> = keys.iter().map(|key| self.key_ix(key)).collect();
+        let databases: Vec<usize> = match &self.movers[lane].driver {
+            Some(driver) if !driver.databases().is_empty() => driver.databases().iter().map(|database| *database as usize).collect(),
+            _ => vec![0],
+        };
+        let of_key = |key: &Key| databases.iter().map(|database| self.key_ix(key) + database * self.names()).collect::<Vec<_>>();
+        let numbers: Vec<KeyIx> = keys.iter().flat_map(of_key).collect();
         match kind {
             Kind::Dump => drop(self.stager_step(lane, OfStaged::Copying { batch: id })),
             Kind::Restore => {
@@ -83,10 +97,18 @@ impl World {
             }
             _ => {}
         }
-        self.ask_batch(lane, id, ix(side), numbers, kind, content);
+        self.ask_batch(lane, id, ix(side), (numbers, databases.len()), kind, content);
     }
 
-    fn ask_batch(&mut self, lane: Lane, id: BatchId, side: usize, keys: Vec<KeyIx>, kind: Kind, content: BTreeMap<KeyIx, Content>) {
+    fn ask_batch(
+        &mut self,
+        lane: Lane,
+        id: BatchId,
+        side: usize,
+        (keys, of_name): (Vec<KeyIx>, usize),
+        kind: Kind,
+        content: BTreeMap<KeyIx, Content>,
+    ) {
         let mut cmds = Vec::new();
         let mut fields = BTreeMap::new();
         for (at, key) in keys.iter().enumerate() {
@@ -111,6 +133,9 @@ impl World {
                 (Kind::Restore, Some(Content::Last { .. })) | (Kind::Restore | Kind::RestoreAgain, Some(Content::Gone)) => continue,
                 (Kind::Finish(Step::Write), Some(Content::Last { name, elements, .. })) => Cmd::Count(*name, *key, elements.clone()),
                 (Kind::Finish(Step::Rename), Some(Content::Last { name, expires_us, .. })) => Cmd::Rename(*name, *key, *expires_us),
+                // It has nothing in this database.
+                (Kind::Restore, None) if self.has_elsewhere(&content, *key) => continue,
+                (Kind::Overwrite, None) if self.has_elsewhere(&content, *key) => Cmd::Unlink(*key),
                 (Kind::Restore | Kind::RestoreAgain | Kind::Overwrite | Kind::Finish(_), _) => {
                     self.violated(format!("{id:?}: key {key} is to be stored and was not read"));
                     return;
@@ -127,7 +152,7 @@ impl World {
         let (left, replies) = (cmds.len(), vec![None; keys.len().max(1)]);
         self.movers[lane].rounds += 1;
         let round = self.movers[lane].rounds;
-        self.movers[lane].batches.insert(id, Batch { kind, round, side, keys, replies, left, content, fields });
+        self.movers[lane].batches.insert(id, Batch { kind, round, side, keys, of_name, replies, left, content, fields });
         if left == 0 {
             self.batch_done(lane, id);
         }
@@ -187,7 +212,7 @@ impl World {
     /// All is answered.
     fn batch_done(&mut self, lane: Lane, id: BatchId) {
         let Some(batch) = self.movers[lane].batches.get_mut(&id) else { return };
-        let (kind, side, keys) = (batch.kind, batch.side, batch.keys.clone());
+        let (kind, side, keys, of_name) = (batch.kind, batch.side, batch.keys.clone(), batch.of_name);
         let replies = std::mem::take(&mut batch.replies);
         let refused = |reply: &Reply| matches!(reply, Reply::Oom | Reply::Error).then(|| format!("{reply:?}"));
         let first = replies.first().cloned().flatten();
@@ -204,11 +229,12 @@ impl World {
                     self.begin_batch(lane, id, if side == 0 { Side::Source } else { Side::Target }, &keys, Kind::Dump);
                     return;
                 }
-                let outcome = |reply| match reply {
-                    Some(Reply::Dumped(Some(_)) | Reply::Tail(Some(_))) => Copied::Taken { bytes: 1 },
-                    _ => Copied::Absent,
+                let is_there = |reply: &Option<Reply>| matches!(reply, Some(Reply::Dumped(Some(_)) | Reply::Tail(Some(_))));
+                let outcome = |of_key: &[Option<Reply>]| match of_key.iter().any(is_there) {
+                    true => Copied::Taken { bytes: 1 },
+                    false => Copied::Absent,
                 };
-                let mut outcomes: Vec<Copied> = replies.into_iter().map(outcome).collect();
+                let mut outcomes: Vec<Copied> = replies.chunks(of_name).map(outcome).collect();
                 // Now and then their values are larger than was known, and only the first ones fit.
                 if self.movers[lane].protocol != Protocol::StopAndCopy && id.0 % 5 == 4 {
                     outcomes.truncate(outcomes.len().div_ceil(2));
@@ -221,16 +247,18 @@ impl World {
                     Some(Reply::BusyKey) => Stored::Exists,
                     Some(other) => Stored::Refused(format!("{other:?}")),
                 };
-                let outcomes = replies.into_iter().map(outcome).collect();
+                let outcomes: Vec<Stored> = replies.into_iter().map(outcome).collect();
+                let outcomes = outcomes.chunks(of_name).map(worst).collect();
                 self.staged(lane, OfStaged::Stored { batch: id, outcomes });
                 return;
             }
             Kind::Overwrite => {
                 let outcome = |reply: Option<Reply>| match reply {
-                    Some(Reply::Ok) => Stored::Stored,
+                    Some(Reply::Ok | Reply::Number(_)) => Stored::Stored,
                     other => Stored::Refused(format!("{other:?}")),
                 };
-                Event::Stored { batch: id, outcomes: replies.into_iter().map(outcome).collect() }
+                let outcomes: Vec<Stored> = replies.into_iter().map(outcome).collect();
+                Event::Stored { batch: id, outcomes: outcomes.chunks(of_name).map(worst).collect() }
             }
             Kind::Finish(_) => {
                 self.staged_answered(lane, id, &keys, replies);
@@ -285,8 +313,13 @@ impl World {
             let keys: Vec<KeyIx> = keys.iter().map(|key: &Key| self.key_ix(key)).collect();
             let Some(batch) = self.movers[lane].batches.get_mut(&id) else { continue };
             let content = std::mem::take(&mut batch.content);
-            self.ask_batch(lane, id, side, keys, kind, content);
+            self.ask_batch(lane, id, side, (keys, 1), kind, content);
         }
+    }
+
+    /// Whether the name of this key was read in another database.
+    fn has_elsewhere(&self, content: &BTreeMap<KeyIx, Content>, key: KeyIx) -> bool {
+        (0..self.scenario.databases as usize).any(|database| content.contains_key(&(key % self.names() + database * self.names())))
     }
 
     fn staged_answered(&mut self, lane: Lane, id: BatchId, keys: &[KeyIx], replies: Vec<Option<Reply>>) {

@@ -192,6 +192,7 @@ impl World {
         }
         for lane in 0..self.movers.len() {
             let m = &mut self.movers[lane];
+            m.databases.clear();
             let goes_on = m.resume.as_ref().and_then(|open| open.leg.as_ref()).is_some_and(|leg| leg.moving);
             m.shown = if goes_on { Shown::Moving } else { Shown::Nothing };
             if !goes_on {
@@ -436,7 +437,7 @@ impl World {
         if let Some(eras) = leg.away.get(&fingerprint) {
             if node == m.target {
                 // What was read of it may outlive the node.
-                let read = m.watched.in_hand.contains(&key);
+                let read = m.watched.in_hand.contains(&(key % self.names()));
                 if pending || read || there(m.source) { Place::Doubtful } else { Place::Here }
             } else if pending || eras.source == leg.eras.source && eras.target != leg.eras.target {
                 // Its removal may not have been done; then it is moved as if it had not been.

@@ -4,7 +4,7 @@ use switchyard_policy::migration::Key;
 use switchyard_policy::migration::life::Came;
 
 use super::{Lane, Stage, What};
-use crate::node::{Cmd, KeyIx};
+use crate::node::{Cmd, KeyIx, STAGING};
 use crate::world::World;
 
 /// Keys of a SCAN.
@@ -16,17 +16,17 @@ impl World {
     /// What the source has.
     pub(super) fn list(&mut self, lane: Lane) {
         self.movers[lane].stage = Stage::Listing;
-        self.demand(lane, 0, Cmd::Scan(0, LISTED_AT_ONCE), What::List);
+        self.demand(lane, 0, Cmd::Scan(0, LISTED_AT_ONCE, STAGING), What::List);
     }
 
     pub(super) fn listed(&mut self, lane: Lane, keys: Vec<KeyIx>, next: Option<KeyIx>) {
-        let own: Vec<KeyIx> = keys.into_iter().filter(|key| self.is_left(lane, *key)).collect();
+        let own: Vec<KeyIx> = keys.into_iter().filter(|key| self.is_left(lane, *key)).map(|key| key % self.names()).collect();
         self.movers[lane].list.keys.extend(own);
         if self.movers[lane].stage != Stage::Listing {
             return;
         }
         match next {
-            Some(next) => self.demand(lane, 0, Cmd::Scan(next, LISTED_AT_ONCE), What::List),
+            Some(next) => self.demand(lane, 0, Cmd::Scan(next, LISTED_AT_ONCE, STAGING), What::List),
             None => {
                 self.movers[lane].list.of = self.movers[lane].links[0].process.map(|(process, _)| process);
                 self.movers[lane].list.is_whole = true;
@@ -36,7 +36,7 @@ impl World {
     }
 
     pub(crate) fn mover_notes(&mut self, lane: Lane, keys: &[KeyIx]) {
-        let own: Vec<KeyIx> = keys.iter().copied().filter(|key| self.is_left(lane, *key)).collect();
+        let own: Vec<KeyIx> = keys.iter().filter(|key| self.is_left(lane, **key)).map(|key| key % self.names()).collect();
         self.movers[lane].list.keys.extend(own);
     }
 

@@ -212,6 +212,8 @@ pub(crate) struct Mover {
     leg_slots: Vec<Slot>,
     protocol: Protocol,
     durability: Durability,
+    /// In which keys were found.
+    databases: BTreeSet<u32>,
     source: usize,
     target: usize,
     /// Of a move of keys: which.
@@ -266,6 +268,7 @@ impl Mover {
             all_slots,
             protocol,
             durability,
+            databases: BTreeSet::new(),
             source: 0,
             target: 1,
             scope: None,
@@ -405,13 +408,29 @@ impl World {
                     self.came(lane, came);
                 }
             } else {
-                self.mover_hears(lane, Happened::Drained { databases: vec![0] });
+                let now = self.databases_in_use(lane);
+                let early = self.movers[lane].driver.as_ref().map(|driver| driver.databases().to_vec());
+                let databases = early.filter(|_| self.bug(Bug::DatabasesAskedEarly)).unwrap_or(now);
+                self.mover_hears(lane, Happened::Drained { databases });
             }
         }
     }
 
+    /// INFO keyspace of both nodes, as far as they are connected. What was in use once is asked about for ever.
+    fn databases_in_use(&mut self, lane: Lane) -> Vec<u32> {
+        let names = self.names();
+        let connected: Vec<usize> = (0..2).filter(|side| self.movers[lane].links[*side].ready).collect();
+        for side in connected {
+            let node = self.movers[lane].node_of(side);
+            let found = self.nodes[node].keys.range(..STAGING).map(|(key, _)| (key / names) as u32);
+            self.movers[lane].databases.extend(found);
+        }
+        self.movers[lane].databases.iter().copied().collect()
+    }
+
     fn begin_machine(&mut self, lane: Lane) {
         let apart = (0..self.keys.len()).filter(|key| !self.is_own(lane, *key)).collect();
+        let databases = self.databases_in_use(lane);
         let m = &mut self.movers[lane];
         m.watched.apart = apart;
         m.stage = Stage::Running;
@@ -440,7 +459,7 @@ impl World {
             fingerprints: self.fleet.fingerprints,
             resume,
             keys: scope.as_ref().map(|scope| scope.keys().to_vec()),
-            databases: vec![0],
+            databases,
             listed_of: m.list.of.map(|process| process.to_string()),
             target_is_clean: false,
         };
@@ -598,7 +617,8 @@ impl World {
             if !self.bug(Bug::UnusableKeptAtReturn) {
                 self.drop_unusable(lane);
             }
-            self.mover_hears(lane, Happened::Restored { side: side_of, process, databases: vec![0] });
+            let databases = self.databases_in_use(lane);
+            self.mover_hears(lane, Happened::Restored { side: side_of, process, databases });
         } else {
             self.reached(lane, side, true);
         }

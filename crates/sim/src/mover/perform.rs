@@ -112,14 +112,16 @@ impl World {
             Do::Withdraw => {
                 self.publish(lane, Shown::Observed);
             }
-            Do::Scan { walk, side, cursor, .. } => {
-                let from = String::from_utf8(cursor).ok().and_then(|digits| digits.parse().ok()).unwrap_or_default();
-                self.demand(lane, ix(side), Cmd::Scan(from, SCAN_KEYS), What::Scan(walk));
+            Do::Scan { walk, side, database, cursor } => {
+                let first = database as usize * self.names();
+                let from: KeyIx = String::from_utf8(cursor).ok().and_then(|digits| digits.parse().ok()).unwrap_or_default();
+                self.demand(lane, ix(side), Cmd::Scan(from.max(first), SCAN_KEYS, first + self.names()), What::Scan(walk));
             }
-            Do::Unlink { walk, side, keys, .. } => {
+            Do::Unlink { walk, side, database, keys } => {
+                let first = database as usize * self.names();
                 for (at, key) in keys.iter().enumerate() {
                     let last = (at + 1 == keys.len()).then_some(walk);
-                    self.demand(lane, ix(side), Cmd::Unlink(self.key_ix(key)), What::PurgeRemove(last));
+                    self.demand(lane, ix(side), Cmd::Unlink(first + self.key_ix(key)), What::PurgeRemove(last));
                 }
             }
             Do::TakeListed => {

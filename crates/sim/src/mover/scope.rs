@@ -38,7 +38,7 @@ impl World {
 
     /// Whether the last leg was about this key.
     pub(crate) fn has_left(&self, lane: Lane, key: KeyIx) -> bool {
-        self.is_of_leg(lane, key) && self.movers[lane].scope.as_ref().is_none_or(|scope| scope.contains(&key))
+        self.is_of_leg(lane, key) && self.movers[lane].scope.as_ref().is_none_or(|scope| scope.contains(&(key % self.names())))
     }
 
     /// Whether a key is in a slot of the leg under way.
@@ -58,7 +58,7 @@ impl World {
 
     fn moves(&self, lane: Lane, key: KeyIx) -> bool {
         match &self.movers[lane].scope {
-            Some(scope) => scope.contains(&key),
+            Some(scope) => scope.contains(&(key % self.names())),
             None => self.fleet.map.exception(&self.keys[key]).is_none() || self.bug(Bug::ExceptionTaken),
         }
     }
@@ -93,7 +93,7 @@ impl World {
         }
         let goes_home = self.random.chance(400);
         let from = if goes_home { 1 - owner } else { owner };
-        let there: Vec<KeyIx> = (0..self.keys.len()).filter(|key| self.lane_of(*key) == lane && self.lives_at(*key) == from).collect();
+        let there: Vec<KeyIx> = (0..self.names()).filter(|key| self.lane_of(*key) == lane && self.lives_at(*key) == from).collect();
         let scope: BTreeSet<KeyIx> = there.into_iter().filter(|_| self.random.chance(600)).collect();
         if !scope.is_empty() {
             let slots = all.into_iter().filter(|slot| scope.iter().any(|key| slot_of(&self.keys[*key]) == *slot)).collect();

@@ -23,7 +23,14 @@ impl Listing {
         if let Self::Walked(walk) = self
             && !walk.asked
         {
-            walk.databases = databases.to_vec();
+            *walk = Walk::new(walk.number, walk.side, databases);
+        }
+    }
+
+    /// These databases have keys, as is known now that a side is there again.
+    pub(super) fn goes_on_with(&mut self, databases: &[u32]) {
+        if let Self::Walked(walk) = self {
+            walk.add(databases);
         }
     }
 
@@ -52,8 +59,10 @@ impl Listing {
 pub(super) struct Walk {
     pub(super) number: u32,
     pub(super) side: Side,
-    /// The last one is under way.
+    /// What is left; the last one is under way.
     databases: Vec<u32>,
+    /// What is or was to be walked through.
+    all: Vec<u32>,
     cursor: Vec<u8>,
     /// A SCAN is under way.
     asked: bool,
@@ -61,7 +70,13 @@ pub(super) struct Walk {
 
 impl Walk {
     pub(super) fn new(number: u32, side: Side, databases: &[u32]) -> Self {
-        Self { number, side, databases: databases.to_vec(), cursor: b"0".to_vec(), asked: false }
+        Self { number, side, databases: databases.to_vec(), all: databases.to_vec(), cursor: b"0".to_vec(), asked: false }
+    }
+
+    fn add(&mut self, databases: &[u32]) {
+        let new: Vec<u32> = databases.iter().copied().filter(|database| !self.all.contains(database)).collect();
+        self.all.extend(&new);
+        self.databases.splice(0..0, new);
     }
 
     fn is_over(&self) -> bool {
@@ -202,7 +217,8 @@ impl Driver {
             }
             let ended = match &self.listing {
                 Listing::Whole => true,
-                Listing::Walked(walk) => walk.is_over(),
+                // Of a side that is away it is not known which databases have keys there.
+                Listing::Walked(walk) => walk.is_over() && (self.is_up[walk.side as usize] || self.planted.is(Bug::WalkedWhileAway)),
                 Listing::Named | Listing::Kept { .. } => false,
             };
             if !ended && self.listed.len() < count {

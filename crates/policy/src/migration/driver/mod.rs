@@ -383,6 +383,9 @@ impl Driver {
             }
             Happened::Restored { side, process, databases } => {
                 self.is_up[side as usize] = true;
+                if !self.planted.is(Bug::WalkedWhileAway) {
+                    self.listing.goes_on_with(&databases);
+                }
                 self.databases = databases;
                 self.inbox.push_back(Event::Restored { side, process });
             }
