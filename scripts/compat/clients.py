@@ -16,6 +16,7 @@ of the suites that were run all three go between their markers of docs/results/c
 """
 
 import argparse
+import glob
 import io
 import json
 import os
@@ -112,15 +113,23 @@ class Ioredis:
         subprocess.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"], cwd=self.checkout, check=True)
 
     def run(self, out):
-        files = ["test/helpers/*.ts", "test/unit/**/*.ts", "test/functional/**/*.ts"]
-        mocha = ["npx", "mocha", "--no-experimental-strip-types", "--reporter", "json", "--reporter-option", f"output={out}", *files]
-        run(mocha, self.checkout, {"TS_NODE_TRANSPILE_ONLY": "true", "NODE_ENV": "test"})
-        return self.read(out)
+        results = {}
+        files = glob.glob("test/unit/**/*.ts", root_dir=self.checkout, recursive=True)
+        files += glob.glob("test/functional/**/*.ts", root_dir=self.checkout, recursive=True)
+        # File by file: a hook that fails ends the run, also where another test has thrown late.
+        for number, file in enumerate(sorted(files)):
+            report = f"{out}-{number}"
+            mocha = ["npx", "mocha", "--no-experimental-strip-types", "--reporter", "json", "--reporter-option", f"output={report}"]
+            run([*mocha, "test/helpers/*.ts", file], self.checkout, {"TS_NODE_TRANSPILE_ONLY": "true", "NODE_ENV": "test"})
+            results |= self.read(report)
+        return results
 
     def read(self, out):
+        if not os.path.exists(out):
+            return {}
         with open(out, encoding="utf-8") as file:
             report = json.load(file)
-        # A hook that fails takes the tests behind it along: these are then in neither list.
+        # Tests behind a hook that fails are in neither list.
         return {t["fullTitle"]: True for t in report["passes"]} | {t["fullTitle"]: False for t in report["failures"]}
 
 

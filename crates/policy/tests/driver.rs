@@ -180,6 +180,33 @@ fn a_record_that_is_durable_before_another_is_a_bug() {
     driven.tell(Happened::Recorded(2..=2));
 }
 
+/// Rocksteady, as NetMigrate's agents have it: sixteen missing keys at a time, or those of a tenth of a second.
+#[test]
+fn rocksteady_fetches_missing_keys_together() {
+    let wanted = |numbers: std::ops::Range<u32>| Event::Wanted { keys: numbers.map(|number| key(&format!("{{t}}{number}"))).collect() };
+    let copied = |driven: &mut Driven| -> Vec<usize> {
+        driven.take().iter().filter_map(|what| if let Do::Io(Io::Copy { keys, .. }) = what { Some(keys.len()) } else { None }).collect()
+    };
+    let mut driven = Driven::new(patient(Protocol::Rocksteady));
+    driven.drain();
+    driven.tell(wanted(0..3));
+    assert_eq!(copied(&mut driven), []);
+    driven.now_us += 98_000;
+    driven.tell(Happened::Tick);
+    assert_eq!(copied(&mut driven), []);
+    driven.tell(wanted(2..4));
+    assert_eq!(copied(&mut driven), [4], "the first has waited for a tenth of a second; none twice");
+    driven.tell(wanted(10..30));
+    assert_eq!(copied(&mut driven), [16]);
+    driven.now_us += 100_000;
+    driven.tell(Happened::Tick);
+    assert_eq!(copied(&mut driven), [4]);
+    let mut driven = Driven::new(patient(Protocol::Switchyard));
+    driven.drain();
+    driven.tell(wanted(0..3));
+    assert_eq!(copied(&mut driven), [3], "at once");
+}
+
 /// Once a leg went back while its target was away, and what clients had written there in a database that was new stayed there.
 #[test]
 fn what_a_node_has_is_not_known_while_it_is_away() {

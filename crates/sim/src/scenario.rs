@@ -33,6 +33,8 @@ pub struct Scenario {
     pub source: u64,
     /// The same while everybody waits.
     pub freeze: u64,
+    /// Keys that somebody waits for are fetched several at a time.
+    pub rocksteady: u64,
     /// kill -9 of a node.
     pub kill_node: u64,
     /// kill -9 of the router.
@@ -116,6 +118,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("movers", include_str!("../scenarios/movers.txt")),
     ("movers-forget", include_str!("../scenarios/movers-forget.txt")),
     ("databases", include_str!("../scenarios/databases.txt")),
+    ("rocksteady", include_str!("../scenarios/rocksteady.txt")),
     ("precopy", include_str!("../scenarios/precopy.txt")),
     ("precopy-forgetful", include_str!("../scenarios/precopy-forgetful.txt")),
 ];
@@ -148,6 +151,7 @@ impl Scenario {
             stop_and_copy: 0,
             source: 0,
             freeze: 0,
+            rocksteady: 0,
             kill_node: 0,
             kill_router: 0,
             stop: 0,
@@ -195,6 +199,7 @@ impl Scenario {
                 "stop-and-copy" => (&mut scenario.stop_and_copy, 1000),
                 "source" => (&mut scenario.source, 1000),
                 "freeze" => (&mut scenario.freeze, 1000),
+                "rocksteady" => (&mut scenario.rocksteady, 1000),
                 "kill-node" => (&mut scenario.kill_node, 1000),
                 "kill-router" => (&mut scenario.kill_router, 1000),
                 "stop" => (&mut scenario.stop, 1000),

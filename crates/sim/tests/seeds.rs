@@ -52,6 +52,11 @@ fn databases() {
 }
 
 #[test]
+fn rocksteady() {
+    clean("rocksteady", 10_000);
+}
+
+#[test]
 fn precopy() {
     clean("precopy", 10_000);
 }

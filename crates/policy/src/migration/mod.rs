@@ -32,6 +32,7 @@ pub mod pace;
 mod planted;
 mod precopy;
 pub mod record;
+mod rocksteady;
 pub mod staging;
 mod stop_and_copy;
 pub mod tail;
@@ -118,15 +119,18 @@ pub enum Protocol {
     Source,
     /// Everybody waits while all keys are copied.
     FreezeAndCopy,
+    /// As the default, but that keys which clients wait for are fetched several at a time.
+    Rocksteady,
 }
 
 impl Protocol {
     /// All of them, with the names that users write.
-    pub const ALL: [(Self, &'static str); 4] = [
+    pub const ALL: [(Self, &'static str); 5] = [
         (Self::Switchyard, "switchyard"),
         (Self::StopAndCopy, "stop-and-copy"),
         (Self::Source, "source"),
         (Self::FreezeAndCopy, "freeze-and-copy"),
+        (Self::Rocksteady, "rocksteady"),
     ];
 
     /// Whether all slots of a move are one leg: they change their owner together.

@@ -53,7 +53,7 @@ fn work(client: &mut Client, key: &str, stop: &AtomicBool) -> (u64, u64) {
 
 #[test]
 fn nothing_is_lost_or_comes_back_under_writes_of_every_kind() {
-    for protocol in BOTH {
+    for protocol in BOTH.into_iter().chain([Protocol::Rocksteady]) {
         let fleet = Fleet::new(2);
         let mut client = fleet.client();
         fill(&mut client, 3000);
@@ -151,10 +151,13 @@ fn an_end_before_the_cut_leaves_the_source_as_it_is_and_nothing_at_the_target() 
         let mut client = fleet.client();
         fill(&mut client, 2000);
         let before = fleet.servers[1].client().cmd("DBSIZE");
-        let task = with(by(&fleet, 1, 0, 1, protocol), |order| (order.how.goal, order.how.max_rate) = (Goal::Gentle, Some(40_000)));
+        let task = with(by(&fleet, 1, 0, 1, protocol), |order| (order.how.goal, order.how.max_rate) = (Goal::Gentle, Some(4_000)));
         fleet.begin(task);
         until("keys are copied", || fleet.progress(1).keys_moved > 0);
-        assert_eq!(client.cmd("SET {0} value0"), "OK");
+        // Where everybody waits it would be answered when all is over.
+        if protocol == Protocol::Source {
+            assert_eq!(client.cmd("SET {0} value0"), "OK");
+        }
         fleet.router().steer_move(MoveId(1), Steer::Abort);
         let MoveEnd::Stopped(_) = fleet.wait_for(1) else { panic!("{protocol:?}: it was told to end") };
         assert_eq!(fleet.servers[1].client().cmd("DBSIZE"), before);

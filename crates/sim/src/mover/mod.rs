@@ -255,6 +255,7 @@ impl Mover {
             (scenario.stop_and_copy, Protocol::StopAndCopy),
             (scenario.source, Protocol::Source),
             (scenario.freeze, Protocol::FreezeAndCopy),
+            (scenario.rocksteady, Protocol::Rocksteady),
         ];
         // None is drawn of which there is none: seeds of other scenarios stay what they are.
         let drawn = protocols.into_iter().find(|(chance, _)| *chance > 0 && random.chance(*chance));

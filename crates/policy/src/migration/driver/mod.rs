@@ -271,6 +271,7 @@ impl Driver {
         };
         let machine: Box<dyn Machine> = match protocol {
             Protocol::Switchyard => Box::new(<Leg>::new(orders, fingerprints, resume).planted(planted)),
+            Protocol::Rocksteady => Box::new(<Leg>::new(orders, fingerprints, resume).pulling(super::rocksteady::PULLS).planted(planted)),
             Protocol::StopAndCopy => Box::new(Leg::<StopAndCopy>::new(orders, fingerprints, resume).planted(planted)),
             Protocol::Source => Box::new(Precopy::new(orders, true, resume).planted(planted)),
             Protocol::FreezeAndCopy => Box::new(Precopy::new(orders, false, resume).planted(planted)),

@@ -10,10 +10,26 @@ use super::{Bug, Shell, TRIES, Work};
 use crate::migration::record::Eras;
 use crate::migration::{Action, BatchId, Copied, Durability, Event, Fingerprint, FingerprintSet, Io, Key, Orders, Record, Side, Stored};
 
-/// Batches of wanted keys under way at once. More would not be faster; what is wanted meanwhile goes into the next one together.
-const WANTED_BATCHES: usize = 4;
-/// Keys of a batch of wanted keys, at most.
-const WANTED_KEYS: usize = 64;
+/// How keys are fetched that somebody waits for.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::migration) struct Pulls {
+    /// Batches of them under way at once, at most.
+    pub(in crate::migration) at_once: usize,
+    /// Keys of a batch, at most.
+    pub(in crate::migration) keys: usize,
+    /// A batch begins when so many are wanted,
+    pub(in crate::migration) gathers: usize,
+    /// or when one has been wanted for so long, microseconds.
+    pub(in crate::migration) wait_us: u64,
+}
+
+impl Default for Pulls {
+    /// At once. More batches would not be faster; what is wanted meanwhile goes into the next one together.
+    fn default() -> Self {
+        Self { at_once: 4, keys: 64, gathers: 1, wait_us: 0 }
+    }
+}
+
 /// Before the second try, microseconds; twice as long each time, up to [`REST_MAX_US`].
 const REST_US: u64 = 20_000;
 const REST_MAX_US: u64 = 1_000_000;
@@ -98,6 +114,9 @@ pub struct Batches {
     /// Keys that somebody waits for and that are in no batch.
     pub(super) wanted: VecDeque<(Fingerprint, Key)>,
     wanted_set: FingerprintSet,
+    pulls: Pulls,
+    /// Since when some are wanted and in no batch, where they are gathered.
+    pub(super) wanted_since_us: Option<u64>,
     pub(super) last_start_us: Option<u64>,
     /// It goes back to a node that cannot do what [`Orders::durability`] asks of the other.
     pub(super) as_safe_as_it_was: bool,
@@ -122,8 +141,9 @@ impl Work for Batches {
         if !leg.usable(Side::Source) || !leg.usable(Side::Target) {
             return;
         }
-        while !self.wanted.is_empty() && self.batches.values().filter(|batch| batch.wanted).count() < WANTED_BATCHES {
-            let count = self.wanted.len().min(WANTED_KEYS);
+        while self.is_to_pull(now_us) && self.batches.values().filter(|batch| batch.wanted).count() < self.pulls.at_once {
+            self.wanted_since_us = None;
+            let count = self.wanted.len().min(self.pulls.keys);
             let keys: Vec<(Fingerprint, Key)> = self.wanted.drain(..count).collect();
             for (fingerprint, _) in &keys {
                 self.wanted_set.remove(fingerprint);
@@ -276,6 +296,7 @@ impl Work for Batches {
     }
 
     fn forget_wanted(&mut self) {
+        self.wanted_since_us = None;
         self.wanted.clear();
         self.wanted_set.clear();
     }
@@ -290,6 +311,21 @@ impl Work for Batches {
 }
 
 impl Batches {
+    /// The same with another way to fetch keys that somebody waits for.
+    pub(super) fn pulling(pulls: Pulls) -> Self {
+        Self { pulls, ..Self::default() }
+    }
+
+    /// Whether keys that are wanted are asked for now.
+    fn is_to_pull(&mut self, now_us: u64) -> bool {
+        if self.wanted.is_empty() {
+            self.wanted_since_us = None;
+            return false;
+        }
+        let since_us = if self.pulls.wait_us == 0 { now_us } else { *self.wanted_since_us.get_or_insert(now_us) };
+        self.wanted.len() >= self.pulls.gathers || now_us.saturating_sub(since_us) >= self.pulls.wait_us
+    }
+
     /// Keys of the listing for a batch, busy from now on; those that have been moved meanwhile are passed over.
     fn take_listed(&mut self, leg: &mut Shell) -> Vec<(Fingerprint, Key)> {
         let mut keys = Vec::new();

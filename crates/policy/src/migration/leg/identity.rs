@@ -62,6 +62,7 @@ impl Hash for Leg {
             batch.hash_with(behind, state);
         }
         (&work.wanted, &leg.listed, leg.lists, leg.lists_old, leg.list_ended).hash(state);
-        (leg.pace.batch_keys, leg.pace.batches, leg.pace.interval_us, work.last_start_us, leg.last_refusal_us).hash(state);
+        (leg.pace.batch_keys, leg.pace.batches, leg.pace.interval_us, (work.last_start_us, work.wanted_since_us), leg.last_refusal_us)
+            .hash(state);
     }
 }

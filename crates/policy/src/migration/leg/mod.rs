@@ -20,7 +20,7 @@ mod shell;
 
 use std::collections::BTreeSet;
 
-pub(super) use self::batch::Batches;
+pub(super) use self::batch::{Batches, Pulls};
 pub(super) use self::shell::Shell;
 use self::shell::{Confirmation, Dirt, Link, LinkState, Quiet, State, name};
 use super::planted::{Bug, Planted};
@@ -82,6 +82,14 @@ impl<W: Work + Default> Leg<W> {
     #[must_use]
     pub fn new(orders: Orders, fingerprints: Fingerprinter, resume: Option<OpenLeg>) -> Self {
         Self { shell: Shell::new(orders, fingerprints, resume, W::SERVES), work: W::default() }
+    }
+}
+
+impl Leg {
+    /// The same with another way to fetch keys that somebody waits for.
+    #[must_use]
+    pub(super) fn pulling(self, pulls: Pulls) -> Self {
+        Self { work: Batches::pulling(pulls), ..self }
     }
 }
 

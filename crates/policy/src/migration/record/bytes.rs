@@ -43,6 +43,7 @@ impl Record {
                     Protocol::StopAndCopy => 1,
                     Protocol::Source => 2,
                     Protocol::FreezeAndCopy => 3,
+                    Protocol::Rocksteady => 4,
                 });
                 out.push(match durability {
                     Durability::Memory => 0,
@@ -116,7 +117,13 @@ impl Record {
                 source: input.node()?,
                 target: input.node()?,
                 slots: input.slots()?,
-                protocol: input.one_of(&[Protocol::Switchyard, Protocol::StopAndCopy, Protocol::Source, Protocol::FreezeAndCopy])?,
+                protocol: input.one_of(&[
+                    Protocol::Switchyard,
+                    Protocol::StopAndCopy,
+                    Protocol::Source,
+                    Protocol::FreezeAndCopy,
+                    Protocol::Rocksteady,
+                ])?,
                 durability: input.one_of(&[Durability::Memory, Durability::Aof, Durability::Replica])?,
             },
             1 => Self::LegBegun { move_id, leg: input.leg()?, slots: input.slots()?, source: input.process()?, target: input.process()? },
