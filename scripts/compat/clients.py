@@ -16,7 +16,6 @@ of the suites that were run all three go between their markers of docs/results/c
 """
 
 import argparse
-import glob
 import io
 import json
 import os
@@ -107,28 +106,30 @@ class Ioredis:
     name, variable = "ioredis", "IOREDIS"
 
     def __init__(self, checkout, _):
-        self.checkout = checkout
+        # Where a test is that has passed somewhere.
+        self.checkout, self.files = checkout, {}
 
     def prepare(self):
         subprocess.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"], cwd=self.checkout, check=True)
 
     def run(self, out):
+        return self.mocha(out, ["test/unit/**/*.ts", "test/functional/**/*.ts"])
+
+    def again(self, out, failed):
+        """File by file: a hook that fails ends the run, also where another test has thrown late."""
         results = {}
-        files = glob.glob("test/unit/**/*.ts", root_dir=self.checkout, recursive=True)
-        files += glob.glob("test/functional/**/*.ts", root_dir=self.checkout, recursive=True)
-        # File by file: a hook that fails ends the run, also where another test has thrown late.
-        for number, file in enumerate(sorted(files)):
-            report = f"{out}-{number}"
-            mocha = ["npx", "mocha", "--no-experimental-strip-types", "--reporter", "json", "--reporter-option", f"output={report}"]
-            run([*mocha, "test/helpers/*.ts", file], self.checkout, {"TS_NODE_TRANSPILE_ONLY": "true", "NODE_ENV": "test"})
-            results |= self.read(report)
+        for number, file in enumerate(sorted({self.files[name] for name in failed})):
+            results |= self.mocha(f"{out}-{number}", [file])
         return results
 
-    def read(self, out):
+    def mocha(self, out, files):
+        command = ["npx", "mocha", "--no-experimental-strip-types", "--reporter", "json", "--reporter-option", f"output={out}"]
+        run([*command, "test/helpers/*.ts", *files], self.checkout, {"TS_NODE_TRANSPILE_ONLY": "true", "NODE_ENV": "test"})
         if not os.path.exists(out):
             return {}
         with open(out, encoding="utf-8") as file:
             report = json.load(file)
+        self.files |= {test["fullTitle"]: test["file"] for test in report["passes"]}
         # Tests behind a hook that fails are in neither list.
         return {t["fullTitle"]: True for t in report["passes"]} | {t["fullTitle"]: False for t in report["failures"]}
 

@@ -273,13 +273,14 @@ impl Worker {
             parts.retain(|part| !part.is_empty());
         }
         let error = parts.iter().find(|p| reply::is_error(p));
+        let name = |at: usize| nodes.get(at).map_or_else(String::new, |node| self.node_name(*node));
         let mut out = Vec::new();
         match (gather.whole, error) {
             (Whole::Merged(merge), error) => {
                 let doubtful = error.filter(|_| matches!(merge, Merge::Same | Merge::Sum)).map(|error| with_doubt(error, &parts));
-                return doubtful.unwrap_or_else(|| self.merged(merge, parts, &nodes, resp3));
+                return doubtful.unwrap_or_else(|| merged(merge, parts, &name, resp3));
             }
-            (Whole::Read(merge), _) => return self.merged(merge, parts, &nodes, resp3),
+            (Whole::Read(merge), _) => return merged(merge, parts, &name, resp3),
             (Whole::Info { sections, digest }, _) => {
                 let text = self.info_text(&digest, &sections);
                 self.info_digest = Some(digest);
@@ -335,49 +336,6 @@ impl Worker {
         }
         out
     }
-
-    /// Replies of nodes as one. An error of any is that of the whole, but where one success is enough.
-    fn merged(&self, merge: Merge, parts: Vec<Vec<u8>>, nodes: &[NodeId], resp3: bool) -> Vec<u8> {
-        if merge == Merge::AnyOk {
-            return any_ok(parts);
-        }
-        if let Some(error) = parts.iter().find(|part| reply::is_error(part)) {
-            return error.clone();
-        }
-        let mut out = Vec::new();
-        match merge {
-            Merge::AnyOk => {}
-            Merge::Sum => {
-                // A node may claim anything.
-                let sum = parts.iter().filter_map(|p| reply::integer(p)).fold(0, i64::saturating_add);
-                encode::integer(&mut out, sum);
-            }
-            Merge::Least => {
-                encode::integer(&mut out, parts.iter().filter_map(|p| reply::integer(p)).min().unwrap_or(0));
-            }
-            Merge::Texts => {
-                let mut whole = String::new();
-                for (node, part) in nodes.iter().zip(&parts) {
-                    let text = String::from_utf8_lossy(reply::text(part).unwrap_or_default());
-                    whole.push_str(&format!("{}:\n{}\n\n", self.node_name(*node), text.trim_end()));
-                }
-                encode::verbatim(&mut out, whole.as_bytes(), resp3);
-            }
-            Merge::Figures => return memory_stats::together(&parts, resp3),
-            Merge::Same => return parts.into_iter().next().unwrap_or_default(),
-            Merge::Concat => {
-                // KEYS: what a move has left of its own is no key of anybody's.
-                let is_shown = |element: &&[u8]| !reply::text(element).is_some_and(is_temporary);
-                let all = || parts.iter().flat_map(|p| reply::elements(p)).filter(is_shown);
-                // KEYS answers an array in RESP2 and in RESP3; keep what the nodes chose.
-                let kind = parts.first().and_then(|p| p.first()).copied().filter(|k| *k == b'~').unwrap_or(b'*');
-                encode::header(&mut out, kind, all().count());
-                all().for_each(|element| out.extend_from_slice(element));
-            }
-            Merge::AllOnes => all_ones(&mut out, &parts, &[]),
-        }
-        out
-    }
 }
 
 /// The error of a part, for the whole of a command that may change something. Where other parts were executed, or may have been, it must not say of the
@@ -390,6 +348,49 @@ pub(super) fn with_doubt(error: &[u8], parts: &[Vec<u8>]) -> Vec<u8> {
     }
     let mut out = Vec::new();
     encode::line(&mut out, b'-', &[reply::text(error).unwrap_or_default(), OTHERS_PERHAPS.as_bytes()].concat());
+    out
+}
+
+/// Replies of nodes as one; `name` gives that of a node. An error of any is that of the whole, but where one success is enough.
+fn merged(merge: Merge, parts: Vec<Vec<u8>>, name: &dyn Fn(usize) -> String, resp3: bool) -> Vec<u8> {
+    if merge == Merge::AnyOk {
+        return any_ok(parts);
+    }
+    if let Some(error) = parts.iter().find(|part| reply::is_error(part)) {
+        return error.clone();
+    }
+    let mut out = Vec::new();
+    match merge {
+        Merge::AnyOk => {}
+        Merge::Sum => {
+            // A node may claim anything.
+            let sum = parts.iter().filter_map(|p| reply::integer(p)).fold(0, i64::saturating_add);
+            encode::integer(&mut out, sum);
+        }
+        Merge::Least => {
+            encode::integer(&mut out, parts.iter().filter_map(|p| reply::integer(p)).min().unwrap_or(0));
+        }
+        Merge::Texts => {
+            let mut whole = String::new();
+            for (at, part) in parts.iter().enumerate() {
+                let text = String::from_utf8_lossy(reply::text(part).unwrap_or_default());
+                whole.push_str(&format!("{}:\n{}\n\n", name(at), text.trim_end()));
+            }
+            encode::verbatim(&mut out, whole.as_bytes(), resp3);
+        }
+        Merge::Figures => return memory_stats::together(&parts, resp3),
+        Merge::Same => return parts.into_iter().next().unwrap_or_default(),
+        Merge::Concat => {
+            // KEYS: what a move has left of its own is no key of anybody's.
+            let is_shown = |element: &&[u8]| !reply::text(element).is_some_and(is_temporary);
+            let all = || parts.iter().flat_map(|p| reply::elements(p)).filter(is_shown);
+            // KEYS answers an array in RESP2 and in RESP3; keep what the nodes chose.
+            let kind = parts.first().and_then(|p| p.first()).copied().filter(|k| *k == b'~').unwrap_or(b'*');
+            encode::header(&mut out, kind, all().count());
+            all().for_each(|element| out.extend_from_slice(element));
+        }
+        Merge::AllOnes => all_ones(&mut out, &parts, &[]),
+    }
     out
 }
 

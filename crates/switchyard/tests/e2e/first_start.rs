@@ -40,6 +40,12 @@ fn fill(node: &Node, numbers: impl Iterator<Item = usize>) {
 }
 
 #[track_caller]
+/// Until each worker does, whichever a client gets.
+fn until_used(router: &Router) {
+    let is_used = || Client::connect(router.address()).cmd(&format!("GET {}", key(0))).error().is_none();
+    until("the nodes are used", || (0..16).all(|_| is_used()));
+}
+
 fn all_are_found(router: &Router) {
     let mut client = Client::connect(router.address());
     for number in 0..KEYS {
@@ -154,13 +160,12 @@ fn no_key_is_served_before_each_node_was_looked_at() {
     // Nothing is decided: a restart begins anew.
     router.restart(&addresses(&nodes));
     nodes[1].thaw();
-    let mut client = Client::connect(router.address());
-    until("the nodes are used", || client.cmd(&format!("GET {}", key(0))).error().is_none());
+    until_used(&router);
     all_are_found(&router);
     let owned: Vec<i64> = slots(&router).into_iter().map(|(_, slots)| slots).collect();
     assert_eq!(owned, [0, 16384]);
     router.restart(&addresses(&nodes));
-    until("the nodes are used", || Client::connect(router.address()).cmd("GET there0").error().is_none());
+    until_used(&router);
     all_are_found(&router);
 }
 
@@ -188,7 +193,7 @@ fn a_state_directory_of_other_servers_is_refused() {
     else {
         return;
     };
-    until("the nodes serve", || site.client().cmd("DBSIZE").error().is_none());
+    until_used(site.router());
     let mut client = site.client();
     for number in 0..KEYS {
         client.cmd(&format!("SET {} {number}", key(number)));
@@ -204,7 +209,7 @@ fn a_state_directory_of_other_servers_is_refused() {
     let (code, found) = say("doctor", &names, &site.router().state_dir(), &["--admin", &site.router().admin().to_string()]);
     assert_eq!(code, Some(0), "{found}");
     assert!(found.contains(&format!("warning  {}  slot map: of ", names[first])) && found.contains("looks for 1 elsewhere"), "{found}");
-    until("all is served", || site.client().cmd("DBSIZE").error().is_none());
+    until_used(site.router());
     all_are_found(site.router());
 
     site.router().process().signal(Signal::TERM);

@@ -362,7 +362,7 @@ fn a_node_that_is_lost_with_its_slots_is_replaced_by_an_empty_server_and_removed
     // Each says the way, and does not send anybody to the other.
     for line in ["nodes drain", "nodes remove"] {
         let text = refused(&router, &format!("{line} {}", names[1]));
-        for word in ["cannot be reached", "empty", "`replicas`", "SIGHUP", &format!("nodes accept {}", names[1]), "docs/dead-server.md"] {
+        for word in ["cannot be used now", "empty", "`replicas`", "SIGHUP", &format!("nodes accept {}", names[1]), "docs/dead-server.md"] {
             assert!(text.contains(word), "{line}: {text}");
         }
     }
