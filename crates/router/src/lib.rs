@@ -294,6 +294,15 @@ impl Router {
         });
     }
 
+    /// Nodes that are not served because they came back without their data, each with the reason.
+    pub fn held_nodes(&self) -> BTreeMap<NodeId, String> {
+        let plan = self.shared.plan();
+        let why = |node: NodeId| {
+            self.shared.with_facts(node, |facts| (facts.is_held && !facts.accepted).then(|| facts.failure.clone().unwrap_or_default()))
+        };
+        plan.topology.nodes().filter_map(|node| Some((node.id, why(node.id)?))).collect()
+    }
+
     /// Says why no node is used yet; `None`: they are from now on, each at the next attempt to connect.
     pub fn hold(&self, why: Option<&str>) {
         self.shared.change_plan(|plan| Plan { held: why.map(Arc::from), ..plan.clone() });

@@ -27,7 +27,7 @@ fn main() -> ExitCode {
             match failure {
                 Failure::Failed(_) => ExitCode::from(1),
                 Failure::Config(_) => ExitCode::from(2),
-                Failure::Outdated(_) => ExitCode::from(3),
+                Failure::Outdated(_) | Failure::Replaced(_) => ExitCode::from(3),
             }
         }
     }

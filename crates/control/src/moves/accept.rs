@@ -124,6 +124,7 @@ impl Moves {
         if !dry_run {
             return self.accept(topology, orders);
         }
+        self.nodes_are_served(&orders)?;
         let moves = orders.iter().map(|order| self.planned(None, order)).collect();
         Ok(PlanReport { dry_run, moves, ..PlanReport::default() })
     }
@@ -131,8 +132,19 @@ impl Moves {
     /// Checks what can be checked before anything is done, and puts moves on record. All are to be done in the same way.
     pub(crate) fn accept(self: &Arc<Self>, topology: &Topology, orders: Vec<MoveOrder>) -> Result<PlanReport, Refused> {
         self.nothing_in_the_way(&orders)?;
+        self.nodes_are_served(&orders)?;
         self.check_nodes(topology, &orders)?;
         self.accept_checked(orders)
+    }
+
+    /// That no node is held because it came back without its data: what moves there would be lost when its data is put back, and what it has not would
+    /// count as gone.
+    fn nodes_are_served(&self, orders: &[MoveOrder]) -> Result<(), Refused> {
+        let held = self.running.with(switchyard_router::Router::held_nodes).unwrap_or_default();
+        match orders.iter().flat_map(MoveOrder::nodes).find_map(|node| Some((node, held.get(&node)?))) {
+            None => Ok(()),
+            Some((node, why)) => Err(conflict(format!("nothing moves to or from {} now: {why}", self.name(node)))),
+        }
     }
 
     /// That no other move has these slots, and that the journal takes records.

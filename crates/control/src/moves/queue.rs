@@ -72,6 +72,11 @@ impl Planned {
         Wanted { steering: self.steering, goal: self.order.how.goal, max_rate: self.order.how.max_rate }
     }
 
+    /// Whether a router before this one has moved some of it.
+    pub(super) fn was_begun(&self) -> bool {
+        self.resume.as_ref().is_some_and(|resume| !resume.handed_over.is_empty())
+    }
+
     /// A move that nobody has begun.
     pub(super) fn new(order: MoveOrder) -> Self {
         Self {
@@ -151,6 +156,11 @@ impl State {
                 }
                 planned.begun = true;
                 due.next.push(*id);
+            } else if planned.was_begun() {
+                // Paused, as it was before a restart: what waited for it waits on.
+                for node in planned.order.nodes() {
+                    *busy.entry(node).or_default() += 1;
+                }
             }
         }
         due
@@ -186,6 +196,7 @@ mod tests {
 
     use switchyard_policy::migration::record::{Eras, OpenLeg};
     use switchyard_policy::migration::{Cause, How, Key, Process};
+    use switchyard_policy::topology::Slot;
 
     use super::*;
 
@@ -265,5 +276,11 @@ mod tests {
         }
         assert_eq!(state.due(1), Due { ended: ids(&[1, 4, 7]), unwanted: ids(&[6]), next: Vec::new() }, "node 2 is busy");
         assert_eq!(state.due(2).next, ids(&[2]));
+        // Paused in the middle, and the router was restarted since.
+        let found = open_leg(order(0, 1)).resume.expect("an open leg");
+        let found = OpenMove { leg: None, handed_over: vec![Slot::new(7).expect("a slot")], ..found };
+        let halfway = Planned { steering: paused, resume: Some(found), ..Planned::new(order(0, 1)) };
+        let mut state = State { open: (1..).map(MoveId).zip([halfway, Planned::new(order(1, 2))]).collect(), ..State::default() };
+        assert_eq!(state.due(1), Due::default(), "the second waits for the first, which rests");
     }
 }

@@ -49,6 +49,7 @@ impl Moves {
             _ if !planned.begun && planned.resume.as_ref().is_some_and(|resume| resume.leg.is_some()) => {
                 "goes on after a restart".to_owned()
             }
+            (_, true) if planned.was_begun() && !planned.begun => "paused".to_owned(),
             (_, true) if !planned.begun => "paused before it began".to_owned(),
             _ if !planned.begun => "waits until its nodes are free".to_owned(),
             _ => "begins".to_owned(),

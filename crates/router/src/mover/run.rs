@@ -345,6 +345,7 @@ impl Mover {
         let patience = plan.live.connect_timeout;
         let name = self.shared.connection_name(format_args!("mover-{}", self.id.0));
         let mut connection = Connection::open(access, address, &name, patience)?;
+        self.is_served(node, &connection.process.run_id)?;
         let fences = &self.shared.fences;
         let broken = fences.broken(node);
         for dead in &broken {
@@ -376,6 +377,18 @@ impl Mover {
         self.ask_clock(side).map_err(|halt| match halt {
             Halt::Stop(why) => why,
             Halt::Lost | Halt::Aborted | Halt::RouterStops => "its connection was lost".to_owned(),
+        })
+    }
+
+    /// Keys go only between processes that clients are served by. Of one that came back without its data nobody knows yet what becomes of it: what were
+    /// stored there would be lost when its data is restored, and what it does not have would count as gone.
+    fn is_served(&self, node: NodeId, run_id: &str) -> Result<(), String> {
+        self.shared.with_facts(node, |facts| match &facts.run_id {
+            Some(met) if **met != *run_id && facts.is_held => {
+                Err(facts.failure.clone().unwrap_or_else(|| "it came back without its data".to_owned()))
+            }
+            Some(met) if **met != *run_id => Err("it has restarted, and is not served yet".to_owned()),
+            _ => Ok(()),
         })
     }
 

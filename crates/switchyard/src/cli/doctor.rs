@@ -8,7 +8,7 @@ use anyhow::anyhow;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use switchyard_control::admin::NodeMisplacedReport;
+use switchyard_control::admin::{LinkReport, MisplacedReport, NodeReport};
 use switchyard_control::misplaced_text;
 use switchyard_control::nodes::holdings::{FirstStart, first_start, primaries};
 use switchyard_control::nodes::servers;
@@ -126,24 +126,39 @@ fn find(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Finding
     findings
 }
 
+/// What a running router says of its nodes: which it does not use, and where keys are that its slot map looks for elsewhere.
+fn running(nodes: &[NodeReport], misplaced: &anyhow::Result<MisplacedReport>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut add = |level, node: Option<&String>, check, found: String, advice: &str| {
+        findings.push(Finding { level, node: node.cloned(), check, found, advice: advice.to_owned() });
+    };
+    for node in nodes {
+        if let LinkReport::Down { reason } = &node.link {
+            let found = format!("the running router does not use it: {reason}");
+            add(Level::Error, Some(&node.address), "not served", found, "docs/dead-server.md has the ways out");
+        }
+    }
+    match misplaced {
+        Ok(report) => {
+            for node in report.nodes.iter().filter(|node| node.elsewhere > 0) {
+                let advice = "look for who writes there (CLIENT LIST), and let it use the router; then copy these keys through the router, or remove them";
+                add(Level::Warning, Some(&node.node), "slot map", misplaced_text(node.keys, node.elsewhere), advice);
+            }
+        }
+        Err(error) => {
+            let found = format!("the running router does not say whether keys are where its slot map looks: {error:#}");
+            add(Level::Warning, None, "slot map", found, "see its log");
+        }
+    }
+    findings
+}
+
 /// What is to be said of the slot map: that of a first start, or the one that is stored.
 fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Finding> {
     let finding = |level, found: String, advice: &str| Finding { level, node: None, check: "slot map", found, advice: advice.to_owned() };
     let patience = resolved.live.connect_timeout;
     match fleet {
-        KnownFleet::Running(Ok(report)) => {
-            let misplaced = report.nodes.iter().filter(|node| node.elsewhere > 0);
-            let advice = "look for who writes there (CLIENT LIST), and let it use the router; then copy these keys through the router, or remove them";
-            let told = |node: &NodeMisplacedReport| Finding {
-                node: Some(node.node.clone()),
-                ..finding(Level::Warning, misplaced_text(node.keys, node.elsewhere), advice)
-            };
-            misplaced.map(told).collect()
-        }
-        KnownFleet::Running(Err(error)) => {
-            let found = format!("the running router does not say whether keys are where its slot map looks: {error:#}");
-            vec![finding(Level::Warning, found, "see its log")]
-        }
+        KnownFleet::Running { nodes, misplaced } => running(nodes, misplaced),
         KnownFleet::Hidden(why) => {
             let advice = "name its state directory and admin address (--state-dir, --admin), and run this as a user who may read both";
             vec![finding(Level::Warning, format!("only nodes that the configuration lists were looked at: {why}"), advice)]

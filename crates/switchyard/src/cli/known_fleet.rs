@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use switchyard_control::Processes;
-use switchyard_control::admin::{MisplacedReport, NodesReport, TokenReport};
+use switchyard_control::admin::{MisplacedReport, NodeReport, NodesReport, TokenReport};
 use switchyard_control::members::recall;
 use switchyard_control::store::{RedbStore, Store, StoreError};
 use switchyard_policy::topology::Topology;
@@ -21,8 +21,8 @@ pub(super) enum KnownFleet {
     Unplaced,
     /// Its state directory has one, and no router runs on it.
     Placed { topology: Topology, processes: Processes },
-    /// A router runs on its state directory, and has told its nodes; and what it finds at them, where it can.
-    Running(anyhow::Result<MisplacedReport>),
+    /// A router runs on its state directory, and has told its nodes, and what it finds at them, where it can.
+    Running { nodes: Vec<NodeReport>, misplaced: anyhow::Result<MisplacedReport> },
     /// It cannot be known; the text says why.
     Hidden(String),
 }
@@ -51,9 +51,10 @@ impl KnownFleet {
                 // What is listed and not there may be about to join, with the next reload.
                 let client = router_on(config).with_context(|| locked.to_string())?;
                 let report: NodesReport = client.read(&client.get("/api/v1/nodes")?)?;
-                let names: Vec<String> = report.nodes.into_iter().map(|node| node.address).collect();
+                let names: Vec<String> = report.nodes.iter().map(|node| node.address.clone()).collect();
                 config.apply_membership(&names, &[])?;
-                Ok(Self::Running(client.get("/api/v1/misplaced").and_then(|body| client.read(&body))))
+                let misplaced = client.get("/api/v1/misplaced").and_then(|body| client.read(&body));
+                Ok(Self::Running { nodes: report.nodes, misplaced })
             }
             Err(error) => bail!(error),
         }

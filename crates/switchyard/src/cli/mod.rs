@@ -80,6 +80,8 @@ pub(crate) enum Failure {
     Config(Problems),
     /// The state directory is not the newest: exit code 3. Another start would not help.
     Outdated(switchyard_control::seat::Outdated),
+    /// Another router has taken over from one that is no standby: exit code 3 as well.
+    Replaced(String),
 }
 
 impl fmt::Display for Failure {
@@ -89,6 +91,7 @@ impl fmt::Display for Failure {
             Failure::Failed(error) => write!(f, "switchyard: {error:#}"),
             Failure::Config(problems) => write!(f, "{problems}"),
             Failure::Outdated(why) => write!(f, "switchyard: {why}"),
+            Failure::Replaced(why) => write!(f, "switchyard: {why}"),
         }
     }
 }

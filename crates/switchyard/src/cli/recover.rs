@@ -65,7 +65,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     match KnownFleet::find(&mut config) {
         KnownFleet::Unplaced => {}
         KnownFleet::Placed { .. } => return Err(has_a_map(&config.state_dir).into()),
-        KnownFleet::Running(_) => {
+        KnownFleet::Running { .. } => {
             let directory = config.state_dir.display();
             return Err(anyhow!(
                 "a router runs on the state directory {directory}, so its slot map is not lost; recovering is for one that is"

@@ -166,7 +166,7 @@ fn clients(node: &Seen, notes: &mut Notes<'_>) {
     let Some(first) = node.direct.iter().find(|client| client.writes).or(node.direct.first()) else { return };
     let writers = node.direct.iter().filter(|client| client.writes).count();
     let of = match writers {
-        0 => "all of them read only".to_owned(),
+        0 => "none of which wrote with its last command".to_owned(),
         1 => "1 of them writes".to_owned(),
         writers => format!("{writers} of them write"),
     };

@@ -54,6 +54,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     let running = Arc::new(Running::default());
     let open = || Placement::open(&config.state_dir, Arc::clone(&running));
     // A standby may wait for long, so signals mean something to it already.
+    let is_standby = standby.is_some();
     let mut signal_wait = match standby {
         Some(_) => Some(SignalWait::new()?),
         None => None,
@@ -64,7 +65,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     };
     let Some(placement) = opened.map(Arc::new) else { return Ok(()) };
     let read = config.clone();
-    let remembered = members::remember(placement.store(), &read.node_names(), None)?;
+    let remembered = members::recall(placement.store(), &read.node_names())?;
     if remembered != members::Remembered::default() {
         reload::tell_ignored(&config.apply_membership(&remembered.added, &remembered.removed)?);
         resolved = config.resolve(|_| None)?;
@@ -118,6 +119,8 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     let out = newly_listed_that_stay_out(placement.topology().as_deref(), &resolved.nodes, moves.site(), patience);
     let wanted: Vec<String> = config.node_names().into_iter().filter(|name| !out.contains(name)).collect();
     let settled = placement.settle(&wanted, |_| {})?;
+    // Not before: a start that is refused has changed nothing.
+    members::remember(placement.store(), &read.node_names(), None)?;
     let topology = settled.topology;
     for name in &settled.joined {
         info!("node {name} has joined; it owns no slots yet, so no keys are on it");
@@ -199,7 +202,9 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     }
     if let Some(why) = runtime.block_on(signals.wait_for_stop(&running, &reloads, &mut replaced)) {
         // Nothing that is under way can be ended at the nodes any more, so nothing is waited for.
-        return Err(Failure::Failed(anyhow!("{why}. This router ends; clients find the other one when they connect again")));
+        let why = format!("{why}. This router ends; clients find the other one when they connect again");
+        // Started again as a standby it waits; as anything else the two would end each other in turn.
+        return Err(if is_standby { Failure::Failed(anyhow!(why)) } else { Failure::Replaced(why) });
     }
     notify(&[NotifyState::Stopping]);
     look.into_iter().for_each(first_start::Look::stop);

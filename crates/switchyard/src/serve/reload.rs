@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use switchyard_control::admin::{self, Access, AdminAccess, AdminTls};
 use switchyard_control::failover::{self, Observer, Watched};
-use switchyard_control::members::{FleetFacts, MemberChange, NodeList, remember};
+use switchyard_control::members::{FleetFacts, MemberChange, NodeList, recall, remember};
 use switchyard_control::nodes::NodeConnection;
 use switchyard_control::placement;
 use switchyard_control::{Fleet, Running};
@@ -122,7 +122,7 @@ impl Reloader {
     /// How a server would be reached if it were a node.
     pub(super) fn find(&self, name: &str) -> Result<NodeAddress, String> {
         let mut config = self.read.clone();
-        let remembered = remember(self.fleet.placement.store(), &config.node_names(), None).map_err(|error| format!("{error:#}"))?;
+        let remembered = recall(self.fleet.placement.store(), &config.node_names()).map_err(|error| format!("{error:#}"))?;
         let added: Vec<String> = remembered.added.into_iter().chain([name.to_owned()]).collect();
         let removed: Vec<String> = remembered.removed.into_iter().filter(|removed| removed != name).collect();
         let joined = |problems| told(problems).join("; ");
@@ -143,6 +143,8 @@ impl Reloader {
         let mut read = self.sources.read().map_err(told)?;
         read.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
         let applied = self.apply_read(read.clone(), running, None)?;
+        // Not before: a reload that is refused has changed nothing.
+        remember(self.fleet.placement.store(), &read.node_names(), None).map_err(|error| vec![format!("{error:#}")])?;
         self.read = read;
         Ok(applied)
     }
@@ -166,7 +168,7 @@ impl Reloader {
     }
 
     fn apply_read(&mut self, mut config: Config, running: &Arc<Running>, change: Option<&MemberChange>) -> Result<usize, Vec<String>> {
-        let remembered = remember(self.fleet.placement.store(), &config.node_names(), None).map_err(|error| vec![format!("{error:#}")])?;
+        let remembered = recall(self.fleet.placement.store(), &config.node_names()).map_err(|error| vec![format!("{error:#}")])?;
         tell_ignored(&config.apply_membership(&remembered.added, &remembered.removed).map_err(told)?);
         let changes = config.changes_since(&self.config);
         config.keep_until_restart(&self.config);

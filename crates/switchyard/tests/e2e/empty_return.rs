@@ -1,6 +1,7 @@
 //! A primary that comes back without its keys is not served blindly.
 
 use crate::support::process::tied;
+use crate::support::slots::slot;
 use crate::support::{Client, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, until};
 
 /// Two nodes that keep nothing over a restart, and a router that a test may start while one of them is held.
@@ -219,4 +220,70 @@ fn a_node_at_which_no_key_is_looked_for_is_not_held() {
     crate::movectl::done(site.router(), &format!("nodes drain {name} --wait --goal fast --durability memory"));
     site.node_mut(0).restart();
     until("both nodes are served", || client.cmd("DBSIZE") == int(1));
+}
+
+#[test]
+fn nothing_moves_to_or_from_it() {
+    let Some(mut site) = site(false, "hold") else { return };
+    let mut client = site.client();
+    let key = fill(&site, &mut client);
+    let names: Vec<String> = site.nodes().iter().map(|node| node.address().to_string()).collect();
+    site.node_mut(0).restart();
+    held(&mut client, &key);
+    let slot = slot(key.as_bytes());
+    for orders in [
+        vec!["move".to_owned(), "--slots".to_owned(), slot.to_string(), "--to".to_owned(), names[1].clone()],
+        vec!["move".to_owned(), "--from".to_owned(), names[1].clone(), "--all".to_owned(), "--to".to_owned(), names[0].clone()],
+        vec!["nodes".to_owned(), "drain".to_owned(), names[1].clone()],
+    ] {
+        let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
+        let output = command.args(&orders).args(["--admin", &site.router().admin().to_string()]).output().expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains("came back empty"), "{orders:?}: {said}");
+    }
+    assert!(held(&mut client, &key).contains("came back empty"), "still");
+    let mut doctor = tied(env!("CARGO_BIN_EXE_switchyard"));
+    doctor.args(["doctor", "--node", &names[0], "--node", &names[1], "--state-dir"]).arg(site.router().state_dir());
+    let output = doctor.args(["--admin", &site.router().admin().to_string()]).output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(!output.status.success() && said.contains(&format!("ERROR    {}  not served: ", names[0])), "{said}");
+    assert_eq!(client.cmd(&format!("SWITCHYARD ACCEPT {}", names[0])), ok());
+    assert_eq!(client.cmd(&format!("GET {key}")), Value::Nil);
+}
+
+/// Its data is on a disk that is not mounted, say: what is stored beside it would be lost when that is put right, and what has moved there would count as gone.
+#[test]
+fn a_move_waits_for_a_target_that_came_back_without_what_had_moved_there() {
+    let Some(mut site) = site(true, "auto") else { return };
+    let mut client = site.client();
+    let names: Vec<String> = site.nodes().iter().map(|node| node.address().to_string()).collect();
+    let tags = site.tags();
+    let keys: Vec<String> = (0..2000).map(|number| format!("{{{}}}{number}", tags[0][number % tags[0].len()])).collect();
+    for key in &keys {
+        assert_eq!(client.cmd(&format!("SET {key} {key}")), ok());
+    }
+    let order =
+        ["move", "--from", &names[0], "--to", &names[1], "--all", "--max-rate", "20kb", "--admin", &site.router().admin().to_string()];
+    assert!(tied(env!("CARGO_BIN_EXE_switchyard")).args(order).status().expect("it runs").success());
+    until("keys have moved", || site.nodes()[1].cmd("DBSIZE").int() > 300);
+    // What it has comes back later.
+    let data = site.nodes()[1].append_only_file();
+    site.node_mut(1).kill();
+    let aside = data.with_extension("aside");
+    std::fs::rename(&data, &aside).expect("renamed");
+    site.node_mut(1).restart();
+    until("it is held", || {
+        let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
+        let output = command.args(["status", "--admin", &site.router().admin().to_string()]).output().expect("it runs");
+        String::from_utf8_lossy(&output.stdout).contains("came back")
+    });
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    assert_eq!(site.nodes()[1].cmd("DBSIZE"), int(0), "nothing is stored there");
+    site.node_mut(1).kill();
+    std::fs::remove_dir_all(&data).expect("removed");
+    std::fs::rename(&aside, &data).expect("renamed");
+    site.node_mut(1).restart();
+    for key in &keys {
+        until("each key is there", || client.cmd(&format!("GET {key}")) == bulk(key));
+    }
 }

@@ -275,3 +275,26 @@ fn nodes_join_and_leave_by_reload() {
     reload(&[0, 3]);
     until("another has joined", || numbered() == [named(0, 0), named(2, 3)]);
 }
+
+/// Once a reload that was refused forgot which nodes had joined since, where the wrong file listed them: the right file was refused from then on.
+#[test]
+fn a_reload_that_is_refused_changes_nothing() {
+    if direct() {
+        return;
+    }
+    let nodes: Vec<Node> = (0..2).map(|_| node(&[])).collect();
+    let names: Vec<String> = nodes.iter().map(|node| node.address().to_string()).collect();
+    let listed = |at: usize| format!("[[node]]\naddress = \"{}\"\n", names[at]);
+    let router = Router::start(&[], &RouterOptions::config(listed(0)));
+    done(&router, &format!("nodes add {} --rebalance --wait", names[1]));
+    let reload = |at: usize, outcome: &str| {
+        let before = router.process().log().matches(outcome).count();
+        std::fs::write(router.config_file(), listed(at)).expect("configuration");
+        router.process().signal(rustix::process::Signal::HUP);
+        until("it is read", || router.process().log().matches(outcome).count() > before);
+    };
+    reload(0, "reloaded: nothing has changed");
+    reload(1, "not reloaded: the running configuration stays as it was");
+    reload(0, "reloaded: nothing has changed");
+    assert_eq!(slots(&router).into_iter().map(|(_, slots)| slots).collect::<Vec<_>>(), [8192, 8192]);
+}

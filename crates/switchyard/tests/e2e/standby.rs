@@ -164,7 +164,7 @@ fn a_router_that_stood_still_writes_nothing_after_another_has_taken_over() {
         }
         scene.first.process_mut().ended()
     });
-    assert_eq!(status.code(), Some(1));
+    assert_eq!(status.code(), Some(3));
     scene.first.process().expect_log(&["another router has taken over the nodes"]);
     for key in &keys {
         assert_eq!(new.cmd(&format!("GET {key}")), bulk("new"));

@@ -98,6 +98,11 @@ impl Node {
         }
     }
 
+    /// The folder of its append-only file.
+    pub(crate) fn append_only_file(&self) -> std::path::PathBuf {
+        self.dir.path().join("appendonlydir")
+    }
+
     /// Its address.
     pub(crate) fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
