@@ -32,7 +32,7 @@ enum With {
         Signals:\n  \
         SIGTERM, SIGINT  stop: no new clients, commands in flight are finished within --shutdown-timeout; again: at once\n  \
         SIGHUP           read the configuration, secrets and host names again; the log says what changed and what needs a restart\n\n\
-        Exit codes: 0 stopped as asked; 1 failed, the message says why; 2 command line or configuration wrong; 3 the state directory is too old\n\n\
+        Exit codes: 0 stopped as asked; 1 failed, the message says why; 2 command line or configuration wrong; 3 the state directory is too old, or another router has taken over\n\n\
         Every key of the file: switchyard check-config --example, or docs/configuration.md"
 )]
 pub(crate) struct Arguments {
