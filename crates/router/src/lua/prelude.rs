@@ -31,7 +31,7 @@ const KEYS: &str = "local function X(t) t='ERR Switchyard: '..t E(R.acl_check_cm
     k=string.format('%.0f',k) elseif t~='string' then return end for i=1,#K do if K[i]==k then return end end \
     local a=A(k) for i=1,#K do if A(K[i])==a then return end end \
     if K[1] then local s,o=S(a) for i=1,#K do local b=A(K[i]) if b~=o then o=b if S(b)==s then return end end end end \
-    X('the script touches the key \\''..k..'\\', which it neither declares in KEYS nor has in the slot of one that it declares') end;";
+    X('the script touches the key \\''..L(k,1,128)..'\\', which it neither declares in KEYS nor has in the slot of one that it declares') end;";
 
 /// What judges a call begins with this. `I` finds the entry of a command, as [`entry`] writes it; `U` one that is not listed.
 const JUDGE: &str = "local function V(c,...) if T(c)~='string' then if T(c)=='number' then Z(c) end return end c=O(c) local e=I(c) \
@@ -199,6 +199,9 @@ pub(super) fn of_script(facts: &Facts<'_>, table: &CommandTable) -> String {
 /// What stands before a library of functions: one text for all, by which a library is known again. `K` has the keys of the running call.
 /// A library is loaded with next to no global names, so everything is looked up when a function first runs. From then on `redis` is read-only: what is
 /// found there is in `H`.
+///
+/// Whoever can call what `G` gives chooses the keys that count as declared: it goes to the server and to nobody else. So a table that names a callback is
+/// copied, field by field, because nothing walks through a table while a library is loaded; servers know fields in any case, and other spellings are left out.
 pub(super) static OF_LIBRARY: LazyLock<String> = LazyLock::new(|| {
     format!(
         "local redis=(function() local K,N,R,E,T,F,L,O,C,Q={{}};{KEYS}local function I(c) return N[c] end;{UNLISTED}{}{CALLS}\
@@ -206,8 +209,9 @@ pub(super) static OF_LIBRARY: LazyLock<String> = LazyLock::new(|| {
          local function B() R,E,T,F,L,O=redis,error,type,string.find,string.sub,string.lower C,Q=R.call,R.pcall \
          N={{}} for n,e in string.gmatch('{}','(%S+):(%S+)') do N[n]=e end for n,v in pairs(P) do H[n]=v P[n]=nil end setmetatable(P,{}) end;\
          local function G(f) return function(k,a) if not N then B() end K={{}} for i=1,#k do K[i]=k[i] end return f(k,a) end end;\
-         P.register_function=function(n,f) if f~=nil then return redis.register_function(n,G(f)) end \
-         n.callback=n.callback and G(n.callback) return redis.register_function(n) end;\
+         P.register_function=function(n,f,x) if x~=nil then return redis.register_function(n,f,x) end \
+         if f~=nil then return redis.register_function(n,G(f)) end local b=n.callback or n.CALLBACK return redis.register_function(\
+         {{function_name=n.function_name or n.FUNCTION_NAME,description=n.description or n.DESCRIPTION,flags=n.flags or n.FLAGS,callback=b and G(b)}}) end;\
          P.log=redis.log P.LOG_DEBUG=redis.LOG_DEBUG P.LOG_VERBOSE=redis.LOG_VERBOSE P.LOG_NOTICE=redis.LOG_NOTICE \
          P.LOG_WARNING=redis.LOG_WARNING return P end)() local server=redis {}\
          local rawset=(function() local r=redis return function(t,...) if t==r then error('Attempt to modify a readonly table',0) end return rawset(t,...) end end)() ",

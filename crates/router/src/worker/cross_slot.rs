@@ -49,6 +49,14 @@ fn kind_of(command: &Command, keys: &[u32]) -> Option<Kind> {
     })
 }
 
+/// Whether SORT looks at keys that depend on the data.
+fn uses_pattern(args: &Args<'_>) -> bool {
+    (2..args.len()).any(|at| {
+        let is = |word| args.get(at).is_some_and(|arg| is_option(arg, word));
+        (is(b"by") || is(b"get")) && args.get(at + 1).is_some_and(|pattern| pattern.contains(&b'*'))
+    })
+}
+
 /// Whether a command is served although its keys are in several slots, by bringing values together for a moment.
 #[must_use]
 pub fn spans_slots(command: &Command) -> bool {
@@ -297,6 +305,14 @@ impl Worker {
         let first = owner(keys.first().map_or(0, |k| *k as usize));
         if keys.iter().all(|k| owner(*k as usize) == first) {
             return self.forward(handle, command, args, first, raw);
+        }
+        if kind == Kind::Copy && args.iter().skip(3).any(|option| !is_option(option, b"REPLACE")) {
+            // The node says what is wrong with it, and copies nothing.
+            return self.forward(handle, command, args, first, raw);
+        }
+        if &*command.name == "SORT" && uses_pattern(args) {
+            // The keys of the pattern are beside the source, and it is executed where it stores.
+            return self.bring_together(plan, handle, command, args, &keys);
         }
         let args: Vec<Vec<u8>> = args.iter().map(<[u8]>::to_vec).collect();
         if let Some(client) = self.clients.get_mut(handle).filter(|_| kind != Kind::Read) {

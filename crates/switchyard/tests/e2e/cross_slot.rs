@@ -361,3 +361,27 @@ fn a_node_that_refuses_multi_executes_nothing_of_it() {
     let keys: Vec<Value> = nodes.iter().map(|node| node.cmd("DBSIZE")).collect();
     assert_eq!(keys, [int(1), int(1)], "no temporary key is left");
 }
+
+#[test]
+fn what_cannot_be_done_at_the_destination_is_not_done_there() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let mut client = site.client();
+    let tags = site.tags();
+    let (here, there) = (format!("{{{}}}", tags[0][0]), format!("{{{}}}", tags[1][0]));
+    client.cmd(&format!("RPUSH {here}l 1 2 3"));
+    client.cmd(&format!("MSET {here}w_1 30 {here}w_2 20 {here}w_3 10"));
+    // The keys of the pattern are at the other node.
+    let sort = |to: &str, get: &str| format!("SORT {here}l BY {here}w_* {get} STORE {to}d");
+    for get in ["GET #".to_owned(), format!("GET {here}w_*")] {
+        assert!(client.cmd(&sort(&there, &get)).expect_error().starts_with("CROSSSLOT"));
+        assert_eq!(client.cmd(&format!("EXISTS {there}d")), int(0));
+        assert_eq!(client.cmd(&sort(&here, &get)), int(3));
+    }
+    assert_eq!(client.cmd(&format!("SORT {here}l BY nosort DESC STORE {there}d")), int(3), "it looks at no other key");
+    // A copy that a server refuses overwrites nothing.
+    client.cmd(&format!("SET {here}s 1"));
+    for options in ["nonsense REPLACE", "REPLACE nonsense", "foo"] {
+        assert!(client.cmd(&format!("COPY {here}s {there}d {options}")).expect_error().contains("syntax"), "{options}");
+    }
+    assert_eq!(client.cmd(&format!("TYPE {there}d")), Value::Simple("list".to_owned()));
+}

@@ -323,6 +323,30 @@ fn a_function_finds_redis_read_only_as_at_a_server() {
     assert_eq!(client.call(&["FCALL", "f", "1", &a, &b]), answer);
 }
 
+/// Once the checked form of a callback was put into the library's own table, where it could be called with any keys; and `CALLBACK` was not checked at all.
+#[test]
+fn a_library_does_not_choose_what_counts_as_declared() {
+    let Some(site) = site(2) else { return };
+    let (a, b, _) = keys(&site);
+    let mut client = site.client();
+    let evil = "#!lua name=evil\nlocal n = {function_name='g', callback=function(k, a) return redis.call(unpack(a)) end} \
+        redis.register_function(n) redis.register_function('f', function(k, a) return n.callback({a[2]}, a) end)";
+    assert_eq!(client.call(&["FUNCTION", "LOAD", evil]), bulk("evil"));
+    assert!(client.call(&["FCALL", "f", "1", &a, "SET", &b, "astray"]).expect_error().contains("touches the key"));
+    assert_eq!(client.call(&["FCALL", "g", "1", &a, "SET", &a, "v"]), ok());
+    let other = "#!lua name=other\nredis.register_function{FUNCTION_NAME='h', CALLBACK=function(k, a) return redis.call('GET', a[1]) end, flags={'no-writes'}}";
+    assert_eq!(client.call(&["FUNCTION", "LOAD", other]), bulk("other"));
+    assert_eq!(client.call(&["FCALL_RO", "h", "1", &a, &a]), bulk("v"));
+    // Also behind a call that has declared it.
+    client.call(&["FCALL", "h", "1", &b, &b]);
+    assert!(client.call(&["FCALL", "h", "1", &a, &b]).expect_error().contains("touches the key"));
+    let odd = "#!lua name=odd\nredis.register_function{function_name='o', CallBack=function(k, a) return redis.call('GET', a[1]) end}";
+    client.call(&["FUNCTION", "LOAD", odd]).expect_error();
+    let long = "x".repeat(3_000_000);
+    let refused = client.call(&["EVAL", "local k = ARGV[1] return redis.call('GET', k)", "1", &a, &long]);
+    assert!(refused.expect_error().len() < 1000);
+}
+
 #[test]
 fn no_library_passes_for_checked_that_is_not() {
     let Some(site) = site(2) else { return };
