@@ -8,9 +8,11 @@ use switchyard_resp::request::Args;
 
 use super::Worker;
 use super::dispatch::Flow;
+use super::downstream::Stall;
 use super::downstream::{Client, ReplyMode};
 use super::gather::Whole;
 use super::local::parse;
+use super::upstream::Lane;
 use crate::shared::{ClientFilter, ClientType, Message};
 use crate::slab::Handle;
 use crate::users::Users;
@@ -147,6 +149,8 @@ impl Worker {
             Local::ClientKill => {
                 let id = client.details.id;
                 return match kill_filter(args, id, &plan.live.users) {
+                    // It may be about the client itself: what it has sent behind it is executed only if it is not.
+                    Ok((filter, _)) if filter.skip != Some(id) && !client.may_take(Lane::Rounds) => Flow::Stall(Stall::Barrier),
                     Ok((filter, whole)) => self.ask_workers(handle, class, filter, whole, |filter, from, gather, part| Message::Kill {
                         filter,
                         from,

@@ -56,6 +56,9 @@ impl Worker {
             *pause =
                 Some(Pause { until_us: before.map_or(until_us, |b| b.until_us.max(until_us)), all: all || before.is_some_and(|b| b.all) });
         }
+        // Here from now on: what follows in the pipeline is held, too.
+        self.pauses.now = *lock(&self.shared.pause);
+        self.alert = true;
         tracing::warn!(time = ?Duration::from_millis(time_ms), all, "clients are paused (CLIENT PAUSE)");
         self.refresh_workers(handle, class, Whole::Merged(switchyard_resp::command::Merge::Same), true)
     }

@@ -170,6 +170,22 @@ fn a_pause_holds_all_workers() {
         assert_eq!(client.reply(), ok());
         assert_eq!(client.reply(), bulk("1"));
     }
+    // What its own client has sent behind it waits as well.
+    let mut pausing = site.client();
+    pausing.post("CLIENT PAUSE 60000 WRITE");
+    pausing.post("SET k0 2");
+    assert_eq!(pausing.reply(), ok());
+    assert_eq!(operator.cmd("GET k0"), bulk("1"));
+    assert_eq!(operator.cmd("CLIENT UNPAUSE"), ok());
+    assert_eq!(pausing.reply(), ok());
+    assert_eq!(operator.cmd("GET k0"), bulk("2"));
+    // And what a client sends behind its own end is not executed.
+    let mut ending = site.client();
+    let id = ending.cmd("CLIENT ID").int();
+    ending.write(format!("CLIENT KILL ID {id} SKIPME no\r\nSET ended 1\r\nGET ended\r\n").as_bytes());
+    assert_eq!(ending.reply(), int(1));
+    assert!(ending.try_reply().is_err());
+    assert_eq!(operator.cmd("EXISTS ended"), int(0));
     // ALL: everything waits, until its end.
     let begin = Instant::now();
     assert_eq!(operator.cmd("CLIENT PAUSE 400"), ok());
