@@ -18,19 +18,22 @@ impl std::fmt::Display for ReplyError {
 
 impl std::error::Error for ReplyError {}
 
-/// Longest line (simple string, error, number) of a reply.
-pub const LINE_MAX: usize = 1 << 20;
+/// Longest line (simple string, error, number) of a reply. A script makes one as long as it likes (`redis.status_reply`), and what cuts its connection cuts
+/// others, too.
+pub const LINE_MAX: usize = 64 << 20;
 
 /// Finds the end of one reply at a time, keeping its place between calls.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplyScanner {
     pos: usize,
     left: u64,
+    /// So much of a line that has not ended was looked through.
+    line: usize,
 }
 
 impl Default for ReplyScanner {
     fn default() -> Self {
-        Self { pos: 0, left: 1 }
+        Self { pos: 0, left: 1, line: 0 }
     }
 }
 
@@ -69,11 +72,14 @@ impl ReplyScanner {
                 },
                 b'+' | b'-' | b':' | b'_' | b',' | b'#' | b'(' => {
                     let rest = &buf[self.pos..];
-                    match memchr::memchr(b'\n', rest) {
+                    match memchr::memchr(b'\n', rest.get(self.line..).unwrap_or_default()).map(|end| self.line + end) {
                         Some(end) if end >= 2 && rest[end - 1] == b'\r' => self.take(self.pos + end + 1, 0),
                         Some(end) => return Err(ReplyError { at: self.pos + end }),
                         None if rest.len() > LINE_MAX => return Err(ReplyError { at: self.pos }),
-                        None => return Ok(ReplyScan::Incomplete(buf.len() + 1)),
+                        None => {
+                            self.line = rest.len();
+                            return Ok(ReplyScan::Incomplete(buf.len() + 1));
+                        }
                     }
                 }
                 b'*' | b'~' | b'>' | b'%' | b'|' => match length(buf, self.pos + 1)? {
@@ -100,7 +106,7 @@ impl ReplyScanner {
 
     #[inline]
     fn take(&mut self, next: usize, elements: u64) {
-        self.pos = next;
+        (self.pos, self.line) = (next, 0);
         self.left = self.left - 1 + elements;
     }
 }
@@ -143,7 +149,7 @@ impl ReplyFollower {
             if self.left == 0 {
                 return Ok((pos, true));
             }
-            let mut step = ReplyScanner { pos: 0, left: 1 };
+            let mut step = ReplyScanner::default();
             let rest = &buf[pos..];
             match rest.first() {
                 None => return Ok((pos, false)),
@@ -379,6 +385,26 @@ mod tests {
                 assert!(!done && taken <= cut);
                 assert_eq!(follower.follow(&buf[taken..]), Ok((reply.len() - taken, true)), "{} cut at {cut}", reply.escape_ascii());
             }
+        }
+    }
+
+    #[test]
+    fn a_long_line_is_looked_through_once() {
+        let line = [b"*2\r\n+".as_slice(), &vec![b'x'; 3 << 20], b"\r\n:7\r\n"].concat();
+        let mut scanner = ReplyScanner::default();
+        let mut at = 0;
+        let len = loop {
+            at = (at + 100_003).min(line.len());
+            match scanner.scan(&line[..at]).expect("RESP") {
+                ReplyScan::Complete(len) => break len,
+                ReplyScan::Incomplete(_) => assert!(at < line.len()),
+            }
+        };
+        assert_eq!((len, scanner.line), (line.len(), 0));
+        // Its end in two pieces.
+        let mut scanner = ReplyScanner::default();
+        for (piece, whole) in [("+abc", false), ("+abc\r", false), ("+abc\r\n", true)] {
+            assert_eq!(matches!(scanner.scan(piece.as_bytes()), Ok(ReplyScan::Complete(7))), whole, "{piece:?}");
         }
     }
 

@@ -210,3 +210,18 @@ fn an_error_of_a_script_in_a_transaction_is_as_outside_of_one() {
     assert_eq!(client.reply().text(), "QUEUED");
     assert_eq!(client.cmd("EXEC"), Value::Array(vec![outside.clone(), outside, bulk("text")]));
 }
+
+/// A reply of one line, however long, costs nobody the connection that scripts share.
+#[test]
+fn a_script_may_answer_with_a_long_line() {
+    let site = Site::new(2);
+    let mut client = site.client();
+    for reply in ["status_reply", "error_reply"] {
+        let answer = client.call(&["EVAL", &format!("return redis.{reply}(string.rep('a', 4000000))"), "1", "b"]);
+        let text = match &answer {
+            Value::Error(text) | Value::Simple(text) => text,
+            other => panic!("{other:?}"),
+        };
+        assert!(text.len() >= 4_000_000, "{} bytes", text.len());
+    }
+}
