@@ -404,7 +404,7 @@ mod tests {
         // Its end in two pieces.
         let mut scanner = ReplyScanner::default();
         for (piece, whole) in [("+abc", false), ("+abc\r", false), ("+abc\r\n", true)] {
-            assert_eq!(matches!(scanner.scan(piece.as_bytes()), Ok(ReplyScan::Complete(7))), whole, "{piece:?}");
+            assert_eq!(matches!(scanner.scan(piece.as_bytes()), Ok(ReplyScan::Complete(6))), whole, "{piece:?}");
         }
     }
 

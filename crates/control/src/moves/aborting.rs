@@ -105,7 +105,7 @@ impl Moves {
         };
         let done =
             if look.slots_done > 0 { format!(" {} moved, and stay at {target}.", counted(look.slots_done, "slot")) } else { String::new() };
-        let says = match (look.leg_left.map(|left| counted(left, "key")), lose) {
+        let says = match (look.leg_left, lose) {
             (None, _) => format!("move {} stops now: no slots are on their way.{done}", id.0),
             (Some(_), Some(Side::Target)) => format!(
                 "move {} ends without {target}: what {source} has stays there and is served. {} at most, which had moved to {target} with the \
@@ -119,17 +119,19 @@ impl Moves {
                 id.0
             ),
             (Some(left), None) if is_up(look.source) && is_up(look.target) => format!(
-                "move {} stops: {left} at most of the slots that are moving now go back first, or on where that is less, as fast as the nodes can. \
+                "move {} stops: {} at most of the slots that are moving now go back first, or on where that is less, as fast as the nodes can. \
                  Nothing is lost.{done}",
-                id.0
+                id.0,
+                counted(left.max(look.leg_away), "key")
             ),
             (Some(left), None) => {
                 let (lost, word) = if is_up(look.target) { (&source, "source") } else { (&target, "target") };
                 let why = doing.filter(|_| !unreached.is_empty()).map_or_else(String::new, |doing| format!(" (now: {doing})"));
                 format!(
-                    "move {0} stops when it reaches {lost} again{why}: {left} at most of the slots that are moving now wait for it.{done} Where {lost} is \
+                    "move {0} stops when it reaches {lost} again{why}: {1} at most of the slots that are moving now wait for it.{done} Where {lost} is \
                      lost for good: `switchyard moves abort {0} --lose-{word} --dry-run` says what would be lost",
-                    id.0
+                    id.0,
+                    counted(left.max(look.leg_away), "key")
                 )
             }
         };

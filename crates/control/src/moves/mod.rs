@@ -130,6 +130,11 @@ impl Moves {
         self.state().open.iter().find(|(_, planned)| planned.order.nodes().contains(&node)).map(|(id, _)| *id)
     }
 
+    /// Those that move something away from a node.
+    pub(crate) fn leaving(&self, node: NodeId) -> Vec<MoveId> {
+        self.state().open.iter().filter(|(_, planned)| planned.order.source == node).map(|(id, _)| *id).collect()
+    }
+
     /// The keys that they take somewhere without their slots.
     pub(crate) fn open_keys(&self) -> Vec<Arc<[Key]>> {
         self.state().open.values().filter_map(|planned| planned.order.keys.clone()).collect()

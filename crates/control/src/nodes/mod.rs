@@ -19,7 +19,7 @@ pub use clients::{DirectClient, LOOKING, direct_clients, redis_version, routers}
 pub use connection::{Answer, NodeConnection};
 pub use endpoint::{ENDPOINT_FORM, Endpoint};
 pub use libraries::{Functions, functions};
-pub use servers::{Server, servers};
+pub use servers::{Server, servers, servers_of};
 
 /// Port of a node whose address names none: that of Redis.
 pub const NODE_PORT: u16 = 6379;

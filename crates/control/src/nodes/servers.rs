@@ -21,6 +21,11 @@ pub struct Server {
 
 /// The servers of a node as they are now: the primary first.
 pub fn servers(node: &NodeAddress) -> Vec<Server> {
+    servers_of(node, None)
+}
+
+/// The same where a router says which of them it uses as the primary: several servers may call themselves one.
+pub fn servers_of(node: &NodeAddress, in_force: Option<SocketAddr>) -> Vec<Server> {
     let access = node.access();
     let (primary, replicas) = match &node.sentinel {
         Some(sentinel) => sentinel.sentinels.iter().find_map(|place| told_by_sentinel(sentinel, place)).unwrap_or((None, Vec::new())),
@@ -36,7 +41,7 @@ pub fn servers(node: &NodeAddress) -> Vec<Server> {
             (primary, all)
         }
     };
-    let primary = primary.or(access.address);
+    let primary = in_force.filter(|address| replicas.contains(address)).or(primary).or(access.address);
     let mut servers = vec![Server { access: NodeAccess { address: primary, ..access.clone() }, replica_of: None }];
     for address in replicas.into_iter().filter(|address| Some(*address) != primary) {
         let name = format!("{} replica {address}", node.name);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use switchyard_policy::balance::{self, Shift};
 use switchyard_policy::migration::How;
-use switchyard_policy::topology::{NodeId, Topology};
+use switchyard_policy::topology::{MoveId, NodeId, Topology};
 use switchyard_resp::units::counted;
 use switchyard_router::{Link, Router};
 use tracing::error;
@@ -70,12 +70,14 @@ impl Operator {
     pub(super) fn undrain_node(&self, request: &NodeRequest) -> Result<PlanReport, Refused> {
         let _one = self.plan();
         let topology = self.moves.topology_now()?;
-        let name = self.moves.name(node_named(&topology, &request.address)?);
+        let node = node_named(&topology, &request.address)?;
+        let name = self.moves.name(node);
         if !self.drained.has(&name) {
             return Err(conflict(format!("{name} is not drained; nodes get slots by `switchyard balance` and `switchyard move`")));
         }
         self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
-        Ok(PlanReport::default())
+        let goes_on = |id: MoveId| format!("move {0} goes on and empties it; `switchyard moves abort {0}` ends that", id.0);
+        Ok(PlanReport { notes: self.moves.leaving(node).into_iter().map(goes_on).collect(), ..PlanReport::default() })
     }
 
     /// What has every node own its share of the slots.

@@ -49,15 +49,13 @@ impl Worker {
         };
         let Ok(time_ms) = u64::try_from(time_ms) else { return self.refuse(handle, class, "ERR timeout is negative") };
         let until_us = self.now_us.saturating_add(time_ms.saturating_mul(1000));
-        {
-            // Two pauses together are as strict and as long as the stricter and the longer.
-            let mut pause = lock(&self.shared.pause);
-            let before = pause.filter(|p| p.until_us > self.now_us);
-            *pause =
-                Some(Pause { until_us: before.map_or(until_us, |b| b.until_us.max(until_us)), all: all || before.is_some_and(|b| b.all) });
-        }
+        // Two pauses together are as strict and as long as the stricter and the longer.
+        let mut pause = lock(&self.shared.pause);
+        let before = pause.filter(|p| p.until_us > self.now_us);
+        *pause = Some(Pause { until_us: before.map_or(until_us, |b| b.until_us.max(until_us)), all: all || before.is_some_and(|b| b.all) });
         // Here from now on: what follows in the pipeline is held, too.
-        self.pauses.now = *lock(&self.shared.pause);
+        self.pauses.now = *pause;
+        drop(pause);
         self.alert = true;
         tracing::warn!(time = ?Duration::from_millis(time_ms), all, "clients are paused (CLIENT PAUSE)");
         self.refresh_workers(handle, class, Whole::Merged(switchyard_resp::command::Merge::Same), true)

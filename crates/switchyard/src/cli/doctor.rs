@@ -11,7 +11,7 @@ use serde::Serialize;
 use switchyard_control::admin::{LinkReport, MisplacedReport, NodeReport};
 use switchyard_control::misplaced_text;
 use switchyard_control::nodes::holdings::{FirstStart, first_start, primaries};
-use switchyard_control::nodes::servers;
+use switchyard_control::nodes::servers_of;
 use switchyard_policy::topology::Topology;
 use switchyard_resp::units::{TIME_FORM, counted, describe_time, parse_time};
 
@@ -107,7 +107,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 /// Looks at all nodes at once, with their replicas, and judges.
 fn find(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Finding> {
     let seen: Vec<_> = std::thread::scope(|scope| {
-        let looks: Vec<_> = resolved.nodes.iter().map(|node| scope.spawn(|| servers(node).iter().map(look).collect::<Vec<_>>())).collect();
+        let look_at = |node| servers_of(node, fleet.primary_of(&node.name)).iter().map(look).collect::<Vec<_>>();
+        let looks: Vec<_> = resolved.nodes.iter().map(|node| scope.spawn(move || look_at(node))).collect();
         looks.into_iter().filter_map(|look| look.join().ok()).flatten().collect()
     });
     let mut findings = examine(&seen, &needs(&resolved.live, config.workers));

@@ -2,6 +2,7 @@
 //!
 //! The state directory knows, and where a router runs on it, that router says it. Nothing is changed here, and nothing made.
 
+use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::{Context, bail};
@@ -31,6 +32,12 @@ impl KnownFleet {
     /// Finds out, and adds to the configuration the nodes that it does not list.
     pub(super) fn find(config: &mut Config) -> Self {
         Self::try_find(config).unwrap_or_else(|error| Self::Hidden(format!("{error:#}")))
+    }
+
+    /// The server that a running router uses as the primary of this node, where it says so.
+    pub(super) fn primary_of(&self, node: &str) -> Option<SocketAddr> {
+        let Self::Running { nodes, .. } = self else { return None };
+        nodes.iter().find(|report| report.address == node)?.primary
     }
 
     fn try_find(config: &mut Config) -> anyhow::Result<Self> {

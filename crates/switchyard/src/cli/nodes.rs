@@ -167,7 +167,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
             // With the port, which may have been left out.
             let name = parse_endpoint(&given.address).unwrap_or_else(|_| given.address.clone());
-            let notes: String = client.read::<PlanReport>(&body)?.notes.iter().map(|note| format!("\nNOTE: {note}")).collect();
+            let notes = notes(&client.read(&body)?);
             return client
                 .say(&body, &format!("{name} has joined; it owns no slots until `switchyard balance` or `switchyard move`{notes}"));
         }
@@ -179,7 +179,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Some(Command::Undrain(given)) => {
             let client = AdminClient::new(&given.flags)?;
             let body = client.post_json(&format!("/api/v1/nodes/{}/undrain", encoded(&given.address)), &serde_json::json!({}))?;
-            return client.say(&body, &format!("{} may get slots again; `switchyard balance` gives it its share", given.address));
+            let notes = notes(&client.read(&body)?);
+            return client.say(&body, &format!("{} may get slots again; `switchyard balance` gives it its share{notes}", given.address));
         }
         Some(Command::Remove(given)) => {
             let client = AdminClient::new(&given.flags)?;
@@ -190,6 +191,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let client = AdminClient::new(flags)?;
     let body = client.get("/api/v1/nodes")?;
     client.print(&body, |report: &NodesReport| render(&report.nodes))
+}
+
+fn notes(report: &PlanReport) -> String {
+    report.notes.iter().map(|note| format!("\nNOTE: {note}")).collect()
 }
 
 /// The table of nodes; `status` shows it too.

@@ -1,12 +1,13 @@
 //! `switchyard recover`: makes a lost slot map anew from where the keys are.
 //!
 //! It reads the names of all keys of all nodes and writes nothing but a state directory that has no slot map. Where keys of one slot are at
-//! several nodes nobody can tell from the keys which of them has left the slot (a move may have been under way): then it stops and says so.
+//! several nodes (a move was under way, or keys had been moved alone) the slot goes to the node with the most, and the others are keys that live alone.
+//! Of a key that is at several nodes the names do not tell which copy counts: then it stops and says so.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
@@ -14,7 +15,7 @@ use clap::Args;
 use switchyard_control::nodes::holdings::{each_key, others};
 use switchyard_control::nodes::{NodeConnection, routers, servers};
 use switchyard_control::store::{RedbStore, Store};
-use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot, Topology, slot_of};
+use switchyard_policy::topology::{EXCEPTIONS_MAX, NodeId, SLOT_COUNT, Slot, Topology, slot_of};
 
 use super::Failure;
 use super::flags::ConfigFlags;
@@ -34,8 +35,9 @@ const JOURNAL: &str = "moves.journal";
     long_about = "Make a lost state directory anew: asks every node for the names of all its keys, and writes the slot map that fits them.\n\n\
         For the case that the state directory is gone and there is no backup. No router may run meanwhile, and no client may use the nodes. It \
         changes nothing at the nodes, and refuses a state directory that has a slot map.\n\n\
-        Where keys of one slot are at several nodes, as when a move was under way, it refuses, and lists these slots. With --take-most the node with \
-        the most keys of such a slot gets it; keys of it at other nodes stay there and are not found any more.",
+        Where keys of one slot are at several nodes, as when a move was under way, the node with the most gets the slot. The others stay where they are and are \
+        found there; `switchyard move --home` moves them later. Where one key is at several nodes it refuses: nobody can tell which copy counts. With \
+        --take-most the copy at the node of its slot counts; other copies stay and are not found any more.",
     after_long_help = "Examples:\n  \
         switchyard recover -c /etc/switchyard.toml --dry-run\n  \
         switchyard recover --node 127.0.0.1:7001 --node 127.0.0.1:7002 --state-dir /var/lib/switchyard\n\n\
@@ -49,7 +51,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     dry_run: bool,
 
-    /// Give a slot whose keys are at several nodes to the one with the most
+    /// Of a key that is at several nodes, take the copy at the node with the most keys of its slot
     #[arg(long)]
     take_most: bool,
 }
@@ -75,7 +77,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         KnownFleet::Hidden(why) => return Err(anyhow!("it is not known whether the slot map is lost: {why}").into()),
     }
     let resolved = config.resolve(|_| None)?;
-    let mut counted = Vec::new();
+    let (mut counted, mut connections) = (Vec::new(), Vec::new());
     let listed: Vec<&str> = resolved.nodes.iter().map(|node| node.name.as_str()).collect();
     for node in &resolved.nodes {
         let Some(primary) = servers(node).into_iter().next() else { continue };
@@ -103,11 +105,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             crate::config::counted(keys.iter().filter(|n| **n > 0).count(), "slot")
         );
         counted.push(Counted { name: node.name.clone(), keys });
+        connections.push(connection);
     }
-    let (topology, lost) = assign(&counted, arguments.take_most)?;
-    if lost > 0 {
-        let keys = if lost == 1 { "key is" } else { "keys are" };
-        println!("{} {keys} at nodes that do not get their slots: what is there stays, and is not found", count(lost));
+    let (mut topology, shared) = assign(&counted)?;
+    if !shared.is_empty() {
+        let strays = Strays::find(&topology, &shared, |i, visit| {
+            each_key(&mut connections[i], None, visit).with_context(|| format!("node {}", counted[i].name))
+        })?;
+        topology = settle(topology, strays, arguments.take_most)?;
     }
     for node in topology.nodes() {
         println!("node {} gets {} slots", node.name, count(topology.slots_of(node.id) as u64));
@@ -153,12 +158,11 @@ fn count_keys(node: &mut NodeConnection) -> anyhow::Result<Vec<u64>> {
     Ok(keys)
 }
 
-/// The slot map that fits the keys, and how many keys it does not fit.
-fn assign(nodes: &[Counted], take_most: bool) -> anyhow::Result<(Topology, u64)> {
+/// The slot map that fits the keys best, and the slots whose keys are at several nodes. Numbers of nodes follow the order of the list.
+fn assign(nodes: &[Counted]) -> anyhow::Result<(Topology, BTreeSet<Slot>)> {
     let names: Vec<String> = nodes.iter().map(|node| node.name.clone()).collect();
     let mut topology = Topology::even(&names)?;
-    let mut conflicts = Vec::new();
-    let mut lost = 0;
+    let mut shared = BTreeSet::new();
     let mut owned: BTreeMap<NodeId, Vec<Slot>> = BTreeMap::new();
     for slot in Slot::all() {
         let having: Vec<usize> = (0..nodes.len()).filter(|i| nodes[*i].keys[slot.index()] > 0).collect();
@@ -166,34 +170,108 @@ fn assign(nodes: &[Counted], take_most: bool) -> anyhow::Result<(Topology, u64)>
         let most = having.iter().copied().max_by_key(|i| (nodes[*i].keys[slot.index()], std::cmp::Reverse(*i)));
         let Some(most) = most else { continue };
         if having.len() > 1 {
-            conflicts.push((slot, having.clone()));
-            lost += having.iter().filter(|i| **i != most).map(|i| nodes[*i].keys[slot.index()]).sum::<u64>();
+            shared.insert(slot);
         }
-        // Numbers follow the order of the list.
         owned.entry(NodeId(most as u16)).or_default().push(slot);
-    }
-    if !conflicts.is_empty() && !take_most {
-        bail!("{}", explain(nodes, &conflicts));
     }
     for (node, slots) in owned {
         topology = topology.handed_over(&slots, node);
     }
-    Ok((topology, lost))
+    Ok((topology, shared))
 }
 
-fn explain(nodes: &[Counted], conflicts: &[(Slot, Vec<usize>)]) -> String {
-    let between: BTreeSet<&Vec<usize>> = conflicts.iter().map(|(_, having)| having).collect();
-    let mut text = format!("keys of {} are at several nodes:", crate::config::counted(conflicts.len(), "slot"));
-    for having in between {
-        let of: Vec<&(Slot, Vec<usize>)> = conflicts.iter().filter(|(_, other)| other == having).collect();
-        let keys = |i: &usize| of.iter().map(|(slot, _)| nodes[*i].keys[slot.index()]).sum::<u64>();
-        let parts: Vec<String> =
-            having.iter().map(|i| format!("{} at {}", crate::config::counted(keys(i), "key"), nodes[*i].name)).collect();
-        let _ =
-            write!(text, " {} (the first is {}) with {};", crate::config::counted(of.len(), "slot"), of[0].0.number(), parts.join(" and "));
+/// Keys that are (also) at other nodes than the one that gets their slot.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Strays {
+    at: BTreeMap<Arc<[u8]>, BTreeSet<NodeId>>,
+    /// There were more than can live alone: the rest is not known.
+    too_many: bool,
+}
+
+/// Visits the names of all keys of the node of this number.
+type EachKey<'a> = &'a mut dyn FnMut(&[u8]) -> ControlFlow<()>;
+
+impl Strays {
+    /// Looks for them by name: first at the nodes that do not get their slot, and then which of these are at the one that does.
+    fn find(
+        topology: &Topology,
+        shared: &BTreeSet<Slot>,
+        mut each_key: impl FnMut(usize, EachKey<'_>) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Self> {
+        let mut strays = Self::default();
+        let nodes: Vec<NodeId> = topology.nodes().map(|node| node.id).collect();
+        for at_owner in [false, true] {
+            for node in nodes.iter().copied() {
+                each_key(node.index(), &mut |key| {
+                    let slot = slot_of(key);
+                    if !shared.contains(&slot) || (topology.owner(slot) == node) != at_owner {
+                        return ControlFlow::Continue(());
+                    }
+                    let is_full = strays.at.len() == EXCEPTIONS_MAX;
+                    match strays.at.get_mut(key) {
+                        Some(at) => drop(at.insert(node)),
+                        None if at_owner => {}
+                        None if is_full => {
+                            strays.too_many = true;
+                            return ControlFlow::Break(());
+                        }
+                        None => drop(strays.at.insert(Arc::from(key), BTreeSet::from([node]))),
+                    }
+                    ControlFlow::Continue(())
+                })?;
+            }
+        }
+        Ok(strays)
     }
-    text + " a move was under way, or keys had been moved alone (`move --keys`), or somebody else's keys are there. Remove the keys that do not belong there, or let --take-most decide for the node with \
-            the most"
+}
+
+/// How many names of keys are shown.
+const SHOWN: usize = 10;
+
+/// The map by which all keys are found that are at one node, or why there is none.
+fn settle(topology: Topology, strays: Strays, take_most: bool) -> anyhow::Result<Topology> {
+    if strays.too_many {
+        bail!(
+            "more than {EXCEPTIONS_MAX} keys are at other nodes than most keys of their slots, which is more than can live alone: these nodes were not one fleet, or a \
+             copy of keys was under way. Remove the keys that do not belong there"
+        );
+    }
+    let name = |id: &NodeId| topology.node(*id).map_or_else(String::new, |node| node.name.clone());
+    let copies: Vec<_> = strays.at.iter().filter(|(_, at)| at.len() > 1).collect();
+    for (key, at) in copies.iter().take(SHOWN) {
+        let at: Vec<String> = at.iter().map(name).collect();
+        println!("key \"{}\" is at {}", key.escape_ascii(), at.join(" and "));
+    }
+    if copies.len() > SHOWN {
+        println!("and so are {} more", count((copies.len() - SHOWN) as u64));
+    }
+    if !copies.is_empty() && !take_most {
+        bail!(
+            "{} at several nodes, and nobody can tell which copy counts: a move was under way, or somebody else's keys are there. Remove the copies that do not \
+             belong there, or let --take-most decide for the node with the most keys of the slot",
+            are(copies.len())
+        );
+    }
+    let hidden: usize = copies.iter().map(|(_, at)| at.len() - 1).sum();
+    if hidden > 0 {
+        let copies = crate::config::counted(hidden, "copy").replace("copys", "copies");
+        println!("{copies} of keys at several nodes will not be found; what is there stays");
+    }
+    // A key that only others have than the node of its slot is found at the first of them.
+    let alone: Vec<(Arc<[u8]>, NodeId)> = strays
+        .at
+        .into_iter()
+        .filter(|(key, at)| !at.contains(&topology.owner(slot_of(key))))
+        .filter_map(|(key, at)| Some((key, at.into_iter().next()?)))
+        .collect();
+    if !alone.is_empty() {
+        println!("{} elsewhere than most keys of the slot, and found there; `switchyard move --home` moves such keys", are(alone.len()));
+    }
+    Ok(topology.with_stored_exceptions(alone)?)
+}
+
+fn are(keys: usize) -> String {
+    format!("{} {}", crate::config::counted(keys, "key"), if keys == 1 { "is" } else { "are" })
 }
 
 #[cfg(test)]
@@ -216,19 +294,36 @@ mod tests {
     fn a_slot_belongs_to_whoever_has_its_keys() {
         // The other way round than an even map would have it.
         let nodes = [node("a:1", &[(16383, 5)]), node("b:1", &[(0, 1), (1, 2)])];
-        let (topology, lost) = assign(&nodes, false).expect("no conflict");
+        let (topology, shared) = assign(&nodes).expect("a map");
         assert_eq!([0, 1, 16383].map(|s| topology.owner(slot(s))), [NodeId(1), NodeId(1), NodeId(0)]);
         assert_eq!((topology.owner(slot(2)), topology.owner(slot(16382))), (NodeId(0), NodeId(1)), "slots without keys are even");
-        assert_eq!(lost, 0);
+        assert!(shared.is_empty());
+        let (topology, shared) = assign(&[node("a:1", &[(7, 5), (8, 1)]), node("b:1", &[(7, 2), (8, 9)])]).expect("a map");
+        assert_eq!([7, 8].map(|s| topology.owner(slot(s))), [NodeId(0), NodeId(1)]);
+        assert_eq!(shared, BTreeSet::from([slot(7), slot(8)]));
+    }
+
+    /// The map for nodes with these keys, all of one slot.
+    fn settled(nodes: &[&[&str]], take_most: bool) -> anyhow::Result<Topology> {
+        let key = |suffix: &str| format!("{{a}}{suffix}").into_bytes();
+        let counted: Vec<Counted> =
+            (nodes.iter().enumerate()).map(|(i, keys)| node(&format!("n{i}:1"), &[(slot_of(b"a").number(), keys.len() as u64)])).collect();
+        let (topology, shared) = assign(&counted)?;
+        let strays = Strays::find(&topology, &shared, |i, visit| {
+            // SCAN may show a key twice.
+            let _ = nodes[i].iter().chain(nodes[i].first()).try_for_each(|name| visit(&key(name)));
+            Ok(())
+        })?;
+        settle(topology, strays, take_most)
     }
 
     #[test]
-    fn what_cannot_be_told_is_told() {
-        let nodes = [node("a:1", &[(7, 5), (8, 1)]), node("b:1", &[(7, 2), (8, 9)])];
-        let error = assign(&nodes, false).expect_err("a conflict").to_string();
-        assert!(error.contains("keys of 2 slots are at several nodes") && error.contains("6 keys at a:1 and 11 keys at b:1"), "{error}");
-        let (topology, lost) = assign(&nodes, true).expect("told to");
-        assert_eq!([7, 8].map(|s| topology.owner(slot(s))), [NodeId(0), NodeId(1)]);
-        assert_eq!(lost, 3);
+    fn a_key_is_found_where_it_is_and_one_at_two_nodes_is_told() {
+        let topology = settled(&[&["1"], &["2", "3"], &["4"]], false).expect("no key is twice");
+        assert_eq!(["{a}1", "{a}2", "{a}3", "{a}4"].map(|key| topology.lives_at(key.as_bytes()).0), [0, 1, 1, 2]);
+        let error = settled(&[&["1", "2"], &["2", "3", "4"]], false).expect_err("a key is twice").to_string();
+        assert!(error.contains("1 key is at several nodes") && error.contains("--take-most"), "{error}");
+        let topology = settled(&[&["1", "2", "9"], &["2", "3", "4", "5"], &["9"]], true).expect("told to");
+        assert_eq!(["{a}1", "{a}2", "{a}3", "{a}9"].map(|key| topology.lives_at(key.as_bytes()).0), [0, 1, 1, 0]);
     }
 }

@@ -180,7 +180,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         epoch = topology.epoch(),
         state_dir = %config.state_dir.display(),
         "{}",
-        ready_line(&addresses, &config, admin.address)
+        ready_line(&addresses, &config, admin.address, held.is_some())
     );
     notify(&[NotifyState::Ready]);
 
@@ -238,8 +238,9 @@ fn newly_listed_that_stay_out(topology: Option<&Topology>, nodes: &[NodeAddress]
     FleetFacts::ask(&primaries(&placed), site, patience).refuse(&newly, patience)
 }
 
-fn ready_line(addresses: &[String], config: &Config, admin: SocketAddr) -> String {
-    let mut line = String::from("ready: clients connect to ");
+fn ready_line(addresses: &[String], config: &Config, admin: SocketAddr, is_held: bool) -> String {
+    let mut line =
+        String::from(if is_held { "not ready yet, no key is served: clients connect to " } else { "ready: clients connect to " });
     for (i, address) in addresses.iter().enumerate() {
         let _ = write!(line, "{}{address}", if i > 0 { " or " } else { "" });
     }

@@ -285,6 +285,16 @@ fn an_aborted_move_ends_at_once_however_slow_it_was_to_be() {
 }
 
 #[test]
+fn a_drain_that_is_taken_back_says_that_its_move_goes_on() {
+    let Some(scene) = Scene::start() else { return };
+    done(scene.site.router(), &format!("nodes drain {} {SLOWLY}", scene.name(0)));
+    let said = done(scene.site.router(), &format!("nodes undrain {}", scene.name(0)));
+    assert!(said.contains("may get slots again") && said.contains("move 1 goes on and empties it; `switchyard moves abort 1`"), "{said}");
+    done(scene.site.router(), "moves abort 1");
+    wait_for(scene.site.router(), 1, "stopped");
+}
+
+#[test]
 fn a_router_that_is_told_to_stop_ends_a_slow_leg_and_its_numbers_survive() {
     let Some(mut scene) = Scene::start() else { return };
     let [first, second] = [0, 1].map(|node| scene.name(node));

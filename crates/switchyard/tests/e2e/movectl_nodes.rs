@@ -9,6 +9,7 @@ use crate::movectl::{ask, done, json, refused};
 use crate::movectl_moves::{eventually, report, the_move, wait_for};
 use crate::replicas::{calls, caught_up, follow, sentinels};
 use crate::support::certificates::Authority;
+use crate::support::process::tied;
 use crate::support::relay::Relay;
 use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Value, bulk, direct, encode, int, ok, until};
 use crate::tls::secure_node;
@@ -372,6 +373,15 @@ fn a_node_that_is_lost_with_its_slots_is_replaced_by_an_empty_server_and_removed
     router.process().signal(rustix::process::Signal::HUP);
     let accept = format!("nodes accept {}", names[1]);
     eventually("the empty server can be accepted", || ask(&router, &accept).code == 0);
+    // The old one may come back: the running router knows which of both it uses.
+    nodes[1].restart();
+    let mut doctor = tied(env!("CARGO_BIN_EXE_switchyard"));
+    doctor.arg("doctor").arg("-c").arg(router.config_file()).arg("--state-dir").arg(router.state_dir());
+    let said = doctor.args(["--admin", &router.admin().to_string()]).output().expect("it runs");
+    let said = String::from_utf8_lossy(&said.stdout);
+    let beside = format!("{} replica {}  role: it says that it is a primary, beside {}", names[1], names[1], empty.address());
+    assert!(said.contains(&beside) && said.matches("gets no writes").count() == 1, "{said}");
+    nodes[1].kill();
     let drain = format!("nodes drain {} --goal fast --wait", names[1]);
     eventually("it can be drained", || ask(&router, &drain).code == 0);
     done(&router, &format!("nodes remove {}", names[1]));
