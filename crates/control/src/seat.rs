@@ -295,13 +295,19 @@ impl std::error::Error for Outdated {}
 pub type Wait<'a> = &'a mut dyn FnMut(&str, Duration) -> bool;
 
 /// Waits until no other process uses the state directory. `None` if this one was asked to stop meanwhile.
-pub fn wait_for_directory<T>(open: impl Fn() -> anyhow::Result<T>, wait: Wait<'_>) -> anyhow::Result<Option<T>> {
+pub fn wait_for_directory<T>(open: impl Fn() -> anyhow::Result<T>, with: Standby, wait: Wait<'_>) -> anyhow::Result<Option<T>> {
     let mut told = false;
     loop {
         match open() {
             Err(error) if matches!(error.downcast_ref(), Some(StoreError::Locked { .. })) => {
                 if !std::mem::replace(&mut told, true) {
-                    info!("standby: waits until the state directory is free: {error}");
+                    let hint = match with {
+                        Standby::Shared => "",
+                        Standby::Copy => {
+                            ". If that is the router for which this one stands by, the directory is no copy: use --standby shared"
+                        }
+                    };
+                    info!("standby: waits until the state directory is free: {error}{hint}");
                 }
             }
             other => return other.map(Some),

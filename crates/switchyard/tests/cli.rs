@@ -305,7 +305,7 @@ fn status_without_a_router_is_1_and_says_what_to_do() {
 #[test]
 fn serve_tells_systemd_and_stops_with_0() {
     let serve = Serve::start(&node(7001));
-    serve.expect_log(&format!("ready: clients connect to {}; 1 node, 2 workers", serve.listen));
+    serve.expect_log(&format!("not ready yet, no key is served: clients connect to {}; 1 node, 2 workers", serve.listen));
     TcpStream::connect(serve.listen).expect("clients can connect once it is ready");
     serve.expect_notification("WATCHDOG=1");
     serve.reload(&node(7001));

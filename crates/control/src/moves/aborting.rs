@@ -113,10 +113,11 @@ impl Moves {
                 id.0,
                 counted(look.leg_away, "key")
             ),
-            (Some(_), Some(Side::Source)) => format!(
-                "move {} ends without {source}: of the slots that are moving now, what {target} has is served there, and the rest is lost. All other slots \
-                 of {source} stay its own, and wait for it.{done}",
-                id.0
+            (Some(left), Some(Side::Source)) => format!(
+                "move {} ends without {source}: of the slots that are moving now, what {target} has is served there, and the rest is lost, {} that \
+                 the move knows of. All other slots of {source} stay its own, and wait for it.{done}",
+                id.0,
+                counted(left, "key")
             ),
             (Some(left), None) if is_up(look.source) && is_up(look.target) => format!(
                 "move {} stops: {} at most of the slots that are moving now go back first, or on where that is less, as fast as the nodes can. \

@@ -65,7 +65,10 @@ impl Worker {
                 let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
                 client.resp3 = false;
                 client.database = plan.live.database;
-                client.reply_mode = ReplyMode::On;
+                // One that is to be skipped is skipped, as a server does.
+                if client.reply_mode == ReplyMode::Off {
+                    client.reply_mode = ReplyMode::On;
+                }
                 client.details.name.clear();
                 client.details.no_evict = false;
                 client.no_touch = false;

@@ -208,7 +208,8 @@ impl Worker {
             }
         }
         for handle in gone {
-            self.close_client(handle);
+            // Who has ended its own user hears that it is done.
+            if self.awaits_users(handle) { self.close_after_replies(handle) } else { self.close_client(handle) }
         }
     }
 }

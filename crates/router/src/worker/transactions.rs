@@ -301,6 +301,14 @@ impl Worker {
             }
             // Executed where the transaction is; subscriptions are at every node. A shard channel must belong there.
             Handling::Local(Local::Publish) => Queueing::Queue(None),
+            // Its reply would be the node's, with what Switchyard has put before libraries.
+            Handling::Any
+                if &*command.name == "FUNCTION|LIST"
+                    && plan.live.check_scripts
+                    && args.iter().any(|arg| arg.eq_ignore_ascii_case(b"WITHCODE")) =>
+            {
+                Queueing::Refuse("ERR Switchyard does not serve FUNCTION LIST WITHCODE inside MULTI. Call it outside".into())
+            }
             Handling::Any | Handling::Local(Local::Ping | Local::Echo | Local::Time | Local::Unwatch) => Queueing::Queue(None),
             Handling::Every(_) if plan.topology.nodes().len() == 1 => Queueing::Queue(None),
             Handling::Every(_) => Queueing::Refuse(format!(

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
@@ -289,11 +289,15 @@ fn keys(report: &MoveReport) -> String {
 /// How often it looks.
 const LOOK: Duration = Duration::from_millis(500);
 
+/// How long a router that does not answer any more is waited for: moves go on when it has been started again.
+const AWAY_PATIENCE: Duration = Duration::from_secs(60);
+
 /// Shows how far moves are until they are over: these, or all that are under way.
 pub(super) fn watch(client: &AdminClient, ids: Option<&[u64]>, json: bool) -> Result<(), Failure> {
     let mut bars = (!json && std::io::stdout().is_terminal()).then(Bars::default);
     let mut watched: Option<Vec<u64>> = ids.map(<[u64]>::to_vec);
     let mut said = BTreeMap::new();
+    let mut away_since = None;
     let interrupted = interrupt::flag()?;
     loop {
         if interrupted.load(Ordering::Relaxed) {
@@ -302,7 +306,19 @@ pub(super) fn watch(client: &AdminClient, ids: Option<&[u64]>, json: bool) -> Re
                 "stopped watching, and {what} on: `switchyard moves watch` shows how far, `switchyard moves abort ID` ends one"
             )));
         }
-        let body = client.get("/api/v1/moves")?;
+        let body = match client.get("/api/v1/moves") {
+            Ok(body) => body,
+            Err(error) if watched.is_some() && away_since.is_none_or(|since: Instant| since.elapsed() < AWAY_PATIENCE) => {
+                if away_since.is_none() {
+                    eprintln!("{error:#}. Waits for the router for {} s: moves go on when it serves again", AWAY_PATIENCE.as_secs());
+                }
+                away_since.get_or_insert_with(Instant::now);
+                std::thread::sleep(LOOK);
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        away_since = None;
         let report: MovesReport = client.read(&body)?;
         let watched = watched.get_or_insert_with(|| report.moves.iter().map(|m| m.id).collect());
         let all = report.moves.iter().chain(&report.ended);

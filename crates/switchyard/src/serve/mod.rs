@@ -59,8 +59,8 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         Some(_) => Some(SignalWait::new()?),
         None => None,
     };
-    let opened = match &mut signal_wait {
-        Some(waits) => seat::wait_for_directory(open, &mut |what, period| waits.pause(what, period))?,
+    let opened = match standby.zip(signal_wait.as_mut()) {
+        Some((with, waits)) => seat::wait_for_directory(open, with, &mut |what, period| waits.pause(what, period))?,
         None => Some(open().map_err(explain_state)?),
     };
     let Some(placement) = opened.map(Arc::new) else { return Ok(()) };

@@ -11,6 +11,7 @@ use switchyard_policy::topology::slot_of;
 
 use crate::movectl::{done, json, refused};
 use crate::movectl_moves::{eventually, the_move, wait_for};
+use crate::support::process::{Process, tied};
 use crate::support::{Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, encode, http, ok};
 
 /// Keys of one slot: with [`SLOWLY`] a leg that takes minutes.
@@ -252,7 +253,9 @@ fn a_move_whose_source_is_lost_for_good_is_ended_without_it() {
             eventually("the source is known to be away", || scene.status().contains(&format!("{} is down", scene.name(0))));
         }
         let said = done(scene.site.router(), "moves abort 1 --lose-source");
-        assert!(said.contains("ends without"), "{said}");
+        // What has not moved, as far as it was listed.
+        let lost = said.split("lost, ").nth(1).and_then(|text| text.split(' ').next()?.parse::<usize>().ok());
+        assert!(said.contains("ends without") && lost.is_some_and(|lost| lost <= KEYS - moved.len()), "{said}");
         let ended = wait_for(scene.site.router(), 1, "stopped");
         assert!(ended["doing"].as_str().is_some_and(|why| why.contains("was given up")), "{ended}");
         let there = scene.at(1);
@@ -310,10 +313,16 @@ fn a_router_that_is_told_to_stop_ends_a_slow_leg_and_its_numbers_survive() {
     // At this rate no leg would ever end.
     done(scene.site.router(), "moves max-rate 1 1b");
     let nodes = scene.nodes_by_address();
+    let mut watch = tied(env!("CARGO_BIN_EXE_switchyard"));
+    watch.args(["moves", "watch", "--admin", &scene.site.router().admin().to_string()]);
+    let log = tempfile::NamedTempFile::new().expect("a file");
+    let mut watch = Process::start("moves watch", watch, log.path());
+    watch.expect_log(&["move 1"]);
     scene.site.router().process().signal(Signal::TERM);
     assert!(scene.site.router_mut().process_mut().wait(Duration::from_secs(60)).success());
     let log = scene.site.router().process().log();
     assert!(!log.contains("moves are still under way"), "no leg is left open: {log}");
+    watch.expect_log(&["Waits for the router"]);
     scene.site.router_mut().start_again(&nodes);
     let resumed = the_move(scene.site.router(), 1);
     assert!(resumed["keys_moved"].as_u64() > Some(0) && resumed["bytes_moved"].as_u64() > Some(0), "{resumed}");
@@ -322,6 +331,9 @@ fn a_router_that_is_told_to_stop_ends_a_slow_leg_and_its_numbers_survive() {
     let ended = wait_for(scene.site.router(), 1, "done");
     assert!(ended["keys_moved"].as_u64() >= Some(keys), "also those of before, of {keys}: {ended}");
     assert_eq!(ended["percent"], Json::from(100.0));
+    // Whoever has watched it all the time sees its end.
+    assert!(watch.wait(Duration::from_secs(60)).success(), "{}", watch.log());
+    assert!(watch.log().contains("move 1 is done"), "{}", watch.log());
     scene.all_there([0, KEYS - 1]);
 }
 

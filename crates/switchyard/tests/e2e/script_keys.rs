@@ -376,6 +376,9 @@ fn no_library_passes_for_checked_that_is_not() {
     assert_eq!(client.call(&[&b"FUNCTION"[..], b"RESTORE", dump.bytes(), b"FLUSH"]), ok());
     assert!(client.call(&["FCALL", "f", "1", &a, &b]).expect_error().contains("touches the key"));
     assert_eq!(client.cmd("FUNCTION LIST WITHCODE").items()[0].field("library_code"), bulk(&long));
+    client.cmd("MULTI");
+    assert!(client.cmd("FUNCTION LIST WITHCODE").expect_error().contains("Call it outside"), "it would show the router's line");
+    client.cmd("DISCARD");
     elsewhere.client().call(&[
         "FUNCTION",
         "LOAD",

@@ -385,6 +385,10 @@ fn replies_can_be_switched_off() {
     client.post("PING");
     client.post("ECHO end");
     assert_eq!(client.reply(), bulk("end"));
+    client.post("CLIENT REPLY SKIP");
+    client.post("RESET");
+    client.post("ECHO reset");
+    assert_eq!(client.reply(), bulk("reset"));
 }
 
 #[test]

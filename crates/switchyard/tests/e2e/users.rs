@@ -669,6 +669,10 @@ fn users_change_over_resp() {
     assert_eq!(gone.cmd("AUTH gone x"), ok());
     assert_eq!(admin.cmd("ACL DELUSER gone"), int(1));
     assert!(gone.closed_within(PATIENCE));
+    assert_eq!(admin.cmd("ACL SETUSER own on nopass +@all"), ok());
+    let mut own = site.client();
+    assert_eq!((own.cmd("AUTH own x"), own.cmd("ACL DELUSER own")), (ok(), int(1)), "it hears that it is done");
+    assert!(own.closed_within(PATIENCE));
 
     // A reload that finds the file as it was leaves them; SAVE writes them.
     reload(&site);
