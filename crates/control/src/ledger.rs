@@ -352,6 +352,7 @@ impl State {
             }
             Record::Met { move_id, leg, .. }
             | Record::Moved { move_id, leg, .. }
+            | Record::Committed { move_id, leg, .. }
             | Record::RolledBack { move_id, leg, .. }
             | Record::CutOver { move_id, leg }
             | Record::Returned { move_id, leg, .. } => add(self, move_id, Some(*leg)),

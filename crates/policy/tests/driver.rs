@@ -1,7 +1,9 @@
 //! The driver of a leg: where its keys come from, what is purged, and when all of it is committed.
 
+use std::sync::Arc;
+
 use switchyard_policy::migration::{
-    Begin, Copied, Do, Driver, Durability, Event, Fingerprinter, Happened, Io, Key, Orders, Outcome, Process, Protocol, Side,
+    Begin, Copied, Do, DoubleRead, Driver, Durability, Event, Fingerprinter, Happened, Io, Key, Orders, Outcome, Process, Protocol, Side,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, slot_of};
 
@@ -71,7 +73,7 @@ impl Driven {
     /// Until keys may move.
     fn drain(&mut self) {
         self.record();
-        assert_eq!(self.take(), [Do::View { away: None }, Do::Publish]);
+        assert_eq!(self.take(), [Do::View { away: None, double_read: None }, Do::Publish]);
         self.tell(Happened::Published(None));
         assert_eq!(self.driver.barrier(), None, "workers do not know yet");
         self.now_us += 50_000 - 10_000;
@@ -132,7 +134,7 @@ fn what_lives_elsewhere_is_neither_purged_nor_moved() {
     driven.tell(Happened::Unlinked { walk: walk + 1 });
     assert_eq!(driven.take(), [], "another walk's");
     driven.tell(Happened::Unlinked { walk });
-    assert_eq!(driven.take(), [Do::View { away: None }, Do::Publish]);
+    assert_eq!(driven.take(), [Do::View { away: None, double_read: None }, Do::Publish]);
 }
 
 /// Once a protocol that goes back without telling the workers committed all keys, and they used them at the target.
@@ -178,6 +180,15 @@ fn all_is_committed_only_at_the_side_where_workers_look() {
 fn a_record_that_is_durable_before_another_is_a_bug() {
     let mut driven = Driven::new(begin(Protocol::Switchyard));
     driven.tell(Happened::Recorded(2..=2));
+}
+
+/// A read of a key that is on its way may go to both nodes, as long as they are the processes that the leg has met, and until it goes back.
+#[test]
+fn netmigrate_reads_at_both_nodes() {
+    let mut driven = Driven::new(patient(Protocol::NetMigrate));
+    driven.record();
+    let double_read = Some(Arc::new(DoubleRead { source: "a".to_owned(), target: "b".to_owned() }));
+    assert_eq!(driven.take(), [Do::View { away: None, double_read }, Do::Publish]);
 }
 
 /// Rocksteady, as NetMigrate's agents have it: sixteen missing keys at a time, or those of a tenth of a second.

@@ -1,9 +1,10 @@
 //! A leg's machine step by step, where nodes restart in the middle of a batch: what it asks for then. That all its rules together keep what clients wrote
 //! is what the simulator shows (`crates/sim`); these are the ones that need three faults at once and that few seeds reach.
 
-use switchyard_policy::migration::record::{Eras, OpenLeg};
+use switchyard_policy::migration::record::{Eras, OpenLeg, Replay};
 use switchyard_policy::migration::{
-    Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Leg, Machine, Orders, Outcome, Process, Record, Side, Stored, Wrong,
+    Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Leg, Machine, Orders, Outcome, Process, Protocol, Record, Side,
+    Stored, Wrong,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 
@@ -163,9 +164,33 @@ fn committed_keys_are_put_on_record_anew_when_the_target_restarts() {
         driven.said.iter().filter_map(|action| if let Action::Record { record, .. } = action { Some(record) } else { None }).collect();
     let fingerprint = Fingerprinter::new(7).of(&there);
     assert!(
-        matches!(records.as_slice(), [Record::Met { side: Side::Target, .. }, Record::Moved { keys, .. }] if *keys == [fingerprint]),
+        matches!(records.as_slice(), [Record::Met { side: Side::Target, .. }, Record::Committed { keys, .. }] if *keys == [fingerprint]),
         "{records:?}"
     );
+}
+
+/// Both nodes have come back with less than they had, and the router ended before the source was purged.
+#[test]
+fn what_a_source_shows_of_committed_keys_is_purged_by_the_next_router_too() {
+    let there = Fingerprinter::new(7).of(b"there");
+    let (move_id, leg, keys) = (MoveId(1), 0, vec![there]);
+    let Orders { source, target, slots, durability, .. } = orders(Durability::Memory);
+    let met = |side, run_id| Record::Met { move_id, leg, side, process: process(run_id) };
+    let records = [
+        Record::Begun { move_id, source, target, slots: slots.clone(), protocol: Protocol::Switchyard, durability },
+        Record::LegBegun { move_id, leg, slots, source: process("s1"), target: process("t1") },
+        Record::LegMoving { move_id, leg },
+        Record::Moved { move_id, leg, keys: keys.clone() },
+        met(Side::Source, "s2"),
+        met(Side::Target, "t2"),
+        Record::Committed { move_id, leg, keys },
+    ];
+    let open = Replay::of(&records).expect("a journal").open[&move_id].leg.clone();
+    let mut driven = Driven { leg: Leg::new(orders(Durability::Memory), Fingerprinter::new(7), open), said: Vec::new() };
+    driven.tell(Event::Met { source: process("s2"), target: process("t2") });
+    driven.tell(Event::Purged);
+    let wrong = Wrong::These(std::sync::Arc::new([there].into()));
+    assert!(driven.said.contains(&Action::Purge { side: Side::Source, wrong }), "{:?}", driven.said);
 }
 
 #[test]
@@ -246,7 +271,7 @@ fn decided(driven: &mut Driven) -> Vec<Action> {
         is_record
             || matches!(
                 action,
-                Action::RollBack { .. } | Action::Announce | Action::Lost { .. } | Action::HandOver { .. } | Action::Io(Io::End(_))
+                Action::RollBack { .. } | Action::Announce { .. } | Action::Lost { .. } | Action::HandOver { .. } | Action::Io(Io::End(_))
             )
     };
     let number_0 = |action| if let Action::Record { record, .. } = action { Action::Record { number: 0, record } } else { action };

@@ -111,7 +111,7 @@ fn what_is_written_is_read_again_when_what_was_sent_before_has_ended() {
     assert_eq!(driven.copied().len(), 100, "what was written since then is not settled");
     driven.tell(Event::Drained);
     assert_eq!(driven.copied().len(), 30);
-    assert!(!driven.said.contains(&Action::Announce) && driven.records.len() == 1, "{:?}", driven.records);
+    assert!(!driven.said.contains(&Action::Announce { double_read: None }) && driven.records.len() == 1, "{:?}", driven.records);
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn for_the_last_keys_everybody_waits_and_one_record_makes_the_target_the_owner()
     let mut driven = Driven::new(Precopy::new(orders(), true, None), &["{t}a"]);
     driven.gone.push(key("{t}0"));
     driven.tell(Event::Drained);
-    assert!(driven.take().contains(&Action::Announce), "nothing was written");
+    assert!(driven.take().contains(&Action::Announce { double_read: None }), "nothing was written");
     driven.tell(written(2));
     assert_eq!(driven.copied(), []);
     driven.tell(Event::Drained);
@@ -176,7 +176,7 @@ fn after_a_crash_the_record_of_the_cut_decides() {
         };
         let mut driven = Driven::new(Precopy::new(orders(), true, Some(open)), &[]);
         let goes_on = cut_over || given_up.is_some();
-        assert_eq!(driven.take().contains(&Action::Announce), goes_on, "workers know nothing of it");
+        assert_eq!(driven.take().contains(&Action::Announce { double_read: None }), goes_on, "workers know nothing of it");
         driven.tell(Event::Drained);
         let owner = if goes_on { Side::Target } else { Side::Source };
         let said = driven.take();
@@ -199,10 +199,31 @@ fn a_drain_that_takes_too_long_is_tried_again_behind_another_round() {
     assert_eq!(driven.take(), [Action::Withdraw, Action::Observe]);
     driven.tell(written(1));
     driven.tell(Event::Drained);
-    assert_eq!(driven.take(), [Action::Announce]);
+    assert_eq!(driven.take(), [Action::Announce { double_read: None }]);
     driven.now_us += 79_000;
     driven.tell(Event::Tick);
     assert_eq!(driven.take(), [], "it has twice the time");
     driven.tell(Event::Drained);
     assert_eq!(driven.copied().len(), 1);
+}
+
+/// What was copied of a key before its last write is not what its clients were told.
+#[test]
+fn where_the_source_is_lost_no_key_is_served_as_it_was_before_its_last_write() {
+    let mut driven = Driven::new(Precopy::new(orders(), true, None), &["{t}0", "{t}a"]);
+    driven.tell(Event::Drained);
+    driven.tell(written(2));
+    driven.is_held = true;
+    for _ in 0..3 {
+        driven.tell(Event::Drained);
+    }
+    assert!(driven.take().iter().any(|action| matches!(action, Action::Io(Io::Copy { keys, .. }) if keys.contains(&key("{t}0")))));
+    driven.tell(Event::Lost { side: Side::Source });
+    driven.tell(Event::GiveUp { side: Side::Source });
+    driven.tell(Event::Tick);
+    let said = driven.take();
+    let removed =
+        |action: &Action| matches!(action, Action::Io(Io::Remove { from: Side::Target, keys, .. }) if *keys == [key("{t}0"), key("{t}1")]);
+    assert!(said.iter().any(removed), "{said:?}");
+    assert!(matches!(driven.records.last(), Some(Record::LegEnded { owner: Side::Target, .. })), "{:?}", driven.records);
 }

@@ -47,6 +47,7 @@ fn record() -> impl Strategy<Value = Record> {
         head().prop_map(|(move_id, leg)| Record::LegMoving { move_id, leg }),
         (head(), side(), process()).prop_map(|((move_id, leg), side, process)| Record::Met { move_id, leg, side, process }),
         (head(), keys()).prop_map(|((move_id, leg), keys)| Record::Moved { move_id, leg, keys }),
+        (head(), keys()).prop_map(|((move_id, leg), keys)| Record::Committed { move_id, leg, keys }),
         (head(), ".{0,50}").prop_map(|((move_id, leg), why)| Record::RolledBack { move_id, leg, why }),
         (head(), keys()).prop_map(|((move_id, leg), keys)| Record::Returned { move_id, leg, keys }),
         (head(), side()).prop_map(|((move_id, leg), side)| Record::GivenUp { move_id, leg, side }),

@@ -304,6 +304,24 @@ pub fn is_null(reply: &[u8]) -> bool {
     matches!(reply, b"$-1\r\n" | b"*-1\r\n" | b"_\r\n")
 }
 
+/// Elements of elements that [`may_be_of_no_key`] looks into: replies to reads nest no deeper.
+const DEPTH_MAX: u32 = 8;
+
+/// Whether a reply to a read may be that of a key that is not there: null, an error, nothing, zero, -1, -2, `none`, or an aggregate of nothing else. Any other
+/// shows that the key is there. Keys that are there give such replies, too (`HGET` of a field that they have not).
+#[must_use]
+pub fn may_be_of_no_key(reply: &[u8]) -> bool {
+    fn look(reply: &[u8], depth: u32) -> bool {
+        match reply.first() {
+            None | Some(b'-' | b'!' | b'_' | b'|') => true,
+            Some(b'*' | b'~' | b'>' | b'%') => depth == 0 || elements(reply).all(|element| look(element, depth - 1)),
+            Some(b'#') => reply == b"#f\r\n",
+            _ => is_null(reply) || matches!(text(reply), Some(b"" | b"0" | b"-1" | b"-2" | b"none")),
+        }
+    }
+    look(reply, DEPTH_MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -406,6 +424,30 @@ mod tests {
         for (piece, whole) in [("+abc", false), ("+abc\r", false), ("+abc\r\n", true)] {
             assert_eq!(matches!(scanner.scan(piece.as_bytes()), Ok(ReplyScan::Complete(6))), whole, "{piece:?}");
         }
+    }
+
+    #[test]
+    fn what_may_be_of_no_key_and_what_shows_one() {
+        let of_none = [
+            "$-1\r\n",
+            "_\r\n",
+            "*-1\r\n",
+            ":0\r\n",
+            ":-2\r\n",
+            "+none\r\n",
+            "$0\r\n\r\n",
+            "*0\r\n",
+            "%0\r\n",
+            "#f\r\n",
+            "-ERR no such key\r\n",
+            "*2\r\n$1\r\n0\r\n*0\r\n",
+            "*2\r\n:0\r\n$-1\r\n",
+        ];
+        let of_one = ["$1\r\na\r\n", ":1\r\n", "+string\r\n", "*2\r\n$-1\r\n$1\r\nv\r\n", "#t\r\n", ",1.5\r\n", "*1\r\n*1\r\n:7\r\n"];
+        assert!(of_none.iter().all(|reply| may_be_of_no_key(reply.as_bytes())));
+        assert!(of_one.iter().all(|reply| !may_be_of_no_key(reply.as_bytes())));
+        let deep = [b"*1\r\n".repeat(100_000), b":7\r\n".to_vec()].concat();
+        assert!(may_be_of_no_key(&deep), "not looked into for ever");
     }
 
     #[test]

@@ -205,6 +205,8 @@ pub(crate) struct WorkerCounters {
     pub(crate) clients: Counter,
     pub(crate) accepted: Counter,
     pub(crate) rejected: Counter,
+    pub(crate) double_reads: Counter,
+    pub(crate) double_reads_missed: Counter,
     pub(crate) cut_output: Counter,
     pub(crate) protocol_errors: Counter,
     pub(crate) handshakes_failed: Counter,

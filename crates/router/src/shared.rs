@@ -119,6 +119,11 @@ impl NodeFacts {
         self.keys.max(u64::from(writes_sent > self.writes_before))
     }
 
+    /// A move has stored so many keys at this process, or removed them there: it is asked itself only now and then.
+    pub(crate) fn note_moved(&mut self, stored: u64, removed: u64) {
+        self.keys = (self.keys + stored).saturating_sub(removed).max(self.keys.min(1));
+    }
+
     /// What this process says of its data now.
     pub(crate) fn note_data(&mut self, keys: u64, persists: bool) {
         self.keys = keys.max(self.keys.min(1));

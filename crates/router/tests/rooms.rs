@@ -33,6 +33,7 @@ const WORKER: &[(&str, Sees)] = &[
     ("counted.rs", Clients),
     ("cross_slot.rs", Clients),
     ("dispatch.rs", Both),
+    ("double_read.rs", Both),
     ("everywhere.rs", Links),
     ("exceptions.rs", Neither),
     ("gather.rs", Both),

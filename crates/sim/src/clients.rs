@@ -49,6 +49,8 @@ pub(crate) struct Command {
     pub(crate) load: bool,
     /// Where it is asked again.
     pub(crate) node: usize,
+    /// Both nodes were asked, and neither showed its key.
+    pub(crate) missed: bool,
     marks: Marks,
     /// The client was told that it will not know.
     untold: bool,
@@ -85,7 +87,7 @@ impl World {
         say!(self, "client {ix}: {op:?} is command {number}");
         let worker = self.clients[ix].number % self.workers.len();
         self.clients[ix].current = Some(number);
-        self.ops.insert(number, Command { client: ix, worker, op, sent: false, load: false, node: 0, marks, untold: false });
+        self.ops.insert(number, Command { client: ix, worker, op, sent: false, load: false, node: 0, missed: false, marks, untold: false });
         self.look(number);
     }
 

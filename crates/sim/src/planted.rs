@@ -74,6 +74,10 @@ pub enum Bug {
     TailReadBeforeTheLeg,
     /// A leg that a router before this one has left does not come first.
     OpenLegForgotten,
+    /// Two answers without the key are believed.
+    DoubleReadBelieved,
+    /// A double read is asked also of a process that the leg has not met.
+    DoubleReadOfAnyProcess,
     /// What was staged is used though a node has been another process since its tail was read.
     UnusableKeptAtReturn,
 }
@@ -118,6 +122,8 @@ impl Planted {
         Self::Around(Bug::JournalNotSynced),
         Self::Around(Bug::TopologyDecides),
         Self::Around(Bug::FlushHalfAwaited),
+        Self::Around(Bug::DoubleReadBelieved),
+        Self::Around(Bug::DoubleReadOfAnyProcess),
         Self::Around(Bug::ExceptionForgotten),
         Self::Around(Bug::ExceptionTaken),
         Self::Around(Bug::WatchForgotten),

@@ -35,6 +35,8 @@ pub struct Scenario {
     pub freeze: u64,
     /// Keys that somebody waits for are fetched several at a time.
     pub rocksteady: u64,
+    /// Keys on their way are read at both sides.
+    pub netmigrate: u64,
     /// kill -9 of a node.
     pub kill_node: u64,
     /// kill -9 of the router.
@@ -119,6 +121,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("movers-forget", include_str!("../scenarios/movers-forget.txt")),
     ("databases", include_str!("../scenarios/databases.txt")),
     ("rocksteady", include_str!("../scenarios/rocksteady.txt")),
+    ("netmigrate", include_str!("../scenarios/netmigrate.txt")),
     ("precopy", include_str!("../scenarios/precopy.txt")),
     ("precopy-forgetful", include_str!("../scenarios/precopy-forgetful.txt")),
 ];
@@ -152,6 +155,7 @@ impl Scenario {
             source: 0,
             freeze: 0,
             rocksteady: 0,
+            netmigrate: 0,
             kill_node: 0,
             kill_router: 0,
             stop: 0,
@@ -200,6 +204,7 @@ impl Scenario {
                 "source" => (&mut scenario.source, 1000),
                 "freeze" => (&mut scenario.freeze, 1000),
                 "rocksteady" => (&mut scenario.rocksteady, 1000),
+                "netmigrate" => (&mut scenario.netmigrate, 1000),
                 "kill-node" => (&mut scenario.kill_node, 1000),
                 "kill-router" => (&mut scenario.kill_router, 1000),
                 "stop" => (&mut scenario.stop, 1000),

@@ -103,6 +103,14 @@ pub(crate) struct Flying {
     parts: u32,
     /// Its own connection, if it waits.
     blocking: Option<u32>,
+    /// Of a double read: source and target, and what they have answered.
+    double_read: Option<[(usize, Option<Reply>); 2]>,
+}
+
+impl Flying {
+    fn one(epoch: u64) -> Self {
+        Self { epoch, parts: 1, blocking: None, double_read: None }
+    }
 }
 
 /// A worker.
@@ -192,11 +200,14 @@ impl World {
         let names: Vec<Key> = keys.iter().map(|key| self.keys[*key].clone()).collect();
         let names = names.iter().map(|name| &name[..]);
         let is_moving = loop {
-            let worker = &mut self.workers[ix];
-            let look = worker.look(names.clone(), undeclared, self.planted);
+            let look = self.workers[ix].look(names.clone(), undeclared, self.planted);
             if look.is_over() {
                 break look.is_moving();
             }
+            if let Some(conns) = self.may_double_read(op, &look) {
+                return self.double_read(ix, op, conns);
+            }
+            let worker = &mut self.workers[ix];
             if let Some(wanted) = worker.waiting.entry(op).or_default().begin(look, ix) {
                 say!(self, "worker {ix}: command {op} waits, and wants {wanted:?}");
                 for (of, what) in wanted {
@@ -227,9 +238,55 @@ impl World {
         self.choose(ix, op, node);
     }
 
+    /// The connections on which a read of a key that is on its way may be asked, in the place of waiting: to the source, and to the target.
+    fn may_double_read(&self, op: u64, look: &Look<Known>) -> Option<[u32; 2]> {
+        let command = self.ops.get(&op).filter(|command| matches!(command.op, Op::Get(_)) && !command.missed)?;
+        let (ix, worker) = (command.worker, &self.workers[command.worker]);
+        let (nodes, processes) = look.double_read(&worker.view.topology)?;
+        let conn_to = |node: NodeId, met: &str| {
+            let (conn, process) = self.live_link(ix, node.index())?;
+            (process.to_string() == met || self.bug(Bug::DoubleReadOfAnyProcess)).then_some(conn)
+        };
+        (!worker.waiting.contains_key(&op)).then_some([conn_to(nodes[0], &processes.source)?, conn_to(nodes[1], &processes.target)?])
+    }
+
+    fn double_read(&mut self, ix: usize, op: u64, conns: [u32; 2]) {
+        let epoch = self.workers[ix].view.epoch;
+        let asked = conns.map(|conn| (self.conns[conn as usize].node, None));
+        self.workers[ix].flying.insert(op, Flying { parts: 2, double_read: Some(asked), ..Flying::one(epoch) });
+        say!(self, "worker {ix}: command {op} is asked of both nodes");
+        conns.into_iter().for_each(|conn| self.transmit(op, conn));
+    }
+
+    /// One of both nodes has answered a double read.
+    fn double_read_answered(&mut self, ix: usize, op: u64, node: usize, reply: Reply) {
+        if !self.ops.contains_key(&op) {
+            // The client was told that nobody knows.
+            return self.landed(ix, op);
+        }
+        let Some(asked) = self.workers[ix].flying.get_mut(&op).and_then(|flying| flying.double_read.as_mut()) else { return };
+        if let Some(part) = asked.iter_mut().find(|part| part.0 == node) {
+            part.1 = Some(reply);
+        }
+        let answers: Option<Vec<Reply>> = asked.iter().map(|(_, answer)| answer.clone()).collect();
+        self.landed(ix, op);
+        let Some(answers) = answers else { return };
+        let shown = answers.into_iter().rev().find(|answer| matches!(answer, Reply::Value(Some(_))));
+        match shown {
+            Some(reply) => self.client_told(op, node, reply),
+            None if self.bug(Bug::DoubleReadBelieved) => self.client_told(op, node, Reply::Value(None)),
+            None => {
+                if let Some(command) = self.ops.get_mut(&op) {
+                    command.missed = true;
+                }
+                self.look(op);
+            }
+        }
+    }
+
     fn choose(&mut self, ix: usize, op: u64, node: usize) {
         let epoch = self.workers[ix].view.epoch;
-        self.workers[ix].flying.insert(op, Flying { epoch, parts: 1, blocking: None });
+        self.workers[ix].flying.insert(op, Flying::one(epoch));
         if matches!(self.ops[&op].op, Op::Pop(_)) {
             let conn = self.connect(node, Owner::Blocking(ix, op));
             if let Some(flying) = self.workers[ix].flying.get_mut(&op) {
@@ -314,6 +371,9 @@ impl World {
                 }
             }
             (What::Unblock, _) => {}
+            (What::Command(op), reply) if self.workers[ix].flying.get(&op).is_some_and(|flying| flying.double_read.is_some()) => {
+                self.double_read_answered(ix, op, node, reply);
+            }
             (What::Command(op), reply) => {
                 let blocking = matches!(self.conns[conn as usize].owner, Owner::Blocking(..));
                 if blocking {
@@ -356,7 +416,7 @@ impl World {
         let Some(command) = self.ops.get(&op) else { return };
         let (ix, node) = (command.worker, command.node);
         let epoch = self.workers[ix].view.epoch;
-        self.workers[ix].flying.entry(op).or_insert(Flying { epoch, parts: 1, blocking: None });
+        self.workers[ix].flying.entry(op).or_insert(Flying::one(epoch));
         self.transmit_or_queue(ix, op, node);
     }
 
@@ -379,7 +439,7 @@ impl World {
         }
         for op in queue {
             let epoch = self.workers[ix].view.epoch;
-            self.workers[ix].flying.entry(op).or_insert(Flying { epoch, parts: 1, blocking: None });
+            self.workers[ix].flying.entry(op).or_insert(Flying::one(epoch));
             if !bug || self.ops.get(&op).is_some_and(|command| !command.sent) {
                 self.transmit(op, conn);
             }
@@ -550,7 +610,7 @@ impl World {
         let Some(command) = self.ops.get(&op) else { return };
         let ix = command.worker;
         let epoch = self.workers[ix].view.epoch;
-        self.workers[ix].flying.insert(op, Flying { epoch, parts: 2, blocking: None });
+        self.workers[ix].flying.insert(op, Flying { parts: 2, ..Flying::one(epoch) });
         for node in 0..2 {
             self.transmit_or_queue(ix, op, node);
         }

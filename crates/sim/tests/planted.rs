@@ -58,7 +58,7 @@ fn each_bug_is_found_within_twenty_thousand_seeds() {
     let (full_disk, lost, clocks) = (scenarios(&["full-disk"]), scenarios(&["lost"]), scenarios(&["clocks"]));
     let (slots, movers, in_vain) = (scenarios(&["slots"]), scenarios(&["movers"]), scenarios(&["in-vain"]));
     let movers_forget = scenarios(&["movers-forget"]);
-    let databases = scenarios(&["databases"]);
+    let (databases, netmigrate) = (scenarios(&["databases"]), scenarios(&["netmigrate"]));
     let precopy = scenarios(&["precopy", "precopy-forgetful"]);
     let mut missed = Vec::new();
     for planted in Planted::ALL {
@@ -89,6 +89,8 @@ fn each_bug_is_found_within_twenty_thousand_seeds() {
             &lost
         } else if matches!(planted, Planted::Around(Bug::DatabasesAskedEarly) | Planted::Machine(Machine::WalkedWhileAway)) {
             &databases
+        } else if matches!(planted, Planted::Around(Bug::DoubleReadBelieved | Bug::DoubleReadOfAnyProcess)) {
+            &netmigrate
         } else if *planted == Planted::Around(Bug::ClocksNotCompared) {
             &clocks
         } else if *planted == Planted::Machine(Machine::CommittedAtTheOther) {

@@ -52,6 +52,11 @@ fn databases() {
 }
 
 #[test]
+fn netmigrate() {
+    clean("netmigrate", 10_000);
+}
+
+#[test]
 fn rocksteady() {
     clean("rocksteady", 10_000);
 }

@@ -23,6 +23,7 @@
 //! 6. The slots are handed over when no key is left at the source, and not before. Only where the user gives up a side that does not answer are they
 //!    handed over to the other one with what that has; nobody is served there before all that was sent to the lost side has ended for its client.
 
+mod double_read;
 pub mod driver;
 mod fingerprint;
 mod leg;
@@ -44,6 +45,7 @@ use std::sync::Arc;
 
 use crate::topology::{MoveId, NodeId, Slot};
 
+pub use double_read::DoubleRead;
 pub use driver::{Begin, Do, Driver, Happened};
 pub use fingerprint::{Fingerprint, FingerprintHasher, FingerprintMap, FingerprintSet, Fingerprinter};
 pub use leg::Leg;
@@ -107,7 +109,7 @@ pub enum Durability {
     Replica,
 }
 
-/// How a move goes about it.
+/// How a move goes about it. The journal has their numbers: a new one comes last, here and in [`Protocol::ALL`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Protocol {
     /// Keys move in batches and on demand, and are served throughout.
@@ -121,16 +123,19 @@ pub enum Protocol {
     FreezeAndCopy,
     /// As the default, but that keys which clients wait for are fetched several at a time.
     Rocksteady,
+    /// As the default, but that a read of a key on its way is asked of both nodes.
+    NetMigrate,
 }
 
 impl Protocol {
     /// All of them, with the names that users write.
-    pub const ALL: [(Self, &'static str); 5] = [
+    pub const ALL: [(Self, &'static str); 6] = [
         (Self::Switchyard, "switchyard"),
         (Self::StopAndCopy, "stop-and-copy"),
         (Self::Source, "source"),
         (Self::FreezeAndCopy, "freeze-and-copy"),
         (Self::Rocksteady, "rocksteady"),
+        (Self::NetMigrate, "netmigrate"),
     ];
 
     /// Whether all slots of a move are one leg: they change their owner together.
@@ -358,7 +363,10 @@ pub enum Action {
         record: Record,
     },
     /// Make every worker know that the slots are moving; [`Event::Drained`] follows.
-    Announce,
+    Announce {
+        /// Keys on their way may be read at both sides, under this condition.
+        double_read: Option<Arc<DoubleRead>>,
+    },
     /// What was sent to the source before is awaited, while it serves; [`Event::Drained`] follows. What commands that wait there may still do is told anew.
     Observe,
     /// Make every worker know that they are not: the leg has changed nothing. No event follows.

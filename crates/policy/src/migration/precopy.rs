@@ -34,6 +34,8 @@ const LAST_KEYS: usize = 21;
 const ROUNDS_MAX: u32 = 30;
 /// Keys that are asked for at once, in batches.
 const LIST_BATCHES: u32 = 10;
+/// Keys of one removal at the target where the source is lost.
+const PAST_AT_ONCE: usize = 1000;
 /// A batch that a node refuses is tried so often.
 const TRIES: u32 = 5;
 /// Between two tries, microseconds.
@@ -381,7 +383,7 @@ impl Precopy {
             // Workers know nothing of the leg yet.
             None => {
                 self.state = State::Draining { since_us: 0 };
-                actions.push(Action::Announce);
+                actions.push(Action::Announce { double_read: None });
             }
         }
     }
@@ -489,7 +491,7 @@ impl Precopy {
                 if matches!(self.state, State::RecordingReturn { .. } | State::Returning { .. }) {
                     // Workers were told that the source serves.
                     self.state = State::Draining { since_us: 0 };
-                    actions.push(Action::Announce);
+                    actions.push(Action::Announce { double_read: None });
                 }
             }
         }
@@ -688,7 +690,7 @@ impl Precopy {
 
     fn announce(&mut self, now_us: u64, actions: &mut Vec<Action>) {
         self.state = State::Draining { since_us: now_us };
-        actions.push(Action::Announce);
+        actions.push(Action::Announce { double_read: None });
     }
 
     /// All is copied but for what was written meanwhile.
@@ -715,8 +717,7 @@ impl Precopy {
     fn go_on_with_the_last(&mut self, now_us: u64, actions: &mut Vec<Action>) {
         if self.given_up == Some(Side::Source) {
             // What was read is stored; nothing more can be read.
-            self.batches.retain(|_, batch| batch.step != Step::Copy);
-            self.todo.clear();
+            self.drop_what_is_past(actions);
             self.go_on_with_batches(now_us, actions);
             if self.batches.is_empty() && self.quiet == Quiet::No && self.is_up(Side::Target) {
                 self.record_end(actions);
@@ -767,6 +768,25 @@ impl Precopy {
                 self.state = State::CuttingOver { record };
             }
             Proof::Securing(_) | Proof::Confirming(_) => {}
+        }
+    }
+
+    /// The source is lost: keys of which the target has what they were before their last write are lost, and must not be served as they were.
+    fn drop_what_is_past(&mut self, actions: &mut Vec<Action>) {
+        let unread = self.batches.extract_if(.., |_, batch| batch.step == Step::Copy).flat_map(|(_, batch)| batch.keys);
+        let mut past: BTreeSet<Key> = unread.chain(std::mem::take(&mut self.todo)).collect();
+        past.extend(std::mem::take(&mut self.written).into_iter().chain(std::mem::take(&mut self.settling)));
+        if past.is_empty() {
+            return;
+        }
+        let text =
+            format!("keys that had not been copied as they were last ({}) are lost, and earlier copies of them are removed", past.len());
+        actions.push(Action::Io(Io::Report { text }));
+        let past: Vec<Key> = past.into_iter().collect();
+        for keys in past.chunks(PAST_AT_ONCE) {
+            self.last_batch = self.last_batch.wrapping_add(1);
+            let batch = Batch { keys: keys.to_vec(), there: Vec::new(), step: Step::Remove, asked: false, not_before_us: 0, tries: 0 };
+            self.batches.insert(BatchId(self.last_batch), batch);
         }
     }
 

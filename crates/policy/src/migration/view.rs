@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::planted::{Bug, Planted};
-use super::{Fingerprint, FingerprintSet, Fingerprinter, Key, Side, is_temporary};
+use super::{DoubleRead, Fingerprint, FingerprintSet, Fingerprinter, Key, Side, is_temporary};
 use crate::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit, slot_of};
 
 /// The keys of a leg that are committed. Only its mover adds to them, and none is ever taken out; what a worker does not see yet costs it a question.
@@ -63,8 +63,6 @@ impl Scope {
 }
 
 /// Where a key of a leg is used.
-///
-/// A protocol that is to read a key at both sides gets a place of its own here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
     /// It does not move: where it lives.
@@ -83,6 +81,8 @@ pub struct LegView<C> {
     away: Option<Arc<BTreeSet<Fingerprint>>>,
     /// Where only some keys of the slots move: which.
     scope: Option<Arc<Scope>>,
+    /// Keys that are nowhere may be read at both sides, under this condition.
+    double_read: Option<Arc<DoubleRead>>,
     fingerprints: Fingerprinter,
 }
 
@@ -91,7 +91,7 @@ pub type Legs<C> = BTreeMap<(MoveId, u32), LegView<C>>;
 
 impl<C> Clone for LegView<C> {
     fn clone(&self) -> Self {
-        self.turned(self.committed.clone(), self.away.clone())
+        self.turned(self.committed.clone(), self.away.clone(), self.double_read.clone())
     }
 }
 
@@ -99,13 +99,13 @@ impl<C> LegView<C> {
     /// A leg that goes to its target, of which no key is committed.
     #[must_use]
     pub const fn new(committed: Arc<C>, scope: Option<Arc<Scope>>, fingerprints: Fingerprinter) -> Self {
-        Self { committed, away: None, scope, fingerprints }
+        Self { committed, away: None, scope, double_read: None, fingerprints }
     }
 
     /// The same leg told anew: it goes back for the keys that are `away`, or it goes to its target. What was committed before counts no more.
     #[must_use]
-    pub fn turned(&self, committed: Arc<C>, away: Option<Arc<BTreeSet<Fingerprint>>>) -> Self {
-        Self { committed, away, scope: self.scope.clone(), fingerprints: self.fingerprints }
+    pub fn turned(&self, committed: Arc<C>, away: Option<Arc<BTreeSet<Fingerprint>>>, double_read: Option<Arc<DoubleRead>>) -> Self {
+        Self { committed, away, scope: self.scope.clone(), double_read, fingerprints: self.fingerprints }
     }
 
     /// Its committed keys.
@@ -272,6 +272,14 @@ impl<C: Committed> Look<C> {
         self.is_moving
     }
 
+    /// Where all that is missing is one key, and a read of it may be asked of its source and its target: these nodes, and the processes that must be there.
+    #[must_use]
+    pub fn double_read(&self, topology: &Topology) -> Option<([NodeId; 2], &DoubleRead)> {
+        let [Wait { view, key: Some((key, _)), .. }] = &self.waits[..] else { return None };
+        let transit = topology.transit(slot_of(key)).filter(|_| !self.has_keys_there && !self.is_unknown)?;
+        Some(([transit.source, transit.target], view.double_read.as_deref()?))
+    }
+
     /// Whether nothing has to be waited for.
     #[must_use]
     pub fn is_over(&self) -> bool {
@@ -412,7 +420,7 @@ mod tests {
         let forward = LegView::new(there.clone(), None, MAKE);
         there.keys.borrow_mut().insert(one);
         assert_eq!([one, two].map(|key| forward.place(key)), [Place::At(Side::Target), Place::Nowhere]);
-        let turned = forward.turned(back.clone(), Some(Arc::new([one].into())));
+        let turned = forward.turned(back.clone(), Some(Arc::new([one].into())), None);
         assert_eq!([one, two].map(|key| turned.place(key)), [Place::Nowhere, Place::At(Side::Source)], "what was committed counts no more");
         back.keys.borrow_mut().insert(one);
         assert_eq!(turned.place(one), Place::At(Side::Source));
@@ -449,7 +457,7 @@ mod tests {
         assert!(!waits.concerns(MoveId(1), None));
         assert_eq!(waits.begin(look(&topology, &legs, &[b"{t}1"], true), 0), Some(vec![(of, keys(&[b"{t}1"])), (of, Wanted::Whole)]));
         assert!(waits.concerns(MoveId(1), Some(&[])), "who waits for all waits for each");
-        let turned = legs[&of].turned(back, Some(Arc::new([MAKE.of(b"{t}1")].into())));
+        let turned = legs[&of].turned(back, Some(Arc::new([MAKE.of(b"{t}1")].into())), None);
         legs.insert(of, turned);
         assert_eq!(waits.begin(look(&topology, &legs, &[b"{t}1", b"{t}2"], false), 0), Some(vec![(of, keys(&[b"{t}1"]))]));
         assert!(waits.concerns(MoveId(1), Some(&[MAKE.of(b"{t}1")])) && !waits.concerns(MoveId(1), Some(&[MAKE.of(b"{t}2")])));

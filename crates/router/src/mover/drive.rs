@@ -50,6 +50,8 @@ pub(super) struct Run {
     moving_since: Option<Instant>,
     /// Keys committed.
     committed: u64,
+    /// Of those that had a value, so many count for the guard of nodes that come back empty.
+    counted: u64,
     outcome: Option<Outcome>,
 }
 
@@ -111,6 +113,7 @@ impl Mover {
             next_tick: Instant::now(),
             moving_since: None,
             committed: 0,
+            counted: 0,
             outcome: None,
             slots,
         };
@@ -213,7 +216,7 @@ impl Mover {
                 self.shown.records(records.len());
                 self.host.record(records, Box::new(move |outcome| own.tell(Told::Recorded { leg, numbers, outcome })));
             }
-            Do::View { away } => run.view = run.view.turned(Arc::default(), away),
+            Do::View { away, double_read } => run.view = run.view.turned(Arc::default(), away, double_read),
             Do::Publish => {
                 let epoch = self.publish_leg(run);
                 run.happened.push_back(Happened::Published(epoch));
@@ -282,6 +285,7 @@ impl Mover {
                     self.pacing.hurry(true);
                 }
                 self.behind.note(&fingerprints, run.driver.goes_back());
+                self.count_moved(run, if run.driver.goes_back() { Side::Source } else { Side::Target });
                 run.view.committed().commit(fingerprints);
                 self.wake_workers(run.view.committed());
             }
@@ -302,6 +306,9 @@ impl Mover {
             }
             Do::CatchUp { side } => self.catch_up(run, side),
             Do::HandOver { to } => {
+                if to == Side::Target {
+                    self.count_moved(run, to);
+                }
                 let owner = self.end(to).node;
                 self.hand_over(run, owner);
             }
@@ -321,6 +328,21 @@ impl Mover {
                 self.shown.says(text);
             }
             Do::Io(Io::End(outcome)) => run.outcome = Some(outcome),
+        }
+    }
+
+    /// Keys that have moved count at their new side before anybody uses them there: it may come back without them before it is asked again how many it has.
+    fn count_moved(&self, run: &mut Run, to: Side) {
+        let moved = run.driver.progress().keys_moved;
+        let more = moved.saturating_sub(std::mem::replace(&mut run.counted, moved));
+        for (side, stored, removed) in [(to, more, 0), (to.other(), 0, more)] {
+            let end = self.end(side);
+            let Some(connection) = &end.connection else { continue };
+            self.shared.with_facts(end.node, |facts| {
+                if facts.run_id.as_deref() == Some(&connection.process.run_id) {
+                    facts.note_moved(stored, removed);
+                }
+            });
         }
     }
 

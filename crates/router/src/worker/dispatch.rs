@@ -9,6 +9,7 @@ use switchyard_resp::command::{Command, Flags, Handling, Lookup, Merge, Split, e
 use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
+use super::double_read::double_read;
 use super::everywhere::Reach;
 use super::gather::Whole;
 use super::keyed::{Call, Keyed, Ticket};
@@ -65,6 +66,11 @@ impl Worker {
                     return flow;
                 }
                 Transit::Instead(flow) => return flow,
+                Transit::DoubleRead(nodes) => {
+                    let flow = double_read(self, handle, command, nodes, raw);
+                    self.executed(handle, command, args, special, flow);
+                    return flow;
+                }
                 Transit::Moved(plan) => {
                     // What a replica has may be older than the move.
                     self.detour = true;

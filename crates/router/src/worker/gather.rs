@@ -7,6 +7,7 @@ use switchyard_resp::{encode, reply};
 
 use super::Worker;
 use super::breaking::PERHAPS;
+use super::double_read::{Asked, end_double_read};
 use super::everywhere::Reach;
 use super::info::Digest;
 use super::keyed::{Call, Keyed, Ticket};
@@ -49,6 +50,8 @@ pub(super) enum Whole {
     ScriptExists { known: Vec<bool> },
     /// SELECT: the client's database changes if every node has it.
     Select { database: u32 },
+    /// The same request to source and target of a move: an answer that shows the key.
+    DoubleRead(Vec<u8>),
     /// Several rounds.
     Rounds(Box<dyn Procedure>),
 }
@@ -238,6 +241,10 @@ impl Worker {
         let Some(resp3) = self.clients.get(client).map(|c| c.resp3) else { return };
         let gather = match gather {
             Gather { whole: Whole::Rounds(_), .. } => return self.end_round(gather, resp3),
+            Gather { whole: Whole::DoubleRead(request), parts, class, epoch, .. } => {
+                let parts: Vec<Vec<u8>> = parts.into_iter().flatten().collect();
+                return end_double_read(self, client, Asked { seq, class, epoch: epoch as u32, request }, &parts);
+            }
             Gather { whole: Whole::Redirect(options), parts, .. } => {
                 let parts: Vec<Vec<u8>> = parts.into_iter().flatten().collect();
                 return self.redirect_found(client, seq, *options, &parts);
@@ -312,6 +319,7 @@ impl Worker {
             // Never merged: see `gather_part`.
             (Whole::Rounds(_), None) => return protocol_error("a procedure was taken for a merge"),
             // Never merged: see `gather_part`.
+            (Whole::DoubleRead(_), None) => return protocol_error("a double read was taken for a merge"),
             (Whole::Redirect(_), None) => return protocol_error("a redirect was taken for a merge"),
             (Whole::Monitor, None) => {
                 if let Some(client) = self.clients.get_mut(gather.client) {

@@ -22,6 +22,7 @@ mod config_values;
 mod counted;
 mod cross_slot;
 mod dispatch;
+mod double_read;
 mod downstream;
 mod everywhere;
 mod exceptions;

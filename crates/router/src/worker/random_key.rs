@@ -10,10 +10,11 @@ use switchyard_resp::{encode, reply};
 use super::Worker;
 use super::dispatch::Flow;
 use super::rounds::{Ask, Next, Procedure};
+use super::scan::belongs;
 use super::upstream::Lane;
 use crate::slab::Handle;
 
-/// Keys that are nobody's (a move's own) which a command may meet before it says that there are none.
+/// Keys that are nobody's (a move's own, and copies that nobody uses) which a command may meet before it says that there are none.
 const STRANGERS_MAX: u32 = 32;
 
 #[derive(Debug)]
@@ -41,7 +42,7 @@ impl RandomKey {
 }
 
 impl Procedure for RandomKey {
-    fn next(&mut self, _: &mut Worker, resp3: bool, mut parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, worker: &mut Worker, resp3: bool, mut parts: Vec<Vec<u8>>) -> Next {
         if let Some(error) = parts.iter().find(|part| reply::is_error(part)) {
             return Next::Done(error.clone());
         }
@@ -49,7 +50,8 @@ impl Procedure for RandomKey {
             self.keys = parts.iter().map(|part| reply::integer(part).and_then(|n| u64::try_from(n).ok()).unwrap_or(0)).collect();
         } else {
             let answer = parts.pop().unwrap_or_default();
-            let is_stranger = reply::text(&answer).is_some_and(is_temporary);
+            let node = self.nodes[self.asked];
+            let is_stranger = reply::text(&answer).is_some_and(|key| is_temporary(key) || !belongs(&worker.plan, node, key));
             if !reply::is_null(&answer) && !is_stranger {
                 return Next::Done(answer);
             }

@@ -6,7 +6,7 @@
 
 use switchyard_policy::migration::is_temporary;
 use switchyard_policy::scan::{Pass, Position, SlotSet};
-use switchyard_policy::topology::{NodeId, slot_of};
+use switchyard_policy::topology::{NodeId, Stage, Transit, slot_of};
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
@@ -119,10 +119,10 @@ impl Procedure for Scan {
     }
 }
 
-/// Whether a key of this name can be used at a node.
+/// Whether a key of this name can be used at a node. While keys are only listed or copied ahead, nobody uses them at the target.
 pub(super) fn belongs(plan: &Plan, node: NodeId, key: &[u8]) -> bool {
-    let slot = slot_of(key);
-    plan.topology.lives_at(key) == node || plan.topology.transit(slot).is_some_and(|t| t.source == node || t.target == node)
+    let is_on_its_way = |transit: &Transit| transit.source == node || transit.target == node && transit.stage != Stage::Observed;
+    plan.topology.lives_at(key) == node || plan.topology.transit(slot_of(key)).is_some_and(is_on_its_way)
 }
 
 impl Worker {

@@ -37,6 +37,9 @@ use crate::shared::{Plan, lock};
 use crate::slab::Handle;
 
 const QUEUED: &[u8] = b"+QUEUED\r\n";
+/// Another node has joined since a command was queued that concerns every node.
+const NOT_ALONE: &str = "EXECABORT Transaction discarded because of: a command in it concerns every node, and another node has joined since. Call it outside of MULTI";
+
 const ABORTED: &str = "EXECABORT Transaction discarded because of previous errors.";
 
 /// Bytes of commands queued by one client; as much as one request may have.
@@ -82,6 +85,8 @@ pub(super) struct Multi {
     slot: Option<Slot>,
     slow: bool,
     writes: bool,
+    /// A command concerns every node, so there may be only one.
+    every_node: bool,
     /// A command was refused: EXEC will be, too.
     aborted: bool,
     /// The database after the last SELECT.
@@ -220,6 +225,7 @@ impl Worker {
             multi.select = select.or(multi.select);
             multi.slow |= command.flags.has(Flags::SLOW);
             multi.writes |= !command.flags.has(Flags::READONLY);
+            multi.every_node |= matches!(command.handling, Handling::Every(_));
             let kind = match command.handling {
                 Handling::Local(Local::Publish) => Some(Kind::Channel),
                 Handling::Local(Local::Spublish) => Some(Kind::Shard),
@@ -524,6 +530,10 @@ impl Worker {
         if multi.aborted {
             self.discard(handle);
             return self.refuse(handle, class, ABORTED);
+        }
+        if multi.every_node && plan.topology.nodes().len() > 1 {
+            self.discard(handle);
+            return self.refuse(handle, class, NOT_ALONE);
         }
         if watch.is_some() && client.in_flight() > 0 {
             // Not before the node has said that it watches.

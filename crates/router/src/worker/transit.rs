@@ -18,6 +18,7 @@ use switchyard_resp::command::{Command, Flags, Handling, Local, Lookup, Touched,
 use switchyard_resp::request::{Args, Scanner};
 
 use super::dispatch::Flow;
+use super::double_read::may_double_read;
 use super::keyed::writes;
 use super::{Stall, Worker};
 use crate::mover::{SharedLeg, Told};
@@ -38,6 +39,8 @@ pub(super) enum Transit {
     Settled,
     /// The same, by this plan.
     Moved(Arc<Plan>),
+    /// Ask both of these nodes.
+    DoubleRead([NodeId; 2]),
     /// Nothing now.
     Instead(Flow),
 }
@@ -147,6 +150,9 @@ impl Worker {
                 } else {
                     Transit::Settled
                 };
+            }
+            if let Some(nodes) = may_double_read(self, plan, handle, command, args, &look) {
+                return Transit::DoubleRead(nodes);
             }
             if self.wait_for(handle, look) {
                 return Transit::Instead(Flow::Stall(Stall::Keys));

@@ -5,6 +5,7 @@
 mod big;
 mod clients;
 mod colocate;
+mod double_read;
 mod durability;
 mod faults;
 mod fleet;

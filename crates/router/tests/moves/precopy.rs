@@ -53,7 +53,7 @@ fn work(client: &mut Client, key: &str, stop: &AtomicBool) -> (u64, u64) {
 
 #[test]
 fn nothing_is_lost_or_comes_back_under_writes_of_every_kind() {
-    for protocol in BOTH.into_iter().chain([Protocol::Rocksteady]) {
+    for protocol in BOTH.into_iter().chain([Protocol::Rocksteady, Protocol::NetMigrate]) {
         let fleet = Fleet::new(2);
         let mut client = fleet.client();
         fill(&mut client, 3000);
@@ -234,4 +234,34 @@ fn a_node_that_restarts_while_it_is_copied_begins_the_leg_again() {
         all_there(&mut fleet.client(), 2000);
         assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
     }
+}
+
+/// Copies that nobody uses yet are keys to nobody.
+#[test]
+fn what_was_deleted_while_it_is_copied_is_not_shown() {
+    const KEYS: usize = 1000;
+    let fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    let names: Vec<String> = names_at(&fleet, 0).take(KEYS).collect();
+    names.iter().for_each(|name| assert_eq!(client.cmd(&format!("SET {name}gone v")), "OK"));
+    let stays: Vec<String> = names_at(&fleet, 1).take(3).map(|name| format!("{name}stays")).collect();
+    stays.iter().for_each(|name| assert_eq!(client.cmd(&format!("SET {name} v")), "OK"));
+    let task = with(by(&fleet, 1, 0, 1, Protocol::Source), |order| {
+        (order.how.goal, order.how.max_rate) = (Goal::Gentle, Some(30_000));
+    });
+    fleet.begin(task);
+    let mut target = fleet.servers[1].client();
+    until("keys are copied", || target.cmd("DBSIZE").parse().is_ok_and(|keys: u32| keys > 50));
+    names.iter().for_each(|name| assert_eq!(client.cmd(&format!("DEL {name}gone")), "1"));
+    assert!(target.cmd("DBSIZE").parse().is_ok_and(|keys: u32| keys > 50), "the copies are there for a while");
+    assert_eq!(client.cmd("KEYS *gone"), "[]");
+    for _ in 0..100 {
+        let random = client.cmd("RANDOMKEY");
+        assert!(random == "(nil)" || stays.contains(&random), "{random}");
+    }
+    assert!(fleet.progress(1).end.is_none(), "it was being copied all the time");
+    fleet.router().steer_move(MoveId(1), Steer::Goal(Goal::Fast));
+    fleet.router().steer_move(MoveId(1), Steer::MaxRate(None));
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    assert_eq!(client.cmd("DBSIZE"), "3");
 }

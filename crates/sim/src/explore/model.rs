@@ -683,7 +683,7 @@ impl State {
                     events.push_back(Event::Recorded(number));
                 }
             }
-            Action::Announce => {
+            Action::Announce { .. } => {
                 self.publish(View::Moving);
                 self.barrier = Some(self.epoch);
             }

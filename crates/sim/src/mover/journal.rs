@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 use switchyard_policy::migration::record::{Given, Kind, OpenLeg, OpenMove, Queue, Record, Replay};
-use switchyard_policy::migration::{Durability, Event, Happened, Outcome};
+use switchyard_policy::migration::{Durability, Event, Happened, Outcome, Process};
 use switchyard_policy::topology::{MoveId, slot_of};
 
 use super::staging::Told;
@@ -429,17 +429,21 @@ impl World {
             };
         }
         let pending = of_this().any(|record| match record {
-            Record::Moved { keys, .. } | Record::Returned { keys, .. } => keys.contains(&fingerprint),
+            Record::Moved { keys, .. } | Record::Committed { keys, .. } | Record::Returned { keys, .. } => keys.contains(&fingerprint),
             Record::LegEnded { .. } => true,
             _ => false,
         });
         let there = |ix: usize| self.nodes[ix].keys.contains_key(&key) || self.nodes[ix].disk.contains_key(&key) && !self.nodes[ix].up;
+        // It is another process by now, or will be, though that is not on record.
+        let is_gone = |met: &Process, ix: usize| !self.nodes[ix].up || self.nodes[ix].process.to_string() != met.run_id;
         if let Some(eras) = leg.away.get(&fingerprint) {
             if node == m.target {
                 // What was read of it may outlive the node.
                 let read = m.watched.in_hand.contains(&(key % self.names()));
-                if pending || read || there(m.source) { Place::Doubtful } else { Place::Here }
-            } else if pending || eras.source == leg.eras.source && eras.target != leg.eras.target {
+                // A leg that goes back may have seen already that it is not there, which is on record with the end of the leg only.
+                let seen_absent = leg.rolled_back.is_some() && !had;
+                if pending || read || there(m.source) || seen_absent { Place::Doubtful } else { Place::Here }
+            } else if pending || eras.source == leg.eras.source && (eras.target != leg.eras.target || is_gone(&leg.target, m.target)) {
                 // Its removal may not have been done; then it is moved as if it had not been.
                 Place::Doubtful
             } else {

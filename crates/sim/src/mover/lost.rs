@@ -69,7 +69,7 @@ impl World {
             let mut away: BTreeSet<Fingerprint> = leg.into_iter().flat_map(|leg| leg.away.keys().copied()).collect();
             for record in self.fleet.pending() {
                 match record {
-                    Record::Moved { keys, .. } => away.extend(keys.iter().copied()),
+                    Record::Moved { keys, .. } | Record::Committed { keys, .. } => away.extend(keys.iter().copied()),
                     Record::Returned { keys, .. } => away.retain(|key| !keys.contains(key)),
                     _ => {}
                 }

@@ -256,6 +256,7 @@ impl Mover {
             (scenario.source, Protocol::Source),
             (scenario.freeze, Protocol::FreezeAndCopy),
             (scenario.rocksteady, Protocol::Rocksteady),
+            (scenario.netmigrate, Protocol::NetMigrate),
         ];
         // None is drawn of which there is none: seeds of other scenarios stay what they are.
         let drawn = protocols.into_iter().find(|(chance, _)| *chance > 0 && random.chance(*chance));
@@ -403,6 +404,14 @@ impl World {
             None => worker.has_drained(epoch, observing),
         };
         if self.router_up && self.workers.iter().all(has_drained) {
+            // Both nodes are asked for their databases: that one is gone shows then at the latest.
+            let unheard: Vec<u32> = (0..2)
+                .filter(|side| self.movers[lane].links[*side].ready && !self.is_heard(lane, *side))
+                .filter_map(|side| self.movers[lane].links[side].conn)
+                .collect();
+            if self.movers[lane].barrier.is_none() && !unheard.is_empty() {
+                return unheard.into_iter().for_each(|conn| self.after(500, Ev::Broke { conn }));
+            }
             say!(self, "epoch {epoch} is drained");
             if self.movers[lane].barrier.take().is_some() {
                 if let Some(came) = self.observed(lane) {
@@ -417,12 +426,20 @@ impl World {
         }
     }
 
+    /// Whether the process still answers that the connection was made to.
+    fn is_heard(&self, lane: Lane, side: usize) -> bool {
+        self.movers[lane].links[side].conn.is_some_and(|conn| self.conns[conn as usize].node_alive)
+    }
+
     /// INFO keyspace of both nodes, as far as they are connected. What was in use once is asked about for ever.
     fn databases_in_use(&mut self, lane: Lane) -> Vec<u32> {
         let names = self.names();
         let connected: Vec<usize> = (0..2).filter(|side| self.movers[lane].links[*side].ready).collect();
         for side in connected {
             let node = self.movers[lane].node_of(side);
+            if !self.is_heard(lane, side) {
+                continue;
+            }
             let found = self.nodes[node].keys.range(..STAGING).map(|(key, _)| (key / names) as u32);
             self.movers[lane].databases.extend(found);
         }
@@ -642,7 +659,7 @@ impl World {
             let mut away = open.is_some_and(|leg| leg.cut_over || leg.away.contains_key(&fingerprint));
             for record in self.fleet.pending() {
                 match record {
-                    Record::Moved { keys, .. } if keys.contains(&fingerprint) => away = true,
+                    Record::Moved { keys, .. } | Record::Committed { keys, .. } if keys.contains(&fingerprint) => away = true,
                     Record::CutOver { .. } => away = true,
                     Record::Returned { keys, .. } if keys.contains(&fingerprint) => away = false,
                     _ => {}

@@ -94,10 +94,10 @@ impl World {
                     self.write(lane, Some(numbers), records);
                 }
             }
-            Do::View { away } => {
+            Do::View { away, double_read } => {
                 let kept = self.bug(Bug::CommittedKept);
                 if let Some(view) = &mut self.movers[lane].view {
-                    *view = view.turned(if kept { view.committed().clone() } else { Arc::default() }, away);
+                    *view = view.turned(if kept { view.committed().clone() } else { Arc::default() }, away, double_read);
                 }
             }
             Do::Publish => {

@@ -287,3 +287,38 @@ fn a_move_waits_for_a_target_that_came_back_without_what_had_moved_there() {
         until("each key is there", || client.cmd(&format!("GET {key}")) == bulk(key));
     }
 }
+
+/// How many keys a node has is asked now and then only; what a move has stored since then counts all the same.
+#[test]
+fn what_a_move_has_just_stored_is_missed() {
+    let Some(mut site) = site(false, "hold") else { return };
+    let mut client = site.client();
+    let names: Vec<String> = site.nodes().iter().map(|node| node.address().to_string()).collect();
+    let tags = site.tags();
+    let keys: Vec<String> = (0..500).map(|number| format!("{{{}}}{number}", tags[0][number % tags[0].len()])).collect();
+    keys.iter().for_each(|key| assert_eq!(client.cmd(&format!("SET {key} v")), ok()));
+    let admin = site.router().admin().to_string();
+    let order = ["move", "--from", &names[0], "--to", &names[1], "--all", "--goal", "fast", "--wait", "--admin", &admin];
+    assert!(tied(env!("CARGO_BIN_EXE_switchyard")).args(order).output().expect("it runs").status.success());
+    site.node_mut(1).restart();
+    assert!(held(&mut client, &keys[0]).contains("came back empty"));
+}
+
+#[test]
+fn what_a_move_has_just_taken_away_is_not_missed() {
+    let Some(mut site) = site(true, "auto") else { return };
+    let mut client = site.client();
+    let names: Vec<String> = site.nodes().iter().map(|node| node.address().to_string()).collect();
+    let tags = site.tags()[0].clone();
+    let stays = format!("{{{}}}stays", tags[1]);
+    assert_eq!(client.cmd(&format!("SET {stays} v")), ok());
+    (0..1000).for_each(|number| assert_eq!(client.cmd(&format!("SET {{{}}}{number} v", tags[0])), ok()));
+    // It knows of all of them.
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    let admin = site.router().admin().to_string();
+    let slots = slot(tags[0].as_bytes()).to_string();
+    let order = ["move", "--from", &names[0], "--to", &names[1], "--slots", &slots, "--goal", "fast", "--wait", "--admin", &admin];
+    assert!(tied(env!("CARGO_BIN_EXE_switchyard")).args(order).output().expect("it runs").status.success());
+    site.node_mut(0).restart();
+    until("what is left is served", || client.cmd(&format!("GET {stays}")) == bulk("v"));
+}

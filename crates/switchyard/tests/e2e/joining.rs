@@ -298,3 +298,19 @@ fn a_reload_that_is_refused_changes_nothing() {
     reload(0, "reloaded: nothing has changed");
     assert_eq!(slots(&router).into_iter().map(|(_, slots)| slots).collect::<Vec<_>>(), [8192, 8192]);
 }
+
+/// It was the only node when the command was queued.
+#[test]
+fn a_transaction_does_not_flush_a_part_of_the_fleet() {
+    let Some(site) = Site::router_only(1, &operated(false, &[])) else { return };
+    let (mut client, second) = (site.client(), node(&[]));
+    client.cmd("SET before v");
+    assert_eq!(client.cmd("MULTI"), ok());
+    for line in ["SET z 1", "FLUSHALL"] {
+        assert_eq!(client.cmd(line).text(), "QUEUED");
+    }
+    done(site.router(), &format!("nodes add {}", second.address()));
+    let error = client.cmd("EXEC").expect_error().to_owned();
+    assert!(error.starts_with("EXECABORT") && error.contains("another node has joined"), "{error}");
+    assert_eq!((client.cmd("GET before"), client.cmd("GET z")), (bulk("v"), Value::Nil));
+}

@@ -14,8 +14,8 @@ use self::listing::{Listing, Purge, Walk};
 use super::planted::{Bug, Planted};
 use super::record::OpenLeg;
 use super::{
-    Action, Event, Fingerprint, Fingerprinter, Io, Key, Leg, Machine, Orders, Precopy, Process, Progress, Protocol, Record, Side,
-    StopAndCopy, is_temporary,
+    Action, DoubleRead, Event, Fingerprint, Fingerprinter, Io, Key, Leg, Machine, Orders, Precopy, Process, Progress, Protocol, Record,
+    Side, StopAndCopy, is_temporary,
 };
 use crate::topology::{SLOT_COUNT, Topology, slot_of};
 
@@ -111,6 +111,8 @@ pub enum Do {
     View {
         /// The keys that come back.
         away: Option<Arc<BTreeSet<Fingerprint>>>,
+        /// Keys on their way may be read at both sides, under this condition.
+        double_read: Option<Arc<DoubleRead>>,
     },
     /// Have every worker know it; [`Happened::Published`] follows.
     Publish,
@@ -272,6 +274,7 @@ impl Driver {
         let machine: Box<dyn Machine> = match protocol {
             Protocol::Switchyard => Box::new(<Leg>::new(orders, fingerprints, resume).planted(planted)),
             Protocol::Rocksteady => Box::new(<Leg>::new(orders, fingerprints, resume).pulling(super::rocksteady::PULLS).planted(planted)),
+            Protocol::NetMigrate => Box::new(<Leg>::new(orders, fingerprints, resume).reading_both().planted(planted)),
             Protocol::StopAndCopy => Box::new(Leg::<StopAndCopy>::new(orders, fingerprints, resume).planted(planted)),
             Protocol::Source => Box::new(Precopy::new(orders, true, resume).planted(planted)),
             Protocol::FreezeAndCopy => Box::new(Precopy::new(orders, false, resume).planted(planted)),
@@ -493,14 +496,14 @@ impl Driver {
     fn act(&mut self, action: Action, out: &mut Vec<Do>) {
         let what = match action {
             Action::Record { .. } => return,
-            Action::Announce => {
+            Action::Announce { double_read } => {
                 self.to = Side::Target;
-                out.push(Do::View { away: None });
+                out.push(Do::View { away: None, double_read });
                 return self.tell(Stage::Moving, out);
             }
             Action::RollBack { why, away } => {
                 self.to = Side::Source;
-                out.extend([Do::RollBack { why }, Do::View { away: Some(away) }]);
+                out.extend([Do::RollBack { why }, Do::View { away: Some(away), double_read: None }]);
                 return self.tell(Stage::Moving, out);
             }
             Action::Observe => return self.tell(Stage::Observed, out),

@@ -5,9 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{Hash, Hasher};
 
-use super::shell::{COMMITTED, State};
+use super::shell::State;
 use super::{Bug, Shell, TRIES, Work};
-use crate::migration::record::Eras;
+use crate::migration::record::{COMMITTED, Eras};
 use crate::migration::{Action, BatchId, Copied, Durability, Event, Fingerprint, FingerprintSet, Io, Key, Orders, Record, Side, Stored};
 
 /// How keys are fetched that somebody waits for.

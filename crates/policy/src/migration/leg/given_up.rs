@@ -57,7 +57,7 @@ impl<W: Work> Leg<W> {
             self.shell.progress.phase = Phase::Moving;
             if W::SERVES {
                 self.shell.state = State::Draining { since_us: now_us };
-                actions.push(Action::Announce);
+                actions.push(Action::Announce { double_read: None });
                 return;
             }
         }

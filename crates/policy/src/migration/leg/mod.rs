@@ -91,6 +91,13 @@ impl Leg {
     pub(super) fn pulling(self, pulls: Pulls) -> Self {
         Self { work: Batches::pulling(pulls), ..self }
     }
+
+    /// The same, and keys on their way may be read at both sides.
+    #[must_use]
+    pub(super) fn reading_both(mut self) -> Self {
+        self.shell.reads_both = true;
+        self
+    }
 }
 
 impl<W: Work> Leg<W> {
@@ -399,7 +406,7 @@ impl<W: Work> Leg<W> {
 
     fn announce(&mut self, now_us: u64, actions: &mut Vec<Action>) {
         self.shell.state = State::Draining { since_us: now_us };
-        actions.push(Action::Announce);
+        actions.push(Action::Announce { double_read: self.shell.double_read() });
         if self.shell.planted.is(Bug::NoDrain) {
             self.drained(actions);
         }

@@ -4,10 +4,10 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crate::migration::planted::{Bug, Planted};
-use crate::migration::record::{Eras, OpenLeg};
+use crate::migration::record::{COMMITTED, Eras, OpenLeg};
 use crate::migration::{
-    Action, Durability, Fingerprint, FingerprintMap, Fingerprinter, Io, Key, Orders, Outcome, Pace, Phase, Process, Progress, Record, Side,
-    Wrong,
+    Action, DoubleRead, Durability, Fingerprint, FingerprintMap, Fingerprinter, Io, Key, Orders, Outcome, Pace, Phase, Process, Progress,
+    Record, Side, Wrong,
 };
 
 /// Until somebody says otherwise ([`crate::migration::Event::Pace`]).
@@ -53,9 +53,6 @@ pub(super) enum LinkState {
     Meeting { record: u64 },
 }
 
-/// In the place of the target's era: committed, so the target's state of it is the only one, whatever happens to the target.
-pub(super) const COMMITTED: u32 = u32::MAX;
-
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     /// For [`Event::Met`].
@@ -97,6 +94,8 @@ pub(super) enum Confirmation {
 pub struct Shell {
     /// Keys are served where they have moved to. Otherwise they wait for the end of the leg, and of those not on record it is not known where they are.
     pub(super) serves: bool,
+    /// Keys on their way may be read at both sides.
+    pub(super) reads_both: bool,
     pub(in crate::migration) orders: Orders,
     pub(in crate::migration) fingerprints: Fingerprinter,
     pub(super) planted: Planted,
@@ -143,6 +142,7 @@ impl Shell {
     pub(super) fn new(orders: Orders, fingerprints: Fingerprinter, resume: Option<OpenLeg>, serves: bool) -> Self {
         let mut leg = Self {
             serves,
+            reads_both: false,
             orders,
             fingerprints,
             planted: Planted::default(),
@@ -197,6 +197,13 @@ impl Shell {
         }
     }
 
+    /// Between which processes keys may be read at either side, where they may: none of both may show what is past.
+    pub(super) fn double_read(&self) -> Option<Arc<DoubleRead>> {
+        let is_clean = self.reads_both && self.usable(Side::Source) && self.usable(Side::Target);
+        let (source, target) = (self.source.process.as_ref()?, self.target.process.as_ref()?);
+        is_clean.then(|| Arc::new(DoubleRead::between(source, target)))
+    }
+
     /// Whether keys may be read, stored and removed there.
     pub(in crate::migration) fn usable(&self, side: Side) -> bool {
         let link = self.link(side);
@@ -244,7 +251,7 @@ impl Shell {
             return;
         }
         let Orders { move_id, leg, .. } = self.orders;
-        let record = self.record(Record::Moved { move_id, leg, keys }, actions);
+        let record = self.record(Record::Committed { move_id, leg, keys }, actions);
         self.target.state = LinkState::Meeting { record };
     }
 

@@ -38,13 +38,7 @@ impl Record {
                 number(out, source.0.into());
                 number(out, target.0.into());
                 put_slots(out, slots);
-                out.push(match protocol {
-                    Protocol::Switchyard => 0,
-                    Protocol::StopAndCopy => 1,
-                    Protocol::Source => 2,
-                    Protocol::FreezeAndCopy => 3,
-                    Protocol::Rocksteady => 4,
-                });
+                out.push(*protocol as u8);
                 out.push(match durability {
                     Durability::Memory => 0,
                     Durability::Aof => 1,
@@ -65,6 +59,10 @@ impl Record {
             }
             Self::Moved { move_id, leg, keys } => {
                 head(out, 4, *move_id, *leg);
+                put_keys(out, keys);
+            }
+            Self::Committed { move_id, leg, keys } => {
+                head(out, 12, *move_id, *leg);
                 put_keys(out, keys);
             }
             Self::RolledBack { move_id, leg, why } => {
@@ -117,13 +115,7 @@ impl Record {
                 source: input.node()?,
                 target: input.node()?,
                 slots: input.slots()?,
-                protocol: input.one_of(&[
-                    Protocol::Switchyard,
-                    Protocol::StopAndCopy,
-                    Protocol::Source,
-                    Protocol::FreezeAndCopy,
-                    Protocol::Rocksteady,
-                ])?,
+                protocol: input.one_of(&Protocol::ALL.map(|(protocol, _)| protocol))?,
                 durability: input.one_of(&[Durability::Memory, Durability::Aof, Durability::Replica])?,
             },
             1 => Self::LegBegun { move_id, leg: input.leg()?, slots: input.slots()?, source: input.process()?, target: input.process()? },
@@ -136,6 +128,7 @@ impl Record {
             8 => Self::Ended { move_id },
             9 => Self::Keys { move_id, keys: input.names()? },
             11 => Self::CutOver { move_id, leg: input.leg()? },
+            12 => Self::Committed { move_id, leg: input.leg()?, keys: input.keys()? },
             10 => Self::GivenUp { move_id, leg: input.leg()?, side: input.side()? },
             _ => return Err(Damaged { at: 1, expected: "a known kind of record" }),
         };

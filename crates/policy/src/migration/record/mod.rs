@@ -82,6 +82,16 @@ pub enum Record {
         /// The keys.
         keys: Vec<Fingerprint>,
     },
+    /// The target is another process, and these keys were committed before: what it has of them is all there is, and what a source that has come back shows
+    /// of them is past.
+    Committed {
+        /// The move.
+        move_id: MoveId,
+        /// The leg.
+        leg: u32,
+        /// The keys.
+        keys: Vec<Fingerprint>,
+    },
     /// The leg goes back: keys on record as moved return to the source.
     RolledBack {
         /// The move.
@@ -132,6 +142,9 @@ pub enum Record {
     },
 }
 
+/// In the place of the target's era: committed, so the target's state of it is the only one, whatever happens to the target.
+pub(in crate::migration) const COMMITTED: u32 = u32::MAX;
+
 impl Record {
     /// The move that it is about.
     #[must_use]
@@ -143,6 +156,7 @@ impl Record {
             | Self::LegMoving { move_id, .. }
             | Self::Met { move_id, .. }
             | Self::Moved { move_id, .. }
+            | Self::Committed { move_id, .. }
             | Self::RolledBack { move_id, .. }
             | Self::Returned { move_id, .. }
             | Self::GivenUp { move_id, .. }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Eras, OpenLeg, OpenMove, Record, Replay};
+use super::{COMMITTED, Eras, OpenLeg, OpenMove, Record, Replay};
 use crate::migration::{Process, Side};
 use crate::topology::MoveId;
 
@@ -103,6 +103,16 @@ impl Replay {
                     return Err(Contradiction(format!("keys of leg {leg} of move {} move after it was rolled back", move_id.0)));
                 }
                 open.away.extend(keys.iter().map(|key| (*key, open.eras)));
+            }
+            Record::Committed { move_id, leg, keys } => {
+                let open = self.moving(*move_id, *leg)?;
+                if open.rolled_back.is_some() {
+                    return Err(Contradiction(format!("keys of leg {leg} of move {} are committed after it was rolled back", move_id.0)));
+                }
+                // Not with the source's present era: what it shows of them was there before, if it has come back since they were moved.
+                for key in keys {
+                    open.away.entry(*key).or_insert(open.eras).target = COMMITTED;
+                }
             }
             Record::RolledBack { move_id, leg, why } => self.moving(*move_id, *leg)?.rolled_back = Some(why.clone()),
             Record::Returned { move_id, leg, keys } => {

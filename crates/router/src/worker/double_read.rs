@@ -1,0 +1,97 @@
+//! Double reads ([`switchyard_policy::migration::DoubleRead`]): a read of one key that is on its way is asked of its source and its target at once. An answer
+//! that shows the key goes to the client. Where none does, the read is issued again: as any command whose key is not there yet, it waits for it.
+//!
+//! Only reads of one key. Of several keys one node gives the values of one moment, and two nodes cannot.
+//!
+//! It begins when the client is owed nothing, because the second try must not come behind what the client has sent later.
+
+use switchyard_policy::migration::Look;
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::command::{Command, Flags, Handling};
+use switchyard_resp::reply;
+use switchyard_resp::request::Args;
+
+use super::dispatch::Flow;
+use super::downstream::Repeat;
+use super::gather::Whole;
+use super::upstream::{Lane, Phase};
+use super::{Stall, Worker};
+use crate::mover::SharedLeg;
+use crate::shared::Plan;
+use crate::slab::Handle;
+
+/// A command that was asked of both nodes.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) seq: u32,
+    pub(super) class: u8,
+    /// Low bits of the epoch under which the nodes were chosen.
+    pub(super) epoch: u32,
+    pub(super) request: Vec<u8>,
+}
+
+const fn lane_of(command: &Command) -> Lane {
+    if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main }
+}
+
+/// The nodes that a command may be asked of, in the place of waiting.
+pub(super) fn may_double_read(
+    worker: &mut Worker,
+    plan: &Plan,
+    handle: Handle,
+    command: &Command,
+    args: &Args<'_>,
+    look: &Look<SharedLeg>,
+) -> Option<[NodeId; 2]> {
+    let (nodes, processes) = look.double_read(&plan.topology)?;
+    let is_read = command.flags.has(Flags::READONLY) && !command.flags.has(Flags::SCRIPT) && !command.flags.has(Flags::BLOCKING);
+    if !is_read || command.handling != Handling::Keyed {
+        return None;
+    }
+    let key = args.get(command.first_key_only(args)?)?;
+    let client = worker.clients.get(handle)?;
+    // One that has waited already has what it waited for, or soon will.
+    if client.in_multi || client.moving.is_some() || worker.large_keys.suggests(command, key) {
+        return None;
+    }
+    let resp3 = client.resp3;
+    for (node, process) in nodes.into_iter().zip([&processes.source, &processes.target]) {
+        let link = worker.shared_link(node, lane_of(command), resp3);
+        // Another process than the leg has met may show what is past.
+        worker
+            .links
+            .get(link)
+            .filter(|link| link.phase == Phase::Up && link.takes_commands() && link.run_id.as_deref() == Some(process))?;
+    }
+    Some(nodes)
+}
+
+/// Asks both.
+pub(super) fn double_read(worker: &mut Worker, handle: Handle, command: &Command, nodes: [NodeId; 2], raw: &[u8]) -> Flow {
+    let Some(client) = worker.clients.get_mut(handle) else { return Flow::Close };
+    if client.in_flight() > 0 {
+        return Flow::Stall(Stall::Barrier);
+    }
+    client.lane = Lane::Rounds;
+    let class = command.class() as u8;
+    let Some(gather) = worker.begin_gather(handle, class, nodes.len(), Whole::DoubleRead(raw.to_vec())) else { return Flow::Close };
+    worker.counters.double_reads.add(1);
+    for (part, node) in nodes.into_iter().enumerate() {
+        worker.send_part(gather, part as u32, node, lane_of(command), raw, class);
+    }
+    Flow::Next
+}
+
+/// Both have answered: the source, and the target.
+pub(super) fn end_double_read(worker: &mut Worker, handle: Handle, asked: Asked, parts: &[Vec<u8>]) {
+    if let Some(shown) = parts.iter().rev().find(|part| !reply::may_be_of_no_key(part)) {
+        return worker.deliver(handle, asked.seq, shown);
+    }
+    worker.counters.double_reads_missed.add(1);
+    let Asked { seq, class, epoch, request } = asked;
+    let Some(client) = worker.clients.get_mut(handle) else { return };
+    // The node is chosen anew: slots are in transit, or the epoch is another one.
+    client.repeat = Some(Box::new(Repeat { node: NodeId(0), epoch, seq, class, request }));
+    client.lane = Lane::Large;
+    worker.run_repeat(handle);
+}
