@@ -161,7 +161,7 @@ pub(crate) enum Message {
     Lines(Arc<[u8]>),
     /// A worker's answer, as a RESP reply.
     Answer { gather: Handle, part: u32, reply: Vec<u8> },
-    /// It is the turn of this client of yours to wait at a node ([`crate::lines`]).
+    /// It is the turn of this client of yours to wait at a node ([`crate::wait_queues`]).
     Turn { client: Handle },
     /// What this client of yours waits for is to be issued again, behind somebody else.
     Recall { client: Handle },

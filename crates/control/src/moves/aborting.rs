@@ -233,9 +233,9 @@ impl Moves {
 
     /// A leg is about to end without a node. That is on record when this returns, so that the history of moves tells of it whatever happens to this process
     /// next. Which keys were lost is told by fingerprints only: their names are nobody's business.
-    pub(super) fn note_lost(&self, id: MoveId, node: NodeId, keys: &[Fingerprint]) {
+    pub(super) fn note_lost(&self, id: MoveId, node: NodeId, keys: &[Fingerprint], most: u64) {
         if let Some(planned) = self.state().open.get_mut(&id) {
-            planned.lost = Some(keys.len() as u64);
+            planned.lost = Some(most);
         }
         let mut told = false;
         while let Err(why) = self.try_save_options() {
@@ -247,10 +247,10 @@ impl Moves {
             }
             std::thread::sleep(RECORD_PERIOD);
         }
-        self.tell_lost(id, node, keys);
+        self.tell_lost(id, node, keys, most);
     }
 
-    fn tell_lost(&self, id: MoveId, node: NodeId, keys: &[Fingerprint]) {
+    fn tell_lost(&self, id: MoveId, node: NodeId, keys: &[Fingerprint], most: u64) {
         let name = self.name(node);
         if keys.is_empty() {
             warn!("move {} ends without {name}, which was given up: what it had of the slots that were moving is lost", id.0);
@@ -258,7 +258,7 @@ impl Moves {
         }
         let file = self.lost_file(id);
         let text: String = keys.iter().map(|key| format!("{:032x}\n", key.0)).collect();
-        let count = counted(keys.len(), "key");
+        let count = counted(most, "key");
         match write_durably(&file, &text) {
             Ok(()) => warn!(
                 "move {} ends without {name}, which was given up: lost is at most {count}, moved there before. Fingerprints are in {}",

@@ -44,8 +44,8 @@ impl Host for Moves {
         self.spool.clone()
     }
 
-    fn lost(&self, move_id: MoveId, node: NodeId, keys: &[Fingerprint]) {
-        self.note_lost(move_id, node, keys);
+    fn lost(&self, move_id: MoveId, node: NodeId, keys: &[Fingerprint], most: u64) {
+        self.note_lost(move_id, node, keys, most);
     }
 
     fn ended(&self, move_id: MoveId, end: &MoveEnd) {
@@ -121,7 +121,7 @@ mod tests {
                 let steering = &mut state.open.get_mut(&id).expect("open").steering;
                 (steering.aborting, steering.give_up) = (true, Some(Side::Target));
             }
-            moves.lost(id, target, &[Fingerprint(1), Fingerprint(2)]);
+            moves.lost(id, target, &[Fingerprint(1), Fingerprint(2)], 2);
             // Here the process dies: nothing else is kept.
         }
         let (_, moves) = executor(dir.path());

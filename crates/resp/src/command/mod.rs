@@ -193,8 +193,6 @@ pub enum Handling {
     Any,
     /// The router answers.
     Local(Local),
-    /// Not there yet; the text names the feature ("transactions").
-    Later(&'static str),
     /// Refused for a reason, which is the text.
     Refused(&'static str),
 }
@@ -303,7 +301,7 @@ impl Command {
             Handling::Keyed => CommandClass::Write,
             Handling::Split(_) | Handling::Every(_) => CommandClass::Many,
             Handling::Local(_) => CommandClass::Local,
-            Handling::Any | Handling::Later(_) | Handling::Refused(_) => CommandClass::Admin,
+            Handling::Any | Handling::Refused(_) => CommandClass::Admin,
         }
     }
 }

@@ -20,8 +20,7 @@ fn words(handling: Handling) -> (u8, String) {
         Handling::Every(_) => (2, "every node; all must agree".into()),
         Handling::Any => (3, "any one node".into()),
         Handling::Local(_) => (4, "Switchyard, with the nodes' help where it needs it".into()),
-        Handling::Later(feature) => (5, format!("nobody yet: {feature}")),
-        Handling::Refused(reason) => (6, format!("nobody: {reason}")),
+        Handling::Refused(reason) => (5, format!("nobody: {reason}")),
     }
 }
 

@@ -259,7 +259,7 @@ fn handling_fits_the_keys() {
             // Shard channels count as keys for clients of a cluster.
             Handling::Local(_) if command.flags.has(Flags::PUBSUB) => {}
             Handling::Every(_) | Handling::Any | Handling::Local(_) => assert!(!has_keys, "{} has keys", command.name),
-            Handling::Later(text) | Handling::Refused(text) => {
+            Handling::Refused(text) => {
                 assert!(!text.is_empty());
                 assert!(errors::not_served(command).is_some_and(|t| t.starts_with("ERR ") && t.contains(text)));
             }

@@ -61,6 +61,11 @@ impl Run {
         if side == Side::Source { &self.lasting } else { &[] }
     }
 
+    /// So many keys one name can be.
+    fn in_databases(&self) -> u64 {
+        self.driver.databases().len().max(1) as u64
+    }
+
     /// The driver is to be told of something that its protocol alone has to know.
     pub(super) fn tell(&mut self, event: Event) {
         self.happened.push_back(event.into());
@@ -159,7 +164,9 @@ impl Mover {
             if let Some(outcome) = run.outcome.take() {
                 break outcome;
             }
-            self.show(Some(run.driver.progress()));
+            let mut progress = run.driver.progress();
+            progress.away *= run.in_databases();
+            self.show(Some(progress));
             self.look_at_nodes();
             if let Some(pace) = self.new_pace(run.driver.progress()) {
                 run.tell(Event::Pace(pace));
@@ -320,8 +327,9 @@ impl Mover {
                 self.staging.drop_all();
             }
             Do::Lost { side, keys } => {
-                self.life.lose(side, keys.len() as u64);
-                self.host.lost(self.id, self.end(side).node, &keys);
+                let most = keys.len() as u64 * run.in_databases();
+                self.life.lose(side, most);
+                self.host.lost(self.id, self.end(side).node, &keys, most);
             }
             Do::Io(Io::Report { text }) => {
                 warn!(move_id = self.id.0, leg = run.number, "{text}");

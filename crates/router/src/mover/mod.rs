@@ -72,8 +72,9 @@ pub trait Host: Send + Sync + fmt::Debug {
     /// Where lists of keys that do not fit into memory may be kept; emptied at start.
     fn spool_directory(&self) -> PathBuf;
 
-    /// A node was given up, and a leg ends without it. `keys`: those that were on record as moved to it, where it was the target; at most these are lost.
-    fn lost(&self, move_id: MoveId, node: NodeId, keys: &[Fingerprint]);
+    /// A node was given up, and a leg ends without it. `keys`: those that were on record as moved to it, where it was the target; `most`: so many keys are lost at most,
+    /// because a name may be a key in several databases.
+    fn lost(&self, move_id: MoveId, node: NodeId, keys: &[Fingerprint], most: u64);
 
     /// The move is over. The last call for it.
     fn ended(&self, move_id: MoveId, end: &MoveEnd);

@@ -5,7 +5,7 @@
 //! that connect for every request are common, and each of their connections would cost a core those milliseconds again.
 //!
 //! What is known is looked up first, so nothing that a stranger does keeps out who is known. What is not known waits in a line that is fair
-//! ([`super::line`]), which bounds both guessing and the processor time that a stranger can make us spend.
+//! ([`super::queue`]), which bounds both guessing and the processor time that a stranger can make us spend.
 
 use std::collections::HashSet;
 use std::net::IpAddr;

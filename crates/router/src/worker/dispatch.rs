@@ -111,7 +111,7 @@ impl Worker {
             Handling::Every(merge) => self.every(handle, command, merge, raw, args),
             Handling::Any => self.any(plan, handle, command, raw, args),
             Handling::Local(local) => self.local(plan, handle, command, local, raw, args),
-            Handling::Later(_) | Handling::Refused(_) => {
+            Handling::Refused(_) => {
                 let text = errors::not_served(command).unwrap_or_default();
                 self.refuse(handle, class, &text)
             }

@@ -81,10 +81,7 @@ impl Worker {
     /// Shows a command that has taken effect.
     #[cold]
     pub(super) fn feed_monitors(&mut self, handle: Handle, command: &Command, args: &Args<'_>) {
-        if self.monitors.is_empty()
-            || command.flags.has(Flags::ADMIN)
-            || matches!(command.handling, Handling::Later(_) | Handling::Refused(_))
-        {
+        if self.monitors.is_empty() || command.flags.has(Flags::ADMIN) || matches!(command.handling, Handling::Refused(_)) {
             return;
         }
         let Some(client) = self.clients.get(handle) else { return };

@@ -5,7 +5,7 @@
 //! the command is in flight and holds up the drain barrier: it may still be served, and then that is its reply.
 //!
 //! **Order.** Connections have no order between them, and these clients are on several, of several workers. So of each slot one after the
-//! other is issued ([`crate::lines`]): the next one when the node answers the one before, or says that it waits there (`b` among its flags in
+//! other is issued ([`crate::wait_queues`]): the next one when the node answers the one before, or says that it waits there (`b` among its flags in
 //! `CLIENT LIST ID`). Whoever begins to wait for keys of the slot meanwhile goes to the end of that line. A node that refuses to tell, or does
 //! not for [`LOOKS_US`], holds up nobody: there the order is that of sending.
 //!

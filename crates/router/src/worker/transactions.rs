@@ -331,7 +331,7 @@ impl Worker {
             Handling::Local(_) => Queueing::Refuse(format!(
                 "ERR Switchyard does not serve {name} inside MULTI: Switchyard answers it, and the node executes the transaction. Call it outside"
             )),
-            Handling::Later(_) | Handling::Refused(_) => Queueing::Refuse(errors::not_served(command).unwrap_or_default()),
+            Handling::Refused(_) => Queueing::Refuse(errors::not_served(command).unwrap_or_default()),
         }
     }
 

@@ -268,7 +268,7 @@ impl Host for Keeper {
         done(Ok(()));
     }
 
-    fn lost(&self, move_id: MoveId, node: NodeId, _: &[Fingerprint]) {
+    fn lost(&self, move_id: MoveId, node: NodeId, _: &[Fingerprint], _: u64) {
         panic!("nobody has given up {node:?} of {move_id:?}");
     }
 
