@@ -1,5 +1,5 @@
 //! From the nodes that the user names to the topology that the router gets: the stored slot map, the numbers of the nodes in
-//! it, and how each is reached.
+//! it, and how each is reached. A map is stored before anybody sees it; what is in transit is in the journal of moves instead.
 
 use std::collections::BTreeMap;
 use std::path::Path;

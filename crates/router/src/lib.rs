@@ -8,6 +8,7 @@
 
 mod colocate;
 mod config_set;
+mod exclusive_bounds;
 mod fences;
 mod function_turns;
 mod functions_dump;
@@ -21,7 +22,6 @@ pub mod open_files;
 mod operator;
 mod poll;
 mod pubsub;
-mod rooms;
 mod scripts;
 mod seat;
 mod settings;
@@ -514,7 +514,7 @@ impl Router {
             is_up: self.shared.counters.iter().any(|w| w.node(node.id).connections.get() > 0),
             slots: plan.topology.slots_of(node.id),
             exceptions: plan.topology.exceptions_at(node.id),
-            rooms: self.shared.rooms(node.id),
+            exclusive_bounds: self.shared.exclusive_bounds(node.id),
         };
         Scrape {
             workers: self.shared.counters.clone(),

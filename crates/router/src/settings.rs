@@ -1,4 +1,6 @@
 //! What the router is told: what is fixed at start, and what a reload may change.
+//!
+//! Types of this crate and not those of the configuration file: the router knows no file, and its tests need none.
 
 use std::collections::BTreeMap;
 use std::fmt;

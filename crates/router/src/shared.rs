@@ -16,6 +16,7 @@ use switchyard_resp::command::{CommandClass, CommandTable};
 
 use crate::colocate::ColocatePort;
 use crate::config_set::Overrides;
+use crate::exclusive_bounds::ExclusiveBounds;
 use crate::fences::Fences;
 use crate::function_turns::FunctionTurns;
 use crate::limits::Limits;
@@ -23,7 +24,6 @@ use crate::metrics::{WaitsLately, WorkerCounters};
 use crate::mover::{Moved, Moves, SharedMove};
 use crate::operator::OperatorPort;
 use crate::pubsub::Subscriptions;
-use crate::rooms::Rooms;
 use crate::scripts::Scripts;
 use crate::seat::Seat;
 use crate::settings::{KnownProcess, Live, Reads, Servers};
@@ -284,7 +284,7 @@ pub(crate) struct Shared {
     pub(crate) pause: Mutex<Option<Pause>>,
     connections: Mutex<Vec<Connection>>,
     pub(crate) wait_queues: WaitQueues,
-    rooms: Mutex<BTreeMap<NodeId, Arc<Rooms>>>,
+    exclusive_bounds: Mutex<BTreeMap<NodeId, Arc<ExclusiveBounds>>>,
     pub(crate) mailboxes: Arc<Mailboxes>,
     pub(crate) logins: Arc<Logins>,
     pub(crate) limits: Limits,
@@ -411,7 +411,7 @@ impl Shared {
             connections: Mutex::default(),
             limits: Limits::default(),
             wait_queues: WaitQueues::default(),
-            rooms: Mutex::default(),
+            exclusive_bounds: Mutex::default(),
             errors_before: Mutex::default(),
             logins: Arc::new(Logins::new(mailboxes.clone())),
             mailboxes,
@@ -534,8 +534,8 @@ impl Shared {
     }
 
     /// The exclusive connections to a node, over all workers.
-    pub(crate) fn rooms(&self, node: NodeId) -> Arc<Rooms> {
-        lock(&self.rooms).entry(node).or_insert_with(|| Rooms::new(self.counters.len())).clone()
+    pub(crate) fn exclusive_bounds(&self, node: NodeId) -> Arc<ExclusiveBounds> {
+        lock(&self.exclusive_bounds).entry(node).or_insert_with(|| ExclusiveBounds::new(self.counters.len())).clone()
     }
 
     /// The connections that a dead worker had.
@@ -557,7 +557,7 @@ impl Shared {
         counters.memory_leaving.set(0);
         self.subscriptions.forget_worker(worker);
         self.wait_queues.forget_worker(worker, &self.mailboxes);
-        lock(&self.rooms).values().for_each(|rooms| rooms.forget_worker(worker));
+        lock(&self.exclusive_bounds).values().for_each(|bounds| bounds.forget_worker(worker));
         lock(&self.monitors).retain(|(w, _)| *w != worker);
         for node in lock(&counters.nodes).iter().flatten() {
             node.in_flight.set(0);

@@ -13,8 +13,8 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::CommandClass;
 
 use super::{Counter, Errors, Histogram, NodeClass, NodeCounters, Sum, WorkerCounters};
+use crate::exclusive_bounds::{ExclusiveBounds, KINDS};
 use crate::mover::Moved;
-use crate::rooms::{KINDS, Rooms};
 
 /// What a scrape sees.
 pub(crate) struct Scrape {
@@ -42,7 +42,7 @@ pub(crate) struct NodeScrape {
     /// Slots that it owns, and keys that live there without theirs.
     pub(crate) slots: usize,
     pub(crate) exceptions: usize,
-    pub(crate) rooms: Arc<Rooms>,
+    pub(crate) exclusive_bounds: Arc<ExclusiveBounds>,
 }
 
 impl NodeScrape {
@@ -279,9 +279,9 @@ impl Scrape {
             self.nodes.iter().flat_map(kinds).map(|(node, place, kind)| (labels(node, kind), value(node, place))).collect()
         };
         let help = "Connections to the node that one client at a time has alone, by what they are for";
-        page.gauges("node_exclusive_connections", help, by_kind(&|node, kind| node.rooms.open(kind) as u64))?;
+        page.gauges("node_exclusive_connections", help, by_kind(&|node, kind| node.exclusive_bounds.open(kind) as u64))?;
         let help = "How many connections to the node there may be that one client at a time has alone, by what they are for";
-        let most = |node: &NodeScrape, kind: usize| node.rooms.bound(self.exclusive_max[kind]) as u64;
+        let most = |node: &NodeScrape, kind: usize| node.exclusive_bounds.bound(self.exclusive_max[kind]) as u64;
         page.gauges("node_exclusive_connections_max", help, by_kind(&most))?;
         let of_replicas =
             |value: &dyn Fn(&NodeCounters) -> u64, id: NodeId| -> u64 { self.workers.iter().map(|w| value(&w.replicas(id))).sum() };

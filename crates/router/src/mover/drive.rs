@@ -1,4 +1,7 @@
 //! A leg: I/O for its driver (`switchyard_policy::migration::driver`). Tells it what happened, and does what it says.
+//!
+//! One leg at a time, and nothing of what comes between two: that is `run`, which steps the life of the move. What is decided is in the driver, so that the
+//! simulator decides the same.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

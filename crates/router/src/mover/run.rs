@@ -1,4 +1,7 @@
 //! The thread of a move: does step after step of its life (`switchyard_policy::migration::life`), and tells what came of it.
+//!
+//! Reaching the nodes, checks, lists, and what is said to people are here; a leg is done in `drive`. A thread, and no task of a worker: it waits for nodes and for
+//! the disk, and must not make clients wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

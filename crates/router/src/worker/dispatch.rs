@@ -1,4 +1,7 @@
 //! What is done with a command: the way from its arguments to a connection, a gather, or an answer.
+//!
+//! The order is that of Redis: is it known, has it enough arguments, may this user, is the client in a state for it; then whether its keys are on their way; then by
+//! its handling in the table. Each step may answer, or hold the client up, and nothing before the last one changes anything.
 
 use std::sync::Arc;
 
@@ -12,7 +15,7 @@ use switchyard_resp::request::Args;
 use super::double_read::double_read;
 use super::everywhere::Reach;
 use super::gather::Whole;
-use super::keyed::{Call, Keyed, Ticket};
+use super::keyed::{Call, EndNumber, Keyed};
 use super::transit::Transit;
 use super::upstream::{Lane, Pending, Purpose, UNSENT_HIGH};
 use super::{Stall, Worker};
@@ -281,7 +284,7 @@ impl Worker {
             class,
             repeatable: read_only && !command.flags.has(Flags::SCRIPT),
             by_sha: command.flags.has(Flags::SCRIPT),
-            ticket: Ticket::NONE,
+            ticket: EndNumber::NONE,
         };
         let request = self.pass(Keyed { call: Call::Found(command, args), node, database }, raw, pending);
         let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };

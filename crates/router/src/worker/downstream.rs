@@ -1,4 +1,7 @@
 //! A client's connection: its partial input, the replies it is owed in order, and what holds it up.
+//!
+//! It knows no node: what a command waits for at one is a [`Stall`] here, with its reason, and whoever ends the reason looks for the clients that have it. A
+//! client that stalls is not read, so the bound of what waits is its own socket.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

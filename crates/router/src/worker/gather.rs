@@ -1,4 +1,7 @@
 //! Commands that several nodes (or workers) answer together: their parts are collected, and one reply made of them.
+//!
+//! A part that failed makes the whole an error, and where half of a write may have been executed the error says so. Parts are kept whole: a large reply that
+//! nobody joins never comes here.
 
 use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::NodeId;
@@ -10,7 +13,7 @@ use super::breaking::PERHAPS;
 use super::double_read::{Asked, end_double_read};
 use super::everywhere::Reach;
 use super::info::Digest;
-use super::keyed::{Call, Keyed, Ticket};
+use super::keyed::{Call, EndNumber, Keyed};
 use super::memory_stats;
 use super::pubsub::Kind;
 use super::quiet::Quieting;
@@ -164,7 +167,7 @@ impl Worker {
                 class,
                 repeatable: false,
                 by_sha: false,
-                ticket: Ticket::NONE,
+                ticket: EndNumber::NONE,
             };
             link.touch_as(no_touch, pending);
             for (number, request) in requests.iter().enumerate() {

@@ -1,4 +1,7 @@
 //! The first words with a node on a new connection: who we are, who it is, and what commands it has.
+//!
+//! In one piece: password, protocol, name, `CLIENT ID` and `INFO`. No command of a client is sent before all is answered, because the connection could not be
+//! ended by its number before, and a node that must not be served (another process without its data, a wrong version, a replica) shows itself here.
 
 use std::io;
 use std::sync::Arc;
@@ -234,7 +237,7 @@ impl Worker {
             (Greeting::Persistence | Greeting::Save | Greeting::Keyspace | Greeting::MaxClients, Some(_)) => {}
             (Greeting::MaxClients, None) => {
                 let max = reply::elements(answer).nth(1).and_then(reply::text).and_then(super::local::parse::<usize>);
-                self.shared.rooms(node).set_clients_max(max.unwrap_or(0));
+                self.shared.exclusive_bounds(node).set_clients_max(max.unwrap_or(0));
             }
             (Greeting::Persistence, None) => {
                 let text = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());

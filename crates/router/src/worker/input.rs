@@ -1,4 +1,6 @@
 //! What clients send: reading it, finding the commands in it, and what holds a client up.
+//!
+//! A command is looked at as soon as its bytes are there, and again from its beginning when what held it up has ended: so nothing half done has to be kept.
 
 use rustix::net::RecvFlags;
 use switchyard_resp::request::{Limits, ProtocolError, Scan, Scanner, inline_to_multibulk};

@@ -14,7 +14,7 @@
 //! Where nobody listens a command pays one predicted branch at each end. Its keys are looked for when somebody asks for them, in the command and
 //! arguments that dispatch has found anyway, or in the bytes.
 //!
-//! Not a list of listeners behind a trait: each is called by name, in an order that can be read here.
+//! Not a list of hearers behind a trait: each is called by name, in an order that can be read here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -49,9 +49,9 @@ pub(super) struct Keyed<'a> {
 
 /// The number of a command whose end somebody wants to hear of.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
-pub(super) struct Ticket(u32);
+pub(super) struct EndNumber(u32);
 
-impl Ticket {
+impl EndNumber {
     /// Nobody does.
     pub(super) const NONE: Self = Self(0);
 }
@@ -68,7 +68,7 @@ pub(super) struct Request<'a> {
 impl<'a> Request<'a> {
     /// One of the router's own, without keys.
     pub(super) fn of_ours(bytes: &'a [u8], database: u32, pending: Pending) -> Self {
-        Self { bytes, database, pending: Pending { ticket: Ticket::NONE, ..pending } }
+        Self { bytes, database, pending: Pending { ticket: EndNumber::NONE, ..pending } }
     }
 
     /// For the connection that takes it.
@@ -97,26 +97,26 @@ impl Ended {
 
 /// Who listens.
 #[derive(Debug, Default)]
-pub(super) struct Listeners {
+pub(super) struct Hearers {
     /// Anybody does: keys are on their way, or there is a tap. Looked at once per command.
     any: bool,
     tap: Option<Arc<dyn Tap>>,
-    last: Ticket,
+    last: EndNumber,
     /// What the transaction that is being handed over has queued, as far as somebody wants to hear of it.
-    queued: Vec<Ticket>,
+    queued: Vec<EndNumber>,
     /// The same of those under way, by the ticket of EXEC.
-    transactions: BTreeMap<Ticket, Vec<Ticket>>,
+    transactions: BTreeMap<EndNumber, Vec<EndNumber>>,
 }
 
-impl Listeners {
+impl Hearers {
     /// Another plan.
     pub(super) fn adopt(&mut self, plan: &Plan, tap: Option<&Arc<dyn Tap>>) {
         self.tap = tap.cloned();
         self.any = self.tap.is_some() || !plan.topology.is_settled();
     }
 
-    fn next(&mut self) -> Ticket {
-        self.last = Ticket(self.last.0.wrapping_add(1).max(1));
+    fn next(&mut self) -> EndNumber {
+        self.last = EndNumber(self.last.0.wrapping_add(1).max(1));
         self.last
     }
 }
@@ -130,24 +130,24 @@ impl Worker {
     /// A command is handed to a connection: makes its request.
     #[inline]
     pub(super) fn pass<'r>(&mut self, keyed: Keyed<'_>, bytes: &'r [u8], pending: Pending) -> Request<'r> {
-        let ticket = if self.listeners.any { self.tell_sent(keyed) } else { Ticket::NONE };
+        let ticket = if self.hearers.any { self.tell_sent(keyed) } else { EndNumber::NONE };
         Request { bytes, database: keyed.database, pending: Pending { ticket, ..pending } }
     }
 
     /// The same of a command that its node queues: it is over when EXEC is.
     pub(super) fn pass_queued<'r>(&mut self, keyed: Keyed<'_>, bytes: &'r [u8], pending: Pending) -> Request<'r> {
         let request = self.pass(keyed, bytes, pending);
-        self.listeners.queued.extend(Some(request.pending.ticket).filter(|ticket| *ticket != Ticket::NONE));
+        self.hearers.queued.extend(Some(request.pending.ticket).filter(|ticket| *ticket != EndNumber::NONE));
         Request::of_ours(bytes, keyed.database, pending)
     }
 
     /// EXEC of the commands that were handed over since.
     pub(super) fn pass_exec(&mut self, database: u32, pending: Pending) -> Request<'static> {
         let mut request = Request::of_ours(EXEC, database, pending);
-        if !self.listeners.queued.is_empty() {
-            let ticket = self.listeners.next();
-            let queued = std::mem::take(&mut self.listeners.queued);
-            self.listeners.transactions.insert(ticket, queued);
+        if !self.hearers.queued.is_empty() {
+            let ticket = self.hearers.next();
+            let queued = std::mem::take(&mut self.hearers.queued);
+            self.hearers.transactions.insert(ticket, queued);
             request.pending.ticket = ticket;
         }
         request
@@ -155,7 +155,7 @@ impl Worker {
 
     /// A command waits at its node while the map changes: what it may still do counts as sent now.
     pub(super) fn pass_again(&mut self, keyed: Keyed<'_>) {
-        if self.listeners.any {
+        if self.hearers.any {
             self.with_keys(keyed.call, |worker, plan, command, args, places| worker.note_sent(plan, keyed.node, command, args, places));
         }
     }
@@ -163,7 +163,7 @@ impl Worker {
     /// A connection has given a request back; with the node's answer, where there is one.
     #[inline]
     pub(super) fn over(&mut self, ended: Ended, answer: &[u8]) -> Pending {
-        if ended.pending.ticket != Ticket::NONE {
+        if ended.pending.ticket != EndNumber::NONE {
             self.tell_ended(&ended, answer);
         }
         ended.pending
@@ -172,27 +172,27 @@ impl Worker {
     #[cold]
     fn tell_ended(&mut self, ended: &Ended, answer: &[u8]) {
         let Ended { pending, outcome, .. } = ended;
-        let queued = self.listeners.transactions.remove(&pending.ticket);
+        let queued = self.hearers.transactions.remove(&pending.ticket);
         let is_discarded = *outcome == Outcome::Certain && (reply::is_null(answer) || answer.starts_with(b"-EXECABORT"));
         let outcome = if queued.is_some() && is_discarded { Outcome::Never } else { *outcome };
-        let Some(tap) = &self.listeners.tap else { return };
+        let Some(tap) = &self.hearers.tap else { return };
         for ticket in queued.unwrap_or_else(|| vec![pending.ticket]) {
             tap.ended((self.index, ticket.0), outcome);
         }
     }
 
     #[cold]
-    fn tell_sent(&mut self, keyed: Keyed<'_>) -> Ticket {
+    fn tell_sent(&mut self, keyed: Keyed<'_>) -> EndNumber {
         let ticket = self.with_keys(keyed.call, |worker, plan, command, args, places| {
             worker.note_sent(plan, keyed.node, command, args, places);
             worker.tell_tap(keyed, command, args, places)
         });
-        ticket.unwrap_or(Ticket::NONE)
+        ticket.unwrap_or(EndNumber::NONE)
     }
 
-    fn tell_tap(&mut self, keyed: Keyed<'_>, command: &Command, args: &Args<'_>, places: &[u32]) -> Ticket {
-        let Some(tap) = self.listeners.tap.clone() else { return Ticket::NONE };
-        let ticket = self.listeners.next();
+    fn tell_tap(&mut self, keyed: Keyed<'_>, command: &Command, args: &Args<'_>, places: &[u32]) -> EndNumber {
+        let Some(tap) = self.hearers.tap.clone() else { return EndNumber::NONE };
+        let ticket = self.hearers.next();
         let keys: Vec<&[u8]> = places.iter().filter_map(|place| args.get(*place as usize)).collect();
         let (number, Keyed { node, database, .. }) = ((self.index, ticket.0), keyed);
         tap.sent(&SentCommand { number, node, database, command: &command.name, keys: &keys, writes: writes(command) });

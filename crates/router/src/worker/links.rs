@@ -11,7 +11,7 @@ use super::keyed::Request;
 use super::pool::Pool;
 use super::rarely::Rarely;
 use super::upstream::{Lane, Link, Phase};
-use crate::rooms::Rooms;
+use crate::exclusive_bounds::ExclusiveBounds;
 use crate::slab::{Handle, Slab};
 
 /// The connections to one node, by what they are for.
@@ -25,7 +25,7 @@ struct NodeLinks {
     /// Those that one client has alone, by `Lane::pool`.
     pools: [Pool; 3],
     /// What all workers have of these; known once one was wanted.
-    rooms: Option<Arc<Rooms>>,
+    exclusive_bounds: Option<Arc<ExclusiveBounds>>,
     log: NodeLog,
 }
 
@@ -187,8 +187,8 @@ impl Links {
     }
 
     /// What all workers have of exclusive connections to a node; `ask` says it the first time.
-    pub(super) fn rooms(&mut self, node: NodeId, ask: impl FnOnce() -> Arc<Rooms>) -> Option<&Rooms> {
-        Some(self.nodes.get_mut(node.index())?.rooms.get_or_insert_with(ask))
+    pub(super) fn exclusive_bounds(&mut self, node: NodeId, ask: impl FnOnce() -> Arc<ExclusiveBounds>) -> Option<&ExclusiveBounds> {
+        Some(self.nodes.get_mut(node.index())?.exclusive_bounds.get_or_insert_with(ask))
     }
 
     pub(super) fn log(&mut self, node: NodeId) -> Option<&mut NodeLog> {

@@ -1,4 +1,7 @@
 //! Commands that the router answers itself, as one large server would.
+//!
+//! Those that need no more than the client and a line or two are here; a family of its own (`acl`, `cluster`, `info`, `client_commands`, `config_commands`) has its own
+//! file.
 
 use switchyard_resp::command::{Command, Local, Merge};
 use switchyard_resp::encode;

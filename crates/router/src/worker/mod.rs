@@ -119,7 +119,7 @@ pub(crate) struct Worker {
     clients: clients::Clients,
     links: links::Links,
     /// Who hears of commands with keys.
-    listeners: keyed::Listeners,
+    hearers: keyed::Hearers,
     keepers: everywhere::Keepers,
     gathers: Slab<Gather>,
     pubsub: pubsub::Topics,
@@ -181,7 +181,7 @@ impl Worker {
             poll,
             door,
             links: links::Links::new(),
-            listeners: keyed::Listeners::default(),
+            hearers: keyed::Hearers::default(),
             keepers: everywhere::Keepers::default(),
             gathers: Slab::new(),
             pubsub: pubsub::Topics::new(),
@@ -229,7 +229,7 @@ impl Worker {
         self.place_prefixes_anew();
         self.connect_main();
         self.place_moving_anew();
-        self.listeners.adopt(&self.plan, self.shared.tap.get());
+        self.hearers.adopt(&self.plan, self.shared.tap.get());
         loop {
             // The bell of a new plan may have been heard in the turn that had already looked for one.
             let is_outdated = self.shared.generation.load(Ordering::Acquire) != self.generation;
@@ -346,7 +346,7 @@ impl Worker {
         self.connect_main();
         self.transit.keep_before(before.clone(), self.now_us);
         self.place_moving_anew();
-        self.listeners.adopt(&self.plan, self.shared.tap.get());
+        self.hearers.adopt(&self.plan, self.shared.tap.get());
         if self.plan.topology.epoch() != before.topology.epoch() {
             self.restamp_waiting();
             self.fail_watches_left_behind();

@@ -9,7 +9,7 @@ use switchyard_resp::encode;
 use tracing::warn;
 
 use super::Worker;
-use super::keyed::{Call, Keyed, Request, Ticket};
+use super::keyed::{Call, EndNumber, Keyed, Request};
 use super::transport::Tls;
 use super::upstream::{Lane, Link, Pending, Phase, Purpose};
 use crate::poll::{Ready, Token};
@@ -218,7 +218,7 @@ impl Worker {
             class: switchyard_resp::command::CommandClass::Admin as u8,
             repeatable: false,
             by_sha: false,
-            ticket: Ticket::NONE,
+            ticket: EndNumber::NONE,
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Three pools for each worker and node, because each kind of use would starve the others: large values (seconds), WATCH until EXEC (the
 //! client's thinking time), and commands that wait at the node (for ever, if their timeout says so). Each has its own bound, which holds over all
-//! workers ([`crate::rooms`]). A client that finds none free while the bound is reached waits in line, and gets NODEBUSY after
+//! workers ([`crate::exclusive_bounds`]). A client that finds none free while the bound is reached waits in line, and gets NODEBUSY after
 //! `nodes.command-timeout`.
 //!
 //! Not a connection for each transaction or blocking command: connecting and greeting cost more than the command, and a node that sees
@@ -14,12 +14,12 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::translate::Shape;
 
 use super::dispatch::Flow;
-use super::keyed::{Call, Keyed, Ticket};
+use super::keyed::{Call, EndNumber, Keyed};
 use super::kind::{Task, Tenure};
 use super::links::Links;
 use super::upstream::{Body, Lane, Link, Pending, Phase, Purpose};
 use super::{Stall, Worker};
-use crate::rooms::Rooms;
+use crate::exclusive_bounds::ExclusiveBounds;
 use crate::shared::Message;
 use crate::slab::Handle;
 
@@ -103,15 +103,15 @@ impl Worker {
     }
 
     /// The exclusive connections that all workers have to the node.
-    fn rooms(&mut self, node: NodeId) -> Option<&Rooms> {
+    fn exclusive_bounds(&mut self, node: NodeId) -> Option<&ExclusiveBounds> {
         let shared = &self.shared;
-        self.links.rooms(node, || shared.rooms(node))
+        self.links.exclusive_bounds(node, || shared.exclusive_bounds(node))
     }
 
     /// Others wait for a connection: closes one that nobody uses.
     pub(super) fn make_room(&mut self, node: NodeId, lane: Lane) {
         // Of this kind first. Where the node takes no more at all, one of another kind makes room as well.
-        let is_full = self.rooms(node).is_some_and(Rooms::is_full);
+        let is_full = self.exclusive_bounds(node).is_some_and(ExclusiveBounds::is_full);
         for lane in [lane, Lane::Large, Lane::Watch, Lane::Blocking].into_iter().take(if is_full { 4 } else { 1 }) {
             let unused = self.links.pool_mut(node, lane).filter(|pool| pool.waiters.is_empty()).and_then(|pool| pool.free.first().copied());
             if let Some(unused) = unused {
@@ -140,7 +140,7 @@ impl Worker {
     /// Says whether clients of this worker wait for room; true where that is news.
     fn set_waiting_for_room(&mut self, node: NodeId, lane: Lane, waits: bool) -> bool {
         let (worker, place) = (self.index, lane.pool());
-        place.is_some_and(|place| self.rooms(node).is_some_and(|rooms| rooms.set_waiting(worker, place, waits)))
+        place.is_some_and(|place| self.exclusive_bounds(node).is_some_and(|bounds| bounds.set_waiting(worker, place, waits)))
     }
 
     /// A free connection, if there is one; else the client is put in line for one.
@@ -211,7 +211,7 @@ impl Worker {
     fn open_exclusive(&mut self, node: NodeId, lane: Lane, resp3: bool, is_ahead: bool) -> bool {
         let (worker, bound) = (self.index, self.bound(lane).0);
         let Some(place) = lane.pool() else { return false };
-        if !self.rooms(node).is_some_and(|rooms| rooms.take(worker, place, bound)) {
+        if !self.exclusive_bounds(node).is_some_and(|bounds| bounds.take(worker, place, bound)) {
             return false;
         }
         // Where the next one finds no room, that is news, and the others are asked again.
@@ -231,7 +231,7 @@ impl Worker {
     /// be known.
     pub(super) fn make_ahead(&mut self, node: NodeId, lane: Lane, resp3: bool, how_many: impl FnOnce(&Self, usize) -> usize) {
         let (bound, Some(place)) = (self.bound(lane).0, lane.pool()) else { return };
-        let Some(room) = self.rooms(node).map(|rooms| rooms.left(place, bound)) else { return };
+        let Some(room) = self.exclusive_bounds(node).map(|bounds| bounds.left(place, bound)) else { return };
         let Some(pool) = self.links.pool(node, lane) else { return };
         let free = pool.free.iter().filter(|h| self.links.get(**h).is_some_and(|l| l.resp3 == resp3)).count();
         let (there, coming) = (free + pool.coming[usize::from(resp3)], pool.coming[0] + pool.coming[1]);
@@ -285,7 +285,7 @@ impl Worker {
             class,
             repeatable: false,
             by_sha: false,
-            ticket: Ticket::NONE,
+            ticket: EndNumber::NONE,
         };
         link.touch_as(no_touch, pending);
         let request = self.pass(Keyed { call, node, database }, request, pending);
@@ -346,7 +346,7 @@ impl Worker {
         let Some((node, lane)) = self.links.get(handle).map(|link| (link.node, link.lane)) else { return false };
         let (worker, bound) = (self.index, self.bound(lane).0);
         let (Some(place), Some(open)) = (lane.pool(), self.links.pool_mut(node, lane).map(|pool| pool.open)) else { return false };
-        self.rooms(node).is_some_and(|rooms| rooms.is_above_share(worker, place, open, bound))
+        self.exclusive_bounds(node).is_some_and(|bounds| bounds.is_above_share(worker, place, open, bound))
     }
 
     /// Hands what is free to those in line, and sees to it that a connection is on its way to those that are left.
@@ -420,7 +420,7 @@ impl Worker {
             pool.free.retain(|h| *h != handle);
         }
         let (worker, Some(place)) = (self.index, link.lane.pool()) else { return };
-        let waiting = self.rooms(link.node).map_or(0, |rooms| rooms.give_back(worker, place));
+        let waiting = self.exclusive_bounds(link.node).map_or(0, |bounds| bounds.give_back(worker, place));
         for worker in (0..self.shared.mailboxes.len()).filter(|worker| *worker != self.index && waiting & (1 << (worker % 64)) != 0) {
             self.shared.mailboxes.send(worker, Message::Room { node: link.node });
         }
@@ -515,7 +515,7 @@ impl Worker {
         }
         for (waiter, node, lane) in late {
             let (bound, what, key) = self.bound(lane);
-            let bound = self.rooms(node).map_or(bound, |rooms| rooms.bound(bound));
+            let bound = self.exclusive_bounds(node).map_or(bound, |bounds| bounds.bound(bound));
             let text = format!(
                 "NODEBUSY {}: no connection for {what} became free within {:?} ({key} {bound})",
                 self.node_name(node),

@@ -25,7 +25,7 @@ use switchyard_resp::{encode, reply};
 use super::dispatch::Flow;
 use super::downstream::Client;
 use super::exceptions::wanted_of;
-use super::keyed::{Call, Keyed, Request, Ticket};
+use super::keyed::{Call, EndNumber, Keyed, Request};
 use super::kind::Task;
 use super::local::parse;
 use super::pool::Acquired;
@@ -700,7 +700,7 @@ impl Worker {
             class,
             repeatable: false,
             by_sha: false,
-            ticket: Ticket::NONE,
+            ticket: EndNumber::NONE,
         };
         link.touch_as(no_touch, queued);
         link.push(Request::of_ours(MULTI, database, queued));

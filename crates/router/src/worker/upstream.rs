@@ -16,7 +16,7 @@ use switchyard_resp::reply::{ReplyFollower, ReplyScan, ReplyScanner};
 use switchyard_resp::translate::Shape;
 
 use super::greeting::Greeting;
-use super::keyed::{Ended, Request, Ticket};
+use super::keyed::{EndNumber, Ended, Request};
 use super::kind::{Kind, Task};
 use crate::metrics::NodeCounters;
 use crate::settings::Live;
@@ -146,7 +146,7 @@ pub(super) struct Pending {
     /// EVALSHA or a relative: a NOSCRIPT reply can be healed.
     pub(super) by_sha: bool,
     /// Who wants to hear of its end.
-    pub(super) ticket: Ticket,
+    pub(super) ticket: EndNumber,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -430,7 +430,7 @@ impl Link {
             purpose: Purpose::Nobody,
             repeatable: false,
             by_sha: false,
-            ticket: Ticket::NONE,
+            ticket: EndNumber::NONE,
             ..like
         });
         self.counters.in_flight.add(1);
@@ -761,7 +761,7 @@ mod tests {
         class: 0,
         repeatable: false,
         by_sha: false,
-        ticket: Ticket::NONE,
+        ticket: EndNumber::NONE,
     };
 
     fn link(lane: Lane) -> Link {

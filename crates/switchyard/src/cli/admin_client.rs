@@ -1,4 +1,4 @@
-//! Asks the admin API of a running router, for `status` and `nodes`.
+//! Asks the admin API of a running router, for every subcommand that needs one.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;

@@ -3,10 +3,10 @@
 //! ARCHITECTURE.md lists the threads. The main one waits for signals.
 
 mod holder;
-mod limits;
 mod log_queue;
 mod logs;
 mod metrics;
+mod open_files;
 mod reload;
 mod users;
 
@@ -134,7 +134,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     live.nodes = placement::access(&topology, &resolved.nodes);
     let listeners = resolved.listen.len();
     let nodes = live.nodes.len();
-    match limits::make_room(&mut live, nodes, config.workers, listeners) {
+    match open_files::make_room(&mut live, nodes, config.workers, listeners) {
         Ok(None) => {}
         Ok(Some(lowered)) => warn!("{lowered}"),
         Err(why) => return Err(Failure::Failed(anyhow!(why))),

@@ -19,8 +19,8 @@ use switchyard_policy::topology::{NodeId, Topology};
 use switchyard_router::{Live, NodeAccess, Secret, Servers};
 use tracing::{error, info, warn};
 
-use super::limits;
 use super::logs::Logs;
+use super::open_files;
 use super::users::Configured;
 use crate::config::{Config, NodeAddress, Sources, Takes};
 
@@ -179,7 +179,7 @@ impl Reloader {
             held.renew(new.config.clone());
         }
         let nodes = resolved.nodes.len();
-        let lowered = limits::make_room(&mut live, nodes, config.workers, resolved.listen.len()).map_err(|why| vec![why])?;
+        let lowered = open_files::make_room(&mut live, nodes, config.workers, resolved.listen.len()).map_err(|why| vec![why])?;
 
         // From here on nothing can be wrong but the store. Nodes that leave stay reachable until the last command to them is answered,
         // nodes that join are reachable before the first is sent.

@@ -384,6 +384,22 @@ fn files_say_what_they_are(files: &Files) -> Vec<String> {
         .collect()
 }
 
+/// The map says where a worker's features are, so each module of a worker stands in it.
+fn the_map_has_every_module_of_a_worker(files: &Files) -> Vec<String> {
+    let map = files.0.get("ARCHITECTURE.md").map(String::as_str).unwrap_or_default();
+    let module = |path: &str| {
+        let rest = path.strip_prefix("crates/router/src/worker/")?;
+        Some(rest.split('/').next().unwrap_or(rest).trim_end_matches(".rs").to_owned())
+    };
+    let modules: BTreeSet<String> = files.0.keys().filter_map(|path| module(path)).filter(|module| module != "mod").collect();
+    let is_missing = |module: &&String| !map.contains(&format!("`{module}`")) && !map.contains(&format!("`{module}/`"));
+    modules
+        .iter()
+        .filter(is_missing)
+        .map(|module| format!("crates/router/src/worker/{module}: give it a place in ARCHITECTURE.md, rooms of the router"))
+        .collect()
+}
+
 fn files_have_names_that_say_something(files: &Files) -> Vec<String> {
     let mut parts = BTreeSet::new();
     for path in files.0.keys() {
@@ -456,6 +472,11 @@ fn no_stubs() {
 #[test]
 fn gaps_in_strings() {
     check(long_strings_have_no_gaps);
+}
+
+#[test]
+fn modules_of_a_worker() {
+    check(the_map_has_every_module_of_a_worker);
 }
 
 #[test]
@@ -575,6 +596,7 @@ fn the_rules_notice() {
         (workers_share_nothing_per_command, "crates/router/src/worker/x.rs", "fn f() { lock(&self.shared.scripts).named(sha) }\n"),
         (workers_share_nothing_per_command, "crates/router/src/worker/x.rs", "let user = client.user.clone();\n"),
         (workers_share_nothing_per_command, "crates/router/src/limits.rs", "self.bytes.fetch_add(1, Relaxed); // and no more\n"),
+        (the_map_has_every_module_of_a_worker, "crates/router/src/worker/x.rs", "//! Something new.\n"),
         (files_are_short, "crates/x/src/x.rs", &long),
         (files_say_what_they_are, "crates/x/src/x.rs", "use std::io;\n//! Too late.\n"),
         (files_say_what_they_are, "crates/x/src/x.rs", "//! X\n"),

@@ -1,4 +1,6 @@
 //! What each protocol needs of a leg: who is at both sides, what is on record, what has to be purged, which way it goes.
+//!
+//! Apart from `Leg` so that the work of a protocol can be given all of it and none of the work itself.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;

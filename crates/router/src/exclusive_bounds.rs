@@ -16,7 +16,7 @@ const OF_MAXCLIENTS: (usize, usize) = (3, 4);
 
 /// The exclusive connections to one node.
 #[derive(Debug)]
-pub(crate) struct Rooms {
+pub(crate) struct ExclusiveBounds {
     open: [AtomicUsize; KINDS],
     /// The same by worker, for the case that one panics.
     by_worker: Vec<[Counter; KINDS]>,
@@ -26,7 +26,7 @@ pub(crate) struct Rooms {
     clients_max: AtomicUsize,
 }
 
-impl Rooms {
+impl ExclusiveBounds {
     pub(crate) fn new(workers: usize) -> Arc<Self> {
         Arc::new(Self {
             open: Default::default(),
@@ -128,44 +128,44 @@ mod tests {
 
     #[test]
     fn a_bound_holds_over_all_workers_whoever_comes_when() {
-        let rooms = Rooms::new(4);
+        let bounds = ExclusiveBounds::new(4);
         let most = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for worker in 0..4 {
-                let (rooms, most) = (&rooms, &most);
+                let (bounds, most) = (&bounds, &most);
                 scope.spawn(move || {
                     for round in 0..20_000 {
-                        if rooms.take(worker, round % 2, 3) {
-                            let have: usize = rooms.by_worker.iter().map(|of| of[round % 2].get() as usize).sum();
+                        if bounds.take(worker, round % 2, 3) {
+                            let have: usize = bounds.by_worker.iter().map(|of| of[round % 2].get() as usize).sum();
                             most.fetch_max(have, Ordering::Relaxed);
-                            rooms.give_back(worker, round % 2);
+                            bounds.give_back(worker, round % 2);
                         }
                     }
                 });
             }
         });
         assert!((1..=3).contains(&most.load(Ordering::Relaxed)));
-        assert_eq!((rooms.left(0, 3), rooms.left(1, 3)), (3, 3));
+        assert_eq!((bounds.left(0, 3), bounds.left(1, 3)), (3, 3));
     }
 
     #[test]
     fn what_a_node_takes_bounds_all_kinds_together() {
-        let rooms = Rooms::new(2);
-        rooms.set_clients_max(8);
-        assert!((0..6).all(|n| rooms.take(n % 2, n % 3, 100)));
-        assert!((0..3).all(|kind| !rooms.take(0, kind, 100) && rooms.left(kind, 100) == 0));
-        rooms.set_waiting(1, 2, true);
-        assert_eq!(rooms.give_back(0, 0), 0b10, "of whatever kind");
-        assert!(rooms.take(1, 2, 100) && rooms.set_waiting(1, 2, false) && !rooms.set_waiting(1, 2, false));
-        rooms.forget_worker(1);
-        assert!((0..4).all(|_| rooms.take(0, 1, 100)) && !rooms.take(0, 1, 100));
+        let bounds = ExclusiveBounds::new(2);
+        bounds.set_clients_max(8);
+        assert!((0..6).all(|n| bounds.take(n % 2, n % 3, 100)));
+        assert!((0..3).all(|kind| !bounds.take(0, kind, 100) && bounds.left(kind, 100) == 0));
+        bounds.set_waiting(1, 2, true);
+        assert_eq!(bounds.give_back(0, 0), 0b10, "of whatever kind");
+        assert!(bounds.take(1, 2, 100) && bounds.set_waiting(1, 2, false) && !bounds.set_waiting(1, 2, false));
+        bounds.forget_worker(1);
+        assert!((0..4).all(|_| bounds.take(0, 1, 100)) && !bounds.take(0, 1, 100));
     }
 
     #[test]
     fn nobody_keeps_more_than_its_share_while_others_wait() {
-        let rooms = Rooms::new(2);
-        assert!(!rooms.is_above_share(0, 1, 4, 4), "nobody waits");
-        rooms.set_waiting(1, 1, true);
-        assert!(rooms.is_above_share(0, 1, 3, 4) && !rooms.is_above_share(0, 1, 2, 4) && !rooms.is_above_share(1, 1, 3, 4));
+        let bounds = ExclusiveBounds::new(2);
+        assert!(!bounds.is_above_share(0, 1, 4, 4), "nobody waits");
+        bounds.set_waiting(1, 1, true);
+        assert!(bounds.is_above_share(0, 1, 3, 4) && !bounds.is_above_share(0, 1, 2, 4) && !bounds.is_above_share(1, 1, 3, 4));
     }
 }
