@@ -34,6 +34,7 @@ const WORKER: &[(&str, Sees)] = &[
     ("cross_slot.rs", Clients),
     ("dispatch.rs", Both),
     ("double_read.rs", Both),
+    ("element_scan.rs", Clients),
     ("everywhere.rs", Links),
     ("exceptions.rs", Neither),
     ("gather.rs", Both),

@@ -58,6 +58,9 @@ impl Flags {
     /// May use memory: refused by a node that is out of memory.
     pub const DENY_OOM: Flags = Flags(1 << 10);
 
+    /// Goes on where an earlier call has ended, by a cursor that one server only understands (HSCAN and relatives). Ours, not Redis's.
+    pub const CURSOR: Flags = Flags(1 << 11);
+
     /// True where every bit of `other` is set.
     #[inline]
     pub const fn has(self, other: Flags) -> bool {

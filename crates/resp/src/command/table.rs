@@ -153,7 +153,7 @@ rows! {
     "HPEXPIRETIME"              -5 [READONLY FAST]                       FIRST             [R]    [hash]                => Keyed;
     "HPTTL"                     -5 [READONLY FAST]                       FIRST             [R]    [hash]                => Keyed;
     "HRANDFIELD"                -2 [READONLY]                            FIRST             [R]    [hash]                => Keyed;
-    "HSCAN"                     -3 [READONLY]                            FIRST             [R]    [hash]                => Keyed;
+    "HSCAN"                     -3 [READONLY CURSOR]                     FIRST             [R]    [hash]                => Keyed;
     "HSET"                      -4 [WRITE DENY_OOM FAST]                 FIRST             [W]    [hash]                => Keyed;
     "HSETEX"                    -6 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [hash]                => Keyed;
     "HSETNX"                     4 [WRITE DENY_OOM FAST]                 FIRST             [W]    [hash]                => Keyed;
@@ -200,7 +200,7 @@ rows! {
     "SPOP"                      -2 [WRITE FAST]                          FIRST             [RW]   [set]                 => Keyed;
     "SRANDMEMBER"               -2 [READONLY]                            FIRST             [R]    [set]                 => Keyed;
     "SREM"                      -3 [WRITE FAST]                          FIRST             [W]    [set]                 => Keyed;
-    "SSCAN"                     -3 [READONLY]                            FIRST             [R]    [set]                 => Keyed;
+    "SSCAN"                     -3 [READONLY CURSOR]                     FIRST             [R]    [set]                 => Keyed;
     "SUNION"                    -2 [READONLY SLOW]                       ALL               [R]    [set]                 => Keyed;
     "SUNIONSTORE"               -3 [WRITE DENY_OOM SLOW]                 ALL               [W R]  [set]                 => Keyed;
 
@@ -236,7 +236,7 @@ rows! {
     "ZREVRANGEBYLEX"            -4 [READONLY]                            FIRST             [R]    [sortedset]           => Keyed;
     "ZREVRANGEBYSCORE"          -4 [READONLY]                            FIRST             [R]    [sortedset]           => Keyed;
     "ZREVRANK"                  -3 [READONLY FAST]                       FIRST             [R]    [sortedset]           => Keyed;
-    "ZSCAN"                     -3 [READONLY]                            FIRST             [R]    [sortedset]           => Keyed;
+    "ZSCAN"                     -3 [READONLY CURSOR]                     FIRST             [R]    [sortedset]           => Keyed;
     "ZSCORE"                     3 [READONLY FAST]                       FIRST             [R]    [sortedset]           => Keyed;
     "ZUNION"                    -3 [READONLY MOVABLE_KEYS SLOW]          ZSETS             [R]    [sortedset]           => Keyed;
     "ZUNIONSTORE"               -4 [WRITE DENY_OOM MOVABLE_KEYS SLOW]    ZSETS_STORE       [W R]  [sortedset]           => Keyed;

@@ -13,6 +13,7 @@ use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
 use super::double_read::double_read;
+use super::element_scan::element_scan;
 use super::everywhere::Reach;
 use super::gather::Whole;
 use super::keyed::{Call, EndNumber, Keyed};
@@ -202,6 +203,9 @@ impl Worker {
         let node = match command.first_key_only(args) {
             Some(index) => {
                 let Some(key) = args.get(index) else { return Flow::Close };
+                if command.flags.has(Flags::CURSOR) {
+                    return element_scan(self, handle, command, plan.topology.lives_at(key), raw, args);
+                }
                 if self.large_keys.suggests(command, key) {
                     return self.forward_large(handle, command, args, plan.topology.lives_at(key), raw);
                 }

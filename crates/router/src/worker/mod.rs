@@ -24,6 +24,7 @@ mod cross_slot;
 mod dispatch;
 mod double_read;
 mod downstream;
+mod element_scan;
 mod everywhere;
 mod exceptions;
 mod gather;

@@ -537,3 +537,40 @@ fn a_key_that_no_command_names_goes_with_a_leg_that_is_about_to_begin() {
     assert_eq!(client.cmd(&format!("GET {key}:unnamed")), "value");
     assert_eq!(fleet.progress(1).late, switchyard_router::LateKeys::default(), "until it was found late, clients did not find it");
 }
+
+/// A cursor into a value means something to one server only.
+#[test]
+fn no_element_is_missed_by_an_iteration_whose_key_moves() {
+    const ELEMENTS: usize = 5000;
+    let fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    for first in (0..ELEMENTS).step_by(500) {
+        let of = |make: fn(usize) -> String| (first..first + 500).map(make).collect::<String>();
+        client.cmd(&format!("HSET {{v}}hash{}", of(|n| format!(" f{n} v"))));
+        client.cmd(&format!("SADD {{v}}set{}", of(|n| format!(" f{n}"))));
+        client.cmd(&format!("ZADD {{v}}zset{}", of(|n| format!(" {n} f{n}"))));
+    }
+    let mut at = usize::from(fleet.servers[0].client().cmd("EXISTS {v}hash") == "0");
+    for (id, (command, key)) in [("HSCAN", "{v}hash"), ("SSCAN", "{v}set"), ("ZSCAN", "{v}zset")].into_iter().enumerate() {
+        let (mut cursor, mut pages) = ("0".to_owned(), 0);
+        let mut found = std::collections::HashSet::new();
+        loop {
+            let page = client.cmd(&format!("{command} {key} {cursor} COUNT 100"));
+            let (next, elements) = page.trim_start_matches('[').split_once(", [").expect("a page");
+            found.extend(elements.trim_end_matches(']').split(", ").filter(|element| element.starts_with('f')).map(str::to_owned));
+            cursor = next.to_owned();
+            pages += 1;
+            assert!(cursor.parse::<i64>().is_ok() && pages < 1000, "{cursor}");
+            if pages == 20 {
+                fleet.completes(fleet.task(id as u64 + 1, at, 1 - at));
+                at = 1 - at;
+            }
+            if cursor == "0" {
+                break;
+            }
+        }
+        assert!(pages > 20);
+        assert_eq!(found.len(), ELEMENTS, "{command}");
+    }
+    assert_eq!(client.cmd("HSCAN {v}hash x"), "-ERR invalid cursor");
+}

@@ -1,0 +1,97 @@
+//! `HSCAN`, `SSCAN`, `ZSCAN`: their cursors mean something to the server only that gave them, because each hashes with a seed of its own. So a cursor that a client
+//! gets also says of which node it is. Where the key lives at another one by then, the iteration begins again there: elements may come twice, as always with
+//! these commands, and none is missed.
+//!
+//! Not a table of iterations: the number has room for the node, and nobody has to say when an iteration is over. Inside MULTI and in scripts a node's own cursors
+//! are seen; they are taken here as they are.
+
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::command::Command;
+use switchyard_resp::request::Args;
+use switchyard_resp::{encode, reply};
+
+use super::dispatch::Flow;
+use super::rounds::{Ask, Next, Procedure};
+use super::upstream::Lane;
+use super::{Stall, Worker};
+use crate::slab::Handle;
+
+/// A server's cursor is below the number of buckets of the value, which is far below this.
+const CURSOR_BITS: u32 = 48;
+
+fn told(cursor: u64, node: NodeId) -> u64 {
+    if cursor == 0 || cursor >> CURSOR_BITS > 0 { cursor } else { cursor | (u64::from(node.0) + 1) << CURSOR_BITS }
+}
+
+fn meant(told: u64, node: NodeId) -> u64 {
+    match told >> CURSOR_BITS {
+        0 => told,
+        of if of == u64::from(node.0) + 1 => told & ((1 << CURSOR_BITS) - 1),
+        _ => 0,
+    }
+}
+
+/// Gives the cursor of a page to the client.
+#[derive(Debug)]
+struct Page {
+    node: NodeId,
+}
+
+impl Procedure for Page {
+    fn next(&mut self, _: &mut Worker, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
+        let page = parts.pop().unwrap_or_default();
+        let mut elements = reply::elements(&page);
+        let cursor = elements.next().and_then(reply::integer).and_then(|cursor| u64::try_from(cursor).ok());
+        let (Some(cursor), Some(found), None) = (cursor, elements.next(), elements.next()) else { return Next::Done(page) };
+        let mut out = Vec::with_capacity(page.len() + 16);
+        encode::header(&mut out, b'*', 2);
+        encode::bulk(&mut out, told(cursor, self.node).to_string().as_bytes());
+        out.extend_from_slice(found);
+        Next::Done(out)
+    }
+}
+
+/// Asks the key's node for a page.
+pub(super) fn element_scan(worker: &mut Worker, handle: Handle, command: &Command, node: NodeId, raw: &[u8], args: &Args<'_>) -> Flow {
+    let cursor: Option<u64> = args.get(2).and_then(|text| std::str::from_utf8(text).ok()?.parse().ok());
+    // The node says what is wrong with it.
+    let Some(cursor) = cursor else { return worker.forward(handle, command, args, node, raw) };
+    let Some(client) = worker.clients.get_mut(handle) else { return Flow::Close };
+    if !client.may_take(Lane::Main) {
+        return Flow::Stall(Stall::Barrier);
+    }
+    let meant = meant(cursor, node);
+    let mut request = Vec::with_capacity(raw.len());
+    if meant == cursor {
+        request.extend_from_slice(raw);
+    } else {
+        encode::header(&mut request, b'*', args.len());
+        for (at, arg) in args.iter().enumerate() {
+            if at == 2 { encode::bulk(&mut request, meant.to_string().as_bytes()) } else { encode::bulk(&mut request, arg) }
+        }
+    }
+    worker.begin_rounds(
+        handle,
+        command.class() as u8,
+        Box::new(Page { node }),
+        vec![Ask { node, lane: Lane::Main, requests: vec![request] }],
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_is_that_of_one_node() {
+        let [one, other] = [NodeId(0), NodeId(41)];
+        for cursor in [1, 7, 1 << 40] {
+            assert_eq!(meant(told(cursor, one), one), cursor);
+            assert_eq!(meant(told(cursor, other), other), cursor);
+            assert_eq!(meant(told(cursor, one), other), 0, "from the beginning");
+            assert_eq!(meant(cursor, one), cursor, "a node's own");
+            assert!(i64::try_from(told(cursor, other)).is_ok(), "clients may read it as a signed number");
+        }
+        assert_eq!((told(0, other), meant(0, other)), (0, 0));
+    }
+}
