@@ -139,8 +139,8 @@ fn save(running: &Running, config: &Config) -> Result<(), String> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(failed(error)),
         };
-        // What somebody has written there since is not to be lost.
-        if !old.is_empty() && config.users().is_ok_and(|in_file| in_file != *configured) {
+        // What somebody has written there since is not to be lost, also where it has a mistake.
+        if !old.is_empty() && !config.users().is_ok_and(|in_file| in_file == *configured) {
             return Err(format!(
                 "ERR {} was changed since it was read: ACL LOAD, or send SIGHUP, and make the changes again",
                 path.display()

@@ -694,6 +694,7 @@ fn users_change_over_resp() {
     assert_eq!(admin.cmd("ACL SAVE"), ok());
     users.write("user app on nopass +nothing\n");
     assert!(admin.cmd("ACL LOAD").expect_error().contains("no change to the previously active ACL rules"));
+    assert!(admin.cmd("ACL SAVE").expect_error().contains("was changed since"), "also by somebody who has made a mistake");
     assert_eq!(site.client().cmd("AUTH app s3cret"), ok());
     assert!(!site.router().process().log().contains("s3cret"), "no password is logged");
 }

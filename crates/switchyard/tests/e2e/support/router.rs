@@ -109,6 +109,11 @@ impl Router {
                 // DBSIZE asks every node.
                 client.post_quietly(if self.options.nodes_may_be_down { "PING" } else { "DBSIZE" });
                 if client.try_reply().is_ok_and(|reply| reply.error().is_none()) {
+                    // Clients are served a moment before all that executes operators' commands is there. Not where little is logged.
+                    let told = Instant::now() + Duration::from_secs(1);
+                    while !self.process.log().contains("clients connect to") && Instant::now() < told {
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
                     return;
                 }
             }
