@@ -16,7 +16,8 @@ use switchyard_router::{KnownProcess, NodeAccess, Router};
 use tracing::warn;
 
 use crate::ledger::Ledger;
-use crate::nodes::holdings::{SAMPLE, Sampled, at_once, one_server_twice, sample};
+use crate::nodes::NodeConnection;
+use crate::nodes::holdings::{SAMPLE, Sampled, at_once, missing_at, one_server_twice, sample};
 use crate::running::Running;
 use crate::store::{RedbStore, Store, load_as, save_as};
 
@@ -98,6 +99,34 @@ pub(crate) fn samples<'a>(
     placed.iter().zip(at_once(&placed, look)).filter_map(|((_, access), found)| Some((access.name.as_str(), found?))).collect()
 }
 
+/// Keys of one owner that others still have, and that are looked for at it, at most.
+const LEFT_OVER_MAX: usize = 100;
+
+/// What moves have left behind is there a second time, at its owner. Where most of it is not, it is no leftover but all that is left: a server was restored from a snapshot
+/// of before the move, say. `left_over`: names by owner.
+fn lost_at_owners(
+    topology: &Topology,
+    nodes: &[NodeAccess],
+    patience: Duration,
+    left_over: &BTreeMap<NodeId, Vec<Vec<u8>>>,
+) -> Vec<String> {
+    let doubt = |(owner, names): (&NodeId, &Vec<Vec<u8>>)| {
+        let owner = topology.node(*owner)?;
+        let access = nodes.iter().find(|access| access.name == owner.name)?;
+        let missing = missing_at(&mut NodeConnection::open(access, patience).ok()?, names).ok()?;
+        (missing * 2 > names.len()).then(|| {
+            format!(
+                "node {}: of {} that moves took to it and that other nodes still show, it lacks {missing}. Clients read nil for these, and a later move of their slots removes \
+                 them where they are. Were servers restored from snapshots older than the state directory? Then stop this, and restore all from one time (docs/backup.md), or make \
+                 the slot map from where the keys are (`switchyard recover` with an empty --state-dir)",
+                owner.name,
+                counted(names.len(), "key"),
+            )
+        })
+    };
+    left_over.iter().filter_map(doubt).collect()
+}
+
 /// The processes of the nodes, as the state directory knows them.
 #[derive(Debug)]
 pub struct Processes {
@@ -171,8 +200,21 @@ impl Processes {
         nodes: &[NodeAccess],
         patience: Duration,
         left: impl Fn(NodeId) -> Vec<Slot> + Sync,
+        moves_are_open: bool,
     ) -> anyhow::Result<Vec<String>> {
-        let is_elsewhere = |node: NodeId, left: &[Slot], key: &[u8]| is_misplaced(topology, node, left, key);
+        let left_over = Mutex::new(BTreeMap::<NodeId, Vec<Vec<u8>>>::new());
+        let is_elsewhere = |node: NodeId, left: &[Slot], key: &[u8]| {
+            let (owner, is_misplaced) = (topology.lives_at(key), is_misplaced(topology, node, left, key));
+            // A key on its way is at one of both.
+            if owner != node && !is_misplaced && !moves_are_open {
+                let mut left_over = left_over.lock().unwrap_or_else(PoisonError::into_inner);
+                let names = left_over.entry(owner).or_default();
+                if names.len() < LEFT_OVER_MAX {
+                    names.push(key.to_vec());
+                }
+            }
+            is_misplaced
+        };
         let look = |at_most| samples(topology, nodes, patience, self.site.as_deref(), at_most, &left, is_elsewhere);
         let mut found = look(Some(SAMPLE));
         if let Some(why) = one_server_twice(found.iter().map(|(name, found)| (*name, found.run_id.as_str()))) {
@@ -200,16 +242,16 @@ impl Processes {
                 sum(|sample| sample.elsewhere),
             );
         }
+        let mut doubts = lost_at_owners(topology, nodes, patience, &left_over.into_inner().unwrap_or_else(PoisonError::into_inner));
         match judge(&samples) {
-            Fit::Fits => Ok(Vec::new()),
-            Fit::Doubtful => Ok(looked
-                .iter()
-                .filter(|(_, sample)| sample.elsewhere > 0)
-                .map(|(name, sample)| {
+            Fit::Fits => Ok(doubts),
+            Fit::Doubtful => {
+                doubts.extend(looked.iter().filter(|(_, sample)| sample.elsewhere > 0).map(|(name, sample)| {
                     let found = misplaced_text(sample.keys, sample.elsewhere);
                     format!("node {name}: {found}, or the state directory {} is an old copy", directory.display())
-                })
-                .collect()),
+                }));
+                Ok(doubts)
+            }
             Fit::Foreign => bail!(
                 "the state directory {} belongs to other servers, or is an old copy: it knows none of the processes that answer at its nodes, and of {} \
                  looked at, its slot map looks for {} elsewhere. Clients would read nil for them. Give the state directory of this fleet (--state-dir); if that is lost, \

@@ -242,6 +242,22 @@ pub fn each_key(node: &mut NodeConnection, at_most: Option<u64>, mut visit: impl
     Ok(())
 }
 
+/// How many of these names no database of a node has.
+///
+/// # Errors
+/// If it does not answer.
+pub fn missing_at(node: &mut NodeConnection, names: &[Vec<u8>]) -> anyhow::Result<usize> {
+    let mut there = vec![false; names.len()];
+    let info = node.ask(&["INFO", "keyspace"])?.text();
+    for (database, _) in databases(&info) {
+        node.ask(&["SELECT", &database.to_string()])?;
+        for (name, is_there) in names.iter().zip(&mut there) {
+            *is_there |= node.ask(&[b"EXISTS".as_slice(), name])?.text() == "1";
+        }
+    }
+    Ok(there.iter().filter(|is_there| !**is_there).count())
+}
+
 /// A key that is elsewhere than a map looks for it. Its name is nobody's business.
 struct Elsewhere {
     node: String,

@@ -188,7 +188,7 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
                 )];
             }
             // What moves have left or have in transit is in the journal, which nobody reads but the router.
-            match processes.recognise(&config.state_dir, topology, &primaries(&resolved.nodes), patience, |_| Vec::new()) {
+            match processes.recognise(&config.state_dir, topology, &primaries(&resolved.nodes), patience, |_| Vec::new(), false) {
                 Ok(doubts) => {
                     let advice = "no harm where a move was under way when the router ended; else see where these keys come from";
                     doubts.into_iter().map(|doubt| finding(Level::Warning, doubt, advice)).collect()

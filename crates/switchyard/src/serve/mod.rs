@@ -108,8 +108,14 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
             held
         }
         (None, Some(topology)) => {
-            let doubts =
-                processes.recognise(&config.state_dir, &topology, &primaries(&resolved.nodes), patience, |node| moves.left_at(node))?;
+            let doubts = processes.recognise(
+                &config.state_dir,
+                &topology,
+                &primaries(&resolved.nodes),
+                patience,
+                |node| moves.left_at(node),
+                !moves.open_ids().is_empty(),
+            )?;
             doubts.iter().for_each(|doubt| warn!("{doubt}"));
             None
         }

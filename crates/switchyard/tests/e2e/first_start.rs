@@ -498,3 +498,24 @@ fn an_old_copy_is_refused_where_marks_were_removed() {
     site.router_mut().start_again(&listed);
     all_are_found(site.router());
 }
+
+/// A state directory of today, and a server with what it had before its keys moved away.
+#[test]
+fn what_is_left_of_keys_that_their_owner_has_lost_is_told() {
+    if direct() {
+        return;
+    }
+    let mut nodes: Vec<Node> = (0..2).map(|_| Node::start(&NodeOptions::default())).collect();
+    let mut router = Router::start(&addresses(&nodes), &RouterOptions::default());
+    let mut client = Client::connect(router.address());
+    (0..200).for_each(|n| assert_eq!(client.cmd(&format!("SET key:{n} v")), ok()));
+    let name = |node: &Node| node.address().to_string();
+    let had: Vec<String> = nodes[0].cmd("KEYS *").items().iter().map(Value::text).collect();
+    crate::movectl::done(&router, &format!("move --from {} --to {} --all --goal fast --wait", name(&nodes[0]), name(&nodes[1])));
+    router.process_mut().kill();
+    nodes[1].restart();
+    had.iter().for_each(|key| drop(nodes[0].cmd(&format!("SET {key} v"))));
+    router.start_again(&addresses(&nodes));
+    let log = router.process().log();
+    assert!(log.contains("snapshots older than the state directory") && log.contains(&format!("node {}: of ", name(&nodes[1]))), "{log}");
+}
