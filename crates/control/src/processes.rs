@@ -17,7 +17,7 @@ use tracing::warn;
 
 use crate::ledger::Ledger;
 use crate::nodes::NodeConnection;
-use crate::nodes::holdings::{SAMPLE, Sampled, at_once, missing_at, one_server_twice, sample};
+use crate::nodes::holdings::{SAMPLE, Sampled, at_once, has_each, one_server_twice, sample};
 use crate::running::Running;
 use crate::store::{RedbStore, Store, load_as, save_as};
 
@@ -99,32 +99,38 @@ pub(crate) fn samples<'a>(
     placed.iter().zip(at_once(&placed, look)).filter_map(|((_, access), found)| Some((access.name.as_str(), found?))).collect()
 }
 
-/// Keys of one owner that others still have, and that are looked for at it, at most.
-const LEFT_OVER_MAX: usize = 100;
+/// Keys that an owner is asked for, at most.
+const ASKED_MAX: usize = 10_000;
 
-/// What moves have left behind is there a second time, at its owner. Where most of it is not, it is no leftover but all that is left: a server was restored from a snapshot
-/// of before the move, say. `left_over`: names by owner.
-fn lost_at_owners(
-    topology: &Topology,
-    nodes: &[NodeAccess],
-    patience: Duration,
-    left_over: &BTreeMap<NodeId, Vec<Vec<u8>>>,
-) -> Vec<String> {
-    let doubt = |(owner, names): (&NodeId, &Vec<Vec<u8>>)| {
-        let owner = topology.node(*owner)?;
-        let access = nodes.iter().find(|access| access.name == owner.name)?;
-        let missing = missing_at(&mut NodeConnection::open(access, patience).ok()?, names).ok()?;
-        (missing * 2 > names.len()).then(|| {
-            format!(
-                "node {}: of {} that moves took to it and that other nodes still show, it lacks {missing}. Clients read nil for these, and a later move of their slots removes \
-                 them where they are. Were servers restored from snapshots older than the state directory? Then stop this, and restore all from one time (docs/backup.md), or make \
-                 the slot map from where the keys are (`switchyard recover` with an empty --state-dir)",
-                owner.name,
-                counted(names.len(), "key"),
-            )
-        })
-    };
-    left_over.iter().filter_map(doubt).collect()
+/// Keys at nodes that moves took them away from, by the owner that should have them: what is left over is there a second time. `at`: where it was found.
+#[derive(Debug, Default)]
+struct LeftOver {
+    of: BTreeMap<NodeId, Vec<(NodeId, Vec<u8>)>>,
+}
+
+impl LeftOver {
+    fn note(&mut self, owner: NodeId, at: NodeId, key: &[u8]) {
+        let keys = self.of.entry(owner).or_default();
+        if keys.len() < ASKED_MAX {
+            keys.push((at, key.to_vec()));
+        }
+    }
+
+    /// By the node that has them: how many their owners do not have, so that they are no leftovers but all that is left. A server was restored from a snapshot of before
+    /// the move, say. An owner that does not answer is taken to have all.
+    fn only_there(&self, topology: &Topology, nodes: &[NodeAccess], patience: Duration) -> BTreeMap<NodeId, u64> {
+        let mut only_there = BTreeMap::new();
+        for (owner, keys) in &self.of {
+            let names: Vec<&[u8]> = keys.iter().map(|(_, key)| &key[..]).collect();
+            let access = topology.node(*owner).and_then(|owner| nodes.iter().find(|access| access.name == owner.name));
+            let connection = access.and_then(|access| NodeConnection::open(access, patience).ok());
+            let Some(has) = connection.and_then(|mut connection| has_each(&mut connection, &names).ok()) else { continue };
+            for ((at, _), _) in keys.iter().zip(has).filter(|(_, has)| !has) {
+                *only_there.entry(*at).or_default() += 1;
+            }
+        }
+        only_there
+    }
 }
 
 /// The processes of the nodes, as the state directory knows them.
@@ -202,16 +208,12 @@ impl Processes {
         left: impl Fn(NodeId) -> Vec<Slot> + Sync,
         moves_are_open: bool,
     ) -> anyhow::Result<Vec<String>> {
-        let left_over = Mutex::new(BTreeMap::<NodeId, Vec<Vec<u8>>>::new());
+        let left_over = Mutex::new(LeftOver::default());
         let is_elsewhere = |node: NodeId, left: &[Slot], key: &[u8]| {
             let (owner, is_misplaced) = (topology.lives_at(key), is_misplaced(topology, node, left, key));
             // A key on its way is at one of both.
             if owner != node && !is_misplaced && !moves_are_open {
-                let mut left_over = left_over.lock().unwrap_or_else(PoisonError::into_inner);
-                let names = left_over.entry(owner).or_default();
-                if names.len() < LEFT_OVER_MAX {
-                    names.push(key.to_vec());
-                }
+                left_over.lock().unwrap_or_else(PoisonError::into_inner).note(owner, node, key);
             }
             is_misplaced
         };
@@ -224,11 +226,18 @@ impl Processes {
         let is_vouched_for = found.iter().any(|(_, found)| found.is_marked == Some(true));
         let unmarked = found.iter().find(|(name, found)| !is_vouched_for && self.has_lost_mark(name, found)).map(|(name, _)| *name);
         if unmarked.is_some() {
+            *left_over.lock().unwrap_or_else(PoisonError::into_inner) = LeftOver::default();
             found = look(None);
         }
+        let left_over = left_over.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let only_there = left_over.only_there(topology, nodes, patience);
+        let only_at = |name: &str| topology.nodes().find(|node| node.name == name).and_then(|node| only_there.get(&node.id)).copied();
         let looked: Vec<(&str, Sample)> = found
             .into_iter()
-            .map(|(name, found)| (name, Sample { is_known: self.is_known(name, &found.run_id), ..found.sample }))
+            .map(|(name, found)| {
+                let elsewhere = found.sample.elsewhere + only_at(name).unwrap_or_default();
+                (name, Sample { is_known: self.is_known(name, &found.run_id), elsewhere, ..found.sample })
+            })
             .collect();
         let samples: Vec<Sample> = looked.iter().map(|(_, sample)| *sample).collect();
         let sum = |of: fn(&Sample) -> u64| samples.iter().map(of).sum::<u64>();
@@ -242,20 +251,24 @@ impl Processes {
                 sum(|sample| sample.elsewhere),
             );
         }
-        let mut doubts = lost_at_owners(topology, nodes, patience, &left_over.into_inner().unwrap_or_else(PoisonError::into_inner));
         match judge(&samples) {
-            Fit::Fits => Ok(doubts),
-            Fit::Doubtful => {
-                doubts.extend(looked.iter().filter(|(_, sample)| sample.elsewhere > 0).map(|(name, sample)| {
-                    let found = misplaced_text(sample.keys, sample.elsewhere);
-                    format!("node {name}: {found}, or the state directory {} is an old copy", directory.display())
-                }));
-                Ok(doubts)
-            }
+            Fit::Fits => Ok(Vec::new()),
+            Fit::Doubtful => Ok(looked
+                .iter()
+                .filter(|(_, sample)| sample.elsewhere > 0)
+                .map(|(name, sample)| {
+                    format!(
+                        "node {name}: {}, or the state directory {} is an old copy, or servers were restored from snapshots of another time (docs/backup.md)",
+                        misplaced_text(sample.keys, sample.elsewhere),
+                        directory.display()
+                    )
+                })
+                .collect()),
             Fit::Foreign => bail!(
-                "the state directory {} belongs to other servers, or is an old copy: it knows none of the processes that answer at its nodes, and of {} \
-                 looked at, its slot map looks for {} elsewhere. Clients would read nil for them. Give the state directory of this fleet (--state-dir); if that is lost, \
-                 make one from where the keys are (`switchyard recover` with an empty --state-dir)",
+                "the state directory {} belongs to other servers, or it and what they hold are of different times: it knows none of the processes that answer at its \
+                 nodes, and of {} looked at, its slot map looks for {} elsewhere. Clients would read nil for them. Give the state directory of this fleet (--state-dir); \
+                 or restore state directory and servers from one time (docs/backup.md); or make a state directory from where the keys are (`switchyard recover` with an empty \
+                 --state-dir)",
                 directory.display(),
                 counted(sum(|sample| sample.keys), "key"),
                 sum(|sample| sample.elsewhere),

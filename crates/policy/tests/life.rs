@@ -252,6 +252,12 @@ fn nothing_is_known_of_the_drain_at_first() {
     assert_eq!(moving.life.drain_patience_us(), 40_000);
     moving.came(Came::Ended(Outcome::NotBegun { why: "no drain".to_owned() }));
     assert_eq!(moving.rest().0, 320_000);
+    // A source that answers one question in time may not answer two.
+    moving.goes_well();
+    let mut moving = moving.until("Leg");
+    assert_eq!(moving.life.drain_patience_us(), 80_000);
+    moving.came(Came::Ended(Outcome::Moved));
+    assert_eq!(moving.life.drain_patience_us(), 40_000);
 }
 
 #[test]

@@ -43,8 +43,9 @@ impl Operation {
             Self::Moves | Self::Slots | Self::Misplaced | Self::Where(_) => false,
             Self::Move(request) => !request.dry_run,
             Self::Balance(request) => !request.dry_run,
+            Self::DrainNode(request) => !request.dry_run,
             Self::Steer { what: SteerRequest::Abort(request), .. } => !request.dry_run,
-            Self::Steer { .. } | Self::AddNode(_) | Self::DrainNode(_) | Self::UndrainNode(_) | Self::RemoveNode(_) => true,
+            Self::Steer { .. } | Self::AddNode(_) | Self::UndrainNode(_) | Self::RemoveNode(_) => true,
         }
     }
 }
@@ -307,11 +308,13 @@ pub struct AddNodeRequest {
 pub struct NodeRequest {
     /// Its address.
     pub address: String,
+    /// Only say what would be done, where data would move.
+    pub dry_run: bool,
     /// How, where data moves.
     pub how: HowRequest,
 }
 
-/// Even slots.
+/// Even slots; or move all away from a node that is named elsewhere.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BalanceRequest {

@@ -17,8 +17,8 @@ use serde::Serialize;
 use super::guard::{Guard, TokenFile, Told, Trusted, check};
 use super::listener::Peer;
 use super::moves::{
-    AbortRequest, AddNodeRequest, BalanceRequest, GoalRequest, HowRequest, MaxRateRequest, MoveRequest, MovesReport, NodeRequest,
-    Operation, Refused, SteerRequest,
+    AbortRequest, AddNodeRequest, BalanceRequest, GoalRequest, MaxRateRequest, MoveRequest, MovesReport, NodeRequest, Operation, Refused,
+    SteerRequest,
 };
 use super::page::{Entry, counted, page};
 use super::report::{NodesReport, Source, StatusReport, TokenReport};
@@ -49,7 +49,7 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 21] {
         ("/api/v1/status", "state of the router and its nodes, as JSON", get(status)),
         ("/api/v1/nodes", "the nodes, as JSON; POST {\"address\"} adds one", get(nodes).post(add_node)),
         (ACCEPT, "POST: serve a node that came back empty, or follow the server that claims to be its primary", post(accept)),
-        ("/api/v1/nodes/{node}/drain", "POST: move everything away from a node", post(drain_node)),
+        ("/api/v1/nodes/{node}/drain", "POST {\"dry_run\"}: move everything away from a node", post(drain_node)),
         ("/api/v1/nodes/{node}/undrain", "POST: let a node that was drained get slots again", post(undrain_node)),
         ("/api/v1/nodes/{node}/remove", "POST: let a node go that owns no slots", post(remove_node)),
         ("/api/v1/balance", "POST {\"dry_run\"}: even the slots by weight", post(balance)),
@@ -265,10 +265,11 @@ async fn drain_node(
     State(source): State<Shared>,
     from: From,
     node: Path<String>,
-    given: GivenOrNot<HowRequest>,
+    given: GivenOrNot<BalanceRequest>,
 ) -> Result<Response, Response> {
     let path = "/api/v1/nodes/{node}/drain";
-    operate(path, source, from, Operation::DrainNode(NodeRequest { address: node.0, how: body_or_default(path, given)? })).await
+    let BalanceRequest { dry_run, how } = body_or_default(path, given)?;
+    operate(path, source, from, Operation::DrainNode(NodeRequest { address: node.0, dry_run, how })).await
 }
 
 async fn undrain_node(State(source): State<Shared>, from: From, node: Path<String>) -> Result<Response, Response> {

@@ -2,6 +2,7 @@
 //!
 //! So a wrong address is an answer and not a node. `look` asks, `judge` decides: for `switchyard nodes add`, and for nodes that a configuration lists newly.
 
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -175,11 +176,11 @@ fn judge(name: &str, newcomer: &Newcomer, fleet: &FleetFacts) -> Result<Vec<Stri
             fleet.databases
         ));
     }
-    Ok(older(newcomer, fleet).into_iter().map(|note| format!("{name} {note}")).collect())
+    Ok(other_version(newcomer, fleet).into_iter().map(|note| format!("{name} {note}")).collect())
 }
 
-/// What to know where it is older than a node.
-fn older(newcomer: &Newcomer, fleet: &FleetFacts) -> Option<String> {
+/// What to know where it is older than a node, or newer: keys only go where they can be read.
+fn other_version(newcomer: &Newcomer, fleet: &FleetFacts) -> Option<String> {
     let version = newcomer.version()?;
     let numbers = |text: &str| -> Option<(String, u32, u32)> {
         let (flavour, version) = text.split_once(' ')?;
@@ -187,12 +188,20 @@ fn older(newcomer: &Newcomer, fleet: &FleetFacts) -> Option<String> {
         Some((flavour.to_owned(), parts.next()??, parts.next()??))
     };
     let own = numbers(&version)?;
-    let is_newer = |theirs: &(String, u32, u32)| theirs.0 == own.0 && (theirs.1, theirs.2) > (own.1, own.2);
-    let (name, _, newer) = fleet.nodes.iter().find(|(_, _, theirs)| theirs.as_deref().and_then(numbers).as_ref().is_some_and(is_newer))?;
-    Some(format!(
-        "is {version}, older than node {name} ({}): it may refuse keys that come from there, and clients may use only what it has",
-        newer.as_deref().unwrap_or_default()
-    ))
+    let beside = |order: Ordering| {
+        let is = |theirs: &(String, u32, u32)| theirs.0 == own.0 && (theirs.1, theirs.2).cmp(&(own.1, own.2)) == order;
+        let of = |(name, _, theirs): &(String, Option<String>, Option<String>)| {
+            theirs.as_deref().filter(|theirs| numbers(theirs).as_ref().is_some_and(is)).map(|theirs| format!("node {name} ({theirs})"))
+        };
+        fleet.nodes.iter().find_map(of)
+    };
+    if let Some(newer) = beside(Ordering::Greater) {
+        return Some(format!(
+            "is {version}, older than {newer}: it may refuse keys that come from there, and clients may use only what it has"
+        ));
+    }
+    let older = beside(Ordering::Less)?;
+    Some(format!("is {version}, newer than {older}: that may refuse keys that come from here, so they cannot go back. Upgrade it soon"))
 }
 
 /// How many databases a node has, if it says so.
@@ -218,9 +227,12 @@ mod tests {
 
     #[test]
     fn an_empty_primary_may_join() {
-        assert_eq!(judge("n:1", &server("# Keyspace\r\n"), &fleet()), Ok(Vec::new()));
+        let notes = judge("n:1", &server("# Keyspace\r\n"), &fleet()).expect("it may join");
+        assert!(notes.len() == 1 && notes[0].starts_with("n:1 is redis 7.2.9, newer than node a:1 (redis 7.0.15)"), "{notes:?}");
+        let alike = FleetFacts { nodes: fleet().nodes.split_off(1), ..fleet() };
+        assert_eq!(judge("n:1", &server(""), &alike), Ok(Vec::new()));
         let left = Newcomer { routers: ["0a1b2c3d".to_owned()].into(), ..server("") };
-        assert_eq!(judge("n:1", &left, &fleet()), Ok(Vec::new()), "connections of ours are about to go");
+        assert!(judge("n:1", &left, &fleet()).is_ok(), "connections of ours are about to go");
         let older = Newcomer { info: server("").info.replace("7.2.9", "7.0.1"), ..Newcomer::default() };
         let notes = judge("n:1", &older, &fleet()).expect("it may join");
         assert!(notes.len() == 1 && notes[0].starts_with("n:1 is redis 7.0.1, older than node c:1 (redis 7.2.4)"), "{notes:?}");

@@ -242,20 +242,20 @@ pub fn each_key(node: &mut NodeConnection, at_most: Option<u64>, mut visit: impl
     Ok(())
 }
 
-/// How many of these names no database of a node has.
+/// Which of these names any database of a node has.
 ///
 /// # Errors
 /// If it does not answer.
-pub fn missing_at(node: &mut NodeConnection, names: &[Vec<u8>]) -> anyhow::Result<usize> {
-    let mut there = vec![false; names.len()];
+pub fn has_each(node: &mut NodeConnection, names: &[&[u8]]) -> anyhow::Result<Vec<bool>> {
+    let mut has = vec![false; names.len()];
     let info = node.ask(&["INFO", "keyspace"])?.text();
     for (database, _) in databases(&info) {
         node.ask(&["SELECT", &database.to_string()])?;
-        for (name, is_there) in names.iter().zip(&mut there) {
-            *is_there |= node.ask(&[b"EXISTS".as_slice(), name])?.text() == "1";
+        for (name, has) in names.iter().zip(&mut has).filter(|(_, has)| !**has) {
+            *has = node.ask(&[b"EXISTS", *name])?.text() == "1";
         }
     }
-    Ok(there.iter().filter(|is_there| !**is_there).count())
+    Ok(has)
 }
 
 /// A key that is elsewhere than a map looks for it. Its name is nobody's business.

@@ -20,7 +20,7 @@ use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Topology};
 use switchyard_resp::units::counted;
 use tracing::info;
 
-use crate::admin::{BalanceRequest, Lose, MoveRequest, Operation, PlanReport, Refused, SteerRequest, conflict, wrong};
+use crate::admin::{BalanceRequest, Lose, MoveRequest, NodeRequest, Operation, PlanReport, Refused, SteerRequest, conflict, wrong};
 use crate::members::{Drained, NodeList};
 use crate::moves::Moves;
 use crate::nodes::{NodeAddress, parse_endpoint};
@@ -79,6 +79,7 @@ impl Operator {
                 | Operation::Misplaced
                 | Operation::Where(_)
                 | Operation::Balance(BalanceRequest { dry_run: true, .. })
+                | Operation::DrainNode(NodeRequest { dry_run: true, .. })
         );
         let told = told(&operation);
         let outcome = self.execute(operation);
@@ -225,7 +226,9 @@ fn told(operation: &Operation) -> String {
             SteerRequest::MaxRate(None) => format!("move {id} as fast as its goal says"),
         },
         Operation::AddNode(request) => format!("add node {}{}", request.address, if request.rebalance { " and rebalance" } else { "" }),
-        Operation::DrainNode(request) => format!("drain node {}", request.address),
+        Operation::DrainNode(request) => {
+            format!("drain node {}{}", request.address, if request.dry_run { ", only planned" } else { "" })
+        }
         Operation::UndrainNode(request) => format!("undrain node {}", request.address),
         Operation::RemoveNode(request) => format!("remove node {}", request.address),
         Operation::Balance(request) => format!("balance{}", if request.dry_run { ", only planned" } else { "" }),

@@ -34,6 +34,9 @@ impl Operator {
         // Keys that live there although their slots do not leave it, too.
         let mut moves = Self::away_from_home(&topology, node, None, how);
         moves.extend(orders(shifts, how));
+        if request.dry_run {
+            return self.moves.accept_unless(true, &topology, moves);
+        }
         let name = self.moves.name(node);
         let was = self.drained.has(&name);
         self.drained.set(&self.store, &name, true).map_err(Refused::Failed)?;

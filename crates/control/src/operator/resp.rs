@@ -148,7 +148,13 @@ fn parse(words: &[&str]) -> Result<Operation, String> {
         }
         (["NODES", verb @ ("DRAIN" | "UNDRAIN" | "REMOVE")], [_, _, address, rest @ ..]) => {
             let mut request = NodeRequest { address: (*address).to_owned(), ..NodeRequest::default() };
-            read(rest, &mut request.how, |option, _| Err(format!("unknown option {option}")))?;
+            read(rest, &mut request.how, |option, _| match option {
+                "DRY-RUN" if *verb == "DRAIN" => {
+                    request.dry_run = true;
+                    Ok(false)
+                }
+                _ => Err(format!("unknown option {option}")),
+            })?;
             Ok(match *verb {
                 "DRAIN" => Operation::DrainNode(request),
                 "UNDRAIN" => Operation::UndrainNode(request),

@@ -192,6 +192,8 @@ pub struct Life {
     lost: Option<(Side, u64)>,
     /// What was sent to the source earlier took so long to be answered when that was looked at last.
     drain_us: u64,
+    /// So many legs in turn have not begun: what a leg waits for may take longer than what was looked at.
+    legs_in_vain: u32,
 }
 
 impl Life {
@@ -216,6 +218,7 @@ impl Life {
             give_up,
             lost: None,
             drain_us: 0,
+            legs_in_vain: 0,
         };
         life.asked = life.open_again().unwrap_or_else(|| reach(life.look_or(Step::Check)));
         let first = life.asked.clone();
@@ -323,6 +326,7 @@ impl Life {
         let was_open = self.open.take().is_some();
         self.next_leg = self.next_leg.max(cut.number + 1);
         if outcome == Outcome::Moved {
+            self.legs_in_vain = 0;
             cut.slots.iter().for_each(|slot| {
                 self.slots_left.remove(slot);
             });
@@ -342,6 +346,7 @@ impl Life {
             Outcome::NotBegun { why } if was_open => stopped(&why),
             Outcome::NotBegun { why } => {
                 let us = LEG_REST_US.max(self.drain_patience_us() * LEG_REST_FACTOR);
+                self.legs_in_vain += 1;
                 rest(us, &format!("trying again: {why}"), Step::Observe)
             }
         }
@@ -432,10 +437,11 @@ impl Life {
         self.lost.map_or(0, |(_, keys)| keys)
     }
 
-    /// For so long a leg may hold clients back before it moves, microseconds.
+    /// For so long a leg may hold clients back before it moves, microseconds: twice as long after each leg that has not begun.
     #[must_use]
     pub fn drain_patience_us(&self) -> u64 {
-        self.drain_us.saturating_mul(2).clamp(DRAIN_PATIENCE_US, DRAIN_PATIENCE_MAX_US)
+        let us = self.drain_us.saturating_mul(2).clamp(DRAIN_PATIENCE_US, DRAIN_PATIENCE_MAX_US);
+        us.saturating_mul(1 << self.legs_in_vain.min(16)).min(DRAIN_PATIENCE_MAX_US)
     }
 
     /// The slots of the next leg: whole ones, as many as have `keys_max` keys. `without`: those that are in the one under way.

@@ -105,7 +105,7 @@ pub enum Durability {
     Memory,
     /// That its append-only file is on disk (`WAITAOF 1 0`, or `appendfsync always`).
     Aof,
-    /// That a replica has it (`WAIT 1`).
+    /// That all connected replicas have it (`WAIT`): a failover may promote any of them.
     Replica,
 }
 

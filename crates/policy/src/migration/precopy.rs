@@ -776,6 +776,11 @@ impl Precopy {
         let unread = self.batches.extract_if(.., |_, batch| batch.step == Step::Copy).flat_map(|(_, batch)| batch.keys);
         let mut past: BTreeSet<Key> = unread.chain(std::mem::take(&mut self.todo)).collect();
         past.extend(std::mem::take(&mut self.written).into_iter().chain(std::mem::take(&mut self.settling)));
+        // Batches are stored at once, in no order: a removal must not come before an earlier copy of its key.
+        if !self.batches.is_empty() {
+            self.written = past;
+            return;
+        }
         if past.is_empty() {
             return;
         }

@@ -270,6 +270,11 @@ impl Command {
         if self.arity < 0 { count >= wanted } else { count == wanted }
     }
 
+    /// True for a command of this crate's own table; false for one that was learnt from a node, as those of modules are.
+    pub fn is_builtin(&self) -> bool {
+        matches!(self.name, Cow::Borrowed(_))
+    }
+
     /// True where subcommands follow its name.
     pub fn is_container(&self) -> bool {
         self.container

@@ -1,5 +1,6 @@
 //! The command table, held against real servers.
 
+mod absent;
 mod globs;
 mod keys;
 mod page;

@@ -11,11 +11,12 @@ use switchyard_policy::migration::staging::{Event as OfStaged, Place};
 use switchyard_policy::migration::{BatchId, Begin, Do, Driver, Event, Fingerprint, Happened, Io, Key, LegView, Orders, Outcome, Side};
 use switchyard_policy::topology::{NodeId, Slot, Stage};
 use switchyard_resp::reply;
+use switchyard_resp::units::counted;
 use tracing::{debug, warn};
 
 use super::replicas::CatchingUp;
 use super::run::{Halt, Mover};
-use super::side::{self, Ask, Content, Form, Use};
+use super::side::{self, Ask, Content, Form, REPLICAS_TRIES, Secured, Use};
 use super::spool::Spool;
 use super::{SharedLeg, Steer, Told};
 use crate::shared::Message;
@@ -274,7 +275,7 @@ impl Mover {
                 self.end_mut(to).overwrite(batch, &contents, usage, &databases);
             }
             Do::Io(Io::Secure { batch, at, durability }) => {
-                if !self.end_mut(at).secure(batch, durability) {
+                if !self.end_mut(at).secure(batch, durability, 0) {
                     run.tell(Event::Secured { batch, refused: None });
                 }
             }
@@ -584,8 +585,19 @@ impl Mover {
             Ask::Discard => {}
             Ask::Confirm => run.tell(Event::Confirmed { side }),
             Ask::Position => self.position_known(run, &answers),
-            Ask::Secure { batch, durability } => {
-                let refused = side::secured(durability, answers.last().map(Vec::as_slice).unwrap_or_default());
+            Ask::Secure { batch, durability, tried } => {
+                let refused = match side::secured(durability, &answers) {
+                    Secured::Is(safe) => safe.err(),
+                    Secured::Fewer { replicas, .. } if tried < REPLICAS_TRIES => {
+                        let end = self.end_mut(side);
+                        end.replicas = replicas.max(1);
+                        end.secure(batch, durability, tried + 1);
+                        return Ok(());
+                    }
+                    Secured::Fewer { acknowledged, replicas } => {
+                        Some(format!("{acknowledged} of {} acknowledged it within 2 s", counted(replicas as usize, "replica")))
+                    }
+                };
                 run.tell(Event::Secured { batch, refused });
             }
             Ask::Remove { batch } => {

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use switchyard_policy::migration::{Key, Scope, Side};
 use switchyard_policy::topology::{Slot, Stage, Transit, slot_of};
 use switchyard_resp::reply;
-use tracing::info;
 
 use super::connection::error_text;
+use super::left_over::LeftOver;
 use super::run::{Halt, Mover};
 
 /// Keys that are asked about at once.
@@ -51,7 +51,7 @@ impl Mover {
     }
 
     /// Which of these keys a node has in the database that is selected there.
-    fn there(&mut self, side: Side, keys: &[Key]) -> Result<Vec<Key>, Halt> {
+    pub(super) fn there(&mut self, side: Side, keys: &[Key]) -> Result<Vec<Key>, Halt> {
         let mut args: Vec<&[u8]> = vec![b"EXISTS"];
         args.extend(keys.iter().map(|key| &key[..]));
         let answer = self.call(side, &args)?;
@@ -61,7 +61,7 @@ impl Mover {
         match reply::integer(&answer) {
             None => return Err(refused(self, &answer)),
             Some(0) => return Ok(Vec::new()),
-            Some(_) if keys.len() == 1 => return Ok(keys.to_vec()),
+            Some(count) if usize::try_from(count) == Ok(keys.len()) => return Ok(keys.to_vec()),
             Some(_) => {}
         }
         let mut there = Vec::new();
@@ -112,24 +112,19 @@ impl Mover {
     /// Sees to it that the target has none of the keys.
     fn clear_target_of_keys(&mut self) -> Result<(), Halt> {
         self.shown.says("looking for leftovers at the target");
-        let (mut removed, mut foreign) = (0_usize, 0_usize);
+        let (mut left_over, mut foreign) = (LeftOver::default(), 0_usize);
         let named = self.named();
         for database in self.databases_in_use()? {
             self.select(Side::Target, database)?;
             for page in &named {
                 let there = self.there(Side::Target, page)?;
                 let (stale, others): (Vec<Key>, Vec<Key>) = there.into_iter().partition(|key| self.may_be_removed(key));
-                removed += stale.len();
                 foreign += others.len();
-                if !stale.is_empty() {
-                    self.unlink(Side::Target, &stale)?;
-                }
+                self.remove_left_over(&mut left_over, database, &stale)?;
                 self.pump()?;
             }
         }
-        if removed > 0 {
-            info!(move_id = self.id.0, keys = removed, "removed what was left over at the target");
-        }
+        self.end_left_over(left_over)?;
         if foreign > 0 {
             return Err(Halt::Stop(format!(
                 "{} has {foreign} of these keys, which do not live there, and which no move of ours has left there. Somebody wrote past the router, or the server \

@@ -12,9 +12,9 @@ use switchyard_policy::migration::{Goal, Key, Side, is_temporary};
 use switchyard_policy::topology::{SLOT_COUNT, slot_of};
 use switchyard_resp::reply;
 use switchyard_resp::units::counted;
-use tracing::info;
 
 use super::connection::error_text;
+use super::left_over::LeftOver;
 use super::run::{Halt, Mover, big_limit};
 use super::sizes::Page;
 
@@ -74,15 +74,16 @@ struct Pass {
 #[derive(Default)]
 struct Found {
     temporary: Vec<(Side, u32, Key)>,
-    /// At the target, of slots that it does not own.
-    stale: Vec<(u32, Key)>,
+    /// At the target, of slots that it does not own: copies of keys that live at a third node, and what an earlier move has left.
+    elsewhere: Vec<(u32, Key)>,
+    left_over: Vec<(u32, Key)>,
+    left: LeftOver,
     foreign: u64,
-    removed: u64,
 }
 
 impl Found {
     fn is_to_be_cleared(&self) -> bool {
-        !self.temporary.is_empty() || !self.stale.is_empty()
+        !(self.temporary.is_empty() && self.elsewhere.is_empty() && self.left_over.is_empty())
     }
 }
 
@@ -155,9 +156,7 @@ impl Mover {
         }
         let mut found = pass.found;
         self.clear(&mut found, true)?;
-        if found.removed > 0 {
-            info!(move_id = self.id.0, keys = found.removed, "removed what was left over at the target");
-        }
+        self.end_left_over(found.left)?;
         self.say_if_sizes_are_refused(was_refused);
         self.list.set_target_is_clean(true);
         self.list.end();
@@ -266,10 +265,10 @@ impl Mover {
                 && let lives_at = topology.exception(key)
                 && lives_at != Some(self.life.order().target)
             {
-                if lives_at.is_some() || self.may_be_removed(key) {
-                    pass.found.stale.push((database, key.into()));
-                } else {
-                    pass.found.foreign += 1;
+                match lives_at {
+                    Some(_) => pass.found.elsewhere.push((database, key.into())),
+                    None if self.may_be_removed(key) => pass.found.left_over.push((database, key.into())),
+                    None => pass.found.foreign += 1,
                 }
             }
         }
@@ -282,11 +281,15 @@ impl Mover {
                 self.sweep(side, &[key])?;
             }
         }
-        for (database, key) in std::mem::take(&mut found.stale) {
+        for (database, key) in std::mem::take(&mut found.elsewhere) {
             if self.select(Side::Target, database)? {
                 self.unlink(Side::Target, &[key])?;
-                found.removed += 1;
             }
+        }
+        let left_over = std::mem::take(&mut found.left_over);
+        for of_database in left_over.chunk_by(|(one, _), (other, _)| one == other) {
+            let keys: Vec<Key> = of_database.iter().map(|(_, key)| key.clone()).collect();
+            self.remove_left_over(&mut found.left, of_database[0].0, &keys)?;
         }
         if looked && found.foreign > 0 {
             return Err(Halt::Stop(format!(

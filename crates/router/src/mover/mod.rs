@@ -12,6 +12,7 @@ mod connection;
 mod drive;
 mod keys;
 mod last_piece;
+mod left_over;
 mod list;
 mod listing;
 mod moved;

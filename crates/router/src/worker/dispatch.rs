@@ -288,7 +288,7 @@ impl Worker {
             class,
             repeatable: read_only && !command.flags.has(Flags::SCRIPT),
             by_sha: command.flags.has(Flags::SCRIPT),
-            ticket: EndNumber::NONE,
+            end: EndNumber::NONE,
         };
         let request = self.pass(Keyed { call: Call::Found(command, args), node, database }, raw, pending);
         let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };

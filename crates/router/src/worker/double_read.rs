@@ -45,8 +45,8 @@ pub(super) fn may_double_read(
 ) -> Option<[NodeId; 2]> {
     let (nodes, processes) = look.double_read(&plan.topology)?;
     let is_read = command.flags.has(Flags::READONLY) && !command.flags.has(Flags::SCRIPT) && !command.flags.has(Flags::BLOCKING);
-    // A cursor into a value means something to one server only.
-    if !is_read || command.handling != Handling::Keyed || command.flags.has(Flags::CURSOR) {
+    // A cursor into a value means something to one server only; and what a module answers of a missing key is not known.
+    if !is_read || !command.is_builtin() || command.handling != Handling::Keyed || command.flags.has(Flags::CURSOR) {
         return None;
     }
     let key = args.get(command.first_key_only(args)?)?;

@@ -167,7 +167,7 @@ impl Worker {
                 class,
                 repeatable: false,
                 by_sha: false,
-                ticket: EndNumber::NONE,
+                end: EndNumber::NONE,
             };
             link.touch_as(no_touch, pending);
             for (number, request) in requests.iter().enumerate() {

@@ -444,7 +444,7 @@ impl Worker {
             (facts.failure.take().is_some() || first, learn)
         });
         if restarted {
-            warn!(node = %name, "node has restarted: it keeps what its persistence kept");
+            warn!(node = %name, "node is another process than before: it was restarted, or a failover has replaced it; it has the keys that this process has");
         }
         if recovered {
             info!(node = %name, version = %format_args!("{flavour} {version}"), "node is up");

@@ -68,7 +68,7 @@ pub(super) struct Request<'a> {
 impl<'a> Request<'a> {
     /// One of the router's own, without keys.
     pub(super) fn of_ours(bytes: &'a [u8], database: u32, pending: Pending) -> Self {
-        Self { bytes, database, pending: Pending { ticket: EndNumber::NONE, ..pending } }
+        Self { bytes, database, pending: Pending { end: EndNumber::NONE, ..pending } }
     }
 
     /// For the connection that takes it.
@@ -104,7 +104,7 @@ pub(super) struct Hearers {
     last: EndNumber,
     /// What the transaction that is being handed over has queued, as far as somebody wants to hear of it.
     queued: Vec<EndNumber>,
-    /// The same of those under way, by the ticket of EXEC.
+    /// The same of those under way, by the number of their EXEC.
     transactions: BTreeMap<EndNumber, Vec<EndNumber>>,
 }
 
@@ -130,14 +130,14 @@ impl Worker {
     /// A command is handed to a connection: makes its request.
     #[inline]
     pub(super) fn pass<'r>(&mut self, keyed: Keyed<'_>, bytes: &'r [u8], pending: Pending) -> Request<'r> {
-        let ticket = if self.hearers.any { self.tell_sent(keyed) } else { EndNumber::NONE };
-        Request { bytes, database: keyed.database, pending: Pending { ticket, ..pending } }
+        let end = if self.hearers.any { self.tell_sent(keyed) } else { EndNumber::NONE };
+        Request { bytes, database: keyed.database, pending: Pending { end, ..pending } }
     }
 
     /// The same of a command that its node queues: it is over when EXEC is.
     pub(super) fn pass_queued<'r>(&mut self, keyed: Keyed<'_>, bytes: &'r [u8], pending: Pending) -> Request<'r> {
         let request = self.pass(keyed, bytes, pending);
-        self.hearers.queued.extend(Some(request.pending.ticket).filter(|ticket| *ticket != EndNumber::NONE));
+        self.hearers.queued.extend(Some(request.pending.end).filter(|end| *end != EndNumber::NONE));
         Request::of_ours(bytes, keyed.database, pending)
     }
 
@@ -145,10 +145,10 @@ impl Worker {
     pub(super) fn pass_exec(&mut self, database: u32, pending: Pending) -> Request<'static> {
         let mut request = Request::of_ours(EXEC, database, pending);
         if !self.hearers.queued.is_empty() {
-            let ticket = self.hearers.next();
+            let end = self.hearers.next();
             let queued = std::mem::take(&mut self.hearers.queued);
-            self.hearers.transactions.insert(ticket, queued);
-            request.pending.ticket = ticket;
+            self.hearers.transactions.insert(end, queued);
+            request.pending.end = end;
         }
         request
     }
@@ -163,7 +163,7 @@ impl Worker {
     /// A connection has given a request back; with the node's answer, where there is one.
     #[inline]
     pub(super) fn over(&mut self, ended: Ended, answer: &[u8]) -> Pending {
-        if ended.pending.ticket != EndNumber::NONE {
+        if ended.pending.end != EndNumber::NONE {
             self.tell_ended(&ended, answer);
         }
         ended.pending
@@ -172,31 +172,31 @@ impl Worker {
     #[cold]
     fn tell_ended(&mut self, ended: &Ended, answer: &[u8]) {
         let Ended { pending, outcome, .. } = ended;
-        let queued = self.hearers.transactions.remove(&pending.ticket);
+        let queued = self.hearers.transactions.remove(&pending.end);
         let is_discarded = *outcome == Outcome::Certain && (reply::is_null(answer) || answer.starts_with(b"-EXECABORT"));
         let outcome = if queued.is_some() && is_discarded { Outcome::Never } else { *outcome };
         let Some(tap) = &self.hearers.tap else { return };
-        for ticket in queued.unwrap_or_else(|| vec![pending.ticket]) {
-            tap.ended((self.index, ticket.0), outcome);
+        for end in queued.unwrap_or_else(|| vec![pending.end]) {
+            tap.ended((self.index, end.0), outcome);
         }
     }
 
     #[cold]
     fn tell_sent(&mut self, keyed: Keyed<'_>) -> EndNumber {
-        let ticket = self.with_keys(keyed.call, |worker, plan, command, args, places| {
+        let end = self.with_keys(keyed.call, |worker, plan, command, args, places| {
             worker.note_sent(plan, keyed.node, command, args, places);
             worker.tell_tap(keyed, command, args, places)
         });
-        ticket.unwrap_or(EndNumber::NONE)
+        end.unwrap_or(EndNumber::NONE)
     }
 
     fn tell_tap(&mut self, keyed: Keyed<'_>, command: &Command, args: &Args<'_>, places: &[u32]) -> EndNumber {
         let Some(tap) = self.hearers.tap.clone() else { return EndNumber::NONE };
-        let ticket = self.hearers.next();
+        let end = self.hearers.next();
         let keys: Vec<&[u8]> = places.iter().filter_map(|place| args.get(*place as usize)).collect();
-        let (number, Keyed { node, database, .. }) = ((self.index, ticket.0), keyed);
+        let (number, Keyed { node, database, .. }) = ((self.index, end.0), keyed);
         tap.sent(&SentCommand { number, node, database, command: &command.name, keys: &keys, writes: writes(command) });
-        ticket
+        end
     }
 
     /// Calls `with` with the command and the places of its keys, where it has some. A channel is no key.

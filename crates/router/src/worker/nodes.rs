@@ -218,7 +218,7 @@ impl Worker {
             class: switchyard_resp::command::CommandClass::Admin as u8,
             repeatable: false,
             by_sha: false,
-            ticket: EndNumber::NONE,
+            end: EndNumber::NONE,
         }
     }
 

@@ -285,7 +285,7 @@ impl Worker {
             class,
             repeatable: false,
             by_sha: false,
-            ticket: EndNumber::NONE,
+            end: EndNumber::NONE,
         };
         link.touch_as(no_touch, pending);
         let request = self.pass(Keyed { call, node, database }, request, pending);

@@ -700,7 +700,7 @@ impl Worker {
             class,
             repeatable: false,
             by_sha: false,
-            ticket: EndNumber::NONE,
+            end: EndNumber::NONE,
         };
         link.touch_as(no_touch, queued);
         link.push(Request::of_ours(MULTI, database, queued));

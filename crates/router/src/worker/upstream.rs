@@ -146,7 +146,7 @@ pub(super) struct Pending {
     /// EVALSHA or a relative: a NOSCRIPT reply can be healed.
     pub(super) by_sha: bool,
     /// Who wants to hear of its end.
-    pub(super) ticket: EndNumber,
+    pub(super) end: EndNumber,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -430,7 +430,7 @@ impl Link {
             purpose: Purpose::Nobody,
             repeatable: false,
             by_sha: false,
-            ticket: EndNumber::NONE,
+            end: EndNumber::NONE,
             ..like
         });
         self.counters.in_flight.add(1);
@@ -761,7 +761,7 @@ mod tests {
         class: 0,
         repeatable: false,
         by_sha: false,
-        ticket: EndNumber::NONE,
+        end: EndNumber::NONE,
     };
 
     fn link(lane: Lane) -> Link {

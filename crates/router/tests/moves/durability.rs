@@ -103,7 +103,7 @@ fn a_replica_that_does_not_acknowledge_rolls_the_leg_back() {
     until("some keys have moved", || fleet.progress(1).keys_moved > 50);
     copy.signal(rustix::process::Signal::STOP);
     let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("nothing is safe") };
-    assert!(why.contains("no replica acknowledged it"), "{why}");
+    assert!(why.contains("0 of 1 replica acknowledged it"), "{why}");
     copy.signal(rustix::process::Signal::CONT);
     all_there(&mut fleet.client(), 2000);
     until("another move is done", || {
@@ -113,6 +113,32 @@ fn a_replica_that_does_not_acknowledge_rolls_the_leg_back() {
     });
     all_there(&mut fleet.client(), 2000);
     assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
+}
+
+/// A failover may promote any of them.
+#[test]
+fn of_several_replicas_all_that_are_there_must_have_it() {
+    let fleet = Fleet::new(2);
+    fill(&mut fleet.client(), 2000);
+    let copies = [replica(&fleet.servers[1]), replica(&fleet.servers[1])];
+    until("both are in step", || fleet.servers[1].client().cmd("INFO replication").matches("state=online").count() == 2);
+    let task = |id, goal| with(fleet.task(id, 0, 1), |order| (order.how.durability, order.how.goal) = (Durability::Replica, goal));
+    fleet.begin(task(1, Goal::Gentle));
+    until("some keys have moved", || fleet.progress(1).keys_moved > 50);
+    copies[0].signal(rustix::process::Signal::STOP);
+    let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("one of them does not have it") };
+    assert!(why.contains("1 of 2 replicas acknowledged it"), "{why}");
+    copies[0].signal(rustix::process::Signal::CONT);
+    all_there(&mut fleet.client(), 2000);
+    until("both are in step again", || fleet.servers[1].client().cmd("INFO replication").matches("lag=0").count() == 2);
+    // One that is gone is waited for no more.
+    fleet.begin(task(2, Goal::Gentle));
+    until("some keys have moved", || fleet.progress(2).keys_moved > 50);
+    let [gone, stays] = copies;
+    drop(gone);
+    fleet.router().steer_move(MoveId(2), Steer::Goal(Goal::Fast));
+    assert_eq!(fleet.wait_for(2), MoveEnd::Done);
+    assert_eq!(keys(&stays).len(), 2000);
 }
 
 #[test]

@@ -36,6 +36,34 @@ fn leftovers_at_the_target_stop_a_move_unless_they_may_go() {
 }
 
 #[test]
+fn leftovers_of_a_move_are_removed_unless_they_are_all_that_is_left() {
+    let fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    let mut nodes = [fleet.servers[0].client(), fleet.servers[1].client()];
+    (0..200).for_each(|n| assert_eq!(client.cmd(&format!("SET {{{n}}} value")), "OK"));
+    let owned: Vec<usize> = (0..200).filter(|n| nodes[0].cmd(&format!("EXISTS {{{n}}}")) == "1").collect();
+    owned.iter().for_each(|n| assert_eq!(nodes[1].cmd(&format!("SET {{{n}}} older")), "OK"));
+    let task = |id| {
+        let mut task = fleet.task(id, 0, 1);
+        task.leftovers.clone_from(&task.order.slots);
+        task
+    };
+    // The owner comes back without most of them.
+    owned.iter().skip(5).for_each(|n| assert_eq!(nodes[0].cmd(&format!("DEL {{{n}}}")), "1"));
+    fleet.begin(task(1));
+    let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("nothing is removed that nobody else has") };
+    assert!(why.contains(&format!("{} keys", owned.len() - 5)) && why.contains("docs/backup.md"), "{why}");
+    owned.iter().skip(5).for_each(|n| assert_eq!(nodes[1].cmd(&format!("GET {{{n}}}")), "older"));
+    // With most of them it has them all; a few that clients have deleted there do not come back.
+    owned.iter().skip(5).for_each(|n| assert_eq!(client.cmd(&format!("SET {{{n}}} value")), "OK"));
+    assert_eq!(client.cmd(&format!("DEL {{{}}}", owned[7])), "1");
+    fleet.completes(task(2));
+    for n in &owned {
+        assert_eq!(client.cmd(&format!("GET {{{n}}}")), if *n == owned[7] { "(nil)" } else { "value" });
+    }
+}
+
+#[test]
 fn a_target_without_room_is_not_filled() {
     let fleet = Fleet::with(vec![Server::start(&[]), Server::start(&["--maxmemory", "3mb"])]);
     let mut client = fleet.client();

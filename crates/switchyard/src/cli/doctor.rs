@@ -12,7 +12,7 @@ use switchyard_control::admin::{LinkReport, MisplacedReport, NodeReport};
 use switchyard_control::misplaced_text;
 use switchyard_control::nodes::holdings::{FirstStart, first_start, primaries};
 use switchyard_control::nodes::servers_of;
-use switchyard_policy::topology::Topology;
+use switchyard_policy::topology::{Slot, Topology};
 use switchyard_resp::units::{TIME_FORM, counted, describe_time, parse_time};
 
 use super::Failure;
@@ -187,8 +187,9 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
                     "correct the list of nodes, or --state-dir",
                 )];
             }
-            // What moves have left or have in transit is in the journal, which nobody reads but the router.
-            match processes.recognise(&config.state_dir, topology, &primaries(&resolved.nodes), patience, |_| Vec::new(), false) {
+            // What moves have left or have in transit is in the journal, which nobody reads but the router. A key that its owner has, too, may be left of one.
+            let left = |_| Slot::all().collect();
+            match processes.recognise(&config.state_dir, topology, &primaries(&resolved.nodes), patience, left, false) {
                 Ok(doubts) => {
                     let advice = "no harm where a move was under way when the router ended; else see where these keys come from";
                     doubts.into_iter().map(|doubt| finding(Level::Warning, doubt, advice)).collect()

@@ -1,7 +1,7 @@
 //! `switchyard nodes`: the nodes behind a running router, and how one joins and goes.
 
 use clap::{Args, Subcommand};
-use switchyard_control::admin::{AddNodeRequest, LinkReport, NodeReport, NodesReport, PlanReport};
+use switchyard_control::admin::{AddNodeRequest, BalanceRequest, LinkReport, NodeReport, NodesReport, PlanReport};
 use switchyard_control::nodes::parse_endpoint;
 
 use super::Failure;
@@ -104,17 +104,22 @@ struct UndrainArguments {
 /// Move everything away from a node, which gets nothing back until it is undrained
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  \
+    switchyard nodes drain 127.0.0.1:7001 --dry-run\n  \
     switchyard nodes drain 127.0.0.1:7001 --wait && switchyard nodes remove 127.0.0.1:7001\n\n\
     Exit codes: 0 it is on record (with --wait: the node owns nothing any more); 1 it was refused, or a move stopped early")]
 struct DrainArguments {
     /// The node, as `switchyard nodes list` shows it
     address: String,
 
+    /// Only say what would be moved
+    #[arg(long)]
+    dry_run: bool,
+
     #[command(flatten)]
     how: HowFlags,
 
     /// Wait until it owns nothing, and show how far that is
-    #[arg(long)]
+    #[arg(long, conflicts_with = "dry_run")]
     wait: bool,
 
     #[command(flatten)]
@@ -173,7 +178,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         Some(Command::Drain(given)) => {
             let client = AdminClient::new(&given.flags)?;
-            let body = client.post_json(&format!("/api/v1/nodes/{}/drain", encoded(&given.address)), &given.how.request())?;
+            let request = BalanceRequest { dry_run: given.dry_run, how: given.how.request() };
+            let body = client.post_json(&format!("/api/v1/nodes/{}/drain", encoded(&given.address)), &request)?;
             return finish(&client, &body, given.wait, given.flags.json);
         }
         Some(Command::Undrain(given)) => {

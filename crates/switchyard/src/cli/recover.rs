@@ -184,9 +184,12 @@ fn assign(nodes: &[Counted]) -> anyhow::Result<(Topology, BTreeSet<Slot>)> {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Strays {
     at: BTreeMap<Arc<[u8]>, BTreeSet<NodeId>>,
-    /// There were more than can live alone: the rest is not known.
+    /// There were more than are remembered: the rest is not known.
     too_many: bool,
 }
+
+/// So many names are remembered, at most: about 2 GB. An aborted copy may have left a node's keys at another one, and only one of the two counts.
+const STRAYS_MAX: usize = 10_000_000;
 
 /// Visits the names of all keys of the node of this number.
 type EachKey<'a> = &'a mut dyn FnMut(&[u8]) -> ControlFlow<()>;
@@ -207,7 +210,7 @@ impl Strays {
                     if !shared.contains(&slot) || (topology.owner(slot) == node) != at_owner {
                         return ControlFlow::Continue(());
                     }
-                    let is_full = strays.at.len() == EXCEPTIONS_MAX;
+                    let is_full = strays.at.len() == STRAYS_MAX;
                     match strays.at.get_mut(key) {
                         Some(at) => drop(at.insert(node)),
                         None if at_owner => {}
@@ -232,8 +235,8 @@ const SHOWN: usize = 10;
 fn settle(topology: Topology, strays: Strays, take_most: bool) -> anyhow::Result<Topology> {
     if strays.too_many {
         bail!(
-            "more than {EXCEPTIONS_MAX} keys are at other nodes than most keys of their slots, which is more than can live alone: these nodes were not one fleet, or a \
-             copy of keys was under way. Remove the keys that do not belong there"
+            "more than {STRAYS_MAX} keys are at other nodes than most keys of their slots: these nodes were not one fleet, or a copy of keys was under way. Remove the \
+             keys that do not belong there"
         );
     }
     let name = |id: &NodeId| topology.node(*id).map_or_else(String::new, |node| node.name.clone());
@@ -264,6 +267,13 @@ fn settle(topology: Topology, strays: Strays, take_most: bool) -> anyhow::Result
         .filter(|(key, at)| !at.contains(&topology.owner(slot_of(key))))
         .filter_map(|(key, at)| Some((key, at.into_iter().next()?)))
         .collect();
+    if alone.len() > EXCEPTIONS_MAX {
+        bail!(
+            "{} only elsewhere than most keys of the slot, and not more than {EXCEPTIONS_MAX} can live alone: these nodes were not one fleet. Remove the keys that do \
+             not belong there",
+            are(alone.len())
+        );
+    }
     if !alone.is_empty() {
         println!("{} elsewhere than most keys of the slot, and found there; `switchyard move --home` moves such keys", are(alone.len()));
     }
@@ -325,5 +335,16 @@ mod tests {
         assert!(error.contains("1 key is at several nodes") && error.contains("--take-most"), "{error}");
         let topology = settled(&[&["1", "2", "9"], &["2", "3", "4", "5"], &["9"]], true).expect("told to");
         assert_eq!(["{a}1", "{a}2", "{a}3", "{a}9"].map(|key| topology.lives_at(key.as_bytes()).0), [0, 1, 1, 0]);
+    }
+
+    #[test]
+    fn more_copies_than_keys_can_live_alone_are_no_hindrance() {
+        let names: Vec<String> = (0..=EXCEPTIONS_MAX).map(|i| i.to_string()).collect();
+        let copied: Vec<&str> = names.iter().map(String::as_str).collect();
+        let owned: Vec<&str> = copied.iter().copied().chain(["more"]).collect();
+        let topology = settled(&[&copied, &owned], true).expect("each is at the node of its slot");
+        assert_eq!(["{a}1", "{a}more"].map(|key| topology.lives_at(key.as_bytes()).0), [1, 1]);
+        let error = settled(&[&copied, &["x"; EXCEPTIONS_MAX + 2]], true).expect_err("they are only elsewhere").to_string();
+        assert!(error.contains("only elsewhere"), "{error}");
     }
 }

@@ -438,7 +438,7 @@ keys! {
         "Bytes per second that a move copies at most, with a unit, such as 20mb. 0: as fast as the goal allows.";
     "durability" Reload [] word(DURABILITIES) moves.how.durability,
         "What must be safe at the target before a key leaves its source: memory (the target has answered), aof (its append-only file is \
-         on disk), replica (a replica has it).";
+         on disk), replica (its replicas have it).";
     "per-node-max" Reload [] count(1..=16) moves.per_node_max,
         "Moves in which a node takes part at the same time, as source or as target; more wait.";
     "big-key" Reload ["large-key", "big-keys"] size(0..=GB) live.big_key,

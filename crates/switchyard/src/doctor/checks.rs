@@ -144,7 +144,9 @@ fn replica(node: &Seen, primary: SocketAddr, notes: &mut Notes<'_>) {
             "set REPLICAOF with an address",
         ),
     }
-    if info("master_sync_in_progress") == "1" {
+    // It has never been in step yet: the first synchronisation is about to begin.
+    let is_first = info("master_link_down_since_seconds") == "-1";
+    if info("master_sync_in_progress") == "1" || is_first {
         notes.warning("replication", "it is being filled from its primary, and not read before that is done", "wait");
     } else if info("master_link_status") != "up" {
         notes.error(

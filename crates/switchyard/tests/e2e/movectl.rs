@@ -194,6 +194,11 @@ fn nodes_that_join_and_go_survive_a_restart() {
     assert!(moves.iter().all(|m| m["to"] == third.address().to_string() && m["id"].is_null()), "{plan}");
     assert_eq!(moves.iter().map(|m| m["slots"].as_u64().unwrap_or(0)).sum::<u64>(), 5461, "{plan}");
     assert_eq!(owns(site.router(), third.address()), Some(0), "only planned");
+    let plan = json(site.router(), &format!("nodes drain {} --dry-run", listed[0]));
+    let moves = plan["moves"].as_array().expect("moves");
+    assert!(moves.iter().all(|m| m["from"] == listed[0].to_string() && m["id"].is_null()), "{plan}");
+    assert_eq!(moves.iter().map(|m| m["slots"].as_u64().unwrap_or(0)).sum::<u64>(), 8192, "{plan}");
+    assert!(!done(site.router(), "nodes").contains("drained"), "only planned");
 
     site.router_mut().restart(&listed);
     assert_eq!(owns(site.router(), third.address()), Some(0), "remembered, though no flag names it");

@@ -160,9 +160,12 @@ fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
     eventually("the node is back", || scene.site.client().cmd(&format!("GET {}", scene.elsewhere)) == bulk("1"));
     assert_eq!(scene.site.client().cmd(&format!("GET {}", scene.key(moved[0]))), bulk("anew"));
     assert_eq!(scene.site.client().cmd(&format!("GET {}", scene.key(moved[1]))), Value::Nil);
-    // What it kept is ours, and goes with the next move.
+    // What it kept is ours, and nobody else has it: it goes with the next move, when somebody says so.
     let slot = slot_of(scene.key(0).as_bytes()).number();
-    done(scene.site.router(), &format!("move --from {} --to {} --slots {slot} --goal fast --wait", scene.name(0), scene.name(1)));
+    let line = format!("move --from {} --to {} --slots {slot} --goal fast --wait", scene.name(0), scene.name(1));
+    let text = refused(scene.site.router(), &line);
+    assert!(text.contains("what a node that was given up has kept"), "{text}");
+    done(scene.site.router(), &format!("{line} --purge-target"));
     scene.all_there(left);
     assert_eq!(scene.site.client().cmd(&format!("GET {}", scene.key(moved[0]))), bulk("anew"));
     assert_eq!(scene.site.client().cmd(&format!("GET {}", scene.key(moved[1]))), Value::Nil);

@@ -160,17 +160,30 @@ pub(in crate::mover) fn stored(
     Ok((outcomes, again))
 }
 
-/// What came of a [`super::Ask::Secure`]: why not, where not.
-pub(in crate::mover) fn secured(durability: Durability, answer: &[u8]) -> Option<String> {
+/// What came of a [`super::Ask::Secure`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(in crate::mover) enum Secured {
+    /// It is safe; or the text says why not.
+    Is(Result<(), String>),
+    /// So many replicas are there now, and fewer have it, or were asked.
+    Fewer { acknowledged: u32, replicas: u32 },
+}
+
+/// What the answers to a [`super::Ask::Secure`] say.
+pub(in crate::mover) fn secured(durability: Durability, answers: &[Vec<u8>]) -> Secured {
+    let answer = answers.last().map(Vec::as_slice).unwrap_or_default();
     if reply::is_error(answer) {
-        return Some(error_text(answer));
+        return Secured::Is(Err(error_text(answer)));
     }
     let count = reply::integer(answer).or_else(|| reply::elements(answer).next().and_then(reply::integer)).unwrap_or(0);
-    let what = match durability {
-        Durability::Aof => "its append-only file was not synced within 2 s",
-        _ => "no replica acknowledged it within 2 s",
-    };
-    (count < 1).then(|| what.to_owned())
+    if durability != Durability::Replica {
+        return Secured::Is(if count < 1 { Err("its append-only file was not synced within 2 s".to_owned()) } else { Ok(()) });
+    }
+    let acknowledged = u32::try_from(count).unwrap_or(0);
+    let info = answers.first().and_then(|info| reply::text(info)).map(String::from_utf8_lossy).unwrap_or_default();
+    // One that is in its first synchronisation has nothing yet, and cannot be promoted.
+    let replicas = info.lines().filter(|line| line.starts_with("slave") && line.contains("state=online")).count() as u32;
+    if acknowledged >= replicas.max(1) { Secured::Is(Ok(())) } else { Secured::Fewer { acknowledged, replicas } }
 }
 
 /// A node's answer to SCAN: the next cursor, and keys.
@@ -187,6 +200,21 @@ mod tests {
     use switchyard_policy::migration::Key;
 
     use super::*;
+
+    #[test]
+    fn all_replicas_that_are_there_must_have_it() {
+        let info = |lines: &str| format!("${}\r\n{lines}\r\n", lines.len());
+        let two = info(
+            "role:master\r\nslave0:ip=a,port=1,state=online\r\nslave1:ip=b,port=1,state=online\r\nslave2:ip=c,port=1,state=wait_bgsave",
+        );
+        let asked = |info: &str, count: u32| secured(Durability::Replica, &answers(&[info, &format!(":{count}\r\n")]));
+        assert_eq!(asked(&two, 2), Secured::Is(Ok(())));
+        assert_eq!(asked(&two, 1), Secured::Fewer { acknowledged: 1, replicas: 2 });
+        assert_eq!(asked(&info("role:master"), 0), Secured::Fewer { acknowledged: 0, replicas: 0 });
+        assert_eq!(asked(&info("role:master"), 1), Secured::Is(Ok(())), "it came meanwhile");
+        assert_eq!(secured(Durability::Aof, &answers(&["*2\r\n:1\r\n:0\r\n"])), Secured::Is(Ok(())));
+        assert!(matches!(secured(Durability::Aof, &answers(&["*2\r\n:0\r\n:0\r\n"])), Secured::Is(Err(_))));
+    }
 
     fn answers(texts: &[&str]) -> Vec<Vec<u8>> {
         texts.iter().map(|t| t.as_bytes().to_vec()).collect()

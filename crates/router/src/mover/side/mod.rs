@@ -17,7 +17,7 @@ use switchyard_policy::migration::{BatchId, Copied, Durability, Key, Stored};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply;
 
-pub(in crate::mover) use self::answers::{OneByOne, copied, scanned, secured, stored};
+pub(in crate::mover) use self::answers::{OneByOne, Secured, copied, scanned, secured, stored};
 use crate::fences::Fences;
 use crate::mover::connection::{Connection, field};
 use crate::mover::last_piece::{self, Last, LastRead};
@@ -33,6 +33,10 @@ const SLOW_MAX: u32 = 7;
 
 /// How long a node may take to make something safe, milliseconds.
 const SECURE_MS: &[u8] = b"2000";
+
+/// The same of replicas, of which one may be gone meanwhile: they are counted anew after so long, and so often in all.
+const REPLICAS_MS: &[u8] = b"200";
+pub(in crate::mover) const REPLICAS_TRIES: u32 = 10;
 
 /// How long the target may take in a MIGRATE, milliseconds.
 const MIGRATE_MS: &[u8] = b"1000";
@@ -122,6 +126,8 @@ pub(in crate::mover) enum Ask {
     Secure {
         batch: BatchId,
         durability: Durability,
+        /// How often replicas were asked before.
+        tried: u32,
     },
     Remove {
         batch: BatchId,
@@ -290,6 +296,8 @@ pub(in crate::mover) struct End {
     pub(in crate::mover) next_try: Option<Instant>,
     /// `appendfsync always`: what is answered is on disk.
     pub(in crate::mover) always_synced: bool,
+    /// The replicas that it has, when last asked: nobody knows which of them a failover would promote, so all must have what is to be safe.
+    pub(in crate::mover) replicas: u32,
     pub(in crate::mover) policy: String,
     /// Seconds of a processor that it had used, and when it said so.
     work: Option<(f64, Instant)>,
@@ -315,6 +323,7 @@ impl End {
             fences,
             next_try: None,
             always_synced: false,
+            replicas: 1,
             policy: String::new(),
             work: None,
             tells_changes: true,
@@ -565,16 +574,21 @@ impl End {
         self.ask(Ask::Discard, replies);
     }
 
-    /// Makes what was stored on this connection safe. False where it is as safe as that already.
-    pub(in crate::mover) fn secure(&mut self, batch: BatchId, durability: Durability) -> bool {
+    /// Makes what was stored on this connection safe; replicas were asked so often before. False where it is as safe as that already.
+    pub(in crate::mover) fn secure(&mut self, batch: BatchId, durability: Durability, tried: u32) -> bool {
         let Some(connection) = &mut self.connection else { return true };
+        let before = connection.unanswered;
         match durability {
             Durability::Memory => return false,
             Durability::Aof if self.always_synced => return false,
             Durability::Aof => connection.push(&[b"WAITAOF", b"1", b"0", SECURE_MS]),
-            Durability::Replica => connection.push(&[b"WAIT", b"1", SECURE_MS]),
+            Durability::Replica => {
+                connection.push(&[b"INFO", b"replication"]);
+                connection.push(&[b"WAIT", self.replicas.to_string().as_bytes(), REPLICAS_MS]);
+            }
         }
-        self.ask(Ask::Secure { batch, durability }, 1);
+        let replies = connection.unanswered - before;
+        self.ask(Ask::Secure { batch, durability, tried }, replies);
         true
     }
 
