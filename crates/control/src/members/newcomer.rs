@@ -33,8 +33,7 @@ impl FleetFacts {
     /// These nodes, as they say themselves, before a router serves them.
     pub fn ask(nodes: &[NodeAccess], site: String, patience: Duration) -> Self {
         let ask = |access: &NodeAccess| {
-            let info = NodeConnection::open(access, patience).and_then(|mut node| node.ask(&["INFO"]).map_err(|error| error.to_string()));
-            let said = Newcomer { info: info.map(|info| info.text()).unwrap_or_default(), ..Newcomer::default() };
+            let said = says(access, patience).unwrap_or_default();
             (access.name.clone(), said.field("run_id").map(str::to_owned), said.version())
         };
         let databases = nodes.iter().find_map(|access| databases_of(access, patience)).unwrap_or_default();
@@ -48,7 +47,13 @@ impl FleetFacts {
         // Clients cannot use a database that any node lacks.
         let up = status.nodes.iter().filter(|node| node.link == Link::Up && topology.node(node.id).is_some());
         let setting = up.filter_map(|node| databases_of(reached.get(&node.id)?, patience)).next();
-        let nodes = status.nodes.into_iter().map(|node| (node.name, node.run_id, node.version)).collect();
+        // The router may not have met a node yet, or may know the process before this one: they are asked.
+        let said = at_once(&status.nodes, |node| says(reached.get(&node.id)?, patience));
+        let nodes = status.nodes.into_iter().zip(said).map(|(node, said)| match said {
+            Some(said) => (node.name, said.field("run_id").map(str::to_owned), said.version()),
+            None => (node.name, node.run_id, node.version),
+        });
+        let nodes = nodes.collect();
         Some(Self { router, site, nodes, databases: setting.unwrap_or(used) })
     }
 
@@ -83,6 +88,12 @@ impl FleetFacts {
         let notes = judge(name, &newcomer, self)?;
         Ok((access, newcomer, notes))
     }
+}
+
+/// What a node says of itself, if it answers.
+fn says(access: &NodeAccess, patience: Duration) -> Option<Newcomer> {
+    let info = NodeConnection::open(access, patience).ok()?.ask(&["INFO"]).ok()?.text();
+    Some(Newcomer { info, ..Newcomer::default() })
 }
 
 /// What a server says of itself.

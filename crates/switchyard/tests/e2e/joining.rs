@@ -2,6 +2,7 @@
 //! must not fail commands about all nodes whatever becomes of them.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use crate::movectl::{ask, done, json, names, owns, refused, slots};
 use crate::support::relay::Relay;
@@ -65,6 +66,21 @@ fn whatever_cannot_be_a_node_is_refused_and_nothing_changes() {
     done(router, &format!("nodes add {}", full.address()));
     assert_eq!(owns(router, full.address()), Some(0));
     assert!(refused(router, &format!("nodes add {}", full.address())).contains("is a node already"));
+}
+
+/// The router has not seen yet that a node is another process.
+#[test]
+fn a_node_that_was_just_restarted_does_not_join_under_another_name() {
+    let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let relay = Relay::start(site.nodes()[0].address());
+    let name = site.nodes()[0].address().to_string();
+    site.node_mut(0).kill();
+    until("it is known to be down", || json(site.router(), "status").to_string().contains("down"));
+    // Its pauses between attempts have become long by then.
+    std::thread::sleep(Duration::from_secs(2));
+    site.node_mut(0).restart();
+    let text = refused(site.router(), &format!("nodes add {}", relay.address()));
+    assert!(text.contains(&format!("is the same server as node {name}")), "{text}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use crate::support::certificates::{Authority, Pair, TlsClient};
 use crate::support::client::PATIENCE;
-use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, bulk, encode, ok, ports, simple, until};
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, bulk, encode, int, ok, ports, simple, until};
 
 /// A TLS listener beside the plain one, and its address.
 fn secured(pair: &Pair, tls: &str, rest: &str) -> (SiteOptions, SocketAddr) {
@@ -377,6 +377,8 @@ fn a_client_that_vanishes_in_the_middle_leaves_nothing() {
     let (options, address) = secured(&pair, "", "");
     let Some(site) = Site::router_only(2, &options) else { return };
     let config = authority.client_config(None);
+    // Its own connections to nodes are there.
+    assert_eq!(site.client().cmd("DBSIZE"), int(0));
     let files = site.router().process().open_files();
     for i in 0..40 {
         let mut client = TlsClient::connect(address, &config).expect("shakes hands");
