@@ -312,7 +312,7 @@ impl State {
                     source: *source,
                     target: *target,
                     keys_only: false,
-                    copies_first: protocol.is_one_leg(),
+                    copies_first: protocol.copies_first(),
                     entries: Vec::new(),
                     legs: BTreeMap::new(),
                 };

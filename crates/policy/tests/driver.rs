@@ -187,8 +187,18 @@ fn a_record_that_is_durable_before_another_is_a_bug() {
 fn netmigrate_reads_at_both_nodes() {
     let mut driven = Driven::new(patient(Protocol::NetMigrate));
     driven.record();
-    let double_read = Some(Arc::new(DoubleRead { source: "a".to_owned(), target: "b".to_owned() }));
-    assert_eq!(driven.take(), [Do::View { away: None, double_read }, Do::Publish]);
+    let double_read = |fetches_one_in| Some(Arc::new(DoubleRead { source: "a".to_owned(), target: "b".to_owned(), fetches_one_in }));
+    assert_eq!(driven.take(), [Do::View { away: None, double_read: double_read(0) }, Do::Publish]);
+    let mut driven = Driven::new(patient(Protocol::Fulva));
+    driven.record();
+    assert_eq!(driven.take(), [Do::View { away: None, double_read: double_read(100) }, Do::Publish]);
+}
+
+#[test]
+fn of_double_reads_a_sample_is_fetched() {
+    let one_in = |fetches_one_in| DoubleRead { source: "a".to_owned(), target: "b".to_owned(), fetches_one_in };
+    assert_eq!((1..=1000).filter(|number| one_in(100).fetches(*number)).count(), 10);
+    assert!(!(0..1000).any(|number| one_in(0).fetches(number)));
 }
 
 /// Rocksteady, as NetMigrate's agents have it: sixteen missing keys at a time, or those of a tenth of a second.

@@ -37,6 +37,8 @@ pub struct Scenario {
     pub rocksteady: u64,
     /// Keys on their way are read at both sides.
     pub netmigrate: u64,
+    /// The same, all slots at once, and a sample of these reads has its key fetched.
+    pub fulva: u64,
     /// kill -9 of a node.
     pub kill_node: u64,
     /// kill -9 of the router.
@@ -122,6 +124,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("databases", include_str!("../scenarios/databases.txt")),
     ("rocksteady", include_str!("../scenarios/rocksteady.txt")),
     ("netmigrate", include_str!("../scenarios/netmigrate.txt")),
+    ("fulva", include_str!("../scenarios/fulva.txt")),
     ("precopy", include_str!("../scenarios/precopy.txt")),
     ("precopy-forgetful", include_str!("../scenarios/precopy-forgetful.txt")),
 ];
@@ -156,6 +159,7 @@ impl Scenario {
             freeze: 0,
             rocksteady: 0,
             netmigrate: 0,
+            fulva: 0,
             kill_node: 0,
             kill_router: 0,
             stop: 0,
@@ -205,6 +209,7 @@ impl Scenario {
                 "freeze" => (&mut scenario.freeze, 1000),
                 "rocksteady" => (&mut scenario.rocksteady, 1000),
                 "netmigrate" => (&mut scenario.netmigrate, 1000),
+                "fulva" => (&mut scenario.fulva, 1000),
                 "kill-node" => (&mut scenario.kill_node, 1000),
                 "kill-router" => (&mut scenario.kill_router, 1000),
                 "stop" => (&mut scenario.stop, 1000),

@@ -205,6 +205,13 @@ impl World {
                 break look.is_moving();
             }
             if let Some(conns) = self.may_double_read(op, &look) {
+                let read = look.double_read(&self.workers[ix].view.topology).map(|(_, read)| read);
+                // More often than in life, so that it comes up.
+                if read.is_some_and(|read| read.fetches_one_in > 0 && self.random.chance(300))
+                    && let Some((of, key)) = look.fetched()
+                {
+                    self.after(5, Ev::Wanted { of, keys: vec![key] });
+                }
                 return self.double_read(ix, op, conns);
             }
             let worker = &mut self.workers[ix];

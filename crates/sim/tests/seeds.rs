@@ -57,6 +57,11 @@ fn netmigrate() {
 }
 
 #[test]
+fn fulva() {
+    clean("fulva", 10_000);
+}
+
+#[test]
 fn rocksteady() {
     clean("rocksteady", 10_000);
 }

@@ -21,12 +21,20 @@ pub struct DoubleRead {
     pub source: String,
     /// The `run_id` at the target.
     pub target: String,
+    /// Of so many such reads one has its key fetched; 0: none has (Fulva).
+    pub fetches_one_in: u32,
 }
 
 impl DoubleRead {
     /// Between these.
     #[must_use]
-    pub fn between(source: &Process, target: &Process) -> Self {
-        Self { source: source.run_id.clone(), target: target.run_id.clone() }
+    pub fn between(source: &Process, target: &Process, fetches_one_in: u32) -> Self {
+        Self { source: source.run_id.clone(), target: target.run_id.clone(), fetches_one_in }
+    }
+
+    /// Whether the key of the read of this number, from 1, is fetched.
+    #[must_use]
+    pub const fn fetches(&self, number: u64) -> bool {
+        self.fetches_one_in > 0 && number.is_multiple_of(self.fetches_one_in as u64)
     }
 }

@@ -26,6 +26,7 @@
 mod double_read;
 pub mod driver;
 mod fingerprint;
+mod fulva;
 mod leg;
 pub mod life;
 mod order;
@@ -125,22 +126,31 @@ pub enum Protocol {
     Rocksteady,
     /// As the default, but that a read of a key on its way is asked of both nodes.
     NetMigrate,
+    /// The same, with all slots at once, and a sample of what is read so is fetched.
+    Fulva,
 }
 
 impl Protocol {
     /// All of them, with the names that users write.
-    pub const ALL: [(Self, &'static str); 6] = [
+    pub const ALL: [(Self, &'static str); 7] = [
         (Self::Switchyard, "switchyard"),
         (Self::StopAndCopy, "stop-and-copy"),
         (Self::Source, "source"),
         (Self::FreezeAndCopy, "freeze-and-copy"),
         (Self::Rocksteady, "rocksteady"),
         (Self::NetMigrate, "netmigrate"),
+        (Self::Fulva, "fulva"),
     ];
 
     /// Whether all slots of a move are one leg: they change their owner together.
     #[must_use]
     pub const fn is_one_leg(self) -> bool {
+        self.copies_first() || matches!(self, Self::Fulva)
+    }
+
+    /// Whether the target serves nothing before it has a copy of everything.
+    #[must_use]
+    pub const fn copies_first(self) -> bool {
         matches!(self, Self::Source | Self::FreezeAndCopy)
     }
 }

@@ -280,6 +280,13 @@ impl<C: Committed> Look<C> {
         Some(([transit.source, transit.target], view.double_read.as_deref()?))
     }
 
+    /// What a mover is told whose key is fetched although nobody waits for it: that of a double read.
+    #[must_use]
+    pub fn fetched(&self) -> Option<((MoveId, u32), Key)> {
+        let [Wait { of, key: Some((key, _)), .. }] = &self.waits[..] else { return None };
+        Some((*of, key.clone()))
+    }
+
     /// Whether nothing has to be waited for.
     #[must_use]
     pub fn is_over(&self) -> bool {

@@ -116,7 +116,9 @@ const CLASS_COUNTERS: &[(&str, &str, ClassCounter)] = &[
 const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
     ("clients_accepted", "Client connections accepted", |w| &w.accepted),
     ("clients_rejected", "Client connections refused because of the client limit or missing descriptors", |w| &w.rejected),
-    ("moves_double_reads", "Reads that were asked of source and target of a move at once (--protocol netmigrate)", |w| &w.double_reads),
+    ("moves_double_reads", "Reads that were asked of source and target of a move at once (--protocol netmigrate or fulva)", |w| {
+        &w.double_reads
+    }),
     ("moves_double_reads_missed", "Double reads to which neither node showed the key, so that it was waited for", |w| {
         &w.double_reads_missed
     }),

@@ -450,12 +450,12 @@ impl Mover {
                     }
                 }
                 Told::CaughtUp { leg, outcome } if leg == run.number => self.caught_up(run, outcome),
-                Told::Written(mut keys) if self.life.order().how.protocol.is_one_leg() => {
+                Told::Written(mut keys) if self.life.order().how.protocol.copies_first() => {
                     self.keep_own(&mut keys);
                     run.tell(Event::Written { keys: keys.clone() });
                     self.note(Told::Written(keys));
                 }
-                Told::WrittenAnything(slot) if self.life.order().how.protocol.is_one_leg() => {
+                Told::WrittenAnything(slot) if self.life.order().how.protocol.copies_first() => {
                     run.tell(Event::Rewritten);
                     self.note(Told::WrittenAnything(slot));
                 }
@@ -690,7 +690,7 @@ impl Mover {
         let Ok(databases) = self.databases_in_use() else { return };
         // Who goes past us, or still writes, may give a key its time at any moment.
         let how = self.life.order().how;
-        if !run.driver.goes_back() && !how.direct_clients && !how.protocol.is_one_leg() {
+        if !run.driver.goes_back() && !how.direct_clients && !how.protocol.copies_first() {
             run.lasting.clone_from(&self.lasting);
         }
         run.moving_since = run.moving_since.or(Some(Instant::now()));

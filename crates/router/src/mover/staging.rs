@@ -222,7 +222,12 @@ impl Mover {
         let Some(ends) = self.ends() else { return Err(Halt::Lost) };
         let big = match self.life.order().how.protocol {
             Protocol::Switchyard => self.big.of(slots).filter(|(_, found)| found.whole.is_none()).map(|(place, _)| place.clone()).collect(),
-            Protocol::StopAndCopy | Protocol::Source | Protocol::FreezeAndCopy | Protocol::Rocksteady | Protocol::NetMigrate => Vec::new(),
+            Protocol::StopAndCopy
+            | Protocol::Source
+            | Protocol::FreezeAndCopy
+            | Protocol::Rocksteady
+            | Protocol::NetMigrate
+            | Protocol::Fulva => Vec::new(),
         };
         self.on_staging(Event::Begin { big, ends });
         self.discard()?;

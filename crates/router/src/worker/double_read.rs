@@ -16,7 +16,7 @@ use super::downstream::Repeat;
 use super::gather::Whole;
 use super::upstream::{Lane, Phase};
 use super::{Stall, Worker};
-use crate::mover::SharedLeg;
+use crate::mover::{SharedLeg, Told};
 use crate::shared::Plan;
 use crate::slab::Handle;
 
@@ -65,6 +65,18 @@ pub(super) fn may_double_read(
             .filter(|link| link.phase == Phase::Up && link.takes_commands() && link.run_id.as_deref() == Some(process))?;
     }
     Some(nodes)
+}
+
+/// Has the mover fetch the key of one read in so many, if the protocol wants that.
+pub(super) fn fetch_sampled(worker: &Worker, plan: &Plan, look: &Look<SharedLeg>) {
+    let number = worker.counters.double_reads.get() + 1;
+    let is_sampled = look.double_read(&plan.topology).is_some_and(|(_, read)| read.fetches(number));
+    if is_sampled
+        && let Some(((id, leg), key)) = look.fetched()
+        && let Some(mover) = plan.moves.by_id.get(&id)
+    {
+        mover.tell(Told::Wanted { leg, keys: vec![key] });
+    }
 }
 
 /// Asks both.

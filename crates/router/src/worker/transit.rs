@@ -18,7 +18,7 @@ use switchyard_resp::command::{Command, Flags, Handling, Local, Lookup, Touched,
 use switchyard_resp::request::{Args, Scanner};
 
 use super::dispatch::Flow;
-use super::double_read::may_double_read;
+use super::double_read::{fetch_sampled, may_double_read};
 use super::keyed::writes;
 use super::{Stall, Worker};
 use crate::mover::{SharedLeg, Told};
@@ -152,6 +152,7 @@ impl Worker {
                 };
             }
             if let Some(nodes) = may_double_read(self, plan, handle, command, args, &look) {
+                fetch_sampled(self, plan, &look);
                 return Transit::DoubleRead(nodes);
             }
             if self.wait_for(handle, look) {

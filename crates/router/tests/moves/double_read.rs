@@ -23,6 +23,32 @@ fn metric(fleet: &Fleet, name: &str) -> u64 {
 }
 
 #[test]
+fn fulva_gives_all_slots_at_once_and_fetches_a_sample_of_what_is_read() {
+    let fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    fill(&mut client, 4000);
+    let mut task = slowly(&fleet, 1, 0, 1);
+    task.order.how.protocol = Protocol::Fulva;
+    let slots = task.order.slots.len();
+    let legs = fleet.keeper.handed_over.load(Ordering::SeqCst);
+    fleet.begin(task);
+    until("keys move", || fleet.progress(1).keys_moved > 10);
+    let before = (metric(&fleet, "moves_double_reads"), fleet.progress(1).pulled);
+    all_there(&mut client, 4000);
+    let asked = metric(&fleet, "moves_double_reads") - before.0;
+    assert!(asked > 1000, "half of them are on their way, in {slots} slots: {asked}");
+    // Told, fetched and counted, one after the other.
+    until("some are fetched", || fleet.progress(1).pulled - before.1 >= asked / 100);
+    assert!(fleet.progress(1).pulled - before.1 <= asked / 100 + 1);
+    assert_eq!(fleet.keeper.handed_over.load(Ordering::SeqCst), legs);
+    fleet.router().steer_move(MoveId(1), Steer::MaxRate(None));
+    fleet.router().steer_move(MoveId(1), Steer::Goal(Goal::Fast));
+    assert_eq!(fleet.wait_for(1), MoveEnd::Done);
+    assert_eq!(fleet.keeper.handed_over.load(Ordering::SeqCst), legs + 1, "all slots were one leg");
+    all_there(&mut client, 4000);
+}
+
+#[test]
 fn reads_do_not_wait_for_their_key_and_see_what_is_there() {
     const KEYS: usize = 4000;
     let fleet = Fleet::new(2);

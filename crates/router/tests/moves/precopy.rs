@@ -53,7 +53,7 @@ fn work(client: &mut Client, key: &str, stop: &AtomicBool) -> (u64, u64) {
 
 #[test]
 fn nothing_is_lost_or_comes_back_under_writes_of_every_kind() {
-    for protocol in BOTH.into_iter().chain([Protocol::Rocksteady, Protocol::NetMigrate]) {
+    for protocol in BOTH.into_iter().chain([Protocol::Rocksteady, Protocol::NetMigrate, Protocol::Fulva]) {
         let fleet = Fleet::new(2);
         let mut client = fleet.client();
         fill(&mut client, 3000);

@@ -254,7 +254,7 @@ impl World {
         self.fleet.flush = Some(Flush { op, sent: false, told: 0, quiet: BTreeSet::new() });
         for lane in 0..self.movers.len() {
             self.movers[lane].stager.tell(Told::Flush);
-            if self.movers[lane].protocol.is_one_leg() && self.movers[lane].driver.is_some() {
+            if self.movers[lane].protocol.copies_first() && self.movers[lane].driver.is_some() {
                 self.mover_event(lane, Event::Rewritten);
             }
             self.mover_event(lane, Event::Quiesce);
@@ -315,7 +315,7 @@ impl World {
     /// A leg of a protocol that copies first goes back without its target: what that has of it stays there until keys move there again.
     pub(super) fn note_left_at_target(&mut self, lane: Lane, outcome: &Outcome) {
         let m = &self.movers[lane];
-        if m.protocol.is_one_leg() && matches!(outcome, Outcome::Returned { .. }) && !m.links[1].ready {
+        if m.protocol.copies_first() && matches!(outcome, Outcome::Returned { .. }) && !m.links[1].ready {
             let own: Vec<KeyIx> = (0..self.keys.len()).filter(|key| self.is_own(lane, *key)).collect();
             let target = self.movers[lane].target;
             self.fleet.left_at[target].extend(own);
@@ -418,7 +418,7 @@ impl World {
                 Place::Elsewhere
             };
         };
-        if open.is_some_and(|open| open.protocol.is_one_leg()) {
+        if open.is_some_and(|open| open.protocol.copies_first()) {
             // One record decides for all. Before it is given nobody knows whether the source is asked once more.
             let is_decided = leg.cut_over && !of_this().any(|record| matches!(record, Record::LegEnded { .. }));
             return match (node == m.target, leg.cut_over) {

@@ -257,6 +257,7 @@ impl Mover {
             (scenario.freeze, Protocol::FreezeAndCopy),
             (scenario.rocksteady, Protocol::Rocksteady),
             (scenario.netmigrate, Protocol::NetMigrate),
+            (scenario.fulva, Protocol::Fulva),
         ];
         // None is drawn of which there is none: seeds of other scenarios stay what they are.
         let drawn = protocols.into_iter().find(|(chance, _)| *chance > 0 && random.chance(*chance));

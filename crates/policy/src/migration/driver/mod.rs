@@ -274,7 +274,8 @@ impl Driver {
         let machine: Box<dyn Machine> = match protocol {
             Protocol::Switchyard => Box::new(<Leg>::new(orders, fingerprints, resume).planted(planted)),
             Protocol::Rocksteady => Box::new(<Leg>::new(orders, fingerprints, resume).pulling(super::rocksteady::PULLS).planted(planted)),
-            Protocol::NetMigrate => Box::new(<Leg>::new(orders, fingerprints, resume).reading_both().planted(planted)),
+            Protocol::NetMigrate => Box::new(<Leg>::new(orders, fingerprints, resume).reading_both(0).planted(planted)),
+            Protocol::Fulva => Box::new(<Leg>::new(orders, fingerprints, resume).reading_both(super::fulva::FETCH_ONE_IN).planted(planted)),
             Protocol::StopAndCopy => Box::new(Leg::<StopAndCopy>::new(orders, fingerprints, resume).planted(planted)),
             Protocol::Source => Box::new(Precopy::new(orders, true, resume).planted(planted)),
             Protocol::FreezeAndCopy => Box::new(Precopy::new(orders, false, resume).planted(planted)),

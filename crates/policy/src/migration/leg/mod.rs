@@ -92,10 +92,10 @@ impl Leg {
         Self { work: Batches::pulling(pulls), ..self }
     }
 
-    /// The same, and keys on their way may be read at both sides.
+    /// The same, and keys on their way may be read at both sides; one in so many of these is fetched (0: none).
     #[must_use]
-    pub(super) fn reading_both(mut self) -> Self {
-        self.shell.reads_both = true;
+    pub(super) fn reading_both(mut self, fetches_one_in: u32) -> Self {
+        self.shell.double_reads = Some(fetches_one_in);
         self
     }
 }

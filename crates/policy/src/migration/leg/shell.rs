@@ -96,8 +96,8 @@ pub(super) enum Confirmation {
 pub struct Shell {
     /// Keys are served where they have moved to. Otherwise they wait for the end of the leg, and of those not on record it is not known where they are.
     pub(super) serves: bool,
-    /// Keys on their way may be read at both sides.
-    pub(super) reads_both: bool,
+    /// Keys on their way may be read at both sides; one in so many of these is fetched (0: none).
+    pub(super) double_reads: Option<u32>,
     pub(in crate::migration) orders: Orders,
     pub(in crate::migration) fingerprints: Fingerprinter,
     pub(super) planted: Planted,
@@ -144,7 +144,7 @@ impl Shell {
     pub(super) fn new(orders: Orders, fingerprints: Fingerprinter, resume: Option<OpenLeg>, serves: bool) -> Self {
         let mut leg = Self {
             serves,
-            reads_both: false,
+            double_reads: None,
             orders,
             fingerprints,
             planted: Planted::default(),
@@ -201,9 +201,9 @@ impl Shell {
 
     /// Between which processes keys may be read at either side, where they may: none of both may show what is past.
     pub(super) fn double_read(&self) -> Option<Arc<DoubleRead>> {
-        let is_clean = self.reads_both && self.usable(Side::Source) && self.usable(Side::Target);
+        let fetches_one_in = self.double_reads.filter(|_| self.usable(Side::Source) && self.usable(Side::Target))?;
         let (source, target) = (self.source.process.as_ref()?, self.target.process.as_ref()?);
-        is_clean.then(|| Arc::new(DoubleRead::between(source, target)))
+        Some(Arc::new(DoubleRead::between(source, target, fetches_one_in)))
     }
 
     /// Whether keys may be read, stored and removed there.
