@@ -68,12 +68,25 @@ fn silence(tcp: &TcpStream, error: io::Error) -> io::Error {
     }
 }
 
+/// What to do about a handshake that fails.
+fn tls_advice(error: &io::Error) -> &'static str {
+    use rustls::CertificateError::{NotValidForName, NotValidForNameContext};
+    match error.get_ref().and_then(|inner| inner.downcast_ref()) {
+        Some(rustls::Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. })) => {
+            "set tls-server-name to a name that the certificate has, in [nodes] or for this node"
+        }
+        Some(rustls::Error::InvalidCertificate(_)) => "set nodes.tls-ca-file to the authority that signed the certificate",
+        _ => "is this its TLS port, and is tls right for this node?",
+    }
+}
+
 /// A server that does not speak TLS reads what we say as a command that is not finished, and is silent.
 fn handshake(tls: &NodeTls, mut tcp: TcpStream) -> Result<impl Stream + use<>, String> {
     let mut session = rustls::ClientConnection::new(Arc::clone(&tls.config), tls.name.clone()).map_err(|e| format!("TLS: {e}"))?;
     while session.is_handshaking() {
         session.complete_io(&mut tcp).map_err(|error| {
-            format!("makes no TLS connection ({}): is this its TLS port, and is tls right for this node?", silence(&tcp, error))
+            let advice = tls_advice(&error);
+            format!("makes no TLS connection ({}): {advice}", silence(&tcp, error))
         })?;
     }
     Ok(rustls::StreamOwned::new(session, tcp))

@@ -270,13 +270,17 @@ fn nodes_that_cannot_be_trusted_get_nothing() {
     let ca = |authority: &Authority| format!("tls = true\ntls-ca-file = {:?}", authority.file());
 
     // Another authority; the right one but another name.
-    for (tls, expected) in [(ca(&Authority::new()), "UnknownIssuer"), (ca(&authority), "not valid for name")] {
+    let other = Authority::new();
+    for (tls, expected, advice) in
+        [(ca(&other), "UnknownIssuer", "set nodes.tls-ca-file"), (ca(&authority), "not valid for name", "set tls-server-name")]
+    {
         let router = start(&tls);
         let error = until("the reason is told", || {
             let reply = Client::connect(router.address()).cmd("GET k");
             reply.error().map(str::to_owned).filter(|e| e.contains("TLS"))
         });
         assert!(error.starts_with("NODEDOWN") && error.contains(expected), "{error}");
+        router.process().expect_log(&[advice]);
     }
     // The name given, or everything accepted with a warning.
     for (tls, warned) in
