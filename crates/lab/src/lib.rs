@@ -7,6 +7,7 @@
 //! - [`moves`]: what moving slots costs, beside `redis-cli --cluster reshard`.
 //! - [`history`]: records what clients saw, for a checker of linearizability.
 //! - [`soak`]: moves with faults, again and again, under clients whose histories are checked.
+//! - [`reproduce`]: what the papers measured, on this machine.
 //! - [`product`]: finds the router to measure.
 //! - [`site`]: the servers and the router that a trial breaks.
 //!
@@ -18,5 +19,6 @@ pub mod moves;
 pub mod peers;
 mod procfs;
 pub mod product;
+pub mod reproduce;
 pub mod site;
 pub mod soak;

@@ -18,6 +18,7 @@ fn slot() -> Slot {
 fn begin(protocol: Protocol) -> Begin {
     Begin {
         protocol,
+        paper: None,
         orders: Orders {
             move_id: MoveId(1),
             leg: 0,

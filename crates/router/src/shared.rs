@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
+use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::{Fingerprint, Side};
 use switchyard_policy::scan::{Scans, TICK_MS};
 use switchyard_policy::topology::{MoveId, NodeId, Topology};
@@ -21,7 +22,7 @@ use crate::fences::Fences;
 use crate::function_turns::FunctionTurns;
 use crate::limits::Limits;
 use crate::metrics::{WaitsLately, WorkerCounters};
-use crate::mover::{Moved, Moves, SharedMove};
+use crate::mover::{Moved, Moves, SharedMove, SharedTracker};
 use crate::operator::OperatorPort;
 use crate::pubsub::Subscriptions;
 use crate::scripts::Scripts;
@@ -301,6 +302,8 @@ pub(crate) struct Shared {
     drained_at: Vec<Mutex<OldestAt>>,
     /// The highest epoch that a mover waits for.
     pub(crate) drain_wanted: AtomicU64,
+    /// What moves by published protocols share, as long as there are such.
+    tracker: Mutex<Weak<SharedTracker>>,
     /// All moves since the start, also those that have ended.
     pub(crate) moves: Mutex<BTreeMap<MoveId, Arc<SharedMove>>>,
     pub(crate) moved: Mutex<Moved>,
@@ -423,6 +426,7 @@ impl Shared {
             drained: (0..workers).map(|_| AtomicU64::new(epoch)).collect(),
             drained_at: (0..workers).map(|_| Mutex::default()).collect(),
             drain_wanted: AtomicU64::new(0),
+            tracker: Mutex::default(),
             moves: Mutex::default(),
             moved: Mutex::default(),
             movers: Mutex::default(),
@@ -443,6 +447,16 @@ impl Shared {
     }
 
     /// The name of a connection to a node; `what` says whose it is.
+    /// The tracker of the moves by published protocols that are under way, or a new one: it is as the first of them wants it.
+    pub(crate) fn tracker(&self, paper: &Paper) -> Arc<SharedTracker> {
+        let mut known = lock(&self.tracker);
+        known.upgrade().unwrap_or_else(|| {
+            let tracker = Arc::new(SharedTracker::new(paper));
+            *known = Arc::downgrade(&tracker);
+            tracker
+        })
+    }
+
     pub(crate) fn connection_name(&self, what: impl std::fmt::Display) -> String {
         format!("switchyard-{}-{}-{what}", self.site, self.incarnation)
     }

@@ -52,6 +52,7 @@ const WORKER: &[(&str, Sees)] = &[
     ("output.rs", Both),
     ("pause.rs", Both),
     ("pool.rs", Both),
+    ("published.rs", Clients),
     ("pubsub/clients.rs", Clients),
     ("pubsub/commands.rs", Both),
     ("pubsub/nodes.rs", Both),

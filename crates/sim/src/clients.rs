@@ -127,7 +127,17 @@ impl World {
                     _ => Op::Expire(key, random.between(1_000, 30_000)),
                 };
             }
-            match random.below(100) {
+            let kind = random.below(100);
+            if scenario.only > 0 && kind >= 50 {
+                return match scenario.only {
+                    1 => Op::Get(key),
+                    2 => Op::Set(key, unique, None),
+                    3 => Op::Del(key),
+                    _ => Op::Incr(key),
+                };
+            }
+            match kind {
+                _ if scenario.only > 0 => Op::Get(key),
                 0..=34 => Op::Get(key),
                 35..=54 => {
                     let ttl = random.chance(scenario.ttl).then(|| random.between(1_000, 30_000));
@@ -144,6 +154,7 @@ impl World {
                 Op::Function(named, Box::new(one(random, key)))
             }
             0..=74 => one(random, key),
+            _ if scenario.only > 0 => one(random, key),
             75..=89 => {
                 let count = random.between(2, 3.min(keys.max(2)));
                 let mut all: Vec<KeyIx> = (0..count).map(|_| beside(random, key)).collect();

@@ -39,6 +39,14 @@ pub struct Scenario {
     pub netmigrate: u64,
     /// The same, all slots at once, and a sample of these reads has its key fetched.
     pub fulva: u64,
+    /// A filter says which keys are at the target.
+    pub bloom: u64,
+    /// The protocol as it was published, with its holes.
+    pub paper: u64,
+    /// And with an exact tracker.
+    pub exact: u64,
+    /// Commands are of one key: 1 GET, 2 also SET, 3 also DEL, 4 also INCR; 0: all that there are.
+    pub only: u64,
     /// kill -9 of a node.
     pub kill_node: u64,
     /// kill -9 of the router.
@@ -160,6 +168,10 @@ impl Scenario {
             rocksteady: 0,
             netmigrate: 0,
             fulva: 0,
+            bloom: 0,
+            paper: 0,
+            exact: 0,
+            only: 0,
             kill_node: 0,
             kill_router: 0,
             stop: 0,
@@ -210,6 +222,10 @@ impl Scenario {
                 "rocksteady" => (&mut scenario.rocksteady, 1000),
                 "netmigrate" => (&mut scenario.netmigrate, 1000),
                 "fulva" => (&mut scenario.fulva, 1000),
+                "bloom" => (&mut scenario.bloom, 1000),
+                "paper" => (&mut scenario.paper, 1000),
+                "exact" => (&mut scenario.exact, 1000),
+                "only" => (&mut scenario.only, 4),
                 "kill-node" => (&mut scenario.kill_node, 1000),
                 "kill-router" => (&mut scenario.kill_router, 1000),
                 "stop" => (&mut scenario.stop, 1000),

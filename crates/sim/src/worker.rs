@@ -5,8 +5,11 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::sync::Arc;
 
-use switchyard_policy::migration::{Committed, Fingerprint, Key, Legs, Look, Waits, Wanted, moved, observed};
+use switchyard_policy::migration::published::Way;
+use switchyard_policy::migration::tracker::{State, Tracker};
+use switchyard_policy::migration::{Committed, Fingerprint, Key, Legs, Look, Waits, Wanted, is_late, moved, observed};
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{MoveId, NodeId, Stage, Topology, slot_of};
 
@@ -21,9 +24,37 @@ pub(crate) struct Known {
     all: Cell<bool>,
     /// Workers of which clients wait.
     waiting: RefCell<BTreeSet<usize>>,
+    /// What the switch of a published protocol remembers.
+    tracked: Option<Tracked>,
+}
+
+/// A tracker that moves share.
+#[derive(Clone)]
+pub(crate) struct Tracked(pub(crate) Rc<RefCell<Box<dyn Tracker>>>);
+
+impl std::fmt::Debug for Tracked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a tracker")
+    }
 }
 
 impl Known {
+    #[allow(clippy::arc_with_non_send_sync)] // views hold it so, and everything here is one thread
+    pub(crate) fn tracked(tracked: Option<Tracked>) -> Arc<Self> {
+        Arc::new(Self { tracked, ..Self::default() })
+    }
+
+    /// The same of which no key is committed.
+    pub(crate) fn anew(&self) -> Arc<Self> {
+        Self::tracked(self.tracked.clone())
+    }
+
+    pub(crate) fn track(&self, groups: Vec<Fingerprint>, complete: bool) {
+        let Some(Tracked(tracker)) = &self.tracked else { return };
+        let mut tracker = tracker.borrow_mut();
+        groups.into_iter().for_each(|group| if complete { tracker.complete(group) } else { tracker.start(group) });
+    }
+
     pub(crate) fn commit(&self, keys: impl IntoIterator<Item = Fingerprint>) {
         self.keys.borrow_mut().extend(keys);
     }
@@ -45,6 +76,10 @@ impl Committed for Known {
 
     fn has_all(&self) -> bool {
         self.all.get()
+    }
+
+    fn state(&self, group: Fingerprint) -> State {
+        self.tracked.as_ref().map_or(State::NotStarted, |Tracked(tracker)| tracker.borrow().state(group))
     }
 
     fn will_wait(&self, worker: usize) {
@@ -104,12 +139,14 @@ pub(crate) struct Flying {
     /// Its own connection, if it waits.
     blocking: Option<u32>,
     /// Of a double read: source and target, and what they have answered.
-    double_read: Option<[(usize, Option<Reply>); 2]>,
+    double_read: Option<Vec<(usize, Option<Reply>)>>,
+    /// As published: what the target does not have is absent if the source does not have it either.
+    as_published: bool,
 }
 
 impl Flying {
     fn one(epoch: u64) -> Self {
-        Self { epoch, parts: 1, blocking: None, double_read: None }
+        Self { epoch, parts: 1, blocking: None, double_read: None, as_published: false }
     }
 }
 
@@ -152,9 +189,9 @@ impl Worker {
     }
 
     /// What of these keys is not there.
-    fn look<'k>(&self, keys: impl Iterator<Item = &'k [u8]>, undeclared: bool, planted: Option<Planted>) -> Look<Known> {
+    fn look<'k>(&self, keys: impl Iterator<Item = &'k [u8]>, writes: bool, undeclared: bool, planted: Option<Planted>) -> Look<Known> {
         let mut look = look(planted);
-        keys.for_each(|key| look.key(&self.view.topology, &self.view.legs, key, || undeclared));
+        keys.for_each(|key| look.key(&self.view.topology, &self.view.legs, key, writes, || undeclared));
         look
     }
 
@@ -200,7 +237,22 @@ impl World {
         let names: Vec<Key> = keys.iter().map(|key| self.keys[*key].clone()).collect();
         let names = names.iter().map(|name| &name[..]);
         let is_moving = loop {
-            let look = self.workers[ix].look(names.clone(), undeclared, self.planted);
+            let look = self.workers[ix].look(names.clone(), writes, undeclared, self.planted);
+            if let Some(way) = look.way()
+                && let Some(at) = self.published_way(op, way, &look)
+            {
+                if at.is_empty() {
+                    break way != Way::Source;
+                }
+                let conns: Option<Vec<u32>> = at.iter().map(|node| Some(self.live_link(ix, node.index())?.0)).collect();
+                return match conns {
+                    Some(conns) => self.double_read(ix, op, conns, true),
+                    None => {
+                        at.into_iter().for_each(|node| self.dial(ix, node.index()));
+                        self.after(300, Ev::Look { op });
+                    }
+                };
+            }
             if look.is_over() {
                 break look.is_moving();
             }
@@ -212,7 +264,7 @@ impl World {
                 {
                     self.after(5, Ev::Wanted { of, keys: vec![key] });
                 }
-                return self.double_read(ix, op, conns);
+                return self.double_read(ix, op, conns.to_vec(), false);
             }
             let worker = &mut self.workers[ix];
             if let Some(wanted) = worker.waiting.entry(op).or_default().begin(look, ix) {
@@ -257,11 +309,25 @@ impl World {
         (!worker.waiting.contains_key(&op)).then_some([conn_to(nodes[0], &processes.source)?, conn_to(nodes[1], &processes.target)?])
     }
 
-    fn double_read(&mut self, ix: usize, op: u64, conns: [u32; 2]) {
+    /// What becomes of a command by a protocol as published: its read is asked of these nodes, or else it goes to one. `None`: it waits.
+    fn published_way(&self, op: u64, way: Way, look: &Look<Known>) -> Option<Vec<NodeId>> {
+        let command = self.ops.get(&op)?;
+        let (worker, reads) = (&self.workers[command.worker], matches!(command.op, Op::Get(_)));
+        let nodes = look.published_nodes(&worker.view.topology)?;
+        match way {
+            Way::Both if reads => Some(nodes.to_vec()),
+            Way::Pull if reads && command.missed => None,
+            Way::Pull if reads => Some(vec![nodes[1]]),
+            _ => Some(Vec::new()),
+        }
+    }
+
+    fn double_read(&mut self, ix: usize, op: u64, conns: Vec<u32>, as_published: bool) {
         let epoch = self.workers[ix].view.epoch;
-        let asked = conns.map(|conn| (self.conns[conn as usize].node, None));
-        self.workers[ix].flying.insert(op, Flying { parts: 2, double_read: Some(asked), ..Flying::one(epoch) });
-        say!(self, "worker {ix}: command {op} is asked of both nodes");
+        let asked: Vec<_> = conns.iter().map(|conn| (self.conns[*conn as usize].node, None)).collect();
+        let parts = asked.len() as u32;
+        self.workers[ix].flying.insert(op, Flying { parts, double_read: Some(asked), as_published, ..Flying::one(epoch) });
+        say!(self, "worker {ix}: command {op} is asked on {conns:?}");
         conns.into_iter().for_each(|conn| self.transmit(op, conn));
     }
 
@@ -271,7 +337,9 @@ impl World {
             // The client was told that nobody knows.
             return self.landed(ix, op);
         }
-        let Some(asked) = self.workers[ix].flying.get_mut(&op).and_then(|flying| flying.double_read.as_mut()) else { return };
+        let Some(flying) = self.workers[ix].flying.get_mut(&op) else { return };
+        let believes_absence = flying.as_published && flying.double_read.as_ref().is_some_and(|asked| asked.len() > 1);
+        let Some(asked) = flying.double_read.as_mut() else { return };
         if let Some(part) = asked.iter_mut().find(|part| part.0 == node) {
             part.1 = Some(reply);
         }
@@ -281,7 +349,7 @@ impl World {
         let shown = answers.into_iter().rev().find(|answer| matches!(answer, Reply::Value(Some(_))));
         match shown {
             Some(reply) => self.client_told(op, node, reply),
-            None if self.bug(Bug::DoubleReadBelieved) => self.client_told(op, node, Reply::Value(None)),
+            None if believes_absence || self.bug(Bug::DoubleReadBelieved) => self.client_told(op, node, Reply::Value(None)),
             None => {
                 if let Some(command) = self.ops.get_mut(&op) {
                     command.missed = true;
@@ -409,12 +477,26 @@ impl World {
                         self.after(delay, Ev::AskAgain { op });
                     }
                     reply => {
+                        self.note_late(ix, op, node);
                         self.client_told(op, node, reply);
                         self.landed(ix, op);
                     }
                 }
             }
             (what, reply) => self.violated(format!("worker {ix}: {reply:?} in answer to {what:?}")),
+        }
+    }
+
+    /// A write is answered: by a protocol as published its group may have started since.
+    fn note_late(&mut self, ix: usize, op: u64, node: usize) {
+        let Some(command) = self.ops.get(&op).filter(|command| !command.op.is_read()) else { return };
+        let mut keys = Vec::new();
+        command.op.keys(&mut keys);
+        let view = self.workers[ix].view.clone();
+        for key in keys {
+            if let Some(transit) = is_late(&view.topology, &view.legs, &self.keys[key], NodeId(node as u16)) {
+                self.tell_mover(transit.move_id, op, &[key], false);
+            }
         }
     }
 

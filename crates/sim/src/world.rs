@@ -124,6 +124,7 @@ pub(crate) enum Ev {
     Rested { lane: Lane, turn: u64 },
     Staging { lane: Lane },
     AskAgain { op: u64 },
+    Look { op: u64 },
     Client { client: usize },
     Fault(Fault),
     StartNode(usize),
@@ -753,6 +754,7 @@ impl World {
             Ev::Rested { lane, turn } => self.rested(lane, turn),
             Ev::Staging { lane } => self.staging_is_due(lane),
             Ev::AskAgain { op } => self.ask_again(op),
+            Ev::Look { op } => self.look(op),
             Ev::Client { client } => self.client_goes_on(client),
             Ev::Fault(fault) => self.fault(fault),
             Ev::StartNode(ix) => {

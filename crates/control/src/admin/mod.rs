@@ -27,7 +27,8 @@ use tokio::net::TcpListener;
 pub use moves::{
     AbortRequest, AddNodeRequest, BalanceRequest, BigKeyReport, ExceptionsReport, GoalRequest, HomeReport, HowRequest, JournalReport,
     KeyReport, Lose, MaxRateRequest, MisplacedReport, MoveReport, MoveRequest, MoveState, MovesReport, NodeMisplacedReport, NodeRequest,
-    NodeSlotsReport, Operation, PlanReport, PlannedReport, RangeReport, Refused, SlotsReport, SteerRequest, TransitReport, WhereReport,
+    NodeSlotsReport, Operation, PaperRequest, PlanReport, PlannedReport, RangeReport, Refused, SlotsReport, SteerRequest, TransitReport,
+    WhereReport,
 };
 pub(crate) use moves::{conflict, wrong};
 pub use report::{LinkReport, NodeReport, NodesReport, NotReady, Readiness, Source, StatusReport, TokenReport, Trouble};

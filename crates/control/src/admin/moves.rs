@@ -212,9 +212,12 @@ pub struct HowRequest {
     /// memory, aof or replica.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub durability: Option<String>,
-    /// switchyard or stop-and-copy.
+    /// switchyard, or one of those for comparisons.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol: Option<String>,
+    /// The protocol as it was published.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paper: Option<Box<PaperRequest>>,
     /// Go on although clients use the nodes directly.
     #[serde(default)]
     pub allow_direct_clients: bool,
@@ -224,6 +227,24 @@ pub struct HowRequest {
     /// Go on by a protocol that loses keys when a node restarts in the middle.
     #[serde(default)]
     pub allow_key_loss: bool,
+}
+
+/// How a published protocol is set; what is not said is as its paper has it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PaperRequest {
+    /// What remembers where groups are: exact, bloom, bloom+counting or adaptive.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tracker: Option<String>,
+    /// How many groups there are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub groups: Option<u32>,
+    /// Bits of the filter for each group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bits: Option<u8>,
+    /// Of bloom: the arm without filter and forwarding.
+    #[serde(default)]
+    pub no_forwarding: bool,
 }
 
 /// What may be done to a move.

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, mpsc};
 use std::time::Duration;
 
+use switchyard_policy::migration::published::Paper;
+use switchyard_policy::migration::tracker::Kind;
 use switchyard_policy::migration::{Durability, Goal, How, MoveOrder, Protocol, Record};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology};
 use switchyard_router::{Router, Steer};
@@ -14,12 +16,44 @@ use super::colocate::Told;
 use super::options::Options;
 use super::queue::Planned;
 use super::words::{DURABILITIES, name_of, named};
-use crate::admin::{HowRequest, MovesReport, PlanReport, PlannedReport, Refused, SteerRequest, conflict, wrong};
+use crate::admin::{HowRequest, MovesReport, PaperRequest, PlanReport, PlannedReport, Refused, SteerRequest, conflict, wrong};
 use crate::nodes::check::{Own, PATIENCE, check_node};
 use crate::operator::text_of;
 
 /// How long the journal may take to put a move on record.
 const RECORD_BOUND: Duration = Duration::from_secs(10);
+
+/// Groups of a published protocol, at most: their keys are listed by group before any of them starts.
+const GROUPS_MAX: u32 = 1 << 24;
+
+/// The protocol as it was published, if somebody wants it so.
+fn paper(request: &HowRequest, protocol: Protocol) -> Result<Option<Paper>, Refused> {
+    let Some(asked) = &request.paper else {
+        if protocol == Protocol::Bloom {
+            return Err(wrong("bloom is there as it was published only (--mode paper); what makes it correct is the default protocol"));
+        }
+        return Ok(None);
+    };
+    let PaperRequest { tracker, groups, bits, no_forwarding } = &**asked;
+    let name = name_of(&Protocol::ALL, protocol);
+    let published =
+        Paper::of(protocol).ok_or_else(|| wrong(format!("{name} has no mode paper: netmigrate, rocksteady, fulva and bloom have")))?;
+    if !request.allow_key_loss {
+        return Err(wrong(format!(
+            "{name} as it was published loses writes and shows old values, so it is only for comparisons: leave --mode paper out, or say that keys may be lost \
+             (--allow-key-loss)"
+        )));
+    }
+    let kinds = Kind::ALL.map(|kind| (kind, kind.name()));
+    let tracker =
+        tracker.as_ref().map_or(Ok(published.tracker), |kind| named(&kinds, kind)).map_err(|error| wrong(format!("tracker: {error}")))?;
+    let groups = groups.unwrap_or(published.groups);
+    if !(1..=GROUPS_MAX).contains(&groups) {
+        return Err(wrong(format!("groups: {groups} is not between 1 and {GROUPS_MAX}")));
+    }
+    let bits = bits.unwrap_or(published.bits).max(1);
+    Ok(Some(Paper { tracker, groups, bits, forwards: !no_forwarding, ..published }))
+}
 
 impl Moves {
     /// The map in force, if anything can be moved now.
@@ -48,7 +82,9 @@ impl Moves {
             protocol: chosen("protocol", &Protocol::ALL, request.protocol.as_ref(), config.protocol)?,
             direct_clients: request.allow_direct_clients,
             purge_target: request.purge_target,
+            paper: None,
         };
+        let how = How { paper: paper(request, how.protocol)?, ..how };
         if how.protocol == Protocol::StopAndCopy {
             // MIGRATE removes at the source, key by key, before anything is on record or on disk.
             if how.durability != Durability::Memory {

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::record::OpenMove;
+use switchyard_policy::migration::tracker::Kind;
 use switchyard_policy::migration::{Cause, Goal, How, MoveOrder, Side};
 use switchyard_router::{MoveProgress, SoFar};
 
@@ -28,6 +30,8 @@ pub(super) struct Options {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     give_up: Option<Lose>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    paper: Option<PaperOptions>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     lost: Option<u64>,
     #[serde(default, with = "Done")]
     so_far: SoFar,
@@ -35,6 +39,27 @@ pub(super) struct Options {
     pattern: Option<String>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     home_for: BTreeMap<String, u64>,
+}
+
+/// How a published protocol is set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct PaperOptions {
+    tracker: String,
+    groups: u32,
+    at_once: u8,
+    bits: u8,
+    forwards: bool,
+}
+
+impl PaperOptions {
+    fn of(Paper { tracker, groups, at_once, bits, forwards }: Paper) -> Self {
+        Self { tracker: tracker.name().to_owned(), groups, at_once, bits, forwards }
+    }
+
+    fn paper(&self) -> Paper {
+        let Self { ref tracker, groups, at_once, bits, forwards } = *self;
+        Paper { tracker: Kind::named(tracker).unwrap_or(Kind::Exact), groups, at_once, bits, forwards }
+    }
 }
 
 /// The names of the fields in the document.
@@ -75,6 +100,7 @@ impl Options {
             purge_target: how.purge_target,
             paused: steering.paused,
             aborting: steering.aborting,
+            paper: how.paper.map(PaperOptions::of),
             give_up: steering.give_up.map(|side| if side == Side::Source { Lose::Source } else { Lose::Target }),
             lost: planned.lost,
             so_far: planned.so_far,
@@ -97,6 +123,7 @@ impl Options {
             max_rate: self.max_rate,
             purge_target: self.purge_target,
             direct_clients: self.direct_clients,
+            paper: self.paper.as_ref().map(PaperOptions::paper),
         };
         let cause = if self.home_for.is_empty() { Cause::Asked(self.pattern) } else { Cause::Needed(self.home_for) };
         let OpenMove { source, target, .. } = found;

@@ -11,7 +11,9 @@ use switchyard_router::OperatorCommand;
 use tracing::warn;
 
 use super::{CommandThread, Operator};
-use crate::admin::{AbortRequest, AddNodeRequest, BalanceRequest, HowRequest, Lose, MoveRequest, NodeRequest, Operation, SteerRequest};
+use crate::admin::{
+    AbortRequest, AddNodeRequest, BalanceRequest, HowRequest, Lose, MoveRequest, NodeRequest, Operation, PaperRequest, SteerRequest,
+};
 
 /// Starts the thread that does what `SWITCHYARD` says.
 ///
@@ -181,6 +183,14 @@ fn number(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("{text:?} is no number of a move"))
 }
 
+fn paper<'h>(how: &'h mut HowRequest, what: &str) -> Result<&'h mut PaperRequest, String> {
+    how.paper.as_deref_mut().ok_or_else(|| format!("{what} is a setting of MODE paper, which comes before it"))
+}
+
+fn count<N: std::str::FromStr>(what: &str, text: &str) -> Result<N, String> {
+    text.parse().map_err(|_| format!("{what}: {text:?} is no number that it can be"))
+}
+
 /// Reads options: those that say how, and those that `own` knows, which says whether it took the value.
 fn read<'w>(
     words: &[&'w str],
@@ -197,6 +207,18 @@ fn read<'w>(
             "GOAL" => how.goal = text(&value)?,
             "DURABILITY" => how.durability = text(&value)?,
             "PROTOCOL" => how.protocol = text(&value)?,
+            "MODE" => match &*value?.to_ascii_lowercase() {
+                "safe" => how.paper = None,
+                "paper" => how.paper = Some(Box::default()),
+                other => return Err(format!("there is no MODE {other:?}: safe or paper")),
+            },
+            "TRACKER" => paper(how, "TRACKER")?.tracker = text(&value)?,
+            "GROUPS" => paper(how, "GROUPS")?.groups = Some(count("GROUPS", value?)?),
+            "BITS" => paper(how, "BITS")?.bits = Some(count("BITS", value?)?),
+            "NO-FORWARDING" => {
+                paper(how, "NO-FORWARDING")?.no_forwarding = true;
+                at -= 1;
+            }
             "MAX-RATE" => how.max_rate = Some(parse_rate(value?)?),
             "PURGE-TARGET" => {
                 how.purge_target = true;

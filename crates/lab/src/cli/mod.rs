@@ -3,6 +3,7 @@
 mod history;
 mod moves;
 mod peers;
+mod reproduce;
 mod sim;
 mod soak;
 
@@ -33,6 +34,7 @@ pub(crate) struct Cli {
 enum Verb {
     Peers(peers::Arguments),
     Moves(moves::Arguments),
+    Reproduce(reproduce::Arguments),
     History(history::Arguments),
     Soak(soak::Arguments),
     Sim(sim::Arguments),
@@ -43,6 +45,7 @@ pub(crate) fn run(cli: &Cli) -> anyhow::Result<()> {
     match &cli.verb {
         Verb::Peers(arguments) => peers::run(arguments, interrupt::flag()?),
         Verb::Moves(arguments) => moves::run(arguments, interrupt::flag()?),
+        Verb::Reproduce(arguments) => reproduce::run(arguments, interrupt::flag()?),
         Verb::History(arguments) => history::run(arguments, &*interrupt::flag()?),
         Verb::Soak(arguments) => soak::run(arguments, interrupt::flag()?),
         Verb::Sim(arguments) => sim::run(arguments),

@@ -6,11 +6,11 @@
 
 pub mod admin;
 mod big;
-mod generator;
+pub(crate) mod generator;
 mod journal;
 mod limit;
 mod report;
-mod site;
+pub(crate) mod site;
 pub mod slot;
 
 use std::net::SocketAddr;

@@ -20,11 +20,11 @@ const CLUSTER_PATIENCE: Duration = Duration::from_secs(30);
 /// How often a move is looked at.
 const LOOK: Duration = Duration::from_millis(25);
 /// The first slot of the second node.
-pub(super) const HALF: u16 = SLOTS / 2;
+pub(crate) const HALF: u16 = SLOTS / 2;
 
 /// What the router does before a key goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Journal {
+pub(crate) enum Journal {
     /// It waits until the record is on the disk.
     Durable,
     /// It writes the record and goes on: only to measure what waiting costs.
@@ -33,17 +33,17 @@ pub(super) enum Journal {
 
 /// Programs that are needed.
 #[derive(Debug, Clone)]
-pub(super) struct Programs {
+pub(crate) struct Programs {
     /// redis-server.
-    pub(super) server: PathBuf,
+    pub(crate) server: PathBuf,
     /// redis-cli.
-    pub(super) cli: PathBuf,
+    pub(crate) cli: PathBuf,
     /// Ours.
-    pub(super) switchyard: PathBuf,
+    pub(crate) switchyard: PathBuf,
 }
 
 impl Programs {
-    pub(super) fn find(switchyard: &Path) -> Result<Self> {
+    pub(crate) fn find(switchyard: &Path) -> Result<Self> {
         let cli = process::find_program(&["redis-cli", "valkey-cli"]).context(
             "redis-cli is not on PATH, and its `--cluster reshard` is what is compared with (Debian: apt-get install redis-tools)",
         )?;
@@ -53,15 +53,15 @@ impl Programs {
 
 /// A Redis Cluster of two nodes: slots 0-8191 and 8192-16383.
 #[derive(Debug)]
-pub(super) struct Cluster {
+pub(crate) struct Cluster {
     nodes: Vec<Process>,
     /// Where they listen.
-    pub(super) addresses: Vec<SocketAddr>,
+    pub(crate) addresses: Vec<SocketAddr>,
     ids: Vec<String>,
 }
 
 impl Cluster {
-    pub(super) fn start(programs: &Programs, name: &str, folder: &Path) -> Result<Self> {
+    pub(crate) fn start(programs: &Programs, name: &str, folder: &Path) -> Result<Self> {
         let mut cluster = Self { nodes: Vec::new(), addresses: Vec::new(), ids: Vec::new() };
         let mut buses = Vec::new();
         for i in 0..2 {
@@ -104,12 +104,12 @@ impl Cluster {
         }
     }
 
-    pub(super) fn owner(&self, slot: u16) -> SocketAddr {
+    pub(crate) fn owner(&self, slot: u16) -> SocketAddr {
         self.addresses[usize::from(slot >= HALF)]
     }
 
     /// Begins to move the first `slots` slots of the first node to the second: redis-cli takes them in ascending order.
-    pub(super) fn reshard(&self, programs: &Programs, slots: u16, pipeline: u32, folder: &Path) -> Result<Process> {
+    pub(crate) fn reshard(&self, programs: &Programs, slots: u16, pipeline: u32, folder: &Path) -> Result<Process> {
         let mut command = Command::new(&programs.cli);
         command.args(["--cluster", "reshard", &self.addresses[0].to_string()]);
         command.args(["--cluster-from", &self.ids[0], "--cluster-to", &self.ids[1], "--cluster-slots", &slots.to_string()]);
@@ -117,30 +117,30 @@ impl Cluster {
         Process::start("reshard", &command, folder)
     }
 
-    pub(super) fn process_ids(&self) -> Vec<u32> {
+    pub(crate) fn process_ids(&self) -> Vec<u32> {
         self.nodes.iter().map(Process::id).collect()
     }
 }
 
 /// Two plain servers with the router in front, which gives each half of the slots.
 #[derive(Debug)]
-pub(super) struct Routed {
+pub(crate) struct Routed {
     /// The router; dropped first.
-    pub(super) router: Process,
+    pub(crate) router: Process,
     /// Where clients connect.
-    pub(super) entry: SocketAddr,
-    admin: SocketAddr,
+    pub(crate) entry: SocketAddr,
+    pub(crate) admin: SocketAddr,
     nodes: Vec<Process>,
     /// Where the servers listen.
-    pub(super) addresses: Vec<SocketAddr>,
+    pub(crate) addresses: Vec<SocketAddr>,
 }
 
 impl Routed {
-    pub(super) fn start(programs: &Programs, serve_args: &[String], name: &str, folder: &Path) -> Result<Self> {
+    pub(crate) fn start(programs: &Programs, serve_args: &[String], name: &str, folder: &Path) -> Result<Self> {
         Self::start_with(programs, serve_args, Journal::Durable, name, folder)
     }
 
-    pub(super) fn start_with(programs: &Programs, serve_args: &[String], journal: Journal, name: &str, folder: &Path) -> Result<Self> {
+    pub(crate) fn start_with(programs: &Programs, serve_args: &[String], journal: Journal, name: &str, folder: &Path) -> Result<Self> {
         let mut nodes = Vec::new();
         let mut addresses = Vec::new();
         for i in 0..2 {
@@ -174,7 +174,7 @@ impl Routed {
     }
 
     /// Moves slots of one node to another, and waits until that is done. How long it took, and what the router reports of the move at its end.
-    pub(super) fn move_slots(
+    pub(crate) fn move_slots(
         &self,
         programs: &Programs,
         between: (usize, usize),
@@ -205,19 +205,19 @@ impl Routed {
     }
 
     /// Bytes of the journal and times that the disk was waited for, since the start of the router.
-    pub(super) fn journal(&self) -> Result<(u64, u64)> {
+    pub(crate) fn journal(&self) -> Result<(u64, u64)> {
         let report = admin::report(self.admin)?;
         let number = |name: &str| report["journal"][name].as_u64().with_context(|| format!("the report names no journal.{name}"));
         Ok((number("bytes")?, number("syncs")?))
     }
 
-    pub(super) fn process_ids(&self) -> Vec<u32> {
+    pub(crate) fn process_ids(&self) -> Vec<u32> {
         self.nodes.iter().map(Process::id).collect()
     }
 }
 
 /// Waits for a program that moves slots. How long it took since `begun`; an error where it failed or takes longer than `patience`.
-pub(super) fn wait_for(mover: &mut Process, begun: Instant, patience: Duration, mut tick: impl FnMut() -> Result<()>) -> Result<Duration> {
+pub(crate) fn wait_for(mover: &mut Process, begun: Instant, patience: Duration, mut tick: impl FnMut() -> Result<()>) -> Result<Duration> {
     loop {
         if let Some(status) = mover.ended() {
             ensure!(status.success(), "{} failed ({status}); the end of its output:\n{}", mover.name(), mover.log_tail());
@@ -232,12 +232,12 @@ pub(super) fn wait_for(mover: &mut Process, begun: Instant, patience: Duration, 
 }
 
 /// Keys that a server has.
-pub(super) fn keys_at(address: SocketAddr) -> Result<i64> {
+pub(crate) fn keys_at(address: SocketAddr) -> Result<i64> {
     Client::connect(address)?.integer(&[b"DBSIZE"])
 }
 
 /// Version of a server, as it says itself.
-pub(super) fn version_of(address: SocketAddr) -> Result<String> {
+pub(crate) fn version_of(address: SocketAddr) -> Result<String> {
     let info = Client::connect(address)?.call(&[b"INFO", b"server"], |reply| match reply {
         Reply::Bulk(text) => String::from_utf8_lossy(text).into_owned(),
         _ => String::new(),

@@ -449,7 +449,7 @@ impl Life {
         let mut slots = Vec::new();
         let mut keys = 0;
         let mut big_bytes = 0;
-        if self.order.how.protocol.is_one_leg() {
+        if self.order.how.is_one_leg() {
             return self.slots_left.iter().copied().collect();
         }
         let left = self.slots_left.iter().filter(|slot| !without.get(slot.index()).is_some_and(|without| *without));

@@ -33,6 +33,7 @@ mod order;
 pub mod pace;
 mod planted;
 mod precopy;
+pub mod published;
 pub mod record;
 mod rocksteady;
 pub mod staging;
@@ -59,7 +60,7 @@ pub use precopy::Precopy;
 pub use record::Record;
 pub use stop_and_copy::StopAndCopy;
 pub use tail::Tail;
-pub use view::{Committed, LegView, Legs, Look, Place, Scope, Waits, Wanted, moved, observed};
+pub use view::{Committed, LegView, Legs, Look, Place, Scope, Waits, Wanted, is_late, moved, observed};
 
 /// A key's name. A unit of moving is a name, in all databases: commands that touch several databases (`MOVE`, `COPY ... DB`) then need nothing special.
 pub type Key = Arc<[u8]>;
@@ -128,11 +129,13 @@ pub enum Protocol {
     NetMigrate,
     /// The same, with all slots at once, and a sample of what is read so is fetched.
     Fulva,
+    /// A filter says which keys are at the target. It is there as published only ([`published`]).
+    Bloom,
 }
 
 impl Protocol {
     /// All of them, with the names that users write.
-    pub const ALL: [(Self, &'static str); 7] = [
+    pub const ALL: [(Self, &'static str); 8] = [
         (Self::Switchyard, "switchyard"),
         (Self::StopAndCopy, "stop-and-copy"),
         (Self::Source, "source"),
@@ -140,12 +143,13 @@ impl Protocol {
         (Self::Rocksteady, "rocksteady"),
         (Self::NetMigrate, "netmigrate"),
         (Self::Fulva, "fulva"),
+        (Self::Bloom, "bloom"),
     ];
 
     /// Whether all slots of a move are one leg: they change their owner together.
     #[must_use]
     pub const fn is_one_leg(self) -> bool {
-        self.copies_first() || matches!(self, Self::Fulva)
+        self.copies_first() || matches!(self, Self::Fulva | Self::Bloom)
     }
 
     /// Whether the target serves nothing before it has a copy of everything.
@@ -500,6 +504,13 @@ pub enum Io {
     Commit {
         /// Which.
         keys: Vec<Key>,
+    },
+    /// The switch's tracker is told that these groups start, or are complete. Of a protocol as published.
+    Track {
+        /// Which.
+        groups: Vec<Fingerprint>,
+        /// Or they start.
+        complete: bool,
     },
     /// Whoever waits for a key now is told this error, and may try again.
     Refuse {

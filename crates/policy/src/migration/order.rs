@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::published::Paper;
 use super::{Durability, Goal, Key, Protocol, Record};
 use crate::topology::{MoveId, NodeId, Slot, Topology, slot_of};
 
@@ -41,6 +42,22 @@ pub struct How {
     pub purge_target: bool,
     /// Clients use the nodes past the router, and the user has said that it may be so.
     pub direct_clients: bool,
+    /// The protocol as it was published, with its holes; `None`: with what makes it correct.
+    pub paper: Option<Paper>,
+}
+
+impl How {
+    /// Whether all slots of a move are one leg.
+    #[must_use]
+    pub const fn is_one_leg(&self) -> bool {
+        self.protocol.is_one_leg() || self.paper.is_some()
+    }
+
+    /// Whether keys are written at the source while they are copied.
+    #[must_use]
+    pub const fn copies_while_served(&self) -> bool {
+        self.protocol.copies_first() || self.paper.is_some()
+    }
 }
 
 /// Why data moves.

@@ -13,6 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::planted::{Bug, Planted};
+use super::published::{Rules, Way};
+use super::tracker::State;
 use super::{DoubleRead, Fingerprint, FingerprintSet, Fingerprinter, Key, Side, is_temporary};
 use crate::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit, slot_of};
 
@@ -23,6 +25,11 @@ pub trait Committed {
 
     /// Whether all are, also those that nobody has named.
     fn has_all(&self) -> bool;
+
+    /// Where a group is, as the switch remembers it. Only published protocols ask.
+    fn state(&self, _group: Fingerprint) -> State {
+        State::NotStarted
+    }
 
     /// A client of this worker is about to wait: whatever is committed after this is told to the worker, once. What is asked after this shows what was
     /// committed before.
@@ -83,6 +90,8 @@ pub struct LegView<C> {
     scope: Option<Arc<Scope>>,
     /// Keys that are nowhere may be read at both sides, under this condition.
     double_read: Option<Arc<DoubleRead>>,
+    /// It goes by a protocol as published.
+    published: Option<Rules>,
     fingerprints: Fingerprinter,
 }
 
@@ -99,13 +108,19 @@ impl<C> LegView<C> {
     /// A leg that goes to its target, of which no key is committed.
     #[must_use]
     pub const fn new(committed: Arc<C>, scope: Option<Arc<Scope>>, fingerprints: Fingerprinter) -> Self {
-        Self { committed, away: None, scope, double_read: None, fingerprints }
+        Self { committed, away: None, scope, double_read: None, published: None, fingerprints }
+    }
+
+    /// The same by a protocol as published.
+    #[must_use]
+    pub fn as_published(self, rules: Option<Rules>) -> Self {
+        Self { published: rules, ..self }
     }
 
     /// The same leg told anew: it goes back for the keys that are `away`, or it goes to its target. What was committed before counts no more.
     #[must_use]
     pub fn turned(&self, committed: Arc<C>, away: Option<Arc<BTreeSet<Fingerprint>>>, double_read: Option<Arc<DoubleRead>>) -> Self {
-        Self { committed, away, scope: self.scope.clone(), double_read, fingerprints: self.fingerprints }
+        Self { committed, away, scope: self.scope.clone(), double_read, published: self.published, fingerprints: self.fingerprints }
     }
 
     /// Its committed keys.
@@ -136,6 +151,18 @@ impl<C: Committed> LegView<C> {
         }
         let never_left = self.away.as_ref().is_some_and(|away| !away.contains(&key));
         if never_left || self.committed.has_all() || self.committed.has(key) { Place::At(self.to()) } else { Place::Nowhere }
+    }
+
+    /// Where a command for a key is sent by a protocol as published.
+    fn way(&self, rules: &Rules, key: Fingerprint, writes: bool) -> Way {
+        if self.committed.has_all() {
+            return Way::Target;
+        }
+        match rules.way(self.committed.state(rules.group(key)), writes) {
+            // It has been pulled.
+            Way::Pull if self.committed.has(key) => Way::Target,
+            way => way,
+        }
     }
 
     /// Whether a key waits no more; `None`: all of the leg.
@@ -190,6 +217,15 @@ pub fn observed<'t>(topology: &'t Topology, key: &[u8], node: NodeId) -> Option<
     (transit.source == node && topology.lives_at(key) == node && !is_temporary(key)).then_some(transit)
 }
 
+/// The move that has to hear of a write at this node by a protocol as published: the key is at the source, and its group may have started since.
+#[must_use]
+pub fn is_late<'t, C>(topology: &'t Topology, legs: &Legs<C>, key: &[u8], node: NodeId) -> Option<&'t Transit> {
+    let transit = topology.transit(slot_of(key))?;
+    let Stage::Moving { leg } = transit.stage else { return None };
+    let view = legs.get(&(transit.move_id, leg))?;
+    (view.published.is_some() && transit.source == node && topology.lives_at(key) == node && !is_temporary(key)).then_some(transit)
+}
+
 /// Something that a command waits for.
 #[derive(Debug)]
 struct Wait<C> {
@@ -224,12 +260,24 @@ pub struct Look<C> {
     /// Of a leg of which nothing is published yet.
     is_unknown: bool,
     waits: Vec<Wait<C>>,
+    /// Where each key is sent by a protocol as published.
+    ways: Vec<(Key, Way)>,
+    /// By such a protocol: its leg, and of so many double reads one has its key fetched.
+    sampled: Option<((MoveId, u32), u32)>,
     planted: Planted,
 }
 
 impl<C> Default for Look<C> {
     fn default() -> Self {
-        Self { has_keys_there: false, is_moving: false, is_unknown: false, waits: Vec::new(), planted: Planted::default() }
+        Self {
+            has_keys_there: false,
+            is_moving: false,
+            is_unknown: false,
+            waits: Vec::new(),
+            ways: Vec::new(),
+            sampled: None,
+            planted: Planted::default(),
+        }
     }
 }
 
@@ -242,8 +290,8 @@ impl<C: Committed> Look<C> {
         self
     }
 
-    /// Looks at a key that the command names. `undeclared`: whether it may use other keys of that slot as well.
-    pub fn key(&mut self, topology: &Topology, legs: &Legs<C>, key: &[u8], undeclared: impl FnOnce() -> bool) {
+    /// Looks at a key that the command names. `writes`: whether it may write it; `undeclared`: whether it may use other keys of that slot as well.
+    pub fn key(&mut self, topology: &Topology, legs: &Legs<C>, key: &[u8], writes: bool, undeclared: impl FnOnce() -> bool) {
         let Some(transit) = topology.transit(slot_of(key)) else { return };
         // A key that lives elsewhere than its slot does not move with it.
         if topology.lives_at(key) != transit.source {
@@ -257,6 +305,16 @@ impl<C: Committed> Look<C> {
             return;
         };
         let fingerprint = view.fingerprints.of(key);
+        if let Some(rules) = &view.published {
+            let way = view.way(rules, fingerprint, writes);
+            self.ways.push((key.into(), way));
+            self.sampled = Some((of, rules.fetches_one_in())).filter(|(_, one_in)| way == Way::Both && *one_in > 0);
+            match way {
+                Way::Pull => self.waits.push(Wait { of, view: view.clone(), key: Some((key.into(), fingerprint)) }),
+                Way::Source | Way::Target | Way::Both => self.has_keys_there = true,
+            }
+            return;
+        }
         match view.place(fingerprint) {
             Place::Nowhere => self.waits.push(Wait { of, view: view.clone(), key: Some((key.into(), fingerprint)) }),
             Place::At(_) | Place::Home => self.has_keys_there = true,
@@ -280,9 +338,48 @@ impl<C: Committed> Look<C> {
         Some(([transit.source, transit.target], view.double_read.as_deref()?))
     }
 
+    /// Whether the key of the double read of this number, from 1, is fetched although nobody waits for it.
+    #[must_use]
+    pub fn is_sampled(&self, topology: &Topology, number: u64) -> bool {
+        self.sampled.is_some_and(|(_, one_in)| number.is_multiple_of(u64::from(one_in)))
+            || self.double_read(topology).is_some_and(|(_, read)| read.fetches(number))
+    }
+
+    /// Where each key is sent by a protocol as published; empty with all others.
+    #[must_use]
+    pub fn ways(&self) -> &[(Key, Way)] {
+        &self.ways
+    }
+
+    /// Where the command is sent as a whole by such a protocol. One of several keys that are not all at the source goes to the target.
+    #[must_use]
+    pub fn way(&self) -> Option<Way> {
+        match &self.ways[..] {
+            [] => None,
+            [(_, way)] => Some(*way),
+            ways => Some(if ways.iter().all(|(_, way)| *way == Way::Source) { Way::Source } else { Way::Target }),
+        }
+    }
+
+    /// The source and the target between which its keys are moving, by such a protocol.
+    #[must_use]
+    pub fn published_nodes(&self, topology: &Topology) -> Option<[NodeId; 2]> {
+        let (key, _) = self.ways.first()?;
+        topology.transit(slot_of(key)).map(|transit| [transit.source, transit.target])
+    }
+
+    /// A read by such a protocol did not find its key at the target: it is wanted, and its reader waits. Whether it does.
+    #[must_use]
+    pub fn pulls(&self) -> bool {
+        self.way() == Some(Way::Pull)
+    }
+
     /// What a mover is told whose key is fetched although nobody waits for it: that of a double read.
     #[must_use]
     pub fn fetched(&self) -> Option<((MoveId, u32), Key)> {
+        if let (Some((of, _)), [(key, _)]) = (self.sampled, &self.ways[..]) {
+            return Some((of, key.clone()));
+        }
         let [Wait { of, key: Some((key, _)), .. }] = &self.waits[..] else { return None };
         Some((*of, key.clone()))
     }
@@ -290,7 +387,8 @@ impl<C: Committed> Look<C> {
     /// Whether nothing has to be waited for.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        let enough = self.waits.is_empty() || self.has_keys_there && self.planted.is(Bug::OneKeyIsEnough);
+        // Of several keys none is pulled.
+        let enough = self.waits.is_empty() || self.ways.len() > 1 || self.has_keys_there && self.planted.is(Bug::OneKeyIsEnough);
         enough && !self.is_unknown
     }
 }
@@ -416,7 +514,7 @@ mod tests {
 
     fn look(topology: &Topology, legs: &Legs<Known>, keys: &[&[u8]], undeclared: bool) -> Look<Known> {
         let mut look = Look::default();
-        keys.iter().for_each(|key| look.key(topology, legs, key, || undeclared));
+        keys.iter().for_each(|key| look.key(topology, legs, key, true, || undeclared));
         look
     }
 

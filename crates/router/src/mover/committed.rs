@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use hdrhistogram::Histogram;
 use rustix::event::{EventfdFlags, eventfd};
+use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::tail::Element;
-use switchyard_policy::migration::tracker::{Exact, Tracker};
+use switchyard_policy::migration::tracker::{Exact, State, Tracker};
 use switchyard_policy::migration::{Committed, Fingerprint, FingerprintSet, Fingerprinter, Key, Legs};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, slot_of};
 
@@ -39,15 +40,50 @@ pub(crate) struct SharedLeg {
     all: AtomicBool,
     /// Workers of which clients wait, a bit each (by number, modulo 64).
     waiting: AtomicU64,
+    /// What the switch of a published protocol remembers.
+    tracker: Option<Arc<SharedTracker>>,
+}
+
+/// The tracker of a published protocol, which all moves by such protocols share, as pairs of source and target share a switch's filters. Movers write it, and
+/// workers read it for each command of such a move.
+pub(crate) struct SharedTracker(RwLock<Box<dyn Tracker>>);
+
+impl SharedTracker {
+    pub(crate) fn new(paper: &Paper) -> Self {
+        Self(RwLock::new(paper.tracker.tracker(paper.geometry())))
+    }
+}
+
+impl std::fmt::Debug for SharedTracker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a tracker")
+    }
 }
 
 impl Default for SharedLeg {
     fn default() -> Self {
-        Self { shards: std::array::from_fn(|_| Shard::default()), all: AtomicBool::new(false), waiting: AtomicU64::new(0) }
+        Self { tracker: None, shards: std::array::from_fn(|_| Shard::default()), all: AtomicBool::new(false), waiting: AtomicU64::new(0) }
     }
 }
 
 impl SharedLeg {
+    /// One of which no key is committed. `tracker`: of a published protocol.
+    pub(crate) fn tracked(tracker: Option<Arc<SharedTracker>>) -> Self {
+        Self { tracker, ..Self::default() }
+    }
+
+    /// The same of which no key is committed.
+    pub(crate) fn anew(&self) -> Self {
+        Self::tracked(self.tracker.clone())
+    }
+
+    /// These groups start, or are complete.
+    pub(crate) fn track(&self, groups: Vec<Fingerprint>, complete: bool) {
+        let Some(tracker) = &self.tracker else { return };
+        let mut tracker = tracker.0.write().unwrap_or_else(PoisonError::into_inner);
+        groups.into_iter().for_each(|group| if complete { tracker.complete(group) } else { tracker.start(group) });
+    }
+
     fn shard(&self, key: Fingerprint) -> &Shard {
         &self.shards[(key.0 >> 64) as usize % SHARDS]
     }
@@ -77,6 +113,10 @@ impl Committed for SharedLeg {
 
     fn has_all(&self) -> bool {
         self.all.load(Ordering::SeqCst)
+    }
+
+    fn state(&self, group: Fingerprint) -> State {
+        self.tracker.as_ref().map_or(State::NotStarted, |tracker| tracker.0.read().unwrap_or_else(PoisonError::into_inner).state(group))
     }
 
     fn will_wait(&self, worker: usize) {

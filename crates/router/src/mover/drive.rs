@@ -7,7 +7,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use switchyard_policy::migration::published::Rules;
 use switchyard_policy::migration::staging::{Event as OfStaged, Place};
+use switchyard_policy::migration::tracker::Pair;
 use switchyard_policy::migration::{BatchId, Begin, Do, Driver, Event, Fingerprint, Happened, Io, Key, LegView, Orders, Outcome, Side};
 use switchyard_policy::topology::{NodeId, Slot, Stage};
 use switchyard_resp::reply;
@@ -91,6 +93,7 @@ impl Mover {
         let order = self.life.order();
         let driver = Driver::new(Begin {
             protocol: order.how.protocol,
+            paper: order.how.paper,
             orders: Orders {
                 move_id: self.id,
                 leg: number,
@@ -107,12 +110,15 @@ impl Mover {
             listed_of: self.list.of().map(str::to_owned),
             target_is_clean: self.list.target_is_clean(),
         });
+        let order = self.life.order();
+        let rules = order.how.paper.map(|paper| Rules::new(order.how.protocol, &paper, Pair::of(self.id)));
+        let tracker = order.how.paper.map(|paper| self.shared.tracker(&paper));
         let mut run = Run {
             number,
             driver,
             happened: VecDeque::new(),
             begun: HashMap::new(),
-            view: LegView::new(Arc::default(), scope, self.fingerprints),
+            view: LegView::new(Arc::new(SharedLeg::tracked(tracker)), scope, self.fingerprints).as_published(rules),
             catching_up: None,
             contents: HashMap::new(),
             whole: HashMap::new(),
@@ -227,7 +233,7 @@ impl Mover {
                 self.shown.records(records.len());
                 self.host.record(records, Box::new(move |outcome| own.tell(Told::Recorded { leg, numbers, outcome })));
             }
-            Do::View { away, double_read } => run.view = run.view.turned(Arc::default(), away, double_read),
+            Do::View { away, double_read } => run.view = run.view.turned(Arc::new(run.view.committed().anew()), away, double_read),
             Do::Publish => {
                 let epoch = self.publish_leg(run);
                 run.happened.push_back(Happened::Published(epoch));
@@ -335,6 +341,7 @@ impl Mover {
                 self.life.lose(side, most);
                 self.host.lost(self.id, self.end(side).node, &keys, most);
             }
+            Do::Io(Io::Track { groups, complete }) => run.view.committed().track(groups, complete),
             Do::Io(Io::Report { text }) => {
                 warn!(move_id = self.id.0, leg = run.number, "{text}");
                 self.shown.says(text);
@@ -450,12 +457,12 @@ impl Mover {
                     }
                 }
                 Told::CaughtUp { leg, outcome } if leg == run.number => self.caught_up(run, outcome),
-                Told::Written(mut keys) if self.life.order().how.protocol.copies_first() => {
+                Told::Written(mut keys) if self.life.order().how.copies_while_served() => {
                     self.keep_own(&mut keys);
                     run.tell(Event::Written { keys: keys.clone() });
                     self.note(Told::Written(keys));
                 }
-                Told::WrittenAnything(slot) if self.life.order().how.protocol.copies_first() => {
+                Told::WrittenAnything(slot) if self.life.order().how.copies_while_served() => {
                     run.tell(Event::Rewritten);
                     self.note(Told::WrittenAnything(slot));
                 }
@@ -582,7 +589,7 @@ impl Mover {
                 }
             }
             Ask::Finish { batch, step, items } => self.staged_answered(run, batch, step, items, &answers),
-            Ask::Discard => {}
+            Ask::Discard(_) => {}
             Ask::Confirm => run.tell(Event::Confirmed { side }),
             Ask::Position => self.position_known(run, &answers),
             Ask::Secure { batch, durability, tried } => {
@@ -690,7 +697,7 @@ impl Mover {
         let Ok(databases) = self.databases_in_use() else { return };
         // Who goes past us, or still writes, may give a key its time at any moment.
         let how = self.life.order().how;
-        if !run.driver.goes_back() && !how.direct_clients && !how.protocol.copies_first() {
+        if !run.driver.goes_back() && !how.direct_clients && !how.copies_while_served() {
             run.lasting.clone_from(&self.lasting);
         }
         run.moving_since = run.moving_since.or(Some(Instant::now()));

@@ -39,7 +39,7 @@ use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit, slot_of};
 
 use crate::shared::{Shared, lock};
 pub use big::{BigKey, BigKeys};
-pub(crate) use committed::{Moves, SharedLeg, SharedMove, Told};
+pub(crate) use committed::{Moves, SharedLeg, SharedMove, SharedTracker, Told};
 pub use switchyard_policy::migration::{MoveEnd, Steer};
 
 /// Moves that are remembered, also when they have ended.

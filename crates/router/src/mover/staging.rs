@@ -221,13 +221,15 @@ impl Mover {
         self.measure_written(slots)?;
         let Some(ends) = self.ends() else { return Err(Halt::Lost) };
         let big = match self.life.order().how.protocol {
+            _ if self.life.order().how.paper.is_some() => Vec::new(),
             Protocol::Switchyard => self.big.of(slots).filter(|(_, found)| found.whole.is_none()).map(|(place, _)| place.clone()).collect(),
             Protocol::StopAndCopy
             | Protocol::Source
             | Protocol::FreezeAndCopy
             | Protocol::Rocksteady
             | Protocol::NetMigrate
-            | Protocol::Fulva => Vec::new(),
+            | Protocol::Fulva
+            | Protocol::Bloom => Vec::new(),
         };
         self.on_staging(Event::Begin { big, ends });
         self.discard()?;
@@ -552,6 +554,7 @@ impl Mover {
     /// The move is over: nothing of ours stays, if the target can be asked.
     pub(super) fn discard_all(&mut self) {
         self.staging.drop_all();
+        self.staging.discarded.append(&mut self.target.not_discarded);
         self.own.share_staged(Vec::new());
         let may_ask = self.target.is_idle() && self.target.connection.as_ref().is_some_and(|connection| connection.unanswered == 0);
         if self.staging.discarded.is_empty() || !may_ask {

@@ -181,6 +181,7 @@ impl Mover {
 
     /// Removes staging keys that are not used any more.
     pub(super) fn discard_in_leg(&mut self) {
+        self.staging.discarded.append(&mut self.target.not_discarded);
         if !self.staging.discarded.is_empty() && self.target.connection.is_some() {
             self.target.discard(std::mem::take(&mut self.staging.discarded));
         }

@@ -70,8 +70,8 @@ impl Worker {
                     return flow;
                 }
                 Transit::Instead(flow) => return flow,
-                Transit::DoubleRead(nodes) => {
-                    let flow = double_read(self, handle, command, nodes, raw);
+                Transit::Ask(asks) => {
+                    let flow = double_read(self, handle, command, &asks, raw);
                     self.executed(handle, command, args, special, flow);
                     return flow;
                 }

@@ -54,7 +54,7 @@ pub(super) enum Whole {
     /// SELECT: the client's database changes if every node has it.
     Select { database: u32 },
     /// The same request to source and target of a move: an answer that shows the key.
-    DoubleRead(Vec<u8>),
+    DoubleRead { request: Vec<u8>, as_published: bool },
     /// Several rounds.
     Rounds(Box<dyn Procedure>),
 }
@@ -244,9 +244,9 @@ impl Worker {
         let Some(resp3) = self.clients.get(client).map(|c| c.resp3) else { return };
         let gather = match gather {
             Gather { whole: Whole::Rounds(_), .. } => return self.end_round(gather, resp3),
-            Gather { whole: Whole::DoubleRead(request), parts, class, epoch, .. } => {
+            Gather { whole: Whole::DoubleRead { request, as_published }, parts, class, epoch, .. } => {
                 let parts: Vec<Vec<u8>> = parts.into_iter().flatten().collect();
-                return end_double_read(self, client, Asked { seq, class, epoch: epoch as u32, request }, &parts);
+                return end_double_read(self, client, Asked { as_published, seq, class, epoch: epoch as u32, request }, &parts);
             }
             Gather { whole: Whole::Redirect(options), parts, .. } => {
                 let parts: Vec<Vec<u8>> = parts.into_iter().flatten().collect();
@@ -322,7 +322,7 @@ impl Worker {
             // Never merged: see `gather_part`.
             (Whole::Rounds(_), None) => return protocol_error("a procedure was taken for a merge"),
             // Never merged: see `gather_part`.
-            (Whole::DoubleRead(_), None) => return protocol_error("a double read was taken for a merge"),
+            (Whole::DoubleRead { .. }, None) => return protocol_error("a double read was taken for a merge"),
             (Whole::Redirect(_), None) => return protocol_error("a redirect was taken for a merge"),
             (Whole::Monitor, None) => {
                 if let Some(client) = self.clients.get_mut(gather.client) {

@@ -19,14 +19,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use switchyard_policy::topology::NodeId;
+use switchyard_policy::migration::Key;
+use switchyard_policy::topology::{MoveId, NodeId};
 use switchyard_resp::command::{Command, Flags, Handling, Local};
 use switchyard_resp::reply;
 use switchyard_resp::request::Args;
 
 use super::Worker;
+use super::published::late_writes;
 use super::transit::parsed;
 use super::upstream::{EXEC, Pending};
+use crate::mover::Told;
 use crate::shared::Plan;
 use crate::tap::{Outcome, SentCommand, Tap};
 
@@ -106,6 +109,8 @@ pub(super) struct Hearers {
     queued: Vec<EndNumber>,
     /// The same of those under way, by the number of their EXEC.
     transactions: BTreeMap<EndNumber, Vec<EndNumber>>,
+    /// Writes at the source of a move by a protocol as published: its mover hears of their end.
+    late: BTreeMap<EndNumber, (MoveId, Vec<Key>)>,
 }
 
 impl Hearers {
@@ -175,9 +180,14 @@ impl Worker {
         let queued = self.hearers.transactions.remove(&pending.end);
         let is_discarded = *outcome == Outcome::Certain && (reply::is_null(answer) || answer.starts_with(b"-EXECABORT"));
         let outcome = if queued.is_some() && is_discarded { Outcome::Never } else { *outcome };
-        let Some(tap) = &self.hearers.tap else { return };
         for end in queued.unwrap_or_else(|| vec![pending.end]) {
-            tap.ended((self.index, end.0), outcome);
+            let late = self.hearers.late.remove(&end).filter(|_| outcome != Outcome::Never);
+            if let Some((mover, keys)) = late.and_then(|(id, keys)| Some((self.plan.moves.by_id.get(&id)?, keys))) {
+                mover.note(Told::Written(keys));
+            }
+            if let Some(tap) = &self.hearers.tap {
+                tap.ended((self.index, end.0), outcome);
+            }
         }
     }
 
@@ -185,7 +195,11 @@ impl Worker {
     fn tell_sent(&mut self, keyed: Keyed<'_>) -> EndNumber {
         let end = self.with_keys(keyed.call, |worker, plan, command, args, places| {
             worker.note_sent(plan, keyed.node, command, args, places);
-            worker.tell_tap(keyed, command, args, places)
+            let end = worker.tell_tap(keyed, command, args, places);
+            let Some(late) = late_writes(plan, keyed.node, command, args, places) else { return end };
+            let end = if end == EndNumber::NONE { worker.hearers.next() } else { end };
+            worker.hearers.late.insert(end, late);
+            end
         });
         end.unwrap_or(EndNumber::NONE)
     }

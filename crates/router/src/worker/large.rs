@@ -109,7 +109,7 @@ impl Worker {
             match self.in_transit(plan, handle, command, args) {
                 Transit::Settled => {}
                 Transit::Moved(plan) => moved = Some(plan),
-                Transit::DoubleRead(_) => return Flow::Buffer,
+                Transit::Ask(_) => return Flow::Buffer,
                 Transit::Instead(flow) => {
                     if let Some(client) = self.clients.get_mut(handle).filter(|_| flow == Flow::Next) {
                         // It was answered with an error: what the client still sends of it is thrown away.

@@ -399,7 +399,7 @@ impl Worker {
                     "    Where keys are: slot, hash tag, node, whether in transit, whether moved there alone.",
                     "MOVE [FROM <node>] TO <node> (SLOTS <ranges> | ALL | KEYS <pattern>) [GOAL fast|balanced|gentle] [MAX-RATE <rate>] [DRY-RUN]",
                     "     [DURABILITY memory|aof|replica] [PROTOCOL <protocol>] [PURGE-TARGET] [ALLOW-DIRECT-CLIENTS]",
-                    "     [ALLOW-KEY-LOSS]",
+                    "     [ALLOW-KEY-LOSS] [MODE safe|paper [TRACKER <name>] [GROUPS <count>] [BITS <count>] [NO-FORWARDING]]",
                     "    Move slots, or single keys, while they are used.",
                     "MOVE [FROM <node>] HOME [KEYS <pattern>] [...]",
                     "    Keys that were moved to the node (to any) without their slots go to the owners of these.",

@@ -44,6 +44,7 @@ mod nodes;
 mod output;
 mod pause;
 mod pool;
+mod published;
 mod pubsub;
 mod quiet;
 mod random_key;

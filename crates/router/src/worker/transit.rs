@@ -11,6 +11,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use switchyard_policy::migration::published::Way;
 use switchyard_policy::migration::{Fingerprint, Key, Look, Waits, Wanted, moved, observed};
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, slot_of};
@@ -18,8 +19,9 @@ use switchyard_resp::command::{Command, Flags, Handling, Local, Lookup, Touched,
 use switchyard_resp::request::{Args, Scanner};
 
 use super::dispatch::Flow;
-use super::double_read::{fetch_sampled, may_double_read};
+use super::double_read::{Asks, fetch_sampled, may_double_read};
 use super::keyed::writes;
+use super::published::as_published;
 use super::{Stall, Worker};
 use crate::mover::{SharedLeg, Told};
 use crate::shared::{OldestAt, Plan};
@@ -39,8 +41,8 @@ pub(super) enum Transit {
     Settled,
     /// The same, by this plan.
     Moved(Arc<Plan>),
-    /// Ask both of these nodes.
-    DoubleRead([NodeId; 2]),
+    /// Ask these nodes.
+    Ask(Asks),
     /// Nothing now.
     Instead(Flow),
 }
@@ -142,6 +144,13 @@ impl Worker {
             } else {
                 self.look_at(plan, command, args, &mut look);
             }
+            if let Some(what) = as_published(self, plan, handle, command, args, &look) {
+                self.end_hold(handle);
+                if matches!(&what, Transit::Ask(asks) if asks.nodes.len() > 1) {
+                    fetch_sampled(self, plan, &look);
+                }
+                return what;
+            }
             if look.is_over() {
                 self.end_hold(handle);
                 // Where nothing has another place yet (keys go back to where they are looked for), replicas are not read all the same.
@@ -151,9 +160,9 @@ impl Worker {
                     Transit::Settled
                 };
             }
-            if let Some(nodes) = may_double_read(self, plan, handle, command, args, &look) {
+            if let Some(asks) = may_double_read(self, plan, handle, command, args, &look) {
                 fetch_sampled(self, plan, &look);
-                return Transit::DoubleRead(nodes);
+                return Transit::Ask(asks);
             }
             if self.wait_for(handle, look) {
                 return Transit::Instead(Flow::Stall(Stall::Keys));
@@ -210,7 +219,7 @@ impl Worker {
             let mut undeclared = None;
             for key in places.iter().filter_map(|place| args.get(*place as usize)) {
                 let undeclared = || *undeclared.get_or_insert_with(|| self.uses_undeclared(plan, command, args));
-                look.key(&plan.topology, &plan.moves.legs, key, undeclared);
+                look.key(&plan.topology, &plan.moves.legs, key, writes(command), undeclared);
             }
         }
         self.keys = places;
@@ -356,7 +365,8 @@ impl Worker {
                 let mut keys = Vec::new();
                 command.find_keys(args, &mut keys).ok()?;
                 let keys = keys.iter().filter_map(|k| args.get(*k as usize));
-                let now = self.transit.moved.as_ref().unwrap_or(&plan);
+                let is_at_source = look.way() == Some(Way::Source);
+                let now = self.transit.moved.as_ref().filter(|_| !is_at_source).unwrap_or(&plan);
                 match route(&now.topology, keys.clone()) {
                     Route::Owner(slot, node) => Some(Ok((slot, node))),
                     Route::Parted(_) => Some(Err(self.not_together(now, keys))),

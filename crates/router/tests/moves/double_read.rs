@@ -11,7 +11,7 @@ use super::fleet::{Client, Fleet, all_there, fill, until, with};
 /// So slow that most keys are on their way while a test looks.
 fn slowly(fleet: &Fleet, id: u64, from: usize, to: usize) -> MoveTask {
     with(fleet.task(id, from, to), |order| {
-        (order.how.protocol, order.how.goal, order.how.max_rate) = (Protocol::NetMigrate, Goal::Gentle, Some(10_000));
+        (order.how.protocol, order.how.goal, order.how.max_rate) = (Protocol::NetMigrate, Goal::Gentle, Some(2_000));
     })
 }
 

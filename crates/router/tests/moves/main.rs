@@ -12,6 +12,7 @@ mod fleet;
 mod functions;
 mod moments;
 mod precopy;
+mod published;
 mod relay;
 mod seam;
 mod serving;

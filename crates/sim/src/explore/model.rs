@@ -710,7 +710,8 @@ impl State {
             }
             // Of protocols that copy all keys first.
             Action::Observe | Action::CommitAll | Action::Io(Io::Overwrite { .. }) => {}
-            Action::Relist { .. } | Action::Lost { .. } | Action::Io(Io::Refuse { .. } | Io::Report { .. } | Io::Quiet) => {}
+            Action::Relist { .. } | Action::Lost { .. } => {}
+            Action::Io(Io::Refuse { .. } | Io::Report { .. } | Io::Quiet | Io::Track { .. }) => {}
             Action::Io(Io::Copy { batch, from, keys }) => {
                 self.batches.remove(&batch.0);
                 self.request(from, batch, &keys, |_| Kind::Copy);

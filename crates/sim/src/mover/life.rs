@@ -24,8 +24,12 @@ impl Mover {
         self.links.iter().all(|link| link.ready)
     }
 
+    pub(super) fn how(&self) -> How {
+        How { protocol: self.protocol, durability: self.durability, paper: self.paper, ..How::default() }
+    }
+
     fn order(&self) -> MoveOrder {
-        let how = How { protocol: self.protocol, durability: self.durability, ..How::default() };
+        let how = self.how();
         let (source, target) = (NodeId(self.source as u16), NodeId(self.target as u16));
         MoveOrder { source, target, slots: self.slots.clone(), keys: None, how, cause: Cause::Asked(None) }
     }

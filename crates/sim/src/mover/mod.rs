@@ -10,15 +10,17 @@ mod perform;
 mod scope;
 mod staging;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use switchyard_policy::migration::life::Step;
+use switchyard_policy::migration::published::{Paper, Rules};
 use switchyard_policy::migration::record::{OpenMove, Queue, Record, Replay};
 use switchyard_policy::migration::{
     BatchId, Begin, Driver, Durability, Event, Fingerprinter, Happened, Key, LegView, Legs, Life, Orders, Outcome, Process, Protocol,
-    Scope, Side,
+    Scope, Side, tracker,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage as SlotStage, Topology, Transit, slot_of};
 
@@ -30,7 +32,7 @@ use crate::node::{Cmd, KeyIx, Reply, STAGING};
 use crate::planted::{Bug, Planted};
 use crate::random::Random;
 use crate::scenario::Scenario;
-use crate::worker::{Known, View};
+use crate::worker::{Known, Tracked, View};
 use crate::world::{Ev, Owner, What as Sent, World, say};
 
 /// Keys of a SCAN.
@@ -211,6 +213,8 @@ pub(crate) struct Mover {
     slots: Vec<Slot>,
     leg_slots: Vec<Slot>,
     protocol: Protocol,
+    /// As published.
+    paper: Option<Paper>,
     durability: Durability,
     /// In which keys were found.
     databases: BTreeSet<u32>,
@@ -258,10 +262,15 @@ impl Mover {
             (scenario.rocksteady, Protocol::Rocksteady),
             (scenario.netmigrate, Protocol::NetMigrate),
             (scenario.fulva, Protocol::Fulva),
+            (scenario.bloom, Protocol::Bloom),
         ];
         // None is drawn of which there is none: seeds of other scenarios stay what they are.
         let drawn = protocols.into_iter().find(|(chance, _)| *chance > 0 && random.chance(*chance));
         let protocol = drawn.map_or(Protocol::Switchyard, |(_, protocol)| protocol);
+        // As published, with few groups, so that filters err.
+        let paper = Paper::of(protocol).filter(|_| scenario.paper > 0 && random.chance(scenario.paper));
+        let tracker = |paper: Paper| if scenario.exact > 0 { tracker::Kind::Exact } else { paper.tracker };
+        let paper = paper.map(|paper| Paper { tracker: tracker(paper), groups: 8, at_once: 2, bits: 2, ..paper });
         let durability = if random.chance(scenario.aof) { Durability::Aof } else { Durability::Memory };
         Self {
             stage: Stage::Idle,
@@ -270,6 +279,7 @@ impl Mover {
             leg_slots: Vec::new(),
             all_slots,
             protocol,
+            paper,
             durability,
             databases: BTreeSet::new(),
             source: 0,
@@ -474,6 +484,7 @@ impl World {
         });
         let begin = Begin {
             protocol: m.protocol,
+            paper: m.paper,
             orders,
             fingerprints: self.fleet.fingerprints,
             resume,
@@ -483,7 +494,9 @@ impl World {
             target_is_clean: false,
         };
         m.driver = Some(driver(begin, self.planted));
-        m.view = Some(LegView::new(Arc::default(), scope, self.fleet.fingerprints));
+        let tracked = m.paper.map(|paper| Tracked(Rc::new(RefCell::new(paper.tracker.tracker(paper.geometry())))));
+        let rules = m.paper.map(|paper| Rules::new(m.protocol, &paper, tracker::Pair::of(MoveId(m.move_id))));
+        m.view = Some(LegView::new(Known::tracked(tracked), scope, self.fleet.fingerprints).as_published(rules));
         m.list.at = 0;
         m.batches.clear();
         m.late.clear();

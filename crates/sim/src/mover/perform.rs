@@ -1,7 +1,6 @@
 //! What the driver of a leg says is done, and it hears what comes of it.
 
 use std::rc::Rc;
-use std::sync::Arc;
 
 use switchyard_policy::migration::record::Record;
 use switchyard_policy::migration::{Do, Event, Fingerprint, Happened, Io};
@@ -97,7 +96,8 @@ impl World {
             Do::View { away, double_read } => {
                 let kept = self.bug(Bug::CommittedKept);
                 if let Some(view) = &mut self.movers[lane].view {
-                    *view = view.turned(if kept { view.committed().clone() } else { Arc::default() }, away, double_read);
+                    let committed = if kept { view.committed().clone() } else { view.committed().anew() };
+                    *view = view.turned(committed, away, double_read);
                 }
             }
             Do::Publish => {
@@ -147,6 +147,9 @@ impl World {
                 let fingerprints = keys.iter().map(|key| self.fleet.fingerprints.of(key));
                 self.movers[lane].view.iter().for_each(|view| view.committed().commit(fingerprints.clone()));
                 self.wake_workers(lane);
+            }
+            Do::Io(Io::Track { groups, complete }) => {
+                self.movers[lane].view.iter().for_each(|view| view.committed().track(groups.clone(), complete))
             }
             Do::CommitAll => {
                 self.movers[lane].view.iter().for_each(|view| view.committed().commit_all());

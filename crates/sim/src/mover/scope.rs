@@ -105,7 +105,7 @@ impl World {
     /// Draws which of the slots that are left the next leg takes.
     pub(super) fn draw_leg(&mut self, lane: Lane) {
         let slots = self.movers[lane].slots.clone();
-        self.movers[lane].leg_slots = if self.movers[lane].protocol.is_one_leg() { slots } else { self.some_of(slots) };
+        self.movers[lane].leg_slots = if self.movers[lane].how().is_one_leg() { slots } else { self.some_of(slots) };
     }
 
     /// Some of these, or all, in order.

@@ -155,7 +155,7 @@ impl World {
         if undeclared && !self.bug(Bug::AnythingNotNoted) {
             self.movers[lane].list.anything.extend(keys.iter().map(|key| slot_of(&self.keys[*key])));
         }
-        if self.movers[lane].protocol.copies_first() && self.movers[lane].driver.is_some() {
+        if self.movers[lane].how().copies_while_served() && self.movers[lane].driver.is_some() {
             let names = keys.iter().filter(|key| self.is_own(lane, **key)).map(|key| self.keys[*key].clone()).collect();
             self.mover_event(lane, OfLeg::Written { keys: names });
             if undeclared {

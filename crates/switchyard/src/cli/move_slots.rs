@@ -1,8 +1,9 @@
 //! `switchyard move`: takes slots, or single keys, from one node to another while they are used.
 
 use clap::Args;
-use switchyard_control::admin::{HowRequest, MoveRequest, PlanReport};
+use switchyard_control::admin::{HowRequest, MoveRequest, PaperRequest, PlanReport};
 use switchyard_policy::migration::Protocol;
+use switchyard_policy::migration::tracker::Kind;
 use switchyard_resp::units::parse_rate;
 
 use super::Failure;
@@ -30,6 +31,27 @@ pub(super) struct HowFlags {
     #[arg(long, value_name = "NAME", value_parser = Protocol::ALL.map(|(_, name)| name))]
     protocol: Option<String>,
 
+    /// The protocol with what makes it correct, or with --allow-key-loss as its paper has it (netmigrate, rocksteady, fulva, bloom): copies overwrite newer
+    /// writes, deleted keys come back, INCR begins with nothing, and filters are believed
+    #[arg(long, value_name = "MODE", value_parser = ["safe", "paper"])]
+    mode: Option<String>,
+
+    /// With --mode paper: what remembers where keys are
+    #[arg(long, value_name = "NAME", value_parser = Kind::ALL.map(Kind::name), requires = "mode")]
+    tracker: Option<String>,
+
+    /// With --mode paper: ranges of hashes that move one after the other; for bloom the number of keys that its filter is made for
+    #[arg(long, value_name = "COUNT", requires = "mode")]
+    groups: Option<u32>,
+
+    /// With --mode paper: bits of the filter for each group
+    #[arg(long, value_name = "COUNT", requires = "mode")]
+    bits: Option<u8>,
+
+    /// With --mode paper of bloom: the paper's other arm, without filter and forwarding
+    #[arg(long, requires = "mode")]
+    no_forwarding: bool,
+
     /// Go on although clients use the nodes past the router; they will not find what has moved
     #[arg(long)]
     allow_direct_clients: bool,
@@ -38,7 +60,7 @@ pub(super) struct HowFlags {
     #[arg(long)]
     purge_target: bool,
 
-    /// Go on by a protocol (stop-and-copy) that loses keys when a node restarts in the middle of the move
+    /// Go on by a protocol that loses keys: stop-and-copy when a node restarts in the middle of the move, and --mode paper
     #[arg(long)]
     allow_key_loss: bool,
 }
@@ -50,6 +72,10 @@ impl HowFlags {
             max_rate: self.max_rate,
             durability: self.durability.clone(),
             protocol: self.protocol.clone(),
+            paper: (self.mode.as_deref() == Some("paper")).then(|| {
+                let (tracker, groups, bits, no_forwarding) = (self.tracker.clone(), self.groups, self.bits, self.no_forwarding);
+                Box::new(PaperRequest { tracker, groups, bits, no_forwarding })
+            }),
             allow_direct_clients: self.allow_direct_clients,
             purge_target: self.purge_target,
             allow_key_loss: self.allow_key_loss,

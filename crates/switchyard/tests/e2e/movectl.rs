@@ -96,6 +96,39 @@ fn a_protocol_that_may_lose_keys_is_refused_unless_that_is_allowed() {
 }
 
 #[test]
+fn a_protocol_as_published_is_refused_unless_that_is_allowed_and_moves_what_is_there() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let names = names(&site);
+    let (source, target) = (&names[0], &names[1]);
+    let line = format!("move --from {source} --to {target} --all");
+    for (protocol, expected) in [
+        ("netmigrate", "loses writes and shows old values"),
+        ("bloom", "loses writes and shows old values"),
+        ("switchyard", "has no mode paper"),
+    ] {
+        let text = refused(site.router(), &format!("{line} --protocol {protocol} --mode paper"));
+        assert!(text.contains(expected), "{text}");
+    }
+    let text = refused(site.router(), &format!("{line} --protocol bloom --allow-key-loss"));
+    assert!(text.contains("as it was published only"), "{text}");
+    let text = refused(site.router(), &format!("{line} --protocol bloom --mode paper --groups 0 --allow-key-loss"));
+    assert!(text.contains("groups: 0 is not between"), "{text}");
+    let words = format!("SWITCHYARD MOVE FROM {source} TO {target} ALL PROTOCOL netmigrate GROUPS 7 DRY-RUN");
+    let reply = site.client().cmd(&words);
+    assert!(reply.error().is_some_and(|text| text.contains("GROUPS is a setting of MODE paper")), "{reply:?}");
+    let mut client = site.client();
+    for n in 0..500 {
+        assert_eq!(client.cmd(&format!("SET key{n} {n}")), ok());
+    }
+    done(
+        site.router(),
+        &format!("{line} --protocol netmigrate --mode paper --tracker adaptive --groups 16 --bits 8 --allow-key-loss --wait"),
+    );
+    assert_eq!(site.nodes()[0].client().cmd("DBSIZE").int(), 0);
+    assert!((0..500).all(|n| client.cmd(&format!("GET key{n}")) == bulk(n.to_string())));
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_with_what_to_do() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let names = names(&site);

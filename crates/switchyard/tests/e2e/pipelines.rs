@@ -352,6 +352,7 @@ fn clients_that_leave_in_flight_shift_nobody() {
     }
     until("those who left are gone", || steady.cmd("CLIENT LIST").text().lines().count() == 1);
     if let Some(files) = files {
-        until("their descriptors are given back", || site.router().process().open_files() <= files);
+        // 300 have left. Connections of the router to nodes may have come since.
+        until("their descriptors are given back", || site.router().process().open_files() <= files + 20);
     }
 }

@@ -12,7 +12,9 @@ use std::sync::Arc;
 
 use self::listing::{Listing, Purge, Walk};
 use super::planted::{Bug, Planted};
+use super::published::{Paper, Published, Rules};
 use super::record::OpenLeg;
+use super::tracker::Pair;
 use super::{
     Action, DoubleRead, Event, Fingerprint, Fingerprinter, Io, Key, Leg, Machine, Orders, Precopy, Process, Progress, Protocol, Record,
     Side, StopAndCopy, is_temporary,
@@ -31,6 +33,8 @@ const REMOVED_AT_ONCE: usize = 1000;
 pub struct Begin {
     /// How.
     pub protocol: Protocol,
+    /// That protocol as it was published.
+    pub paper: Option<Paper>,
     /// What.
     pub orders: Orders,
     /// Makes fingerprints.
@@ -262,7 +266,7 @@ impl Driver {
     }
 
     fn planted(begin: Begin, planted: Planted) -> Self {
-        let Begin { protocol, orders, fingerprints, resume, keys, databases, listed_of, target_is_clean } = begin;
+        let Begin { protocol, paper, orders, fingerprints, resume, keys, databases, listed_of, target_is_clean } = begin;
         let mut is_ours = vec![false; SLOT_COUNT];
         orders.slots.iter().for_each(|slot| is_ours[slot.index()] = true);
         // Where keys are named they are the list.
@@ -271,14 +275,22 @@ impl Driver {
             (None, Some(_)) => Listing::Kept { asked: false },
             (None, None) => Listing::Walked(Walk::new(0, Side::Source, &databases)),
         };
-        let machine: Box<dyn Machine> = match protocol {
-            Protocol::Switchyard => Box::new(<Leg>::new(orders, fingerprints, resume).planted(planted)),
-            Protocol::Rocksteady => Box::new(<Leg>::new(orders, fingerprints, resume).pulling(super::rocksteady::PULLS).planted(planted)),
-            Protocol::NetMigrate => Box::new(<Leg>::new(orders, fingerprints, resume).reading_both(0).planted(planted)),
-            Protocol::Fulva => Box::new(<Leg>::new(orders, fingerprints, resume).reading_both(super::fulva::FETCH_ONE_IN).planted(planted)),
-            Protocol::StopAndCopy => Box::new(Leg::<StopAndCopy>::new(orders, fingerprints, resume).planted(planted)),
-            Protocol::Source => Box::new(Precopy::new(orders, true, resume).planted(planted)),
-            Protocol::FreezeAndCopy => Box::new(Precopy::new(orders, false, resume).planted(planted)),
+        let machine: Box<dyn Machine> = match (paper, protocol) {
+            (Some(paper), _) => {
+                let rules = Rules::new(protocol, &paper, Pair::of(orders.move_id));
+                Box::new(Published::new(orders, &paper, rules, fingerprints, resume.as_ref()))
+            }
+            (None, Protocol::Switchyard | Protocol::Bloom) => Box::new(<Leg>::new(orders, fingerprints, resume).planted(planted)),
+            (None, Protocol::Rocksteady) => {
+                Box::new(<Leg>::new(orders, fingerprints, resume).pulling(super::rocksteady::PULLS).planted(planted))
+            }
+            (None, Protocol::NetMigrate) => Box::new(<Leg>::new(orders, fingerprints, resume).reading_both(0).planted(planted)),
+            (None, Protocol::Fulva) => {
+                Box::new(<Leg>::new(orders, fingerprints, resume).reading_both(super::fulva::FETCH_ONE_IN).planted(planted))
+            }
+            (None, Protocol::StopAndCopy) => Box::new(Leg::<StopAndCopy>::new(orders, fingerprints, resume).planted(planted)),
+            (None, Protocol::Source) => Box::new(Precopy::new(orders, true, resume).planted(planted)),
+            (None, Protocol::FreezeAndCopy) => Box::new(Precopy::new(orders, false, resume).planted(planted)),
         };
         Self {
             machine,

@@ -15,6 +15,7 @@ mod exact;
 mod filters;
 
 use super::Fingerprint;
+use crate::topology::MoveId;
 
 pub use adaptive::Adaptive;
 pub use exact::Exact;
@@ -47,7 +48,7 @@ pub struct Saturation {
 }
 
 /// Remembers where groups are.
-pub trait Tracker: Send {
+pub trait Tracker: Send + Sync {
     /// The group starts, once.
     fn start(&mut self, group: Fingerprint);
 
@@ -82,6 +83,14 @@ pub trait Tracker: Send {
 /// A source and a target, of those that share a tracker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pair(pub u32);
+
+impl Pair {
+    /// That of a move.
+    #[must_use]
+    pub const fn of(move_id: MoveId) -> Self {
+        Self(move_id.0 as u32)
+    }
+}
 
 /// A group that is a range of hashes, by its number.
 #[must_use]

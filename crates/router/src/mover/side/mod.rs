@@ -154,7 +154,8 @@ pub(in crate::mover) enum Ask {
         items: Vec<last_piece::Item>,
     },
     /// Remove staging keys.
-    Discard,
+    /// With their databases.
+    Discard(Vec<(u32, Vec<u8>)>),
     /// How much it has worked.
     Look,
     /// The sizes of keys, behind a SELECT or not.
@@ -289,6 +290,8 @@ pub(in crate::mover) struct End {
     pub(in crate::mover) node: NodeId,
     pub(in crate::mover) connection: Option<Connection>,
     jobs: VecDeque<Job>,
+    /// Temporary keys whose removal was asked for and not confirmed.
+    pub(in crate::mover) not_discarded: Vec<(u32, Vec<u8>)>,
     answers: Vec<Vec<u8>>,
     /// Takes note of connections that break.
     fences: Arc<Fences>,
@@ -319,6 +322,7 @@ impl End {
             node,
             connection: None,
             jobs: VecDeque::new(),
+            not_discarded: Vec::new(),
             answers: Vec::new(),
             fences,
             next_try: None,
@@ -343,7 +347,8 @@ impl End {
         if let Some(connection) = self.connection.take() {
             self.fences.broke(self.node, connection.process);
         }
-        self.jobs.clear();
+        let discards = self.jobs.drain(..).filter_map(|job| if let Ask::Discard(names) = job.ask { Some(names) } else { None });
+        self.not_discarded.extend(discards.flatten());
         self.answers.clear();
         self.next_try = Some(Instant::now());
     }
@@ -566,12 +571,12 @@ impl End {
     pub(in crate::mover) fn discard(&mut self, names: Vec<(u32, Vec<u8>)>) {
         let Some(connection) = &mut self.connection else { return };
         let before = connection.unanswered;
-        for (database, name) in names {
-            connection.select(database);
-            connection.push(&[b"UNLINK", &name]);
+        for (database, name) in &names {
+            connection.select(*database);
+            connection.push(&[b"UNLINK", name]);
         }
         let replies = connection.unanswered - before;
-        self.ask(Ask::Discard, replies);
+        self.ask(Ask::Discard(names), replies);
     }
 
     /// Makes what was stored on this connection safe; replicas were asked so often before. False where it is as safe as that already.

@@ -1,0 +1,567 @@
+//! The mover of a published protocol.
+//!
+//! All slots are one leg. Groups start in the order of their numbers, some at once: their keys are read, stored over what is there, and then the group is complete.
+//! Beside that go keys that were pulled, and late writes. When all groups are complete the target has everything, the source is emptied, and the slots are handed
+//! over.
+//!
+//! The shell of [`super::super::leg`] is not used: that brings keys back, and relies on records of what has moved. Here is no record but that the leg has begun, and
+//! that it has ended.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use super::Rules;
+use crate::migration::record::OpenLeg;
+use crate::migration::{
+    Action, BatchId, Copied, Event, Fingerprinter, Io, Key, Machine, Orders, Outcome, Pace, Phase, Process, Progress, Record, Side, Wrong,
+};
+
+/// Keys that are pulled together, and how long the first of them waits for others, microseconds (NetMigrate's `rpc.h`: 16, or 100 ms).
+const PULLS: usize = 16;
+const PULL_AFTER_US: u64 = 100_000;
+/// What was pulled is not pulled again for so long, microseconds.
+const PULLED_FOR_US: u64 = 10_000_000;
+/// Late writes are shipped so often, microseconds.
+const SHIP_EVERY_US: u64 = 100_000;
+/// Keys asked of the list at once, in batches.
+const LIST_BATCHES: u32 = 10;
+/// A batch that a node refuses rests for so long, microseconds.
+const REST_US: u64 = 100_000;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// For [`Event::Met`].
+    Waiting,
+    Meeting {
+        record: u64,
+    },
+    /// Workers are told the rules.
+    Announcing,
+    Starting {
+        record: u64,
+    },
+    Listing,
+    Moving,
+    /// All groups are complete: what the source was asked before is awaited.
+    Settling,
+    /// The source is being emptied.
+    Cleaning,
+    Ending {
+        record: u64,
+        owner: Side,
+    },
+    HandingOver,
+    Ended,
+}
+
+/// Why keys are copied.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Why {
+    /// Their group is under way; where each key is one, there is no number.
+    Group(Option<u32>),
+    Pulled,
+    Late,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    Copy,
+    Store,
+    /// Late: what the source has no more.
+    Remove,
+}
+
+#[derive(Clone, Debug)]
+struct Batch {
+    why: Why,
+    keys: Vec<Key>,
+    there: Vec<Key>,
+    step: Step,
+    asked: bool,
+    not_before_us: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Quiet {
+    No,
+    Asked,
+    Reached,
+}
+
+/// The machine of a published protocol.
+#[derive(Clone)]
+pub struct Published {
+    orders: Orders,
+    rules: Rules,
+    fingerprints: Fingerprinter,
+    groups: u32,
+    at_once: usize,
+    state: State,
+    resumed: bool,
+    /// No connection to the side.
+    is_down: [bool; 2],
+    given_up: Option<Side>,
+    /// Keys of groups that have not started, by group; and the first of these groups.
+    listed: BTreeMap<u32, BTreeSet<Key>>,
+    next_group: u32,
+    /// Keys that each group under way has left.
+    under_way: BTreeMap<u32, usize>,
+    /// To be copied.
+    todo: VecDeque<(Option<u32>, Key)>,
+    /// Where each key is a group: all that were ever listed.
+    known: BTreeSet<Key>,
+    lists: u32,
+    list_ended: bool,
+    late: BTreeSet<Key>,
+    shipped_us: u64,
+    pulls: Vec<Key>,
+    pulls_since_us: u64,
+    pulled: BTreeSet<Key>,
+    pulled_since_us: u64,
+    batches: BTreeMap<BatchId, Batch>,
+    last_batch: u32,
+    last_began_us: u64,
+    purging: bool,
+    records: u64,
+    quiet: Quiet,
+    pace: Pace,
+    progress: Progress,
+}
+
+impl Published {
+    /// A leg as ordered; one that was under way when the router before this one ended begins again.
+    #[must_use]
+    pub fn new(orders: Orders, paper: &super::Paper, rules: Rules, fingerprints: Fingerprinter, resume: Option<&OpenLeg>) -> Self {
+        Self {
+            orders,
+            rules,
+            fingerprints,
+            groups: paper.groups.max(1),
+            at_once: usize::from(paper.at_once.max(1)),
+            state: State::Waiting,
+            resumed: resume.is_some_and(|open| open.moving),
+            is_down: [false; 2],
+            given_up: resume.and_then(|open| open.given_up),
+            listed: BTreeMap::new(),
+            next_group: 0,
+            under_way: BTreeMap::new(),
+            todo: VecDeque::new(),
+            known: BTreeSet::new(),
+            lists: 0,
+            list_ended: false,
+            late: BTreeSet::new(),
+            shipped_us: 0,
+            pulls: Vec::new(),
+            pulls_since_us: 0,
+            pulled: BTreeSet::new(),
+            pulled_since_us: 0,
+            batches: BTreeMap::new(),
+            last_batch: 0,
+            last_began_us: 0,
+            purging: false,
+            records: 0,
+            quiet: Quiet::No,
+            pace: Pace { batch_keys: 100, batches: 1, interval_us: 0 },
+            progress: Progress::NONE,
+        }
+    }
+
+    fn record(&mut self, record: Record, actions: &mut Vec<Action>) -> u64 {
+        self.records += 1;
+        actions.push(Action::Record { number: self.records, record });
+        self.records
+    }
+
+    fn met(&mut self, source: Process, target: Process, actions: &mut Vec<Action>) {
+        let Orders { move_id, leg, ref slots, .. } = self.orders;
+        let record = if self.resumed {
+            self.record(Record::Met { move_id, leg, side: Side::Source, process: source }, actions);
+            Record::Met { move_id, leg, side: Side::Target, process: target }
+        } else {
+            Record::LegBegun { move_id, leg, slots: slots.clone(), source, target }
+        };
+        let record = self.record(record, actions);
+        self.state = State::Meeting { record };
+    }
+
+    fn recorded(&mut self, number: u64, actions: &mut Vec<Action>) {
+        match self.state {
+            State::Meeting { record } if record <= number => {
+                self.state = State::Announcing;
+                actions.push(Action::Announce { double_read: None });
+            }
+            State::Starting { record } if record <= number => {
+                self.state = State::Listing;
+                self.progress.phase = Phase::Moving;
+            }
+            State::Ending { record, owner } if record <= number => {
+                self.state = State::HandingOver;
+                actions.push(Action::HandOver { to: owner });
+            }
+            _ => {}
+        }
+    }
+
+    /// Workers know the rules. What was sent before has been answered, too: that is how a router of several workers changes its mind at once.
+    fn drained(&mut self, actions: &mut Vec<Action>) {
+        if self.state == State::Settling {
+            self.state = State::Moving;
+            if self.is_done() {
+                self.state = State::Cleaning;
+                actions.push(Action::CommitAll);
+            }
+        } else if self.state == State::Announcing {
+            let Orders { move_id, leg, .. } = self.orders;
+            let record = if self.resumed { self.records } else { self.record(Record::LegMoving { move_id, leg }, actions) };
+            self.state = State::Starting { record };
+            if self.resumed {
+                self.recorded(record, actions);
+            }
+        }
+    }
+
+    fn number_of(&self, key: &[u8]) -> u32 {
+        self.rules.number(self.fingerprints.of(key))
+    }
+
+    /// Keys of the source, not seen before or not.
+    fn note_listed(&mut self, keys: Vec<Key>) {
+        for key in keys {
+            if self.rules.by_key() {
+                if self.known.insert(key.clone()) {
+                    self.todo.push_back((None, key));
+                }
+                continue;
+            }
+            let number = self.number_of(&key);
+            // Of a group that has started it is copied as a late write is.
+            if number >= self.next_group {
+                self.listed.entry(number).or_default().insert(key)
+            } else {
+                self.late.insert(key)
+            };
+        }
+    }
+
+    fn written(&mut self, keys: Vec<Key>) {
+        if self.rules.ships_late_writes() || matches!(self.state, State::Announcing | State::Listing) {
+            self.note_listed(keys);
+        } else {
+            // What was copied before stays as it was copied.
+            let new = keys.into_iter().filter(|key| !self.known.contains(key)).collect();
+            self.note_listed(new);
+        }
+    }
+
+    fn wanted(&mut self, keys: Vec<Key>, now_us: u64, actions: &mut Vec<Action>) {
+        for key in keys {
+            if self.pulled.contains(&key) {
+                actions.push(Action::Io(Io::Commit { keys: vec![key] }));
+            } else if !self.pulls.contains(&key) {
+                self.pulls_since_us = if self.pulls.is_empty() { now_us } else { self.pulls_since_us };
+                self.pulls.push(key);
+            }
+        }
+    }
+
+    fn answered(&mut self, event: Event, now_us: u64, actions: &mut Vec<Action>) {
+        let (Event::Copied { batch: id, .. } | Event::Stored { batch: id, .. } | Event::Removed { batch: id }) = event else { return };
+        let Some(batch) = self.batches.get_mut(&id).filter(|batch| batch.asked) else { return };
+        batch.asked = false;
+        let refused = match event {
+            Event::Copied { outcomes, .. } => {
+                let later = batch.keys.split_off(outcomes.len().min(batch.keys.len()));
+                let why = batch.why;
+                let taken = batch.keys.iter().zip(&outcomes).filter(|(_, copied)| matches!(copied, Copied::Taken { .. }));
+                batch.there = taken.map(|(key, _)| key.clone()).collect();
+                batch.step = Step::Store;
+                let bytes = |copied: &Copied| if let Copied::Taken { bytes } = copied { *bytes } else { 0 };
+                self.progress.bytes_moved += outcomes.iter().map(bytes).sum::<u64>();
+                for key in later.into_iter().rev() {
+                    match why {
+                        Why::Group(number) => self.todo.push_front((number, key)),
+                        Why::Pulled => self.pulls.push(key),
+                        Why::Late => drop(self.late.insert(key)),
+                    }
+                }
+                outcomes.into_iter().find_map(|copied| if let Copied::Refused(why) = copied { Some(why) } else { None })
+            }
+            Event::Stored { outcomes, .. } => {
+                batch.step = Step::Remove;
+                outcomes.into_iter().find_map(|stored| if let crate::migration::Stored::Refused(why) = stored { Some(why) } else { None })
+            }
+            _ => return self.finished(id, actions),
+        };
+        let Some(batch) = self.batches.get_mut(&id) else { return };
+        if let Some(why) = refused {
+            (batch.step, batch.not_before_us) = (Step::Copy, now_us + REST_US);
+            actions.push(Action::Io(Io::Report { text: format!("a node refuses keys, which are tried again: {why}") }));
+        }
+    }
+
+    /// A batch is at the target.
+    fn finished(&mut self, id: BatchId, actions: &mut Vec<Action>) {
+        let Some(batch) = self.batches.remove(&id) else { return };
+        match batch.why {
+            Why::Group(number) => {
+                self.progress.keys_moved += batch.there.len() as u64;
+                match number {
+                    Some(number) => {
+                        let left = self.under_way.entry(number).or_default();
+                        *left = left.saturating_sub(batch.keys.len());
+                        if *left == 0 {
+                            self.complete(number, actions);
+                        }
+                    }
+                    None => {
+                        let groups = batch.there.iter().map(|key| self.rules.group(self.fingerprints.of(key))).collect();
+                        actions.push(Action::Io(Io::Track { groups, complete: true }));
+                    }
+                }
+            }
+            Why::Pulled => {
+                self.progress.pulled += batch.there.len() as u64;
+                self.pulled.extend(batch.keys.iter().cloned());
+                actions.push(Action::Io(Io::Commit { keys: batch.keys }));
+            }
+            Why::Late => {}
+        }
+    }
+
+    fn complete(&mut self, number: u32, actions: &mut Vec<Action>) {
+        self.under_way.remove(&number);
+        actions.push(Action::Io(Io::Track { groups: vec![self.rules.range(number)], complete: true }));
+    }
+
+    fn start_groups(&mut self, actions: &mut Vec<Action>) {
+        while self.under_way.len() < self.at_once && self.next_group < self.groups {
+            let number = self.next_group;
+            self.next_group += 1;
+            actions.push(Action::Io(Io::Track { groups: vec![self.rules.range(number)], complete: false }));
+            let keys = self.listed.remove(&number).unwrap_or_default();
+            self.under_way.insert(number, keys.len());
+            if keys.is_empty() {
+                self.complete(number, actions);
+            }
+            self.todo.extend(keys.into_iter().map(|key| (Some(number), key)));
+        }
+    }
+
+    fn begin(&mut self, why: Why, keys: Vec<Key>) {
+        self.last_batch = self.last_batch.wrapping_add(1);
+        let keys: BTreeSet<Key> = keys.into_iter().collect();
+        let batch = Batch { why, keys: keys.into_iter().collect(), there: Vec::new(), step: Step::Copy, asked: false, not_before_us: 0 };
+        self.batches.insert(BatchId(self.last_batch), batch);
+    }
+
+    /// Asks what can be asked now about the batches under way.
+    fn go_on_with_batches(&mut self, now_us: u64, actions: &mut Vec<Action>) {
+        let mut done = Vec::new();
+        for (id, batch) in self.batches.iter_mut().filter(|(_, batch)| !batch.asked && batch.not_before_us <= now_us) {
+            let gone = || -> Vec<Key> { batch.keys.iter().filter(|key| !batch.there.contains(key)).cloned().collect() };
+            let io = match batch.step {
+                Step::Copy if !self.is_down[Side::Source as usize] => Io::Copy { batch: *id, from: Side::Source, keys: batch.keys.clone() },
+                Step::Copy => continue,
+                Step::Store if batch.there.is_empty() => {
+                    batch.step = Step::Remove;
+                    continue;
+                }
+                _ if self.is_down[Side::Target as usize] => continue,
+                Step::Store => Io::Overwrite { batch: *id, to: Side::Target, keys: batch.there.clone() },
+                Step::Remove if batch.why == Why::Late && batch.there.len() < batch.keys.len() => {
+                    Io::Remove { batch: *id, from: Side::Target, keys: gone() }
+                }
+                Step::Remove => {
+                    done.push(*id);
+                    continue;
+                }
+            };
+            batch.asked = true;
+            actions.push(Action::Io(io));
+        }
+        done.into_iter().for_each(|id| self.finished(id, actions));
+    }
+
+    fn begin_batches(&mut self, now_us: u64, actions: &mut Vec<Action>) {
+        if self.pulls.len() >= PULLS || !self.pulls.is_empty() && now_us >= self.pulls_since_us + PULL_AFTER_US {
+            let keys = std::mem::take(&mut self.pulls);
+            self.begin(Why::Pulled, keys);
+        }
+        if now_us >= self.pulled_since_us + PULLED_FOR_US {
+            (self.pulled_since_us, self.pulled) = (now_us, BTreeSet::new());
+        }
+        if !self.late.is_empty() && now_us >= self.shipped_us + SHIP_EVERY_US && !self.batches.values().any(|batch| batch.why == Why::Late)
+        {
+            self.shipped_us = now_us;
+            let keys: Vec<Key> = std::iter::from_fn(|| self.late.pop_first()).take(self.pace.batch_keys.max(1) as usize).collect();
+            self.begin(Why::Late, keys);
+        }
+        self.start_groups(actions);
+        while let Some((number, _)) = self.todo.front() {
+            let number = *number;
+            let under_way = self.batches.values().filter(|batch| matches!(batch.why, Why::Group(_))).count();
+            if under_way >= self.pace.batches as usize || now_us < self.last_began_us + self.pace.interval_us {
+                break;
+            }
+            self.last_began_us = now_us;
+            let mut keys = Vec::new();
+            while keys.len() < self.pace.batch_keys.max(1) as usize && self.todo.front().is_some_and(|(of, _)| *of == number) {
+                keys.extend(self.todo.pop_front().map(|(_, key)| key));
+            }
+            self.begin(Why::Group(number), keys);
+            self.start_groups(actions);
+        }
+        self.go_on_with_batches(now_us, actions);
+    }
+
+    fn is_done(&self) -> bool {
+        let groups = self.rules.by_key() || self.next_group >= self.groups && self.under_way.is_empty();
+        groups && self.list_ended && self.todo.is_empty() && self.batches.is_empty() && self.late.is_empty() && self.pulls.is_empty()
+    }
+
+    fn end_at(&mut self, owner: Side, actions: &mut Vec<Action>) {
+        let Orders { move_id, leg, .. } = self.orders;
+        let record = self.record(Record::LegEnded { move_id, leg, owner }, actions);
+        self.state = State::Ending { record, owner };
+        self.progress.phase = Phase::Releasing;
+    }
+
+    fn give_up(&mut self, side: Side, actions: &mut Vec<Action>) {
+        let is_under_way =
+            matches!(self.state, State::Starting { .. } | State::Listing | State::Moving | State::Settling | State::Cleaning);
+        if !is_under_way || !self.is_down[side as usize] {
+            let text = "a side is given up only where it does not answer".to_owned();
+            return actions.push(Action::Io(Io::Report { text }));
+        }
+        let Orders { move_id, leg, .. } = self.orders;
+        self.record(Record::GivenUp { move_id, leg, side }, actions);
+        self.given_up = Some(side);
+        self.batches.clear();
+        actions.push(Action::Lost { keys: Vec::new() });
+        self.end_at(side.other(), actions);
+    }
+
+    fn advance(&mut self, now_us: u64, actions: &mut Vec<Action>) {
+        if self.quiet == Quiet::Asked && self.batches.values().all(|batch| !batch.asked) {
+            self.batches.values_mut().for_each(|batch| batch.step = Step::Copy);
+            self.quiet = Quiet::Reached;
+            actions.push(Action::Io(Io::Quiet));
+        }
+        if self.quiet != Quiet::No {
+            return;
+        }
+        match self.state {
+            State::Listing | State::Moving => {
+                if !self.list_ended && self.lists == 0 {
+                    self.lists = 1;
+                    actions.push(Action::List { count: self.pace.batch_keys.saturating_mul(LIST_BATCHES) });
+                }
+                // Groups are known when all keys are. A key that is a group is copied as it is listed.
+                if self.state == State::Listing && (self.list_ended || self.rules.by_key()) {
+                    self.state = State::Moving;
+                }
+                match self.state {
+                    State::Moving => self.begin_batches(now_us, actions),
+                    // Clients may pull before that (Rocksteady).
+                    _ => {
+                        if !self.pulls.is_empty() && now_us >= self.pulls_since_us + PULL_AFTER_US {
+                            let keys = std::mem::take(&mut self.pulls);
+                            self.begin(Why::Pulled, keys);
+                        }
+                        self.go_on_with_batches(now_us, actions);
+                    }
+                }
+                if self.state == State::Moving && self.is_done() {
+                    self.state = State::Settling;
+                    actions.push(Action::Announce { double_read: None });
+                }
+            }
+            State::Cleaning if !self.purging && !self.is_down[Side::Source as usize] => {
+                self.purging = true;
+                actions.push(Action::Purge { side: Side::Source, wrong: Wrong::AllBut(Arc::default()) });
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Machine for Published {
+    fn step(&mut self, event: Event, now_us: u64, actions: &mut Vec<Action>) {
+        if self.state == State::Ended {
+            if event == Event::Quiesce {
+                actions.push(Action::Io(Io::Quiet));
+            }
+            return;
+        }
+        match event {
+            Event::Met { source, target } => self.met(source, target, actions),
+            Event::Recorded(number) => self.recorded(number, actions),
+            Event::Drained => self.drained(actions),
+            Event::Listed { keys, end } => {
+                self.lists = self.lists.saturating_sub(1);
+                self.list_ended |= end;
+                self.note_listed(keys);
+            }
+            Event::Wanted { keys } => self.wanted(keys, now_us, actions),
+            Event::Written { keys } => self.written(keys),
+            Event::Copied { .. } | Event::Stored { .. } | Event::Removed { .. } => self.answered(event, now_us, actions),
+            Event::Purged => {
+                if self.state == State::Cleaning {
+                    self.end_at(Side::Target, actions);
+                }
+            }
+            Event::Lost { side } => {
+                if !std::mem::replace(&mut self.is_down[side as usize], true) && self.state != State::Waiting {
+                    self.purging &= side != Side::Source;
+                    for batch in
+                        self.batches.values_mut().filter(|batch| batch.asked && (batch.step == Step::Copy) == (side == Side::Source))
+                    {
+                        (batch.step, batch.asked) = (Step::Copy, false);
+                        self.progress.repeated += 1;
+                    }
+                    actions.push(Action::Restore { side });
+                }
+            }
+            Event::Restored { side, process } => {
+                if self.is_down[side as usize]
+                    && self.given_up != Some(side)
+                    && !matches!(self.state, State::Ending { .. } | State::HandingOver)
+                {
+                    let Orders { move_id, leg, .. } = self.orders;
+                    self.is_down[side as usize] = false;
+                    self.record(Record::Met { move_id, leg, side, process }, actions);
+                }
+            }
+            Event::HandedOver => {
+                if self.state == State::HandingOver {
+                    self.state = State::Ended;
+                    self.progress.phase = Phase::Ended;
+                    let why = "the target was given up by the user".to_owned();
+                    let returned = self.given_up == Some(Side::Target);
+                    actions.push(Action::Io(Io::End(if returned { Outcome::Returned { why } } else { Outcome::Moved })));
+                    if self.quiet == Quiet::Asked {
+                        actions.push(Action::Io(Io::Quiet));
+                    }
+                    return;
+                }
+            }
+            Event::Quiesce => self.quiet = Quiet::Asked,
+            Event::Resume => self.quiet = Quiet::No,
+            Event::Pace(pace) => self.pace = pace,
+            Event::RollBack => {
+                let text = "a protocol as published knows no way back: the move goes on".to_owned();
+                actions.push(Action::Io(Io::Report { text }));
+            }
+            Event::GiveUp { side } => self.give_up(side, actions),
+            // A command that writes what it does not name is not in the papers.
+            Event::Rewritten | Event::Migrated { .. } | Event::Secured { .. } | Event::Confirmed { .. } | Event::Tick => {}
+        }
+        self.advance(now_us, actions);
+    }
+
+    fn progress(&self) -> Progress {
+        let listed: usize = self.listed.values().map(BTreeSet::len).sum();
+        let left = listed + self.todo.len() + self.batches.values().map(|batch| batch.keys.len()).sum::<usize>() + self.late.len();
+        Progress { left: left as u64, given_up: self.given_up, ..self.progress }
+    }
+}

@@ -1,0 +1,119 @@
+//! Protocols as published (`--mode paper`), on real servers: nothing is lost to those who only read, and the holes are there.
+
+use switchyard_policy::migration::published::Paper;
+use switchyard_policy::migration::tracker::Kind;
+use switchyard_policy::migration::{Goal, Protocol};
+use switchyard_policy::topology::MoveId;
+use switchyard_router::{MoveEnd, MoveTask, Steer};
+
+use super::fleet::{Client, Fleet, all_there, fill, until, with};
+
+/// Every key of the first node to the second, so slow that most keys are on their way while a test looks.
+fn published(fleet: &Fleet, id: u64, protocol: Protocol, change: impl FnOnce(&mut Paper)) -> MoveTask {
+    with(fleet.task(id, 0, 1), |order| {
+        let mut paper = Paper::of(protocol).expect("it is published");
+        paper.groups = 64;
+        change(&mut paper);
+        (order.how.protocol, order.how.paper) = (protocol, Some(paper));
+        (order.how.goal, order.how.max_rate) = (Goal::Gentle, Some(500));
+    })
+}
+
+fn ends(fleet: &Fleet, id: u64) {
+    fleet.router().steer_move(MoveId(id), Steer::MaxRate(None));
+    fleet.router().steer_move(MoveId(id), Steer::Goal(Goal::Fast));
+    assert_eq!(fleet.wait_for(id), MoveEnd::Done);
+    assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
+}
+
+/// Keys that the first node has.
+fn of_source(fleet: &Fleet, count: usize) -> Vec<String> {
+    let mut source = fleet.servers[0].client();
+    (0..count).map(|n| format!("{{{n}}}")).filter(|key| source.cmd(&format!("EXISTS {key}")) == "1").collect()
+}
+
+fn missing(client: &mut Client, keys: &[String]) -> usize {
+    keys.iter().filter(|key| client.cmd(&format!("GET {key}")) == "(nil)").count()
+}
+
+#[test]
+fn a_client_that_only_reads_sees_everything() {
+    const KEYS: usize = 1000;
+    let fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    fill(&mut client, KEYS);
+    for (id, protocol) in [(1, Protocol::NetMigrate), (3, Protocol::Rocksteady), (5, Protocol::Fulva), (7, Protocol::Bloom)] {
+        // Bloom telemetry believes its filter: that finds what is not there.
+        fleet.begin(published(&fleet, id, protocol, |paper| {
+            paper.tracker = if protocol == Protocol::Bloom { Kind::Exact } else { paper.tracker }
+        }));
+        until("keys move", || fleet.progress(id).keys_moved > 10);
+        all_there(&mut client, KEYS);
+        // Key by key.
+        let (keys, values): (Vec<String>, Vec<String>) = (0..20).map(|n| (format!("{{{n}}}"), format!("value{n}"))).unzip();
+        if matches!(protocol, Protocol::Bloom) {
+            assert_eq!(client.cmd(&format!("MGET {}", keys.join(" "))), format!("[{}]", values.join(", ")));
+        }
+        assert!(fleet.progress(id).end.is_none(), "it was on its way all the time");
+        ends(&fleet, id);
+        all_there(&mut client, KEYS);
+        // And back again, by what is right.
+        let back = with(fleet.task(id + 1, 1, 0), |order| {
+            order.slots.truncate(8192);
+            order.how.goal = Goal::Fast;
+        });
+        fleet.completes(back);
+        all_there(&mut client, KEYS);
+    }
+}
+
+#[test]
+fn their_holes_are_there() {
+    const KEYS: usize = 1000;
+    let fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    fill(&mut client, KEYS);
+    let keys = of_source(&fleet, KEYS);
+    // Bloom telemetry without its filter: all is asked of the target, and what has not come is lost.
+    fleet.begin(published(&fleet, 1, Protocol::Bloom, |paper| paper.forwards = false));
+    until("keys move", || fleet.progress(1).keys_moved > 10);
+    let lost = missing(&mut client, &keys);
+    assert!(lost > keys.len() / 2, "{lost} of {}", keys.len());
+    ends(&fleet, 1);
+    assert_eq!(missing(&mut client, &keys), 0);
+
+    let back = with(fleet.task(2, 1, 0), |order| order.how.goal = Goal::Fast);
+    fleet.completes(back);
+    // A filter of a bit for each key finds keys that are not there.
+    fleet.begin(published(&fleet, 3, Protocol::Bloom, |paper| (paper.groups, paper.bits) = (200, 1)));
+    until("many have moved", || fleet.progress(3).keys_moved > 150);
+    let lost = missing(&mut client, &keys);
+    assert!(lost > 0);
+    ends(&fleet, 3);
+
+    // Rocksteady: the target owns everything, and counts from nothing; the copy then overwrites what was counted.
+    let back = with(fleet.task(4, 1, 0), |order| order.how.goal = Goal::Fast);
+    fleet.completes(back);
+    fleet.begin(published(&fleet, 5, Protocol::Rocksteady, |_| {}));
+    until("keys move", || fleet.progress(5).keys_moved > 0);
+    let counted: Vec<&String> = keys.iter().filter(|key| client.cmd(&format!("INCR {key}")) == "1").collect();
+    assert!(counted.len() > keys.len() / 2, "{} of {}", counted.len(), keys.len());
+    ends(&fleet, 5);
+    let overwritten = counted.iter().filter(|key| client.cmd(&format!("GET {key}")).starts_with("value")).count();
+    assert!(overwritten > counted.len() / 2, "{overwritten} of {}", counted.len());
+}
+
+#[test]
+fn a_router_that_restarts_begins_again() {
+    const KEYS: usize = 500;
+    let mut fleet = Fleet::new(2);
+    let mut client = fleet.client();
+    fill(&mut client, KEYS);
+    fleet.begin_on_record(published(&fleet, 1, Protocol::NetMigrate, |_| {}));
+    until("keys move", || fleet.progress(1).keys_moved > 10);
+    drop(client);
+    fleet.restart();
+    let mut client = fleet.client();
+    ends(&fleet, 1);
+    all_there(&mut client, KEYS);
+}

@@ -1,0 +1,57 @@
+//! Protocols as published: their holes are found by the checkers, which is the test that they are as published. And nothing else is wrong with them: those
+//! who only read see everything.
+
+use switchyard_sim::{Scenario, run};
+
+const SEEDS: u64 = 100;
+
+/// What clients do: the scenario's `only`.
+const READS: u32 = 1;
+const SETS: u32 = 2;
+const DELETES: u32 = 3;
+const COUNTS: u32 = 4;
+
+/// How many of the runs were wrong, and what the first of them found.
+fn wrong(protocol: &str, only: u32, exact: bool) -> (usize, String) {
+    let base = include_str!("../scenarios/published.txt");
+    let text = format!("{base}netmigrate = 0\n{protocol} = 1000\nonly = {only}\nexact = {}\n", u32::from(exact));
+    let scenario = Scenario::parse("published", &text).expect("it is a scenario");
+    let runs: Vec<_> = (0..SEEDS).map(|seed| run(seed, &scenario, None, false)).collect();
+    let moved = runs.iter().flat_map(|run| &run.outcomes).filter(|outcome| *outcome == "Moved").count() as u64;
+    assert!(moved * 100 > SEEDS * 2 * 95, "{protocol}: legs were moved");
+    let found: Vec<String> = runs.into_iter().filter_map(|run| run.violation).collect();
+    (found.len(), found.into_iter().next().unwrap_or_default())
+}
+
+#[test]
+fn those_who_only_read_see_everything() {
+    for protocol in ["netmigrate", "rocksteady", "fulva"] {
+        for exact in [false, true] {
+            let (count, first) = wrong(protocol, READS, exact);
+            assert_eq!(count, 0, "{protocol}: {first}");
+        }
+    }
+    let (count, first) = wrong("bloom", READS, true);
+    assert_eq!(count, 0, "bloom: {first}");
+}
+
+#[test]
+fn each_hole_is_found() {
+    for (hole, protocol, only, exact) in [
+        ("a copy overwrites a newer write", "netmigrate", SETS, true),
+        ("a copy overwrites a newer write", "rocksteady", SETS, true),
+        ("a copy overwrites a newer write", "fulva", SETS, true),
+        ("a deleted key comes back", "netmigrate", DELETES, true),
+        ("a deleted key comes back", "rocksteady", DELETES, true),
+        ("a deleted key comes back", "fulva", DELETES, true),
+        ("a write depends on what has not come", "netmigrate", COUNTS, true),
+        ("a write depends on what has not come", "rocksteady", COUNTS, true),
+        ("a write depends on what has not come", "fulva", COUNTS, true),
+        ("a write at the source after the copy is lost", "bloom", SETS, true),
+        ("a filter is believed", "bloom", READS, false),
+    ] {
+        let (count, first) = wrong(protocol, only, exact);
+        assert!(count > 3, "{protocol}: {hole}, and {count} runs found it");
+        assert!(first.contains("what clients saw fits no order"), "{protocol}: {first}");
+    }
+}
