@@ -73,6 +73,13 @@ bench-peers: ## the router beside twemproxy, HAProxy and Envoy in one run; write
 	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
 	    exec "$$target_dir/release/switchyard-lab" peers --out docs/results/benchmarks.md $(ARGS)
 
+.PHONY: bench-hot-keys
+bench-hot-keys: ## what hot copies give, and what they cost where nothing is hot; writes docs/results/hot-keys.md
+	@scripts/install-deps.sh bench
+	$(CARGO) build --release --locked -p switchyard -p switchyard-lab
+	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
+	    exec "$$target_dir/release/switchyard-lab" hot-keys --out docs/results/hot-keys.md $(ARGS)
+
 .PHONY: bench-costs
 bench-costs: ## what TLS, a limit on keys, a bound of the user and a restricted user cost for each request
 	@scripts/install-deps.sh bench

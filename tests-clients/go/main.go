@@ -241,6 +241,10 @@ func main() {
 		cluster(os.Args[1])
 		return
 	}
+	if len(os.Args) == 3 && os.Args[2] == "fresh" {
+		fresh(os.Args[1])
+		return
+	}
 	over := ""
 	switch {
 	case len(os.Args) == 8 && os.Args[2] == "secured":
@@ -248,7 +252,7 @@ func main() {
 		verified()
 		over = " over TLS"
 	case len(os.Args) != 2:
-		fail("usage: client-check HOST:PORT [cluster | secured CA-FILE CERT-FILE KEY-FILE USER PASSWORD]")
+		fail("usage: client-check HOST:PORT [cluster | fresh | secured CA-FILE CERT-FILE KEY-FILE USER PASSWORD]")
 	}
 	for _, protocol := range []int{2, 3} {
 		named := options(protocol)

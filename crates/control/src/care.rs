@@ -1,7 +1,7 @@
 //! Keeps what nodes have in common the same on each: functions, which a node that joins or returns empty does not have.
 //!
-//! It also renews the check of scripts in libraries that an older router has stored, asks nodes how many keys they have and whether they keep them on disk, and has the
-//! state directory remember their processes.
+//! It also renews the check of scripts in libraries that an older router has stored, asks nodes how many keys they have and whether they keep them on disk, and what they
+//! have to do ([`crate::loads`]), and has the state directory remember their processes. And it removes copies that moves have left.
 //!
 //! A thread of its own, because it asks nodes and waits. It acts only where a node has no functions at all and the others agree on
 //! theirs; whatever else differs is somebody's decision, and is told. Scripts need no such care: the workers give a node what it lacks
@@ -24,6 +24,8 @@ use switchyard_resp::reply;
 use switchyard_router::{Link, NodeAccess, Router, renewed_library};
 use tracing::{debug, info, warn};
 
+use crate::loads::ServerLoad;
+use crate::moves::{Copies, Moves};
 use crate::nodes::holdings::{ANSWER_MAX, databases};
 use crate::nodes::{Functions, NodeConnection, functions};
 use crate::processes::Processes;
@@ -33,7 +35,7 @@ use crate::store::RedbStore;
 /// How often it looks whether a node's process is another one.
 const PERIOD: Duration = Duration::from_millis(250);
 
-/// Of so many looks, one asks the nodes how many keys they have and whether they keep them on disk.
+/// Of so many looks, one asks the nodes how many keys they have, whether they keep them on disk, and what they have to do.
 const HOLDINGS_ONE_IN: u32 = 4;
 
 /// How long a node may take to say that, or to end a connection: others wait behind it.
@@ -51,7 +53,7 @@ pub struct Care {
 
 impl Care {
     /// Starts looking after the nodes of the router.
-    pub fn start(running: Arc<Running>, processes: Arc<Processes>, store: Arc<RedbStore>) -> anyhow::Result<Self> {
+    pub fn start(running: Arc<Running>, processes: Arc<Processes>, store: Arc<RedbStore>, moves: Arc<Moves>) -> anyhow::Result<Self> {
         let (stop, stopped) = mpsc::channel();
         let remember = {
             let (running, processes, store) = (Arc::clone(&running), Arc::clone(&processes), Arc::clone(&store));
@@ -62,6 +64,7 @@ impl Care {
             .spawn(move || {
                 let mut known = BTreeMap::new();
                 let mut holdings = Holdings::default();
+                let mut copies = Copies::default();
                 let mut looks = 0_u32;
                 while matches!(stopped.recv_timeout(PERIOD), Err(RecvTimeoutError::Timeout)) {
                     looks = looks.wrapping_add(1);
@@ -71,6 +74,7 @@ impl Care {
                     processes.note(&store, &running);
                     end_what_is_left(&running);
                     look_after(&running, &mut known);
+                    moves.remove_copies(&mut copies);
                 }
             })
             .context("cannot start a thread")?;
@@ -87,14 +91,16 @@ impl Care {
     }
 }
 
-/// Connections on which nodes are asked how many keys they have and whether they keep them on disk, each with the process at its end.
+/// Connections on which nodes are asked how many keys they have, whether they keep them on disk and what they have to do, each with the process at its end.
 #[derive(Default)]
 struct Holdings(BTreeMap<NodeId, (NodeAccess, NodeConnection, String)>);
 
 impl Holdings {
     /// By that a node is told that comes back without what it should have kept. `CONFIG SET` at a node changes what it keeps while its process runs.
     fn ask(&mut self, running: &Running) {
-        let Some((status, access)) = running.with(|router| (router.status(), router.node_access())) else { return };
+        let looked = running.with(|router| (router.status(), router.node_access(), router.traffic()));
+        let Some((status, access, traffic)) = looked else { return };
+        running.loads().note_traffic(Instant::now(), traffic);
         let up: BTreeMap<NodeId, &NodeAccess> =
             status.nodes.iter().filter(|node| node.link == Link::Up).filter_map(|node| Some((node.id, access.get(&node.id)?))).collect();
         self.0.retain(|id, (access, ..)| up.get(id) == Some(&&*access));
@@ -108,12 +114,17 @@ impl Holdings {
                     unknown.insert((access.clone(), connection, run_id))
                 }
             };
-            match data(connection) {
-                Ok((keys, persists)) => drop(running.with(|router: &Router| router.note_data(id, run_id, keys, persists))),
+            let data = data(connection);
+            if let Ok((keys, persists)) = data {
+                running.with(|router: &Router| router.note_data(id, run_id, keys, persists));
+            }
+            match data.and_then(|_| ServerLoad::ask(connection)) {
+                Ok(load) => running.loads().note_server(id, run_id, Instant::now(), load),
                 // Connected anew with the next question.
                 Err(_) => drop(self.0.remove(&id)),
             }
         }
+        running.loads().keep_servers(|node| self.0.contains_key(&node));
     }
 }
 

@@ -83,12 +83,18 @@ struct Kept {
     last: u64,
     /// By node: slots of which moves of ours have taken the keys away, as ranges.
     left: BTreeMap<u16, Vec<(u16, u16)>>,
+    /// The same of copies that nobody has used.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    copies: BTreeMap<u16, Vec<(u16, u16)>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     last: u64,
     left: BTreeMap<NodeId, BTreeSet<Slot>>,
+    /// Slots of which a node may have copies that nobody uses, with a number that no others have had before.
+    copies: BTreeMap<NodeId, (u64, BTreeSet<Slot>)>,
+    numbers: u64,
     open: BTreeMap<MoveId, OpenEntries>,
 }
 
@@ -113,6 +119,8 @@ struct OpenLeg {
     moving: bool,
     /// It ends without its target, which keeps what it has.
     target_given_up: bool,
+    /// What its source has may be all there is of some keys.
+    source_given_up: bool,
 }
 
 #[derive(Debug)]
@@ -239,6 +247,33 @@ impl Ledger {
         self.state().left.get(&node).map(|slots| slots.iter().copied().collect()).unwrap_or_default()
     }
 
+    /// By node: slots of which it may have copies that nobody uses, ascending, and a number of them that changes with every leg that copies there.
+    #[must_use]
+    pub fn copies(&self) -> BTreeMap<NodeId, (u64, Vec<Slot>)> {
+        let state = self.state();
+        let some = state.copies.iter().filter(|(_, (_, slots))| !slots.is_empty());
+        some.map(|(node, (number, slots))| (*node, (*number, slots.iter().copied().collect()))).collect()
+    }
+
+    /// A node has no such copies any more, if they still have that number. A restart may ask for them again.
+    pub fn copies_are_gone(&self, node: NodeId, number: u64) {
+        let mut state = self.state();
+        if state.copies.get(&node).is_some_and(|(of, _)| *of == number) {
+            state.copies.remove(&node);
+            drop(state);
+            self.shorten();
+        }
+    }
+
+    /// Makes the journal shorter, where that is worth it.
+    fn shorten(&self) {
+        let state = Arc::clone(&self.state);
+        self.journal.replace(Box::new(move |length| {
+            let state = state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.is_worth_it(length).then(|| state.content())
+        }));
+    }
+
     /// Makes records of a move durable, after all of it that were given before; then calls `done`, from the thread of the journal. Several moves may begin
     /// together.
     ///
@@ -267,11 +302,7 @@ impl Ledger {
         };
         self.journal.append(of, entries, kind, Box::new(durable));
         if shorter {
-            let state = Arc::clone(&self.state);
-            self.journal.replace(Box::new(move |length| {
-                let state = state.lock().unwrap_or_else(PoisonError::into_inner);
-                state.is_worth_it(length).then(|| state.content())
-            }));
+            self.shorten();
         }
     }
 
@@ -293,8 +324,10 @@ impl State {
     fn take_over(&mut self, kept: Kept) {
         self.last = self.last.max(kept.last);
         for (node, ranges) in kept.left {
-            let slots = ranges.into_iter().flat_map(|(first, last)| first..=last).filter_map(Slot::new);
-            self.left.entry(NodeId(node)).or_default().extend(slots);
+            self.left.entry(NodeId(node)).or_default().extend(slots_in(ranges));
+        }
+        for (node, ranges) in kept.copies {
+            self.may_have_copies(NodeId(node), &slots_in(ranges));
         }
     }
 
@@ -331,9 +364,11 @@ impl State {
                     let given_up = |leg: Option<u32>| leg.and_then(|leg| open.legs.get(&leg)).is_some_and(|leg| !leg.moving);
                     open.entries.retain(|entry| !given_up(entry.begins) && !given_up(entry.until_end_of));
                     open.legs.retain(|_, leg| leg.moving);
-                    open.legs.insert(*leg, OpenLeg { slots: slots.clone(), moving: false, target_given_up: false });
+                    open.legs.insert(*leg, OpenLeg { slots: slots.clone(), moving: false, target_given_up: false, source_given_up: false });
                     if open.copies_first {
-                        self.left.entry(open.target).or_default().extend(slots.iter().copied());
+                        let target = open.target;
+                        self.left.entry(target).or_default().extend(slots.iter().copied());
+                        self.may_have_copies(target, slots);
                     }
                 }
                 add(self, move_id, None);
@@ -347,6 +382,7 @@ impl State {
             Record::GivenUp { move_id, leg, side } => {
                 if let Some(leg) = self.open.get_mut(move_id).and_then(|open| open.legs.get_mut(leg)) {
                     leg.target_given_up |= *side == Side::Target;
+                    leg.source_given_up |= *side == Side::Source;
                 }
                 add(self, move_id, Some(*leg));
             }
@@ -355,29 +391,44 @@ impl State {
             | Record::Committed { move_id, leg, .. }
             | Record::RolledBack { move_id, leg, .. }
             | Record::CutOver { move_id, leg }
+            | Record::Behind { move_id, leg, .. }
             | Record::Returned { move_id, leg, .. } => add(self, move_id, Some(*leg)),
             Record::LegEnded { move_id, leg, owner } => {
                 add(self, move_id, None);
                 let Some(open) = self.open.get_mut(move_id) else { return };
                 open.entries.retain(|entry| entry.until_end_of != Some(*leg));
-                let Some(OpenLeg { slots, moving, target_given_up }) = open.legs.remove(leg) else { return };
+                let Some(OpenLeg { slots, moving, target_given_up, source_given_up }) = open.legs.remove(leg) else { return };
                 // A leg that goes back ends when its target has nothing of it any more: what is found there later is none of ours.
                 let leaves_some = moving && (*owner == Side::Target || target_given_up);
                 let (owner, other) = match owner {
                     Side::Source => (open.source, open.target),
                     Side::Target => (open.target, open.source),
                 };
+                let (keys_only, copies_first) = (open.keys_only, open.copies_first);
                 if leaves_some {
                     self.left.entry(other).or_default().extend(slots.iter().copied());
                 }
-                if !open.keys_only
-                    && let Some(left) = self.left.get_mut(&owner)
-                {
-                    left.retain(|slot| slots.binary_search(slot).is_err());
+                if !keys_only {
+                    let is_other = |slot: &Slot| slots.binary_search(slot).is_err();
+                    self.left.entry(owner).or_default().retain(is_other);
+                    if let Some((_, copies)) = self.copies.get_mut(&owner) {
+                        copies.retain(is_other);
+                    }
+                }
+                // It was down when what it has was to be removed, or it was not.
+                if copies_first && !source_given_up {
+                    self.may_have_copies(other, &slots);
                 }
             }
             Record::Ended { move_id } => drop(self.open.remove(move_id)),
         }
+    }
+
+    fn may_have_copies(&mut self, node: NodeId, slots: &[Slot]) {
+        self.numbers += 1;
+        let (number, copies) = self.copies.entry(node).or_default();
+        *number = self.numbers;
+        copies.extend(slots.iter().copied());
     }
 
     fn is_worth_it(&self, length: u64) -> bool {
@@ -389,11 +440,17 @@ impl State {
     fn content(&self) -> Content {
         let left = self.left.iter().filter(|(_, slots)| !slots.is_empty()).map(|(node, slots)| (node.0, ranges(slots))).collect();
         let mut kept = vec![KEPT];
-        let document = serde_json::to_vec(&Kept { last: self.last, left }).expect("numbers are always JSON");
+        let copies = self.copies.iter().filter(|(_, (_, slots))| !slots.is_empty());
+        let copies = copies.map(|(node, (_, slots))| (node.0, ranges(slots))).collect();
+        let document = serde_json::to_vec(&Kept { last: self.last, left, copies }).expect("numbers are always JSON");
         kept.extend_from_slice(&document);
         let open = self.open.values().flat_map(|open| &open.entries).map(|entry| entry.bytes.clone());
         Content { entries: std::iter::once(kept).chain(open).collect(), is_open: !self.open.is_empty() }
     }
+}
+
+fn slots_in(ranges: Vec<(u16, u16)>) -> Vec<Slot> {
+    ranges.into_iter().flat_map(|(first, last)| first..=last).filter_map(Slot::new).collect()
 }
 
 fn ranges(slots: &BTreeSet<Slot>) -> Vec<(u16, u16)> {

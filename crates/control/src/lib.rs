@@ -5,7 +5,7 @@
 //! - [`moves`]: the executor of moves.
 //! - [`placement`]: the slot map in force, and its one owner. [`first_start`] makes the first one.
 //! - [`failover`], [`seat`], [`care`]: threads that watch primaries, other routers, and functions of nodes.
-//! - [`nodes`]: nodes, asked directly.
+//! - [`nodes`]: nodes, asked directly. `loads`: what these have to do, for people who ask.
 //! - [`store`], [`journal`], [`ledger`]: what survives a restart.
 //! - [`admin`], [`metrics`]: what people and their tools talk to.
 //!
@@ -19,6 +19,7 @@ pub mod first_start;
 mod fleet;
 pub mod journal;
 pub mod ledger;
+mod loads;
 pub mod members;
 pub mod metrics;
 pub mod moves;

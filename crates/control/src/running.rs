@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::mem;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use switchyard_policy::topology::Topology;
@@ -11,6 +11,7 @@ use tokio::sync::broadcast;
 
 use crate::admin::Refused;
 use crate::failover::Needs;
+use crate::loads::Loads;
 use crate::seat::Seats;
 
 /// How often it is looked at whether an accepted node is served.
@@ -21,12 +22,16 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Running {
     phase: RwLock<Phase>,
+    /// It has served, and who waits for that.
+    served: (Mutex<bool>, Condvar),
     /// Names of nodes about which an operator has said that they are to be served as they are.
     accepted: broadcast::Sender<String>,
     /// Names of nodes whose primary a server claims to be without proof.
     claimed: Mutex<BTreeSet<String>>,
     /// What replicas must have before they are read.
     needs: Needs,
+    /// What nodes have to do.
+    loads: Loads,
     /// What is left at nodes, so that one router at a time serves them.
     seats: OnceLock<Arc<Seats>>,
 }
@@ -35,9 +40,11 @@ impl Default for Running {
     fn default() -> Self {
         Self {
             phase: RwLock::default(),
+            served: <_>::default(),
             accepted: broadcast::Sender::new(16),
             claimed: Mutex::default(),
             needs: Needs::default(),
+            loads: Loads::default(),
             seats: OnceLock::new(),
         }
     }
@@ -61,6 +68,14 @@ impl Running {
     /// From here on the router serves.
     pub fn set(&self, router: Router, topology: Arc<Topology>) {
         *self.phase.write().unwrap_or_else(PoisonError::into_inner) = Phase::Serving { router, topology };
+        *self.served.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.served.1.notify_all();
+    }
+
+    /// Waits until the router serves, or has served.
+    pub(crate) fn wait_until_served(&self) {
+        let served = self.served.0.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.served.1.wait_while(served, |served| !*served));
     }
 
     /// From here on nodes know who serves them.
@@ -148,6 +163,11 @@ impl Running {
     /// What replicas must have before they are read, as moves ask for it.
     pub(crate) fn needs(&self) -> &Needs {
         &self.needs
+    }
+
+    /// What nodes have to do, as far as it is known.
+    pub(crate) fn loads(&self) -> &Loads {
+        &self.loads
     }
 
     /// Makes the router adopt a newer topology. One that is not newer is ignored, as the router does.

@@ -13,7 +13,7 @@ use switchyard_control::placement::{Placement, access};
 use switchyard_control::{Fleet, Running};
 use switchyard_policy::migration::{Cause, How, MoveOrder};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
-use switchyard_router::{Host, ListenerSettings, Live, Router, Settings};
+use switchyard_router::{Host, ListenerSettings, Live, Ports, Router, Settings};
 
 /// Nobody joins and nobody goes.
 #[derive(Debug)]
@@ -52,6 +52,7 @@ fn fleet(directory: &Path, nodes: &[TcpListener]) -> Arc<Fleet> {
         servers: BTreeMap::new(),
         processes: BTreeMap::new(),
         held: None,
+        ports: Ports::default(),
         live,
     };
     running.set(Router::start(settings, Arc::clone(&topology)).expect("starts"), topology);

@@ -5,6 +5,7 @@
 //!
 //! - [`peers`]: the router beside the proxies that a user could pick instead, in one run on one machine.
 //! - [`moves`]: what moving slots costs, beside `redis-cli --cluster reshard`.
+//! - [`hot_keys`]: what hot copies give, and what they cost where nothing is hot.
 //! - [`history`]: records what clients saw, for a checker of linearizability.
 //! - [`soak`]: moves with faults, again and again, under clients whose histories are checked.
 //! - [`reproduce`]: what the papers measured, on this machine.
@@ -15,6 +16,7 @@
 
 mod document;
 pub mod history;
+pub mod hot_keys;
 pub mod moves;
 pub mod peers;
 mod procfs;

@@ -183,14 +183,15 @@ mod tests {
             let tid = rustix::thread::gettid().as_raw_nonzero();
             let mut n = 0_u64;
             let path = format!("/proc/self/task/{tid}/schedstat");
-            // Until this thread has used 50 ms, however long that takes on a busy machine.
-            while parse_schedstat(&fs::read_to_string(&path).expect("schedstat")).expect("a number") < Duration::from_millis(50) {
+            // Until this thread has used 200 ms, however long that takes on a busy machine.
+            while parse_schedstat(&fs::read_to_string(&path).expect("schedstat")).expect("a number") < Duration::from_millis(200) {
                 n = std::hint::black_box((0..100_000).fold(n, |a, b| a ^ b));
             }
             CpuReading::of(std::process::id()).expect("our own /proc")
         });
         let after = thread_cpu.join().expect("the thread ends");
-        assert!(after.since(&before) >= Duration::from_millis(45));
+        // Where a thread of another test has ended meanwhile, ticks are counted, of which a kernel may give some to nobody.
+        assert!(after.since(&before) >= Duration::from_millis(100));
         assert!(resident_bytes(pid).expect("our own /proc") > 100_000);
     }
 }

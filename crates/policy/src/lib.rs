@@ -3,6 +3,7 @@
 //! Router and simulator run the same functions; what they differ in is who supplies the events.
 
 pub mod balance;
+pub mod cache;
 pub mod colocate;
 pub mod empty_return;
 pub mod failover;
@@ -11,5 +12,6 @@ pub mod migration;
 pub mod routing;
 pub mod scan;
 pub mod seat;
+pub mod telemetry;
 pub mod topology;
 pub mod wait_queue;

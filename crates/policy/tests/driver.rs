@@ -159,7 +159,7 @@ fn all_is_committed_only_at_the_side_where_workers_look() {
         }
         let to = if back { Side::Source } else { Side::Target };
         assert!(driven.take().contains(&Do::Confirm { side: to }));
-        driven.tell(Event::Confirmed { side: to });
+        driven.tell(Event::Confirmed { side: to, evicted: 0 });
         driven.record();
         let said = driven.take();
         assert_eq!(said.contains(&Do::CommitAll), !back, "back: {back}, {said:?}");
@@ -271,10 +271,10 @@ fn a_leg_ends_only_where_the_process_answers_that_was_purged() {
     for _ in 0..3 {
         driven.tell(Happened::Tick);
     }
-    driven.tell(Event::Confirmed { side: Side::Source });
+    driven.tell(Event::Confirmed { side: Side::Source, evicted: 0 });
     assert_eq!(driven.take(), [], "it is asked once, and has not answered");
     driven.tell(Happened::Lost { side: Side::Target });
-    driven.tell(Event::Confirmed { side: Side::Target });
+    driven.tell(Event::Confirmed { side: Side::Target, evicted: 0 });
     assert!(!end(&mut driven), "an answer of the connection that was lost");
     let process = Process { run_id: "c".to_owned(), client_id: 2 };
     driven.tell(Happened::Restored { side: Side::Target, process, databases: vec![0] });
@@ -286,6 +286,6 @@ fn a_leg_ends_only_where_the_process_answers_that_was_purged() {
     assert_eq!(driven.take(), [Do::Confirm { side: Side::Target }]);
     driven.tell(Event::Wanted { keys: vec![key("{t}1")] });
     driven.take();
-    driven.tell(Event::Confirmed { side: Side::Target });
+    driven.tell(Event::Confirmed { side: Side::Target, evicted: 0 });
     assert!(!end(&mut driven), "there is something to do again");
 }

@@ -1,7 +1,7 @@
 //! A leg's machine step by step, where nodes restart in the middle of a batch: what it asks for then. That all its rules together keep what clients wrote
 //! is what the simulator shows (`crates/sim`); these are the ones that need three faults at once and that few seeds reach.
 
-use switchyard_policy::migration::record::{Eras, OpenLeg, Replay};
+use switchyard_policy::migration::record::{Behind, Eras, OpenLeg, Replay};
 use switchyard_policy::migration::{
     Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Leg, Machine, Orders, Outcome, Process, Protocol, Record, Side,
     Stored, Wrong,
@@ -59,7 +59,7 @@ impl Driven {
             self.tell(Event::Recorded(number));
         }
         if let Some(side) = asked {
-            self.tell(Event::Confirmed { side });
+            self.tell(Event::Confirmed { side, evicted: 0 });
         }
     }
 
@@ -167,6 +167,9 @@ fn committed_keys_are_put_on_record_anew_when_the_target_restarts() {
         matches!(records.as_slice(), [Record::Met { side: Side::Target, .. }, Record::Committed { keys, .. }] if *keys == [fingerprint]),
         "{records:?}"
     );
+    let is_told =
+        |action: &Action| matches!(action, Action::Io(Io::Report { text }) if text.contains("1 keys had moved to the one before"));
+    assert!(driven.said.iter().any(is_told), "durability memory waits for nothing, and the operator is told");
 }
 
 /// Both nodes have come back with less than they had, and the router ended before the source was purged.
@@ -203,6 +206,7 @@ fn nothing_is_committed_before_the_workers_know_that_a_leg_goes_back() {
         moving: true,
         given_up: None,
         cut_over: false,
+        behind: Behind::NONE,
         rolled_back: Some("it was told to end".to_owned()),
         source: process("s1"),
         target: process("t1"),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use switchyard_policy::migration::life::{Begin, Came, Cut, Life, Listed, MoveEnd, Steer, Step};
-use switchyard_policy::migration::record::{Eras, OpenLeg, OpenMove};
+use switchyard_policy::migration::record::{Behind, Eras, OpenLeg, OpenMove};
 use switchyard_policy::migration::{Cause, Durability, How, MoveOrder, Outcome, Process, Protocol, Side};
 use switchyard_policy::topology::{NodeId, Slot};
 
@@ -32,6 +32,7 @@ fn resumed() -> Begin {
         rolled_back: None,
         given_up: None,
         cut_over: false,
+        behind: Behind::NONE,
         source: process.clone(),
         target: process,
         eras: Eras { source: 0, target: 0 },
@@ -365,6 +366,13 @@ fn an_open_leg_goes_on_without_a_target_that_is_not_there_and_waits_for_its_sour
     assert_eq!(waits_for(resumed(), &[Side::Target]), (Some(3), told("right")));
     assert_eq!(waits_for(resumed(), &[Side::Source]), (None, told("left")));
     assert_eq!(waits_for(resumed(), &[Side::Source, Side::Target]), (None, told("right")));
+}
+
+#[test]
+fn an_open_leg_that_is_at_its_target_needs_no_source() {
+    let mut begin = resumed();
+    open(&mut begin).cut_over = true;
+    assert_eq!(waits_for(begin, &[Side::Source]).0, Some(0), "clients wait for its keys, and they are there");
 }
 
 #[test]

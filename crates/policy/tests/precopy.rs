@@ -1,12 +1,16 @@
 //! Copies first, one change of owner: what is asked when, and what one record decides.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use switchyard_policy::migration::record::{Eras, OpenLeg};
+use switchyard_policy::migration::record::{Behind, Eras, OpenLeg, Replay};
 use switchyard_policy::migration::{
-    Action, BatchId, Copied, Durability, Event, Io, Key, Machine, Orders, Outcome, Precopy, Process, Record, Side, Stored,
+    Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Machine, Orders, Outcome, Precopy, Process, Protocol, Record, Side,
+    Stored, Wrong,
 };
 use switchyard_policy::topology::{MoveId, NodeId, slot_of};
+
+const FINGERPRINTS: Fingerprinter = Fingerprinter::new(7);
 
 fn key(name: &str) -> Key {
     Key::from(name.as_bytes())
@@ -39,12 +43,15 @@ struct Driven {
     listed: Vec<Key>,
     /// Batches that were read and not yet stored.
     is_held: bool,
+    /// Keys that the target has evicted.
+    evicted: u64,
 }
 
 impl Driven {
     fn new(leg: Precopy, listed: &[&str]) -> Self {
         let listed = listed.iter().copied().map(key).collect();
-        let mut driven = Self { leg, now_us: 0, records: Vec::new(), said: Vec::new(), gone: Vec::new(), listed, is_held: false };
+        let mut driven =
+            Self { leg, now_us: 0, records: Vec::new(), said: Vec::new(), gone: Vec::new(), listed, is_held: false, evicted: 5 };
         driven.tell(Event::Met { source: process("a"), target: process("b") });
         driven
     }
@@ -65,7 +72,7 @@ impl Driven {
                     Action::List { .. } => {
                         events.insert(0, Event::Listed { keys: std::mem::take(&mut self.listed), end: true });
                     }
-                    Action::Confirm { side } => events.insert(0, Event::Confirmed { side: *side }),
+                    Action::Confirm { side } => events.insert(0, Event::Confirmed { side: *side, evicted: self.evicted }),
                     Action::HandOver { .. } => events.insert(0, Event::HandedOver),
                     Action::Io(Io::Copy { batch, keys, .. }) if !self.is_held => {
                         let outcome = |key| if self.gone.contains(key) { Copied::Absent } else { Copied::Taken { bytes: 1 } };
@@ -98,14 +105,14 @@ fn written(count: usize) -> Event {
 
 #[test]
 fn what_is_written_is_read_again_when_what_was_sent_before_has_ended() {
-    let mut driven = Driven::new(Precopy::new(orders(), true, None), &["{t}a"]);
+    let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}a"]);
     assert!(driven.take().contains(&Action::Observe), "what was sent before the leg is awaited first");
     driven.tell(written(100));
     assert_eq!(driven.copied(), [], "nothing is read meanwhile");
     driven.tell(Event::Drained);
     let said = driven.take();
     assert!(said.iter().any(|action| matches!(action, Action::Io(Io::Copy { keys, .. }) if keys == &[key("{t}a")])));
-    assert_eq!(said.last(), Some(&Action::Observe), "then the next round");
+    assert!(said.ends_with(&[Action::Observe, Action::Confirm { side: Side::Target }]), "then the next round");
     driven.tell(written(30));
     driven.tell(Event::Drained);
     assert_eq!(driven.copied().len(), 100, "what was written since then is not settled");
@@ -116,7 +123,7 @@ fn what_is_written_is_read_again_when_what_was_sent_before_has_ended() {
 
 #[test]
 fn for_the_last_keys_everybody_waits_and_one_record_makes_the_target_the_owner() {
-    let mut driven = Driven::new(Precopy::new(orders(), true, None), &["{t}a"]);
+    let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}a"]);
     driven.gone.push(key("{t}0"));
     driven.tell(Event::Drained);
     assert!(driven.take().contains(&Action::Announce { double_read: None }), "nothing was written");
@@ -137,7 +144,7 @@ fn for_the_last_keys_everybody_waits_and_one_record_makes_the_target_the_owner()
 #[test]
 fn a_node_that_is_another_process_ends_what_was_copied() {
     for (side, begun) in [(Side::Source, false), (Side::Target, false), (Side::Source, true), (Side::Target, true)] {
-        let mut driven = Driven::new(Precopy::new(orders(), true, None), &["{t}a", "{t}b"]);
+        let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}a", "{t}b"]);
         driven.is_held = true;
         driven.tell(Event::Drained);
         driven.is_held = begun;
@@ -169,12 +176,13 @@ fn after_a_crash_the_record_of_the_cut_decides() {
             rolled_back: None,
             given_up,
             cut_over,
+            behind: Behind::NONE,
             source: process("a"),
             target: process("b"),
             eras: Eras { source: 0, target: 0 },
             away: BTreeMap::new(),
         };
-        let mut driven = Driven::new(Precopy::new(orders(), true, Some(open)), &[]);
+        let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, Some(open)), &[]);
         let goes_on = cut_over || given_up.is_some();
         assert_eq!(driven.take().contains(&Action::Announce { double_read: None }), goes_on, "workers know nothing of it");
         driven.tell(Event::Drained);
@@ -188,15 +196,115 @@ fn after_a_crash_the_record_of_the_cut_decides() {
     }
 }
 
+#[test]
+fn after_a_crash_older_copies_are_not_served_where_the_source_is_lost() {
+    let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}0", "{t}a"]);
+    driven.tell(Event::Drained);
+    driven.tell(written(2));
+    driven.is_held = true;
+    driven.tell(Event::Drained);
+    let behind = driven.records.iter().find_map(|record| if let Record::Behind { keys, .. } = record { Some(keys.clone()) } else { None });
+    let Some(Behind::These(behind)) = behind else { panic!("{:?}", driven.records) };
+    let of = |name: &str| FINGERPRINTS.of(&key(name));
+    assert_eq!(BTreeSet::from_iter(behind.iter().copied()), BTreeSet::from([of("{t}0"), of("{t}1")]));
+    for (rewritten, wrong) in [(false, Wrong::These(Arc::new(behind.iter().copied().collect()))), (true, Wrong::AllBut(Arc::default()))] {
+        let keys = if rewritten { Behind::Any } else { Behind::These(behind.clone()) };
+        // What a router before this one has left: it was restarted, and the user gives the source up.
+        let records = [
+            Record::Begun {
+                move_id: MoveId(1),
+                source: NodeId(0),
+                target: NodeId(1),
+                slots: orders().slots,
+                protocol: Protocol::Source,
+                durability: Durability::Memory,
+            },
+            Record::LegBegun { move_id: MoveId(1), leg: 0, slots: orders().slots, source: process("a"), target: process("b") },
+            Record::LegMoving { move_id: MoveId(1), leg: 0 },
+            Record::Behind { move_id: MoveId(1), leg: 0, keys },
+        ];
+        let open = Replay::of(&records).expect("no contradiction").open.remove(&MoveId(1)).and_then(|open| open.leg);
+        let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, open), &[]);
+        driven.tell(Event::Lost { side: Side::Source });
+        driven.tell(Event::GiveUp { side: Side::Source });
+        driven.tell(Event::Drained);
+        let said = driven.take();
+        let at = |wanted: &Action| said.iter().position(|action| action == wanted);
+        let removed = at(&Action::Purge { side: Side::Target, wrong });
+        assert!(removed.is_some() && removed < at(&Action::HandOver { to: Side::Target }), "{said:?}");
+    }
+}
+
+/// Everything is copied once more, and that is right whatever becomes of the source.
+#[test]
+fn copies_of_before_an_unnamed_write_are_past_until_they_are_removed() {
+    let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}a"]);
+    driven.tell(Event::Drained);
+    driven.tell(Event::Rewritten);
+    driven.tell(Event::Drained);
+    let behind: Vec<&Record> = driven.records.iter().filter(|record| matches!(record, Record::Behind { .. })).collect();
+    let of = |keys| Record::Behind { move_id: MoveId(1), leg: 0, keys };
+    assert_eq!(behind, [&of(Behind::Any), &of(Behind::NONE)]);
+}
+
+#[test]
+fn a_target_that_evicts_keys_before_the_cut_gets_nothing() {
+    for begun in [false, true] {
+        let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}a"]);
+        driven.tell(Event::Drained);
+        assert!(driven.take().contains(&Action::Announce { double_read: None }), "what it evicted before was none of them");
+        driven.evicted += u64::from(begun);
+        driven.tell(Event::Drained);
+        if !begun {
+            assert_eq!(driven.take().last(), Some(&Action::Io(Io::End(Outcome::Moved))));
+            continue;
+        }
+        driven.tell(Event::Drained);
+        let said = driven.take();
+        let Some(Action::Io(Io::End(Outcome::Returned { why }))) = said.last() else { panic!("{said:?}") };
+        assert!(why.contains("has evicted keys since copying began (1)"), "{why}");
+        assert!(!driven.records.iter().any(|record| matches!(record, Record::CutOver { .. })));
+    }
+}
+
+#[test]
+fn after_the_cut_a_lost_source_is_not_waited_for() {
+    let open = OpenLeg {
+        leg: 0,
+        slots: orders().slots,
+        moving: true,
+        rolled_back: None,
+        given_up: None,
+        cut_over: true,
+        behind: Behind::NONE,
+        source: process("a"),
+        target: process("b"),
+        eras: Eras { source: 0, target: 0 },
+        away: BTreeMap::new(),
+    };
+    let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, Some(open)), &[]);
+    driven.tell(Event::Lost { side: Side::Source });
+    driven.tell(Event::Drained);
+    assert_eq!(driven.take().last(), Some(&Action::CommitAll), "the target serves");
+    driven.now_us += 2_900_000;
+    driven.tell(Event::Tick);
+    assert_eq!(driven.take(), []);
+    driven.now_us += 200_000;
+    driven.tell(Event::Tick);
+    let said = driven.take();
+    assert!(said.contains(&Action::HandOver { to: Side::Target }), "{said:?}");
+    assert_eq!(said.last(), Some(&Action::Io(Io::End(Outcome::Moved))));
+}
+
 /// What was copied ahead is not copied again because one slow command held up the drain.
 #[test]
 fn a_drain_that_takes_too_long_is_tried_again_behind_another_round() {
-    let mut driven = Driven::new(Precopy::new(orders(), true, None), &["{t}a"]);
+    let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}a"]);
     driven.tell(Event::Drained);
     driven.take();
     driven.now_us += 41_000;
     driven.tell(Event::Tick);
-    assert_eq!(driven.take(), [Action::Withdraw, Action::Observe]);
+    assert_eq!(driven.take(), [Action::Withdraw, Action::Observe, Action::Confirm { side: Side::Target }]);
     driven.tell(written(1));
     driven.tell(Event::Drained);
     assert_eq!(driven.take(), [Action::Announce { double_read: None }]);
@@ -210,7 +318,7 @@ fn a_drain_that_takes_too_long_is_tried_again_behind_another_round() {
 /// What was copied of a key before its last write is not what its clients were told.
 #[test]
 fn where_the_source_is_lost_no_key_is_served_as_it_was_before_its_last_write() {
-    let mut driven = Driven::new(Precopy::new(orders(), true, None), &["{t}0", "{t}a"]);
+    let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}0", "{t}a"]);
     driven.tell(Event::Drained);
     driven.tell(written(2));
     driven.is_held = true;

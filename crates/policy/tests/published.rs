@@ -1,8 +1,13 @@
 //! Where protocols as published send commands, and what their movers do.
 
-use switchyard_policy::migration::published::{Paper, Rules, Way};
+use switchyard_policy::migration::published::{Paper, Published, Rules, Way};
+use switchyard_policy::migration::record::{Behind, Eras, OpenLeg};
 use switchyard_policy::migration::tracker::{Kind, Pair, State};
-use switchyard_policy::migration::{Fingerprint, Fingerprinter, Protocol};
+use switchyard_policy::migration::{
+    Action, BatchId, Copied, Durability, Event, Fingerprint, Fingerprinter, Io, Key, Machine, Orders, Outcome, Pace, Process, Protocol,
+    Record, Side, Stored,
+};
+use switchyard_policy::topology::{MoveId, NodeId, slot_of};
 
 fn rules(protocol: Protocol) -> (Paper, Rules) {
     let paper = Paper::of(protocol).expect("it is published");
@@ -65,4 +70,270 @@ fn a_group_that_has_taken_a_write_goes_back_to_its_source() {
     let mut exact = Kind::Exact.tracker(paper.geometry());
     exact.start(rules.range(0));
     assert!(waiting.iter().all(|group| rules.way(exact.state(*group), true) == Way::Source));
+}
+
+const MAKE: Fingerprinter = Fingerprinter::new(7);
+
+/// A mover of a published protocol. What it records is durable at once, what it announces is known at once, and what it asks of nodes is done.
+struct Driven {
+    leg: Published,
+    now_us: u64,
+    listed: Vec<Key>,
+    said: Vec<Action>,
+    records: Vec<Record>,
+    /// The target refuses these.
+    refused: Vec<Key>,
+    /// Announcements stay without an answer.
+    holds_announcements: bool,
+    /// As each batch is stored a client creates another key at the source.
+    creates: bool,
+}
+
+impl Driven {
+    fn new(protocol: Protocol, paper: Paper, listed: &[&str], resume: Option<&OpenLeg>) -> Self {
+        let orders = Orders {
+            move_id: MoveId(1),
+            leg: 0,
+            source: NodeId(0),
+            target: NodeId(1),
+            slots: vec![slot_of(b"{t}")],
+            durability: Durability::Memory,
+            drain_patience_us: 40_000,
+        };
+        let leg = Published::new(orders, &paper, Rules::new(protocol, &paper, Pair(1)), MAKE, resume);
+        let listed = listed.iter().map(|name| Key::from(name.as_bytes())).collect();
+        Self {
+            leg,
+            now_us: 0,
+            listed,
+            said: Vec::new(),
+            records: Vec::new(),
+            refused: Vec::new(),
+            holds_announcements: false,
+            creates: false,
+        }
+    }
+
+    fn meet(&mut self) {
+        let process = |run_id: &str| Process { run_id: run_id.to_owned(), client_id: 1 };
+        self.tell(Event::Met { source: process("a"), target: process("b") });
+    }
+
+    fn tell(&mut self, event: Event) {
+        let mut events = vec![event];
+        while let Some(event) = events.pop() {
+            self.now_us += 10;
+            let mut actions = Vec::new();
+            self.leg.step(event, self.now_us, &mut actions);
+            for action in &actions {
+                match action {
+                    Action::Record { number, record } => {
+                        self.records.push(record.clone());
+                        events.insert(0, Event::Recorded(*number));
+                    }
+                    Action::Announce { .. } if !self.holds_announcements => events.insert(0, Event::Drained),
+                    Action::List { .. } => events.insert(0, Event::Listed { keys: std::mem::take(&mut self.listed), end: true }),
+                    Action::Purge { .. } => events.insert(0, Event::Purged),
+                    Action::HandOver { .. } => events.insert(0, Event::HandedOver),
+                    Action::Io(Io::Copy { batch, keys, .. }) => {
+                        let outcomes = keys.iter().map(|_| Copied::Taken { bytes: 1 }).collect();
+                        events.insert(0, Event::Copied { batch: *batch, outcomes });
+                    }
+                    Action::Io(Io::Store { batch, keys, .. } | Io::Overwrite { batch, keys, .. }) => {
+                        let stored =
+                            |key: &Key| if self.refused.contains(key) { Stored::Refused("OOM".to_owned()) } else { Stored::Stored };
+                        events.insert(0, Event::Stored { batch: *batch, outcomes: keys.iter().map(stored).collect() });
+                        if self.creates {
+                            events.insert(0, Event::Written { keys: vec![Key::from(format!("new{}", batch.0).into_bytes())] });
+                        }
+                    }
+                    // From here on clients are sent to the target.
+                    Action::CommitAll => self.creates = false,
+                    Action::Io(Io::Remove { batch, .. }) => events.insert(0, Event::Removed { batch: *batch }),
+                    _ => {}
+                }
+            }
+            self.said.extend(actions);
+        }
+    }
+
+    /// Time passes until it is over; false: it never is.
+    fn is_over(&mut self) -> bool {
+        for _ in 0..10_000 {
+            if self.outcome().is_some() {
+                return true;
+            }
+            self.now_us += 20_000;
+            self.tell(Event::Tick);
+        }
+        false
+    }
+
+    fn outcome(&self) -> Option<&Outcome> {
+        self.said.iter().find_map(|action| if let Action::Io(Io::End(outcome)) = action { Some(outcome) } else { None })
+    }
+
+    fn place(&self, is: impl Fn(&Action) -> bool) -> Option<usize> {
+        self.said.iter().position(is)
+    }
+
+    fn reports(&self) -> Vec<&str> {
+        self.said.iter().filter_map(|action| if let Action::Io(Io::Report { text }) = action { Some(&text[..]) } else { None }).collect()
+    }
+}
+
+fn paper(protocol: Protocol) -> Paper {
+    Paper { groups: 8, ..Paper::of(protocol).expect("it is published") }
+}
+
+fn key(name: &str) -> Key {
+    Key::from(name.as_bytes())
+}
+
+/// The filter of Bloom telemetry has the keys that are at the target, and nothing else: five pairs of a thousand numbers each would fill it.
+#[test]
+fn where_each_key_is_a_group_nothing_else_is_tracked() {
+    let mut driven = Driven::new(Protocol::Bloom, Paper { groups: 1000, ..paper(Protocol::Bloom) }, &["{t}1", "{t}2", "{t}3"], None);
+    driven.meet();
+    assert!(driven.is_over());
+    let tracked =
+        |action: &Action| if let Action::Io(Io::Track { groups, complete }) = action { Some((groups.len(), *complete)) } else { None };
+    let tracked: Vec<_> = driven.said.iter().filter_map(tracked).collect();
+    assert_eq!(tracked, [(3, true)]);
+}
+
+/// Clients create keys at the source as long as the filter does not have them, which is for ever.
+#[test]
+fn it_ends_where_keys_are_created_without_an_end() {
+    let mut driven = Driven::new(Protocol::Bloom, paper(Protocol::Bloom), &["{t}1"], None);
+    driven.creates = true;
+    driven.meet();
+    assert!(driven.is_over());
+    assert_eq!(driven.outcome(), Some(&Outcome::Moved));
+}
+
+/// Reads pull what is nowhere for ever, too.
+#[test]
+fn it_ends_where_keys_are_pulled_without_an_end() {
+    let mut driven = Driven::new(Protocol::Rocksteady, paper(Protocol::Rocksteady), &["{t}1"], None);
+    driven.meet();
+    for number in 0..1000 {
+        driven.tell(Event::Wanted { keys: vec![key(&format!("{{t}}none{number}"))] });
+        driven.now_us += 7000;
+        driven.tell(Event::Tick);
+    }
+    assert_eq!(driven.outcome(), Some(&Outcome::Moved));
+}
+
+/// A router that ends while the source is being emptied does not begin again with what is left of it.
+#[test]
+fn it_is_on_record_that_the_target_has_everything_before_the_source_is_emptied() {
+    let mut driven = Driven::new(Protocol::NetMigrate, paper(Protocol::NetMigrate), &["{t}1"], None);
+    driven.meet();
+    assert!(driven.is_over());
+    let cut = driven.place(|action| matches!(action, Action::Record { record: Record::CutOver { .. }, .. })).expect("on record");
+    let all = driven.place(|action| *action == Action::CommitAll).expect("clients use the target");
+    let purge = driven.place(|action| matches!(action, Action::Purge { side: Side::Source, .. })).expect("emptied");
+    assert!(cut < all && all < purge);
+    // And so it goes on.
+    let process = |run_id: &str| Process { run_id: run_id.to_owned(), client_id: 1 };
+    let open = OpenLeg {
+        leg: 0,
+        slots: vec![slot_of(b"{t}")],
+        moving: true,
+        rolled_back: None,
+        given_up: None,
+        cut_over: true,
+        behind: Behind::NONE,
+        source: process("a"),
+        target: process("b"),
+        eras: Eras { source: 0, target: 0 },
+        away: std::collections::BTreeMap::new(),
+    };
+    let mut driven = Driven::new(Protocol::NetMigrate, paper(Protocol::NetMigrate), &["{t}left"], Some(&open));
+    driven.meet();
+    assert!(driven.is_over());
+    assert!(driven.place(|action| matches!(action, Action::Io(Io::Copy { .. }))).is_none(), "what is left at the source is past");
+    assert!(driven.place(|action| matches!(action, Action::Purge { side: Side::Source, .. })).is_some());
+}
+
+#[test]
+fn the_user_may_go_back_until_keys_are_on_their_way() {
+    for is_announced in [false, true] {
+        let mut driven = Driven::new(Protocol::NetMigrate, paper(Protocol::NetMigrate), &["{t}1"], None);
+        if is_announced {
+            driven.holds_announcements = true;
+            driven.meet();
+        }
+        driven.tell(Event::RollBack);
+        assert!(matches!(driven.outcome(), Some(Outcome::NotBegun { .. })), "{is_announced}");
+        assert_eq!(driven.place(|action| *action == Action::Withdraw).is_some(), is_announced);
+    }
+    let mut driven = Driven::new(Protocol::NetMigrate, paper(Protocol::NetMigrate), &["{t}1"], None);
+    driven.tell(Event::Pace(Pace { batch_keys: 1, batches: 0, interval_us: 0 }));
+    driven.meet();
+    driven.tell(Event::RollBack);
+    assert!(driven.outcome().is_none() && driven.reports()[0].contains("no way back"));
+}
+
+/// A node may be lost for good before anything has moved.
+#[test]
+fn a_side_is_given_up_before_keys_are_on_their_way() {
+    let mut driven = Driven::new(Protocol::NetMigrate, paper(Protocol::NetMigrate), &["{t}1"], None);
+    driven.holds_announcements = true;
+    driven.meet();
+    driven.tell(Event::Lost { side: Side::Target });
+    driven.tell(Event::GiveUp { side: Side::Target });
+    assert!(matches!(driven.outcome(), Some(Outcome::NotBegun { .. })));
+    assert!(
+        !driven.records.iter().any(|record| matches!(record, Record::GivenUp { .. })),
+        "replay knows no such thing of a leg that has not begun"
+    );
+}
+
+#[test]
+fn a_key_that_is_refused_again_and_again_does_not_hold_up_the_move() {
+    for protocol in [Protocol::NetMigrate, Protocol::Bloom] {
+        let mut driven = Driven::new(protocol, paper(protocol), &["{t}1", "{t}2"], None);
+        driven.refused = vec![key("{t}1")];
+        driven.meet();
+        assert!(driven.is_over());
+        assert_eq!(driven.reports().into_iter().filter(|text| text.contains("1 keys are lost")).count(), 1, "{:?}", driven.reports());
+    }
+}
+
+/// What a client has written at the target is newer than what was pulled for another one.
+#[test]
+fn what_is_pulled_is_not_stored_over_what_is_there() {
+    let mut driven = Driven::new(Protocol::Rocksteady, paper(Protocol::Rocksteady), &["{t}1"], None);
+    driven.tell(Event::Pace(Pace { batch_keys: 1, batches: 0, interval_us: 0 }));
+    driven.meet();
+    driven.tell(Event::Wanted { keys: vec![key("{t}1")] });
+    driven.now_us += 200_000;
+    driven.tell(Event::Tick);
+    let stored = |action: &Action| matches!(action, Action::Io(Io::Store { batch: BatchId(1), .. }));
+    assert!(driven.place(stored).is_some() && driven.place(|action| matches!(action, Action::Io(Io::Overwrite { .. }))).is_none());
+}
+
+#[test]
+fn an_adaptive_tracker_is_told_where_it_errs() {
+    let found = |driven: &Driven| {
+        let found = |action: &Action| if let Action::Io(Io::Found { truth, .. }) = action { Some(*truth) } else { None };
+        driven.said.iter().filter_map(found).collect::<Vec<_>>()
+    };
+    for (tracker, told) in [(Kind::Adaptive, vec![State::NotStarted]), (Kind::Bloom, vec![])] {
+        let mut driven = Driven::new(Protocol::Bloom, Paper { tracker, ..paper(Protocol::Bloom) }, &["{t}1"], None);
+        driven.tell(Event::Pace(Pace { batch_keys: 1, batches: 0, interval_us: 0 }));
+        driven.meet();
+        driven.tell(Event::Wanted { keys: vec![key("{t}1")] });
+        assert_eq!(found(&driven), told, "{tracker:?}");
+    }
+    // Once it is there the filter is right.
+    let mut driven = Driven::new(Protocol::Bloom, Paper { tracker: Kind::Adaptive, ..paper(Protocol::Bloom) }, &["{t}1"], None);
+    driven.listed.push(key("{t}2"));
+    driven.meet();
+    driven.tell(Event::Wanted { keys: vec![key("{t}1")] });
+    assert_eq!(found(&driven), []);
+    let rules = Rules::new(Protocol::Bloom, &Paper { tracker: Kind::Adaptive, ..paper(Protocol::Bloom) }, Pair(1));
+    assert_eq!([rules.way(State::Complete, false), rules.way(State::Complete, true)], [Way::Pull, Way::Target]);
 }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::{Just, Strategy, any, prop, prop_oneof, proptest};
 use proptest::prop_assert_eq;
-use switchyard_policy::migration::record::{Record, Replay};
+use switchyard_policy::migration::record::{Behind, Record, Replay};
 use switchyard_policy::migration::{Durability, Fingerprint, Key, Process, Protocol, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 
@@ -52,6 +52,10 @@ fn record() -> impl Strategy<Value = Record> {
         (head(), keys()).prop_map(|((move_id, leg), keys)| Record::Returned { move_id, leg, keys }),
         (head(), side()).prop_map(|((move_id, leg), side)| Record::GivenUp { move_id, leg, side }),
         head().prop_map(|(move_id, leg)| Record::CutOver { move_id, leg }),
+        (head(), keys(), any::<bool>()).prop_map(|((move_id, leg), keys, any)| {
+            let keys = if any { Behind::Any } else { Behind::These(keys) };
+            Record::Behind { move_id, leg, keys }
+        }),
         (head(), side()).prop_map(|((move_id, leg), owner)| Record::LegEnded { move_id, leg, owner }),
         any::<u64>().prop_map(|id| Record::Ended { move_id: MoveId(id) }),
         (any::<u64>(), prop::collection::btree_set(prop::collection::vec(any::<u8>(), 0..20), 0..50))

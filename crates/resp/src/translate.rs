@@ -5,8 +5,8 @@
 //! does not know (modules, scripts, `COMMAND DOCS`, `FUNCTION LIST`) keeps its RESP2 form, with nulls made RESP3's, which every RESP3
 //! client can read too.
 //!
-//! The router asks nodes in the client's own protocol where it can; this is for nodes that do not speak RESP3. Never the other way: every
-//! node speaks RESP2.
+//! The router asks nodes in the client's own protocol where it can; this is for nodes that do not speak RESP3. The other way ([`to_resp2`]) is for hot copies, which
+//! are asked for once, in RESP3, for clients of both protocols.
 
 use crate::command::is_option;
 use crate::encode;
@@ -47,6 +47,8 @@ pub enum Shape {
     Maps,
     /// `XINFO STREAM ... FULL`: a map, and in it `groups`, and in each of these `consumers`.
     StreamFull,
+    /// An array of entries, or a null that is an array in RESP2 (`XRANGE ... COUNT 0`).
+    Entries,
 }
 
 impl Shape {
@@ -94,6 +96,7 @@ impl Shape {
                 if found { Shape::Places } else { Shape::Plain }
             }
             "XREAD" | "XREADGROUP" => Shape::Streams,
+            "XRANGE" | "XREVRANGE" => Shape::Entries,
             _ => Shape::Plain,
         }
     }
@@ -113,7 +116,7 @@ pub fn to_resp3(answer: &[u8], shape: Shape, out: &mut Vec<u8>) {
     let items = elements(answer);
     let count = items.remaining() as usize;
     match shape {
-        Shape::Plain | Shape::Double => plain(answer, out),
+        Shape::Plain | Shape::Double | Shape::Entries => plain(answer, out),
         Shape::Map => map(items, out, |_, value, out| plain(value, out)),
         Shape::Set => aggregate(b'~', items, out, plain),
         Shape::Doubles => aggregate(b'*', items, out, double),
@@ -152,6 +155,47 @@ pub fn to_resp3(answer: &[u8], shape: Shape, out: &mut Vec<u8>) {
             }),
             _ => plain(value, out),
         }),
+    }
+}
+
+/// Appends a whole RESP3 reply to a command of this shape as RESP2 has it. False where it is the same: then nothing is appended.
+///
+/// For replies of data commands: their nulls are strings in RESP2, but for those that stand in the place of an array.
+pub fn to_resp2(answer: &[u8], shape: Shape, out: &mut Vec<u8>) -> bool {
+    let differs = |token: &[u8]| matches!(token.first(), Some(b'%' | b'~' | b',' | b'_' | b'#' | b'(' | b'=' | b'!' | b'|' | b'>'));
+    let is_nested = shape == Shape::Scored && elements(answer).any(|element| element.first() == Some(&b'*'));
+    if !is_nested && !Tokens(answer).any(differs) {
+        return false;
+    }
+    if answer == b"_\r\n" && matches!(shape, Shape::Entries | Shape::LastScore) {
+        out.extend_from_slice(b"*-1\r\n");
+        return true;
+    }
+    let mut tokens = Tokens(answer);
+    if is_nested {
+        // Pairs of member and score: flat in RESP2.
+        tokens.next();
+        encode::header(out, b'*', 2 * elements(answer).remaining() as usize);
+        elements(answer).flat_map(elements).for_each(|part| Tokens(part).for_each(|token| lower(token, out)));
+    } else {
+        tokens.for_each(|token| lower(token, out));
+    }
+    true
+}
+
+/// A token of RESP3 in RESP2.
+fn lower(token: &[u8], out: &mut Vec<u8>) {
+    let line = || token.get(1..token.len().saturating_sub(2)).unwrap_or_default();
+    let count = || std::str::from_utf8(line()).ok().and_then(|count| count.parse::<usize>().ok()).unwrap_or_default();
+    match token.first() {
+        Some(b'%') => encode::header(out, b'*', 2 * count()),
+        Some(b'~') => encode::header(out, b'*', count()),
+        Some(b'_') => out.extend_from_slice(b"$-1\r\n"),
+        Some(b',' | b'(') => encode::bulk(out, line()),
+        Some(b'#') => out.extend_from_slice(if line() == b"t" { b":1\r\n" } else { b":0\r\n" }),
+        // A form and a colon stand before the text.
+        Some(b'=') => encode::bulk(out, text(token).and_then(|text| text.get(4..)).unwrap_or_default()),
+        _ => out.extend_from_slice(token),
     }
 }
 
@@ -289,6 +333,34 @@ mod tests {
     }
 
     #[test]
+    fn replies_of_commands_whose_copies_are_kept_sink_to_what_they_were() {
+        for (three, of, two) in [
+            ("_\r\n", Shape::Plain, Some("$-1\r\n")),
+            ("$1\r\na\r\n", Shape::Plain, None),
+            ("*2\r\n_\r\n:1\r\n", Shape::Plain, Some("*2\r\n$-1\r\n:1\r\n")),
+            ("%1\r\n$1\r\na\r\n$1\r\nb\r\n", Shape::Map, Some("*2\r\n$1\r\na\r\n$1\r\nb\r\n")),
+            ("~1\r\n$1\r\na\r\n", Shape::Set, Some("*1\r\n$1\r\na\r\n")),
+            (",1.5\r\n", Shape::Double, Some("$3\r\n1.5\r\n")),
+            (",inf\r\n", Shape::Double, Some("$3\r\ninf\r\n")),
+            ("*2\r\n,1\r\n_\r\n", Shape::Doubles, Some("*2\r\n$1\r\n1\r\n$-1\r\n")),
+            (
+                "*2\r\n*2\r\n$1\r\n7\r\n,1\r\n*2\r\n$1\r\n8\r\n,2\r\n",
+                Shape::Scored,
+                Some("*4\r\n$1\r\n7\r\n$1\r\n1\r\n$1\r\n8\r\n$1\r\n2\r\n"),
+            ),
+            ("*0\r\n", Shape::Scored, None),
+            ("_\r\n", Shape::LastScore, Some("*-1\r\n")),
+            ("_\r\n", Shape::Entries, Some("*-1\r\n")),
+            ("*2\r\n:3\r\n,1\r\n", Shape::LastScore, Some("*2\r\n:3\r\n$1\r\n1\r\n")),
+            ("*1\r\n*2\r\n$3\r\n1-1\r\n*2\r\n$1\r\na\r\n$1\r\nb\r\n", Shape::Plain, None),
+        ] {
+            let mut out = Vec::new();
+            let differs = to_resp2(three.as_bytes(), of, &mut out);
+            assert_eq!(differs.then(|| String::from_utf8_lossy(&out).into_owned()), two.map(str::to_owned), "{three:?} as {of:?}");
+        }
+    }
+
+    #[test]
     fn options_decide_and_keys_do_not() {
         for (line, expected) in [
             ("HGETALL k", Shape::Map),
@@ -307,6 +379,7 @@ mod tests {
             ("XINFO STREAM k FULL", Shape::StreamFull),
             ("LCS IDX b", Shape::Plain),
             ("LCS a b IDX", Shape::Map),
+            ("XRANGE k - + COUNT 0", Shape::Entries),
             ("GET k", Shape::Plain),
         ] {
             assert_eq!(shape(line), expected, "{line}");

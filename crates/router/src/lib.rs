@@ -12,6 +12,7 @@ mod exclusive_bounds;
 mod fences;
 mod function_turns;
 mod functions_dump;
+mod hot_copies;
 mod limits;
 mod listener;
 mod lua;
@@ -30,6 +31,7 @@ mod slab;
 mod slow_log;
 mod sys;
 mod tap;
+mod telemetry;
 mod tls;
 mod users;
 mod wait_queues;
@@ -40,11 +42,13 @@ pub use fences::left_behind;
 pub use function_turns::CopyTurn;
 pub use limits::{KEY_RATE_MAX, KeyLimit};
 pub use memory::heap_used;
-pub use mover::{BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveProgress, MoveTask, SoFar, Steer};
+pub use metrics::Traffic;
+pub use mover::{BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveProgress, MoveTask, SoFar, Steer, are_all_that_is_left};
 pub use operator::{OperatorCommand, OperatorPort};
 pub use seat::{Seat, mark_in, question_of, site_of_mark, why_not};
 pub use settings::{
-    Cluster, EmptyReturn, KnownProcess, ListenAddress, ListenerSettings, Live, NodeAccess, Reads, Secret, Servers, Settings,
+    Cluster, EmptyReturn, HotCopies, KnownProcess, ListenAddress, ListenerSettings, Live, NodeAccess, Ports, Reads, Reports, Secret,
+    Servers, Settings,
 };
 pub use sys::CountedHeap;
 pub use tap::{Outcome, SentCommand, Tap};
@@ -60,14 +64,16 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use switchyard_policy::cache::Discarded;
 use switchyard_policy::migration::Process;
+use switchyard_policy::telemetry::HotNode;
 use switchyard_policy::topology::{MoveId, NodeId, Topology};
 use switchyard_resp::command::CommandTable;
 
 use listener::Listener;
 pub use lua::{is_wrapped_library as is_checked_library, renewed_library};
 
-use metrics::{Counter, NodeCounters, NodeScrape, Scrape, Waits};
+use metrics::{Counter, HotCounters, NodeCounters, NodeScrape, Scrape, Waits};
 use shared::{NodeFacts, Plan, Shared, lock};
 use worker::Worker;
 
@@ -136,6 +142,31 @@ pub struct Status {
     pub nodes: Vec<NodeStatus>,
 }
 
+/// What the router answers from hot copies.
+#[derive(Clone, Debug)]
+pub struct HotCopiesStatus {
+    /// There may be some.
+    pub is_on: bool,
+    /// Somebody has said that nothing is answered from them.
+    pub is_suspended: bool,
+    /// Commands that were answered, since the start.
+    pub hits: u64,
+    /// Times that a node was asked for one.
+    pub fills: u64,
+    /// Answers that were not kept, by why.
+    pub discarded: Vec<(Discarded, u64)>,
+    /// Keys of which nodes have said that they changed.
+    pub invalidations: u64,
+    /// How many there are, over all workers.
+    pub copies: u64,
+    /// Bytes that they take.
+    pub bytes: u64,
+    /// How many keys may have some.
+    pub keys: u64,
+    /// Nodes that give none, by name, and why.
+    pub refused: BTreeMap<String, String>,
+}
+
 /// How a drain ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drained {
@@ -150,6 +181,8 @@ pub struct Router {
     addresses: Vec<SocketAddr>,
     listeners: Vec<ListenAddress>,
     threads: Vec<JoinHandle<()>>,
+    /// Who chooses the keys of hot copies.
+    chooser: Option<JoinHandle<()>>,
 }
 
 impl Router {
@@ -180,11 +213,11 @@ impl Router {
             moves: Arc::default(),
             held: settings.held.map(Arc::from),
         };
-        let shared =
-            Arc::new(Shared::new(workers, plan, port, settings.site, settings.seat, listeners_read_replicas, settings.batched_sends)?);
+        let shared = Shared::new(workers, plan, port, settings.site, settings.seat, listeners_read_replicas, settings.batched_sends)?;
+        let shared = Arc::new(shared.with_ports(settings.ports));
         lock(&shared.nodes).extend(settings.processes.into_iter().map(|(id, process)| (id, NodeFacts::known(process))));
         let processors = if settings.pin { processors() } else { Vec::new() };
-        let mut router = Router { shared: shared.clone(), addresses, listeners: bound.addresses, threads: Vec::new() };
+        let mut router = Router { shared: shared.clone(), addresses, listeners: bound.addresses, threads: Vec::new(), chooser: None };
         let mut guards = bound.guards;
         for (index, listeners) in bound.by_worker.into_iter().enumerate() {
             let worker = Worker::new(index, shared.clone(), clone_all(&listeners)?)?;
@@ -201,6 +234,8 @@ impl Router {
             })?;
             router.threads.push(thread);
         }
+        let thread = std::thread::Builder::new().name("hot-copies".to_owned()).spawn(move || hot_copies::coordinate(&shared))?;
+        router.chooser = Some(thread);
         Ok(router)
     }
 
@@ -263,11 +298,56 @@ impl Router {
         (live.reconnect_backoff_max + live.connect_timeout + Duration::from_secs(2)).min(Duration::from_secs(30))
     }
 
-    /// Whether every worker is connected to a node, so that all clients are served there; false where there is none of that name.
+    /// Whether every worker is connected to a node, for clients of both protocols, so that all are served there; false where there is none of that name.
     pub fn is_served(&self, node: &str) -> bool {
         let plan = self.shared.plan();
         let known = plan.topology.nodes().find(|known| known.name == node);
-        known.is_some_and(|known| self.shared.counters.iter().all(|worker| worker.node(known.id).connections.get() > 0))
+        known.is_some_and(|known| {
+            self.shared
+                .counters
+                .iter()
+                .map(|worker| worker.node(known.id))
+                .all(|node| node.connections.get() > 0 && node.mains_down.get() == 0)
+        })
+    }
+
+    /// The nodes that are used, each with so many of the keys that are used most. From a sample, as of a second ago at most, and weighed
+    /// over the last seconds ([`switchyard_policy::telemetry`]).
+    pub fn hot_keys(&self, keys: usize) -> Vec<HotNode> {
+        self.shared.board.nodes(keys)
+    }
+
+    /// What the router answers from copies, and which keys it may.
+    pub fn hot_copies(&self) -> HotCopiesStatus {
+        let sum = |of: fn(&HotCounters) -> &Counter| self.shared.counters.iter().map(|worker| of(&worker.hot).get()).sum();
+        let plan = self.shared.plan();
+        let name = |node: NodeId| plan.topology.node(node).map(|node| node.name.clone());
+        let discarded = |why: &Discarded| self.shared.counters.iter().map(|worker| worker.hot.discarded[*why as usize].get()).sum();
+        HotCopiesStatus {
+            is_on: plan.live.hot_copies.is_on,
+            is_suspended: self.shared.hot.is_suspended(),
+            hits: sum(|hot| &hot.hits),
+            fills: sum(|hot| &hot.fills),
+            discarded: Discarded::ALL.iter().map(|why| (*why, discarded(why))).collect(),
+            invalidations: sum(|hot| &hot.invalidations),
+            copies: sum(|hot| &hot.copies),
+            bytes: sum(|hot| &hot.bytes),
+            keys: self.shared.hot.keys(),
+            refused: self.shared.hot.refusals().into_iter().filter_map(|(node, why)| Some((name(node)?, why))).collect(),
+        }
+    }
+
+    /// Nothing is answered from copies any more, or (false) it is again: at once, at every worker. Says whether that is news.
+    pub fn suspend_hot_copies(&self, is_suspended: bool) -> bool {
+        self.shared.hot.suspend(is_suspended)
+    }
+
+    /// Every copy is past at once, at every worker; of one key, where it is named.
+    pub fn evict_hot_copies(&self, key: Option<&[u8]>) {
+        match key {
+            Some(key) => self.shared.hot.renew_key(self.shared.board.fingerprints.of(key).0 as u64),
+            None => self.shared.hot.renew_all(),
+        }
     }
 
     /// What is known of the nodes' processes that a later run of the router must know, by the nodes' names.
@@ -308,18 +388,6 @@ impl Router {
         self.shared.change_plan(|plan| Plan { held: why.map(Arc::from), ..plan.clone() });
     }
 
-    /// Says who executes `SWITCHYARD MOVE` and its relatives. Once; without it they are refused.
-    pub fn set_operator(&self, operator: Arc<dyn OperatorPort>) {
-        // A second one is a mistake of the caller that changes nothing.
-        let _ = self.shared.operator.set(operator);
-    }
-
-    /// Says who brings keys home that commands need together. Once; without it such commands are refused.
-    pub fn set_colocate_port(&self, port: Arc<dyn ColocatePort>) {
-        // A second one is a mistake of the caller that changes nothing.
-        let _ = self.shared.home.set(port);
-    }
-
     /// Shows a tap every command with keys, from the moment on at which each worker has noticed. Once.
     pub fn tap(&self, tap: Arc<dyn Tap>) {
         // A second one is a mistake of the caller that changes nothing.
@@ -340,12 +408,6 @@ impl Router {
             self.shared.change_plan(|plan| plan.reconfigured(live, Arc::default()));
         }
         had_any
-    }
-
-    /// Says who executes `ACL SETUSER` and its relatives. Once; without it they are refused.
-    pub fn set_users_port(&self, port: Arc<dyn OperatorPort>) {
-        // A second one is a mistake of the caller that changes nothing.
-        let _ = self.shared.users.set(port);
     }
 
     /// The users in force, and those that were configured last.
@@ -397,6 +459,11 @@ impl Router {
     /// What was left so, by whoever it was: somebody has to see to its end.
     pub fn functions_left(&self) -> Vec<(NodeId, Process)> {
         self.shared.fences.with_functions()
+    }
+
+    /// A connection to a node broke with something under way: no move relies on the node before its end is confirmed.
+    pub fn connection_broke(&self, node: NodeId, connection: Process) {
+        self.shared.fences.broke(node, connection);
     }
 
     /// The node has confirmed the end of a connection, or is another process.
@@ -473,6 +540,12 @@ impl Router {
         nodes
     }
 
+    /// What has gone to each node since the start. Not part of [`Router::status`]: only who looks again and again can make something of it.
+    pub fn traffic(&self) -> BTreeMap<NodeId, Traffic> {
+        let counters = |id| self.shared.counters.iter().map(|worker| worker.node(id)).collect::<Vec<_>>();
+        self.shared.plan().topology.nodes().map(|node| (node.id, Traffic::of(&counters(node.id)))).collect()
+    }
+
     fn node_status(&self, id: NodeId, name: &str) -> NodeStatus {
         let facts = self.shared.with_facts(id, |f| f.clone());
         let counters: Vec<Arc<NodeCounters>> = self.shared.counters.iter().map(|w| w.node(id)).collect();
@@ -524,6 +597,7 @@ impl Router {
             memory: (heap_used(), live.memory_max),
             clients_max: live.max_clients,
             moved: *lock(&self.shared.moved),
+            hot: (self.shared.hot.keys(), live.hot_copies.is_on && !self.shared.hot.is_suspended()),
             exclusive_max: [live.large_connections_max, live.watch_connections_max, live.blocking_connections_max],
         }
         .text()
@@ -548,6 +622,10 @@ impl Router {
         for thread in self.threads.drain(..) {
             // A worker that panicked has said so on stderr already.
             let _ = thread.join();
+        }
+        self.shared.hot.stop();
+        if let Some(chooser) = self.chooser.take() {
+            let _ = chooser.join();
         }
         for mover in lock(&self.shared.moves).values() {
             mover.ring();
@@ -641,6 +719,7 @@ mod tests {
             servers: BTreeMap::new(),
             processes: BTreeMap::new(),
             held: None,
+            ports: Ports::default(),
             live: Live::default(),
         };
         let router = Router::start(settings, Arc::new(topology)).expect("starts");

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use switchyard_policy::cache::Discarded;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::CommandClass;
 
@@ -192,11 +193,54 @@ pub(crate) struct NodeCounters {
     pub(crate) bytes_sent: Counter,
     pub(crate) bytes_received: Counter,
     pub(crate) connections: Counter,
+    /// Connections of the main lane that are not up.
+    pub(crate) mains_down: Counter,
     pub(crate) connects: Counter,
     pub(crate) failures: Counter,
     pub(crate) timeouts: Counter,
     /// Connections that broke with commands in flight and whose end at the node is not confirmed yet.
     pub(crate) unconfirmed: Counter,
+}
+
+/// What has gone to a node since the start, and how long its answers took: two of them give how it is lately. Sums of what workers count anyway, added up by
+/// whoever looks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Commands sent to it.
+    pub requests: u64,
+    /// Its answers, but those to commands that may wait there and to an operator's.
+    pub answers: u64,
+    /// How long these took, all together, from sending the command, microseconds.
+    pub answers_us: u64,
+}
+
+impl Traffic {
+    /// To one node, of all workers.
+    pub(crate) fn of(workers: &[Arc<NodeCounters>]) -> Self {
+        let timed = [CommandClass::Read, CommandClass::Write, CommandClass::Script, CommandClass::Many];
+        let answers = Sum::of(workers.iter().flat_map(|w| timed.iter().map(|class| &w.classes[*class as usize].upstream)));
+        Self {
+            requests: workers.iter().flat_map(|w| &w.classes).map(|class| class.requests.get()).sum(),
+            answers: answers.count(),
+            answers_us: answers.sum_us,
+        }
+    }
+}
+
+/// What a worker does with hot copies.
+#[derive(Debug, Default)]
+pub(crate) struct HotCounters {
+    /// Commands that copies have answered.
+    pub(crate) hits: Counter,
+    /// Times that a node was asked for a copy.
+    pub(crate) fills: Counter,
+    /// Answers that were not kept, by why.
+    pub(crate) discarded: [Counter; Discarded::ALL.len()],
+    /// Keys of which a node has said that they changed.
+    pub(crate) invalidations: Counter,
+    /// Copies there are, and bytes that they take.
+    pub(crate) copies: Counter,
+    pub(crate) bytes: Counter,
 }
 
 /// Counters of one worker.
@@ -207,6 +251,7 @@ pub(crate) struct WorkerCounters {
     pub(crate) rejected: Counter,
     pub(crate) double_reads: Counter,
     pub(crate) double_reads_missed: Counter,
+    pub(crate) hot: HotCounters,
     pub(crate) cut_output: Counter,
     pub(crate) protocol_errors: Counter,
     pub(crate) handshakes_failed: Counter,
@@ -301,6 +346,18 @@ mod tests {
         lately.note(start + 101 * second, || waits(7));
         assert_eq!(first(&lately, start + 103 * second), None, "too short a time");
         assert_eq!(first(&lately, start + 104 * second), Some(7));
+    }
+
+    #[test]
+    fn traffic_is_that_of_all_workers_and_times_are_of_commands_that_do_not_wait() {
+        let workers = [Arc::<NodeCounters>::default(), Arc::default()];
+        for (class, us) in [(CommandClass::Read, 100), (CommandClass::Many, 200), (CommandClass::Blocking, 5_000_000)] {
+            workers.iter().for_each(|worker| {
+                worker.classes[class as usize].requests.add(1);
+                worker.classes[class as usize].upstream.record(us);
+            });
+        }
+        assert_eq!(Traffic::of(&workers), Traffic { requests: 6, answers: 4, answers_us: 600 });
     }
 
     #[test]

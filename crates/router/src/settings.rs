@@ -9,9 +9,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use switchyard_policy::cache::Knobs;
 use switchyard_policy::topology::NodeId;
 
+use crate::colocate::ColocatePort;
 use crate::limits::KeyLimit;
+use crate::operator::OperatorPort;
 use crate::seat::Seat;
 use crate::tls::{NodeTls, ServerTls};
 use crate::users::{Bounds, Users};
@@ -47,8 +50,21 @@ pub struct Settings {
     pub processes: BTreeMap<NodeId, KnownProcess>,
     /// Why no node is to be used yet, if so: until [`crate::Router::hold`] says otherwise.
     pub held: Option<String>,
+    /// Who executes what workers do not.
+    pub ports: Ports,
     /// What a reload may change.
     pub live: Live,
+}
+
+/// Who executes what workers do not, from the first client on. What nobody executes is refused.
+#[derive(Clone, Debug, Default)]
+pub struct Ports {
+    /// `SWITCHYARD MOVE` and its relatives.
+    pub operator: Option<Arc<dyn OperatorPort>>,
+    /// `ACL SETUSER` and its relatives.
+    pub users: Option<Arc<dyn OperatorPort>>,
+    /// Brings keys home that commands need together.
+    pub colocate: Option<Arc<dyn ColocatePort>>,
 }
 
 /// What clients connect to.
@@ -173,8 +189,70 @@ pub struct Live {
     pub blocking_connections_max: usize,
     /// Who answers reads of new clients.
     pub reads: Reads,
+    /// Copies of what is read much.
+    pub hot_copies: HotCopies,
     /// How to reach each node of the topology.
     pub nodes: BTreeMap<NodeId, NodeAccess>,
+}
+
+/// By what keys become known that are used much (SwitchKV, section 3.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reports {
+    /// Both.
+    Both,
+    /// What was counted, once a second.
+    Periodic,
+    /// A key that makes up a part of the last commands to a node, at once.
+    Instant,
+}
+
+/// Copies of what is read much, which the router answers from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HotCopies {
+    /// Whether there are any.
+    pub is_on: bool,
+    /// Which reports keys are chosen by.
+    pub reports: Reports,
+    /// Commands in a second to a node from which on it gives instant reports.
+    pub node_load: usize,
+    /// Which keys, and how many.
+    pub knobs: Knobs,
+    /// Bytes of one reply.
+    pub reply_max: usize,
+    /// How long a copy may be given at most, where keys live longer or for ever.
+    pub life_max: Option<Duration>,
+    /// Keys that begin with one of these are never copied.
+    pub never: Vec<String>,
+    /// Only keys that begin with one of these are, where there are some.
+    pub only: Vec<String>,
+}
+
+impl Default for HotCopies {
+    fn default() -> Self {
+        Self {
+            is_on: true,
+            reports: Reports::Both,
+            node_load: 2_000,
+            knobs: Knobs::default(),
+            reply_max: 64 << 10,
+            life_max: None,
+            never: Vec::new(),
+            only: Vec::new(),
+        }
+    }
+}
+
+impl HotCopies {
+    /// Whether a key may be copied, by its name.
+    pub fn may_be(&self, key: &[u8]) -> bool {
+        let is_in = |prefixes: &[String]| prefixes.iter().any(|prefix| key.starts_with(prefix.as_bytes()));
+        !is_in(&self.never) && (self.only.is_empty() || is_in(&self.only))
+    }
+
+    /// Bytes that each of so many workers may keep. Each has copies of its own of all keys that are chosen, so no more than these are chosen, either.
+    pub fn bytes_of_worker(&self, workers: usize) -> usize {
+        self.knobs.bytes_max / workers.max(1)
+    }
 }
 
 /// What is done with a node whose process is another one, and that has no keys where it had some.
@@ -308,6 +386,7 @@ impl Default for Live {
             watch_connections_max: 256,
             blocking_connections_max: 5000,
             reads: Reads::Primary,
+            hot_copies: HotCopies::default(),
             nodes: BTreeMap::new(),
         }
     }

@@ -15,22 +15,22 @@ use switchyard_policy::scan::{Scans, TICK_MS};
 use switchyard_policy::topology::{MoveId, NodeId, Topology};
 use switchyard_resp::command::{CommandClass, CommandTable};
 
-use crate::colocate::ColocatePort;
 use crate::config_set::Overrides;
 use crate::exclusive_bounds::ExclusiveBounds;
 use crate::fences::Fences;
 use crate::function_turns::FunctionTurns;
+use crate::hot_copies::HotCopies;
 use crate::limits::Limits;
 use crate::metrics::{WaitsLately, WorkerCounters};
 use crate::mover::{Moved, Moves, SharedMove, SharedTracker};
-use crate::operator::OperatorPort;
 use crate::pubsub::Subscriptions;
 use crate::scripts::Scripts;
 use crate::seat::Seat;
-use crate::settings::{KnownProcess, Live, Reads, Servers};
+use crate::settings::{KnownProcess, Live, Ports, Reads, Servers};
 use crate::slab::Handle;
 use crate::slow_log::SlowLog;
 use crate::tap::Tap;
+use crate::telemetry::SharedBoard;
 use crate::users::{AclLog, Attempt, Logins, Users};
 use crate::wait_queues::WaitQueues;
 use crate::worker::Lane;
@@ -308,6 +308,8 @@ pub(crate) struct Shared {
     pub(crate) moves: Mutex<BTreeMap<MoveId, Arc<SharedMove>>>,
     pub(crate) moved: Mutex<Moved>,
     /// What scans of clients have to know of them. Locked behind the plan.
+    pub(crate) board: SharedBoard,
+    pub(crate) hot: HotCopies,
     pub(crate) scans: Mutex<Scans>,
     started_tick: u64,
     /// Their threads.
@@ -326,15 +328,11 @@ pub(crate) struct Shared {
     listeners_read_replicas: bool,
     /// Workers may use io_uring to send.
     pub(crate) batched_sends: bool,
-    /// Who executes what is asked of the operator.
-    pub(crate) operator: OnceLock<Arc<dyn OperatorPort>>,
-    /// Who changes users.
-    pub(crate) users: OnceLock<Arc<dyn OperatorPort>>,
+    /// Who executes what workers do not.
+    pub(crate) ports: Ports,
     looking: Arc<Mutex<Looking>>,
     /// Who changes functions, or copies them.
     pub(crate) functions: FunctionTurns,
-    /// Who brings keys home.
-    pub(crate) home: OnceLock<Arc<dyn ColocatePort>>,
     /// Who sees all commands with keys.
     pub(crate) tap: OnceLock<Arc<dyn Tap>>,
 }
@@ -375,6 +373,10 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
+    pub(crate) fn with_ports(self, ports: Ports) -> Self {
+        Self { ports, ..self }
+    }
+
     pub(crate) fn new(
         workers: usize,
         plan: Plan,
@@ -395,6 +397,8 @@ impl Shared {
         let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let started_tick = since_epoch.as_millis() as u64 / TICK_MS;
         Ok(Self {
+            board: SharedBoard::default(),
+            hot: HotCopies::new(workers),
             scans: Mutex::new(Scans::new(Arc::clone(&plan.topology), started_tick)),
             started_tick,
             started: Instant::now(),
@@ -437,11 +441,9 @@ impl Shared {
             port,
             listeners_read_replicas,
             batched_sends,
-            operator: OnceLock::new(),
-            users: OnceLock::new(),
+            ports: Ports::default(),
             looking: Arc::default(),
             functions: FunctionTurns::default(),
-            home: OnceLock::new(),
             tap: OnceLock::new(),
         })
     }
@@ -569,6 +571,9 @@ impl Shared {
         counters.tracking.set(0);
         counters.memory_biggest.set(0);
         counters.memory_leaving.set(0);
+        counters.hot.copies.set(0);
+        counters.hot.bytes.set(0);
+        self.hot.forget_worker(worker);
         self.subscriptions.forget_worker(worker);
         self.wait_queues.forget_worker(worker, &self.mailboxes);
         lock(&self.exclusive_bounds).values().for_each(|bounds| bounds.forget_worker(worker));

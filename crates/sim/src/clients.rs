@@ -51,6 +51,8 @@ pub(crate) struct Command {
     pub(crate) node: usize,
     /// Both nodes were asked, and neither showed its key.
     pub(crate) missed: bool,
+    /// A fill that it waited for came to nothing.
+    pub(crate) past: bool,
     marks: Marks,
     /// The client was told that it will not know.
     untold: bool,
@@ -87,7 +89,14 @@ impl World {
         say!(self, "client {ix}: {op:?} is command {number}");
         let worker = self.clients[ix].number % self.workers.len();
         self.clients[ix].current = Some(number);
-        self.ops.insert(number, Command { client: ix, worker, op, sent: false, load: false, node: 0, missed: false, marks, untold: false });
+        self.ops.insert(
+            number,
+            Command { client: ix, worker, op, sent: false, load: false, node: 0, missed: false, past: false, marks, untold: false },
+        );
+        if self.scenario.impatient > 0 && self.random.chance(self.scenario.impatient) {
+            let when = self.random.between(100, 4_000);
+            self.after(when, Ev::Impatient { op: number });
+        }
         self.look(number);
     }
 
@@ -108,6 +117,16 @@ impl World {
         }
         if scenario.watch > 0 && random.chance(scenario.watch) {
             return Op::Watch(key);
+        }
+        if scenario.renames > 0 && random.chance(scenario.renames) {
+            let to = beside(random, key);
+            return if to == key { Op::Get(key) } else { Op::Rename(key, to, unique) };
+        }
+        if scenario.hot > 0 && random.chance(scenario.ttl / 20) {
+            return Op::Expire(key, random.between(1_000, 20_000));
+        }
+        if scenario.hot > 0 && random.chance(450) {
+            return Op::Get(key);
         }
         // One client only: somebody has to be left who adds elements.
         if ix == 0 && random.chance(scenario.blocking / 3) {
@@ -172,7 +191,7 @@ impl World {
             self.clients[ix].current = None;
             // Who watches takes its time now and then: keys come and go meanwhile.
             let long = self.clients[ix].watch.is_some() && self.random.chance(300);
-            let when = if long { self.random.between(2_500, 60_000) } else { self.random.between(10, 2_500) };
+            let when = if long { self.random.between(2_500, 60_000) } else { self.random.between(10, self.scenario.think) };
             self.after(when, Ev::Client { client: ix });
         }
     }

@@ -1,5 +1,7 @@
 //! What clients did and saw, for the checker.
 
+use std::collections::BTreeMap;
+
 use crate::linear::{Act, OPERATIONS_MAX, Operation, UNKNOWN, Verdict, check};
 use crate::node::{Entry, KeyIx, Op, Reply, part};
 
@@ -31,6 +33,8 @@ pub(crate) struct History {
     keys: Vec<KeyHistory>,
     /// By so much the clocks of the nodes differ.
     skew_us: u64,
+    /// Marks of those that rename a key, by their numbers.
+    renames: BTreeMap<u32, Marks>,
 }
 
 /// The operations of one command: key and index.
@@ -38,7 +42,7 @@ pub(crate) type Marks = Vec<(KeyIx, usize)>;
 
 impl History {
     pub(crate) fn new(keys: usize, skew_us: u64) -> Self {
-        Self { keys: vec![KeyHistory::default(); keys], skew_us }
+        Self { keys: vec![KeyHistory::default(); keys], skew_us, renames: BTreeMap::new() }
     }
 
     pub(crate) fn begins_with(&mut self, key: KeyIx, value: Vec<u32>) {
@@ -66,6 +70,12 @@ impl History {
             Op::Several(ops) => ops.iter().for_each(|op| self.asked(op, now_us, by, marks)),
             Op::Script(op) | Op::Function(_, op) => self.asked(op, now_us, by, marks),
             Op::Watch(_) => {}
+            // What becomes of both keys only the node knows, once it has done it.
+            Op::Rename(from, to, token) => {
+                let both = [*from, *to].map(|key| self.add(key, Act::Read(None), now_us, by));
+                self.renames.insert(*token, both.to_vec());
+                marks.extend(both);
+            }
             Op::Exec(key, watched) => {
                 let mark = self.add(*key, Act::Swap(watched.seen.clone(), watched.value), now_us, by);
                 self.keys[*key].watched.push((mark.1, watched.since_us));
@@ -101,6 +111,20 @@ impl History {
                 _ => {}
             }
         }
+    }
+
+    /// A node has renamed a key that was this.
+    pub(crate) fn renamed(&mut self, token: u32, entry: Entry) {
+        let marks = self.renames.remove(&token).unwrap_or_default();
+        let acts = [Act::Become(None, None), Act::Become(Some(entry.value), entry.expires_us)];
+        for ((key, index), act) in marks.into_iter().zip(acts) {
+            self.keys[key].operations[index].act = act;
+        }
+    }
+
+    /// It has happened by now.
+    pub(crate) fn ends(&mut self, (key, index): (KeyIx, usize), now_us: u64) {
+        self.keys[key].operations[index].returned_us = now_us;
     }
 
     /// It was not executed, or only read and the answer is not known: nothing follows from it.

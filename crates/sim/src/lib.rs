@@ -7,6 +7,7 @@
 mod clients;
 pub mod explore;
 mod history;
+mod hot;
 pub mod linear;
 mod mover;
 pub mod node;
@@ -45,6 +46,10 @@ pub struct Run {
     pub unchecked: u64,
     /// What the mover did, in numbers of actions.
     pub actions: u64,
+    /// Reads that were answered by copies, and fills that were kept.
+    pub hits: u64,
+    /// The fills.
+    pub kept: u64,
     /// Transactions that were executed because a watched key had not changed.
     pub executed: u64,
     /// Keys moved in pieces.
@@ -78,6 +83,8 @@ pub fn run(seed: u64, scenario: &Scenario, planted: Option<Planted>, trace: bool
         without: world.fleet.without,
         unchecked,
         actions: world.actions,
+        hits: world.hot.hits,
+        kept: world.hot.kept,
         executed: world.executed,
         in_pieces: world.movers.iter().map(|mover| mover.stager.in_pieces).sum(),
         whole: world.movers.iter().map(|mover| mover.stager.whole).sum(),

@@ -109,6 +109,8 @@ pub enum Op {
     Watch(KeyIx),
     /// MULTI, SET, EXEC of who watches the key.
     Exec(KeyIx, Watched),
+    /// RENAME; the number tells it from others.
+    Rename(KeyIx, KeyIx, u32),
 }
 
 /// What a client relies on that watches a key, and what it makes of it.
@@ -153,6 +155,7 @@ impl Op {
             | Self::Watch(key)
             | Self::Exec(key, _)
             | Self::Function(key, _) => out.push(*key),
+            Self::Rename(from, to, _) => out.extend([*from, *to]),
             Self::Several(ops) => ops.iter().for_each(|op| op.keys(out)),
             Self::Script(op) => op.keys(out),
             Self::Flush => {}
@@ -210,6 +213,8 @@ pub enum Cmd {
     Replace(KeyIx, Entry),
     /// UNLINK
     Unlink(KeyIx),
+    /// PTTL
+    Pttl(KeyIx),
     /// PING
     Ping,
     /// WAITAOF 1 0
@@ -463,11 +468,28 @@ impl Node {
                 self.keys.clear();
                 Reply::Ok
             }
+            Op::Rename(from, to, _) => match self.keys.remove(from) {
+                Some(entry) => {
+                    self.keys.insert(*to, entry.clone());
+                    Reply::Dumped(Some(entry))
+                }
+                None => Reply::Error,
+            },
             // Without the watch: see `watched`.
             Op::Watch(_) => Reply::Ok,
             Op::Exec(key, watched) => return self.execute(&Op::Set(*key, watched.value, None), now_us),
         };
         Some(reply)
+    }
+
+    /// PTTL
+    #[must_use]
+    pub fn pttl(&self, key: KeyIx, now_us: u64) -> i64 {
+        match self.keys.get(&key) {
+            Some(Entry { expires_us: Some(end), .. }) => end.saturating_sub(now_us).div_ceil(1_000) as i64,
+            Some(_) => -1,
+            None => -2,
+        }
     }
 
     /// WATCH, or EXEC of a connection that watches. `None`: it is neither.

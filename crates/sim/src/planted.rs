@@ -80,6 +80,48 @@ pub enum Bug {
     DoubleReadOfAnyProcess,
     /// What was staged is used though a node has been another process since its tail was read.
     UnusableKeptAtReturn,
+    /// A write raises no gate.
+    WriteRaisesNothing,
+    /// A write raises its gates after it was sent.
+    RaisedLate,
+    /// A gate counts writes under way, and has no version.
+    OneCounter,
+    /// What was read beside a write is kept.
+    KeptBesideAWrite,
+    /// Who asks while a fill is under way is told what it has read, although something was written since.
+    WaitersAreToldThePast,
+    /// A key is filled although a worker does not know that it is armed.
+    FilledBeforeAllArmed,
+    /// A key is filled although a write is under way that was sent before its worker knew that it is armed.
+    FilledBesideOlderWrites,
+    /// A key is disarmed, and workers that do not know it yet give copies of it still.
+    DisarmedAtOnce,
+    /// A worker has panicked, and workers that do not know of the new gates yet give copies by the old ones still.
+    GatesBeforeStayOpen,
+    /// A write is over when its client has given up.
+    OpenedAtTimeOut,
+    /// A write is over when its connection is lost.
+    DoubtfulIsOver,
+    /// A copy lives longer than its key.
+    LifeForgotten,
+    /// FLUSHALL raises no gate.
+    FlushRaisesNothing,
+    /// RENAME raises the gate of the first key only.
+    RenamedToForgotten,
+    /// A script raises the gates of the keys that it names, and not of others in their slots.
+    ScriptRaisesItsKeys,
+    /// A command that waits at a node raises no gate.
+    BlockedRaisesNothing,
+    /// A command that waits at a node raises no gate of a key that is armed later.
+    BlockedRaisesOnce,
+    /// What a worker has sent that panicked is not under way any more.
+    PanicForgetsWhatWasSent,
+    /// What has been elsewhere meanwhile, and is back, is where it was.
+    NotPlacedAnew,
+    /// Copies of a key that moves are given and made.
+    ServedOnItsWay,
+    /// A node's gate stays as it is when another process is in its place.
+    AnotherProcessUnnoticed,
 }
 
 /// One bug, of either kind.
@@ -133,6 +175,27 @@ impl Planted {
         Self::Around(Bug::TailReadBeforeTheLeg),
         Self::Around(Bug::UnusableKeptAtReturn),
         Self::Around(Bug::OpenLegForgotten),
+        Self::Around(Bug::WriteRaisesNothing),
+        Self::Around(Bug::RaisedLate),
+        Self::Around(Bug::OneCounter),
+        Self::Around(Bug::KeptBesideAWrite),
+        Self::Around(Bug::WaitersAreToldThePast),
+        Self::Around(Bug::FilledBeforeAllArmed),
+        Self::Around(Bug::FilledBesideOlderWrites),
+        Self::Around(Bug::DisarmedAtOnce),
+        Self::Around(Bug::GatesBeforeStayOpen),
+        Self::Around(Bug::OpenedAtTimeOut),
+        Self::Around(Bug::DoubtfulIsOver),
+        Self::Around(Bug::LifeForgotten),
+        Self::Around(Bug::FlushRaisesNothing),
+        Self::Around(Bug::RenamedToForgotten),
+        Self::Around(Bug::ScriptRaisesItsKeys),
+        Self::Around(Bug::BlockedRaisesNothing),
+        Self::Around(Bug::BlockedRaisesOnce),
+        Self::Around(Bug::PanicForgetsWhatWasSent),
+        Self::Around(Bug::NotPlacedAnew),
+        Self::Around(Bug::ServedOnItsWay),
+        Self::Around(Bug::AnotherProcessUnnoticed),
         Self::Machine(MachineBug::GivenUpBeforeRecord),
         Self::Machine(MachineBug::ReadAgainTooEarly),
         Self::Machine(MachineBug::LastWritesForgotten),

@@ -43,7 +43,7 @@ pub struct Scenario {
     pub bloom: u64,
     /// The protocol as it was published, with its holes.
     pub paper: u64,
-    /// And with an exact tracker.
+    /// And with 1: an exact tracker, 2: an adaptive one.
     pub exact: u64,
     /// Commands are of one key: 1 GET, 2 also SET, 3 also DEL, 4 also INCR; 0: all that there are.
     pub only: u64,
@@ -93,6 +93,20 @@ pub struct Scenario {
     pub full_disk: u64,
     /// Nothing can be written to the router's disk.
     pub broken_disk: u64,
+    /// Workers.
+    pub workers: u64,
+    /// Workers keep copies.
+    pub hot: u64,
+    /// What is sent for a copy, and its answer, is slow.
+    pub slow_fills: u64,
+    /// Commands whose clients give up soon.
+    pub impatient: u64,
+    /// Commands that rename a key.
+    pub renames: u64,
+    /// A worker panics.
+    pub panics: u64,
+    /// Microseconds that a client takes until its next command, at most.
+    pub think: u64,
 }
 
 /// A line of a scenario that is not understood.
@@ -135,6 +149,10 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("fulva", include_str!("../scenarios/fulva.txt")),
     ("precopy", include_str!("../scenarios/precopy.txt")),
     ("precopy-forgetful", include_str!("../scenarios/precopy-forgetful.txt")),
+    ("hot", include_str!("../scenarios/hot.txt")),
+    ("hot-moves", include_str!("../scenarios/hot-moves.txt")),
+    ("hot-returns", include_str!("../scenarios/hot-returns.txt")),
+    ("hot-rough", include_str!("../scenarios/hot-rough.txt")),
 ];
 
 impl Scenario {
@@ -195,6 +213,13 @@ impl Scenario {
             parts: 0,
             full_disk: 0,
             broken_disk: 0,
+            workers: 2,
+            hot: 0,
+            slow_fills: 0,
+            impatient: 0,
+            renames: 0,
+            panics: 0,
+            think: 2_500,
         };
         for (at, line) in text.lines().enumerate() {
             let line = line.split('#').next().unwrap_or_default().trim();
@@ -249,6 +274,13 @@ impl Scenario {
                 "full-disk" => (&mut scenario.full_disk, 1000),
                 "broken-disk" => (&mut scenario.broken_disk, 1000),
                 "parts" => (&mut scenario.parts, 1000),
+                "workers" => (&mut scenario.workers, 4),
+                "hot" => (&mut scenario.hot, 1000),
+                "slow-fills" => (&mut scenario.slow_fills, 1000),
+                "impatient" => (&mut scenario.impatient, 1000),
+                "renames" => (&mut scenario.renames, 1000),
+                "panics" => (&mut scenario.panics, 1000),
+                "think" => (&mut scenario.think, 10_000),
                 _ => return Err(error(format!("there is nothing called `{name}`"))),
             };
             if value > most {
@@ -262,6 +294,7 @@ impl Scenario {
             ("databases", scenario.databases),
             ("slots", scenario.slots),
             ("movers", scenario.movers),
+            ("workers", scenario.workers),
         ] {
             if value == 0 {
                 return Err(ScenarioError { line: 0, what: format!("{name} is at least 1") });
@@ -269,6 +302,9 @@ impl Scenario {
         }
         if scenario.keys < scenario.slots || scenario.slots < scenario.movers {
             return Err(ScenarioError { line: 0, what: "there are fewer keys than slots, or fewer slots than movers".to_owned() });
+        }
+        if scenario.think < 10 {
+            return Err(ScenarioError { line: 0, what: "think is at least 10".to_owned() });
         }
         if scenario.databases > 1 && scenario.parts > 0 {
             return Err(ScenarioError { line: 0, what: "big keys are in one database".to_owned() });

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use switchyard_policy::cache::Over;
 use switchyard_policy::migration::published::Way;
 use switchyard_policy::migration::tracker::{State, Tracker};
 use switchyard_policy::migration::{Committed, Fingerprint, Key, Legs, Look, Waits, Wanted, is_late, moved, observed};
@@ -53,6 +54,12 @@ impl Known {
         let Some(Tracked(tracker)) = &self.tracked else { return };
         let mut tracker = tracker.borrow_mut();
         groups.into_iter().for_each(|group| if complete { tracker.complete(group) } else { tracker.start(group) });
+    }
+
+    pub(crate) fn found(&self, group: Fingerprint, truth: State) {
+        if let Some(Tracked(tracker)) = &self.tracked {
+            tracker.borrow_mut().found(group, truth);
+        }
     }
 
     pub(crate) fn commit(&self, keys: impl IntoIterator<Item = Fingerprint>) {
@@ -158,11 +165,13 @@ pub(crate) struct Worker {
     pub(crate) flying: BTreeMap<u64, Flying>,
     /// Commands that wait for keys.
     waiting: BTreeMap<u64, Waits<Known>>,
+    /// Copies, and what has to do with them.
+    pub(crate) hot: crate::hot::OfWorker,
 }
 
 impl Worker {
     pub(crate) fn new(view: Rc<View>) -> Self {
-        Self { view, links: Default::default(), flying: BTreeMap::new(), waiting: BTreeMap::new() }
+        Self { view, links: Default::default(), flying: BTreeMap::new(), waiting: BTreeMap::new(), hot: Default::default() }
     }
 
     /// Nothing chosen under an epoch before this one is in flight, and the epoch is adopted. Whether the workers only begin to note what they write:
@@ -214,6 +223,23 @@ impl Worker {
             Route::Owner(_, node) => Some(node.index()),
             Route::Parted(_) | Route::Anywhere | Route::CrossSlot => None,
         }
+    }
+
+    /// Where a key lives of which there may be copies. `None`: it is on its way.
+    pub(crate) fn place_of_copies(&self, key: &[u8], serves_observed: bool) -> Option<NodeId> {
+        let topology = &self.view.topology;
+        let stays = topology.transit(slot_of(key)).is_none_or(|transit| serves_observed && transit.stage == Stage::Observed);
+        stays.then(|| topology.lives_at(key))
+    }
+
+    /// Commands that wait at a node, with their connections.
+    pub(crate) fn waiting_at_nodes(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
+        self.flying.iter().filter_map(|(op, flying)| Some((*op, flying.blocking?)))
+    }
+
+    /// Whether a command was sent to one node, as one that is answered at once.
+    pub(crate) fn is_plain(&self, op: u64) -> bool {
+        self.flying.get(&op).is_some_and(|flying| flying.blocking.is_none() && flying.double_read.is_none())
     }
 
     /// Where a key is used, once it is there.
@@ -282,6 +308,9 @@ impl World {
             self.client_parted(op);
             return;
         };
+        if self.hot_read(op, node) {
+            return;
+        }
         if writes && !self.bug(Bug::WritesNotNoted) {
             let topology = &self.workers[ix].view.topology;
             let mut by_move = BTreeMap::<MoveId, Vec<KeyIx>>::new();
@@ -407,6 +436,7 @@ impl World {
     }
 
     fn transmit(&mut self, op: u64, conn: u32) {
+        self.hot_sends(op, self.conns[conn as usize].node);
         let Some(command) = self.ops.get_mut(&op) else { return };
         command.sent = true;
         let cmd = if command.load { Cmd::Loaded(command.op.clone()) } else { Cmd::Client(command.op.clone()) };
@@ -432,24 +462,36 @@ impl World {
     pub(crate) fn worker_answered(&mut self, ix: usize, conn: u32, what: What, reply: Reply) {
         let node = self.conns[conn as usize].node;
         match (what, reply) {
-            (What::Hello, Reply::Hello(process, _)) => match self.conns[conn as usize].owner {
-                Owner::Blocking(_, op) | Owner::Watching(_, op) => self.transmit(op, conn),
-                _ => self.link_is_up(ix, node, conn, process),
-            },
+            (What::Hello, Reply::Hello(process, _)) => {
+                self.hot_meets(node, process);
+                match self.conns[conn as usize].owner {
+                    Owner::Blocking(_, op) | Owner::Watching(_, op) => self.transmit(op, conn),
+                    _ => self.link_is_up(ix, node, conn, process),
+                }
+            }
             (What::Kill(ops), _) => {
                 // Asked twice, it is confirmed twice: what is done is not done again.
                 let zombies = &mut self.workers[ix].links[node].zombies;
                 let ended: Vec<u64> =
                     zombies.extract_if(.., |zombie| zombie.ops.iter().any(|op| ops.contains(op))).flat_map(|zombie| zombie.ops).collect();
+                let is_all = zombies.is_empty();
+                self.hot_confirmed(ix, &ended, node);
                 for op in ended {
                     self.landed(ix, op);
+                }
+                if is_all {
+                    self.hot_settles(ix, node);
                 }
             }
             (What::Unblock, _) => {}
             (What::Command(op), reply) if self.workers[ix].flying.get(&op).is_some_and(|flying| flying.double_read.is_some()) => {
+                self.hot_over(ix, op, node, Over::Certain);
                 self.double_read_answered(ix, op, node, reply);
             }
             (What::Command(op), reply) => {
+                if reply != Reply::NoScript {
+                    self.hot_over(ix, op, node, Over::Certain);
+                }
                 let blocking = matches!(self.conns[conn as usize].owner, Owner::Blocking(..));
                 if blocking {
                     self.close(conn);
@@ -523,8 +565,13 @@ impl World {
             self.send(conn, Cmd::Kill(ids), What::Kill(ops));
         }
         // A process that is gone executes nothing.
-        for op in gone.into_iter().flat_map(|zombie| zombie.ops) {
+        let gone: Vec<u64> = gone.into_iter().flat_map(|zombie| zombie.ops).collect();
+        self.hot_confirmed(ix, &gone, node);
+        for op in gone {
             self.landed(ix, op);
+        }
+        if self.workers[ix].links[node].zombies.is_empty() {
+            self.hot_settles(ix, node);
         }
         for op in queue {
             let epoch = self.workers[ix].view.epoch;
@@ -562,7 +609,7 @@ impl World {
                     ops.push(op);
                 }
                 // Not confirmed: the next connection asks again.
-                What::Kill(_) | What::Hello | What::Unblock | What::Mover(_) => {}
+                What::Kill(_) | What::Hello | What::Unblock | What::Mover(_) | What::FillTtl(_) | What::Fill(_) => {}
             }
         }
         // What was never sent looks for another place.
@@ -571,6 +618,8 @@ impl World {
             _ => None,
         };
         let zombie = accepted.filter(|_| !hello && !ops.is_empty() && !self.bug(Bug::ClosedCountsAsDrained));
+        let how = if zombie.is_some() { Over::Doubtful } else { Over::Certain };
+        ops.iter().for_each(|op| self.hot_over(ix, *op, node, how));
         match zombie {
             Some(accepted) => self.workers[ix].links[node].zombies.push(Zombie { accepted, ops }),
             None => ops.into_iter().for_each(|op| self.landed(ix, op)),
@@ -609,6 +658,7 @@ impl World {
             return;
         }
         worker.view = view;
+        self.hot_places_anew(ix);
         self.look_at_watches(ix);
         say!(self, "worker {ix} adopts {:?}", self.workers[ix].view);
         self.tell_again(ix);

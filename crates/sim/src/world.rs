@@ -5,16 +5,20 @@
 //! later, and is executed, although nobody is there any more to take the answer.
 
 mod faults;
+mod network;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
 
+use switchyard_policy::cache::{ArmedSet, GateId};
 use switchyard_policy::migration::{Event, Fingerprint, Happened, Key};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, slot_of};
 
 use crate::clients::Client;
 use crate::history::History;
+use crate::hot::{Hot, Table};
 use crate::mover::{Fleet, Lane, Mover, What as MoverWhat};
 use crate::node::{Cmd, Entry, KeyIx, Node, Op, Persistence, Reply, part};
 use crate::planted::{Bug, Planted, is_planted};
@@ -40,6 +44,8 @@ pub(crate) enum Owner {
     Watching(usize, u64),
     /// A mover.
     Mover(Lane),
+    /// A worker, for its copies.
+    Filling(usize),
 }
 
 /// Why something was sent.
@@ -51,6 +57,9 @@ pub(crate) enum What {
     Unblock,
     /// A command of a client.
     Command(u64),
+    /// Of a fill, by its number: how long the key lives, and the key.
+    FillTtl(u32),
+    Fill(u32),
     Mover(MoverWhat),
 }
 
@@ -102,6 +111,7 @@ pub(crate) enum Fault {
     Snapshot(usize),
     FullDisk,
     BrokenDisk,
+    Panic,
 }
 
 #[derive(Debug)]
@@ -133,6 +143,11 @@ pub(crate) enum Ev {
     Hear(usize),
     Fit(usize),
     SetClock { node: usize, ahead_us: u64 },
+    Arm,
+    AdoptArmed { worker: usize, set: Arc<ArmedSet>, gates: Rc<Table> },
+    HotTurn { worker: usize },
+    RaiseLate { worker: usize, op: u64, node: usize, raised: Vec<GateId> },
+    Impatient { op: u64 },
     Sweep,
 }
 
@@ -177,6 +192,7 @@ pub(crate) struct World {
     pub(crate) router_up: bool,
     pub(crate) incarnation: u32,
     pub(crate) workers: Vec<Worker>,
+    pub(crate) hot: Hot,
     pub(crate) fleet: Fleet,
     pub(crate) movers: Vec<Mover>,
     pub(crate) clients: Vec<Client>,
@@ -248,6 +264,7 @@ impl World {
             router_up: true,
             incarnation: 1,
             workers: Vec::new(),
+            hot: Hot::default(),
             fleet: Fleet::new(map, planted),
             movers,
             clients: Vec::new(),
@@ -271,7 +288,9 @@ impl World {
 
     fn begin(&mut self) {
         let view = Rc::new(self.view(None));
-        self.workers = (0..2).map(|_| Worker::new(view.clone())).collect();
+        self.workers = (0..self.scenario.workers).map(|_| Worker::new(view.clone())).collect();
+        self.draw_hot();
+        self.hot_begins();
         // What is there before anything begins. Of more than one database only the first is in use now and then.
         let only_first = self.scenario.databases > 1 && self.random.chance(600);
         for key in 0..if only_first { self.names() } else { self.keys.len() } {
@@ -325,7 +344,7 @@ impl World {
         let s = self.scenario.clone();
         let mut faults = Vec::new();
         type Make = fn(usize) -> Fault;
-        let kinds: [(u64, Make); 11] = [
+        let kinds: [(u64, Make); 12] = [
             (s.kill_node, Fault::KillNode),
             (s.kill_router, |_| Fault::KillRouter),
             (s.stop, Fault::Stop),
@@ -337,9 +356,11 @@ impl World {
             (s.roll_back, |_| Fault::RollBack),
             (s.full_disk, |_| Fault::FullDisk),
             (s.broken_disk, |_| Fault::BrokenDisk),
+            (s.panics, |_| Fault::Panic),
         ];
         for (chance, make) in kinds {
-            if self.random.chance(chance) {
+            // The last is newer than seeds that are known.
+            if (chance > 0 || make(0) != Fault::Panic) && self.random.chance(chance) {
                 for _ in 0..self.random.between(1, 3) {
                     let node = self.random.below(2) as usize;
                     faults.push(make(node));
@@ -353,7 +374,7 @@ impl World {
             let node = self.random.below(2) as usize;
             faults.push(Fault::Lose(node));
         }
-        self.faulty = faults.iter().any(|fault| *fault != Fault::RollBack);
+        self.faulty = faults.iter().any(|fault| *fault != Fault::RollBack) || s.impatient > 0;
         for node in 0..2 {
             if self.nodes[node].persistence == Persistence::Snapshots {
                 for _ in 0..self.random.below(3) {
@@ -363,7 +384,10 @@ impl World {
         }
         self.faults_left = faults.len() as u64;
         for fault in faults {
-            if matches!(fault, Fault::KillRouter | Fault::KillNode(_)) && self.random.chance(250) {
+            if s.moves == 0 {
+                let when = self.random.below(40_000);
+                self.after(when, Ev::Fault(fault));
+            } else if matches!(fault, Fault::KillRouter | Fault::KillNode(_)) && self.random.chance(250) {
                 self.at_end.push(fault);
             } else if self.random.chance(600) {
                 let action = self.random.between(1, 60);
@@ -426,136 +450,6 @@ impl World {
         std::str::from_utf8(&key[3..]).ok().and_then(|digits| digits.parse().ok()).unwrap_or_default()
     }
 
-    // The network.
-
-    pub(crate) fn connect(&mut self, node: usize, owner: Owner) -> u32 {
-        let conn = self.conns.len() as u32;
-        self.conns.push(Conn {
-            node,
-            owner,
-            incarnation: self.incarnation,
-            accepted: None,
-            node_alive: true,
-            owner_alive: true,
-            pending: VecDeque::new(),
-            sent: 0,
-            arrived: 0,
-            cut_after: u64::MAX,
-            held_until_us: self.deaf_until[node],
-            inbox: VecDeque::new(),
-            last_to_node_us: 0,
-            last_to_owner_us: 0,
-            mute: false,
-        });
-        self.send(conn, Cmd::Hello, What::Hello);
-        conn
-    }
-
-    pub(crate) fn send(&mut self, conn: u32, cmd: Cmd, what: What) {
-        self.requests += 1;
-        let request = self.requests;
-        let (now, delay) = (self.now, self.random.delay_us());
-        let c = &mut self.conns[conn as usize];
-        c.pending.push_back(Pending { request, what, sent_us: now });
-        c.sent += 1;
-        let time = (now + delay).max(c.last_to_node_us);
-        c.last_to_node_us = time;
-        let number = c.sent;
-        self.at(time, Ev::ToNode { conn, number, request, cmd });
-    }
-
-    fn reply(&mut self, conn: u32, request: u64, reply: Reply) {
-        let delay = self.random.delay_us();
-        let c = &mut self.conns[conn as usize];
-        let time = (self.now + delay).max(c.last_to_owner_us);
-        c.last_to_owner_us = time;
-        let until = self.mute_until[c.node];
-        if !c.mute && self.now < until {
-            c.mute = true;
-            // What was lost was sent again in vain.
-            self.at(until + delay, Ev::Broke { conn });
-        }
-        if self.conns[conn as usize].mute {
-            return;
-        }
-        self.at(time, Ev::ToOwner { conn, request, reply });
-    }
-
-    /// The owner lets go of a connection, or learns that it is broken. What has been sent may still arrive.
-    pub(crate) fn close(&mut self, conn: u32) -> Vec<Pending> {
-        let c = &mut self.conns[conn as usize];
-        c.owner_alive = false;
-        c.pending.drain(..).collect()
-    }
-
-    /// A connection breaks in the middle.
-    fn cut(&mut self, conn: u32) {
-        let (now, lost, late) = (self.now, self.random.chance(500), self.random.chance(500));
-        let hold = self.random.below(60_000);
-        let c = &mut self.conns[conn as usize];
-        if !c.owner_alive {
-            return;
-        }
-        if lost && c.sent > c.arrived {
-            c.cut_after = c.arrived + self.random.below(c.sent - c.arrived);
-        }
-        if late {
-            c.held_until_us = c.held_until_us.max(now + hold);
-        }
-        say!(self, "connection {conn} breaks");
-        self.broke(conn);
-    }
-
-    fn arrive(&mut self, conn: u32, number: u64, request: u64, cmd: Cmd) {
-        let node = self.conns[conn as usize].node;
-        let c = &mut self.conns[conn as usize];
-        if !c.node_alive || number > c.cut_after {
-            return;
-        }
-        c.arrived = number;
-        let process = self.nodes[node].process;
-        match c.accepted {
-            None if !self.nodes[node].up => {
-                c.node_alive = false;
-                let delay = self.random.delay_us();
-                self.after(delay, Ev::Broke { conn });
-                return;
-            }
-            Some((accepted, _)) if !self.nodes[node].up || accepted != process => {
-                c.node_alive = false;
-                return;
-            }
-            _ => {}
-        }
-        let c = &mut self.conns[conn as usize];
-        if self.nodes[node].stopped || self.now < c.held_until_us || !c.inbox.is_empty() {
-            c.inbox.push_back((request, cmd));
-            if self.now < c.held_until_us && c.inbox.len() == 1 {
-                let until = c.held_until_us;
-                self.at(until, Ev::Release { conn });
-            }
-            return;
-        }
-        self.execute(conn, request, cmd);
-    }
-
-    fn release(&mut self, conn: u32) {
-        let c = &self.conns[conn as usize];
-        if self.nodes[c.node].stopped || self.now < c.held_until_us {
-            if self.now < c.held_until_us {
-                let until = c.held_until_us;
-                self.at(until, Ev::Release { conn });
-            }
-            return;
-        }
-        while let Some((request, cmd)) = self.conns[conn as usize].inbox.pop_front() {
-            if !self.conns[conn as usize].node_alive {
-                break;
-            }
-            self.execute(conn, request, cmd);
-        }
-    }
-
     // The nodes.
 
     /// What time it is by a node's clock.
@@ -586,6 +480,7 @@ impl World {
         {
             op.uses(&mut named);
         }
+        let renamed = if let Cmd::Client(Op::Rename(_, _, token)) = cmd { Some(token) } else { None };
         let reply = match cmd {
             Cmd::Hello => {
                 let number = node.next_client;
@@ -645,6 +540,7 @@ impl World {
                 op.uses(&mut grown);
                 node.execute(&op, now).unwrap_or(Reply::Error)
             }
+            Cmd::Pttl(key) => Reply::Number(node.pttl(key, now)),
             Cmd::Scan(from, count, end) => node.scan(from, count, end),
             Cmd::Dump(key) => Reply::Dumped(node.keys.get(&key).cloned()),
             Cmd::Restore(key, entry) => {
@@ -674,6 +570,10 @@ impl World {
                 node.in_pieces(&cmd, now).unwrap_or(Reply::Error)
             }
         };
+        if let (Some(token), Reply::Dumped(Some(entry))) = (renamed, &reply) {
+            let entry = self.in_time(ix, entry.clone());
+            self.history.renamed(token, entry);
+        }
         self.reply(conn, request, reply);
         for key in grown {
             while let Some((waiter, request, reply)) = self.nodes[ix].wake(key, now) {
@@ -771,6 +671,11 @@ impl World {
             Ev::Hear(ix) => self.release_all(ix),
             Ev::Fit(ix) => self.nodes[ix].full = false,
             Ev::SetClock { node, ahead_us } => self.nodes[node].ahead_us = ahead_us,
+            Ev::Arm => self.arm(),
+            Ev::AdoptArmed { worker, set, gates } => self.adopt_armed(worker, &set, gates),
+            Ev::HotTurn { worker } => self.hot_turn(worker),
+            Ev::RaiseLate { worker, op, node, raised } => self.raise_late(worker, op, node, raised),
+            Ev::Impatient { op } => self.impatient(op),
             Ev::Sweep => self.sweep(),
         }
     }
@@ -795,6 +700,7 @@ impl World {
         }
         match c.owner {
             Owner::Mover(lane) => self.mover_answered(lane, conn, pending.what, reply),
+            Owner::Filling(worker) => self.fill_answered(worker, conn, pending.what, reply),
             Owner::Worker(worker) | Owner::Blocking(worker, _) | Owner::Watching(worker, _) => {
                 self.worker_answered(worker, conn, pending.what, reply)
             }
@@ -804,6 +710,7 @@ impl World {
     fn broke(&mut self, conn: u32) {
         match self.conns[conn as usize].owner {
             Owner::Mover(lane) => self.mover_broke(lane, conn),
+            Owner::Filling(worker) => self.fill_broke(worker, conn),
             Owner::Worker(worker) | Owner::Blocking(worker, _) | Owner::Watching(worker, _) => self.worker_broke(worker, conn),
         }
     }

@@ -41,6 +41,28 @@ const PRECOPY: &[Machine] = &[
     Machine::PastNotPurged,
 ];
 
+/// Bugs of hot copies that show where anything may write.
+const HOT_ROUGH: &[Bug] =
+    &[Bug::FlushRaisesNothing, Bug::RenamedToForgotten, Bug::ScriptRaisesItsKeys, Bug::BlockedRaisesNothing, Bug::BlockedRaisesOnce];
+
+/// Other bugs of hot copies.
+const HOT: &[Bug] = &[
+    Bug::WriteRaisesNothing,
+    Bug::RaisedLate,
+    Bug::OneCounter,
+    Bug::KeptBesideAWrite,
+    Bug::WaitersAreToldThePast,
+    Bug::FilledBeforeAllArmed,
+    Bug::FilledBesideOlderWrites,
+    Bug::DisarmedAtOnce,
+    Bug::GatesBeforeStayOpen,
+    Bug::OpenedAtTimeOut,
+    Bug::DoubtfulIsOver,
+    Bug::LifeForgotten,
+    Bug::PanicForgetsWhatWasSent,
+    Bug::AnotherProcessUnnoticed,
+];
+
 /// Bugs of several moves at once.
 const MOVERS: &[Planted] = &[
     Planted::Around(Bug::FlushWaitsForOne),
@@ -59,6 +81,8 @@ fn each_bug_is_found_within_twenty_thousand_seeds() {
     let (slots, movers, in_vain) = (scenarios(&["slots"]), scenarios(&["movers"]), scenarios(&["in-vain"]));
     let movers_forget = scenarios(&["movers-forget"]);
     let (databases, netmigrate) = (scenarios(&["databases"]), scenarios(&["netmigrate"]));
+    let (hot, hot_rough) = (scenarios(&["hot"]), scenarios(&["hot-rough"]));
+    let (hot_moves, hot_returns) = (scenarios(&["hot-moves"]), scenarios(&["hot-returns"]));
     let precopy = scenarios(&["precopy", "precopy-forgetful"]);
     let mut missed = Vec::new();
     for planted in Planted::ALL {
@@ -68,8 +92,17 @@ fn each_bug_is_found_within_twenty_thousand_seeds() {
             || matches!(planted, Planted::Machine(bug) if STAGING.contains(bug));
         let of_a_target_that_dies = matches!(planted, Planted::Machine(Machine::GoneIsRenamed | Machine::StagedAtAnotherProcess))
             || *planted == Planted::Around(Bug::UnusableKeptAtReturn);
+        let of_copies = |bugs: &[Bug]| matches!(planted, Planted::Around(bug) if bugs.contains(bug));
         let found = if of_watches {
             &watch
+        } else if of_copies(HOT) {
+            &hot
+        } else if of_copies(HOT_ROUGH) {
+            &hot_rough
+        } else if *planted == Planted::Around(Bug::ServedOnItsWay) {
+            &hot_moves
+        } else if *planted == Planted::Around(Bug::NotPlacedAnew) {
+            &hot_returns
         } else if of_a_target_that_dies {
             &in_vain
         } else if of_staging {

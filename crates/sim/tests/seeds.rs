@@ -171,6 +171,46 @@ fn a_seed_is_one_run() {
     }
 }
 
+/// The same of runs with hot copies: some were given, and so many in a thousand runs at least.
+fn hot(name: &str, seeds: u64, hits_in_a_thousand: u64) {
+    let scenario = Scenario::built_in(name).expect("it comes with the simulator");
+    let [hits, kept, moved, unchecked] = std::array::from_fn(|_| AtomicU64::new(0));
+    let found = sweep(&scenario, None, 0, seeds, 2, |run| {
+        hits.fetch_add(run.hits, Ordering::Relaxed);
+        kept.fetch_add(run.kept, Ordering::Relaxed);
+        moved.fetch_add(run.outcomes.iter().filter(|outcome| *outcome == "Moved").count() as u64, Ordering::Relaxed);
+        unchecked.fetch_add(run.unchecked, Ordering::Relaxed);
+    });
+    if let Some(run) = found {
+        panic!("{name}, seed {}: {}", run.seed, run.violation.unwrap_or_default());
+    }
+    let [hits, kept, moved, unchecked] = [hits, kept, moved, unchecked].map(AtomicU64::into_inner);
+    println!("{name}: {hits} hits, {kept} copies, {moved} legs");
+    assert!(hits * 1000 > hits_in_a_thousand * seeds && kept > 10 * seeds, "{name}: copies are made and given: {kept} and {hits}");
+    assert!(moved > seeds || scenario.moves == 0, "{name}: legs were moved");
+    assert!(unchecked * 100 < seeds, "{name}: nearly all histories were checked");
+}
+
+#[test]
+fn hot_copies() {
+    hot("hot", 4_000, 10_000);
+}
+
+#[test]
+fn hot_copies_while_keys_move() {
+    hot("hot-moves", 2_000, 4_000);
+}
+
+#[test]
+fn hot_copies_of_keys_that_go_and_come_back() {
+    hot("hot-returns", 2_000, 20_000);
+}
+
+#[test]
+fn hot_copies_where_anything_may_write() {
+    hot("hot-rough", 2_500, 2_000);
+}
+
 #[test]
 fn in_vain() {
     clean("in-vain", 10_000);

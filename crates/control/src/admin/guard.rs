@@ -38,6 +38,10 @@ pub(super) struct Guard {
 #[derive(Clone, Copy)]
 pub(super) struct Trusted(pub(super) bool);
 
+/// Whether the request carried the token. An extension as well.
+#[derive(Clone, Copy)]
+pub(super) struct Shown(pub(super) bool);
+
 /// The file of the token that was made, if one was. An extension as well.
 #[derive(Clone)]
 pub(super) struct TokenFile(pub(super) Option<PathBuf>);
@@ -173,6 +177,7 @@ async fn admit(guard: &Guard, request: Request, next: Next) -> Result<Response, 
         return Err(response);
     }
     request.extensions_mut().insert(Trusted(trusted));
+    request.extensions_mut().insert(Shown(shown));
     request.extensions_mut().insert(TokenFile(file));
     let response = next.run(request).await;
     if trusted { Ok(response) } else { Err(response) }

@@ -8,6 +8,7 @@
 //! worker's loop, and a worker that hangs must be visible from outside.
 
 mod guard;
+mod hot_copies;
 mod listener;
 mod moves;
 mod page;
@@ -24,11 +25,12 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 
+pub use hot_copies::{HotCopiesDone, HotCopiesOrder, HotCopiesReport, HotCopiesRequest};
 pub use moves::{
-    AbortRequest, AddNodeRequest, BalanceRequest, BigKeyReport, ExceptionsReport, GoalRequest, HomeReport, HowRequest, JournalReport,
-    KeyReport, Lose, MaxRateRequest, MisplacedReport, MoveReport, MoveRequest, MoveState, MovesReport, NodeMisplacedReport, NodeRequest,
-    NodeSlotsReport, Operation, PaperRequest, PlanReport, PlannedReport, RangeReport, Refused, SlotsReport, SteerRequest, TransitReport,
-    WhereReport,
+    AbortRequest, AddNodeRequest, BalanceRequest, BigKeyReport, ExceptionsReport, GoalRequest, HomeReport, HotKeyReport, HotKeysReport,
+    HotNodeReport, HowRequest, JournalReport, KeyReport, Lose, MaxRateRequest, MisplacedReport, MoveReport, MoveRequest, MoveState,
+    MovesReport, NodeMisplacedReport, NodeRequest, NodeSlotsReport, Operation, PaperRequest, PlanReport, PlannedReport, RangeReport,
+    Refused, SlotsReport, SteerRequest, TransitReport, WhereReport,
 };
 pub(crate) use moves::{conflict, wrong};
 pub use report::{LinkReport, NodeReport, NodesReport, NotReady, Readiness, Source, StatusReport, TokenReport, Trouble};

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use switchyard_policy::migration::Side;
 
+use super::hot_copies::HotCopiesOrder;
+
 /// What changes something, or asks about moves. The command line, the admin API and `SWITCHYARD` over RESP all come to one of these.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Operation {
@@ -16,6 +18,17 @@ pub enum Operation {
     Misplaced,
     /// Where these keys are.
     Where(Vec<Vec<u8>>),
+    /// The keys of each node that are used most.
+    HotKeys {
+        /// How many of each node, at most.
+        keys: usize,
+        /// Whoever asks may read their names.
+        named: bool,
+    },
+    /// What is answered from hot copies.
+    HotCopies,
+    /// Do something to them.
+    SteerHotCopies(HotCopiesOrder),
     /// Do something to a move.
     Steer {
         /// The move's number.
@@ -40,12 +53,12 @@ impl Operation {
     #[must_use]
     pub fn changes(&self) -> bool {
         match self {
-            Self::Moves | Self::Slots | Self::Misplaced | Self::Where(_) => false,
+            Self::Moves | Self::Slots | Self::Misplaced | Self::Where(_) | Self::HotKeys { .. } | Self::HotCopies => false,
             Self::Move(request) => !request.dry_run,
             Self::Balance(request) => !request.dry_run,
             Self::DrainNode(request) => !request.dry_run,
             Self::Steer { what: SteerRequest::Abort(request), .. } => !request.dry_run,
-            Self::Steer { .. } | Self::AddNode(_) | Self::UndrainNode(_) | Self::RemoveNode(_) => true,
+            Self::Steer { .. } | Self::AddNode(_) | Self::UndrainNode(_) | Self::RemoveNode(_) | Self::SteerHotCopies(_) => true,
         }
     }
 }
@@ -168,6 +181,80 @@ pub struct ExceptionsReport {
     pub node: String,
     /// How many.
     pub keys: u64,
+}
+
+/// The keys that are used most, and the load of their nodes. Rates of keys are of a sample, and weighed over the last seconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HotKeysReport {
+    /// All nodes.
+    pub nodes: Vec<HotNodeReport>,
+}
+
+impl HotKeysReport {
+    /// Keys of each node, where nobody says how many.
+    pub const KEYS: usize = 10;
+    /// Most that can be asked for.
+    pub const KEYS_MAX: usize = 256;
+
+    /// How many somebody wants, if that can be had.
+    #[must_use]
+    pub fn count(text: &str) -> Option<usize> {
+        text.parse().ok().filter(|count| (1..=Self::KEYS_MAX).contains(count))
+    }
+}
+
+/// Those of one node. What is not known is left out.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HotNodeReport {
+    /// Its name.
+    pub node: String,
+    /// How often keys are used there, each second.
+    pub uses_per_second: f64,
+    /// How often hot copies answer in its place, each second.
+    pub hits_per_second: f64,
+    /// Commands that go to it in the last second, all of them: not from a sample.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests_per_second: Option<f64>,
+    /// From sending a command to its answer, on average over the last second, microseconds; without commands that wait there. None also where it answered none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer_us: Option<f64>,
+    /// What its server takes of one processor, percent, with all its threads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_percent: Option<f64>,
+    /// Memory that the server uses, bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Its `maxmemory`; 0: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_max_bytes: Option<u64>,
+    /// The keys, the one that is used most first.
+    pub keys: Vec<HotKeyReport>,
+}
+
+/// A key that is used much.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HotKeyReport {
+    /// Its name; what is not UTF-8 is escaped. None where it is longer than 64 bytes, or for whoever may not read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// What stands for it and its database until the router restarts: 16 hexadecimal digits.
+    pub fingerprint: String,
+    /// Its database.
+    pub database: u32,
+    /// Commands that only read, each second.
+    pub reads_per_second: f64,
+    /// All others, each second.
+    pub writes_per_second: f64,
+    /// Reads that hot copies answer, each second.
+    pub hits_per_second: f64,
+    /// Bytes of these commands, each second.
+    pub bytes_per_second: f64,
+    /// Bytes of the answers, each second.
+    pub reply_bytes_per_second: f64,
+    /// From sending a command to the node to its answer, on average, microseconds; without commands that wait there.
+    pub wait_us: f64,
+    /// Its share of the uses at its node, percent.
+    pub percent: f64,
 }
 
 /// Where keys are.

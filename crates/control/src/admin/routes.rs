@@ -14,11 +14,12 @@ use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Json};
 use serde::Serialize;
 
-use super::guard::{Guard, TokenFile, Told, Trusted, check};
+use super::guard::{Guard, Shown, TokenFile, Told, Trusted, check};
+use super::hot_copies::HotCopiesRequest;
 use super::listener::Peer;
 use super::moves::{
-    AbortRequest, AddNodeRequest, BalanceRequest, GoalRequest, MaxRateRequest, MoveRequest, MovesReport, NodeRequest, Operation, Refused,
-    SteerRequest,
+    AbortRequest, AddNodeRequest, BalanceRequest, GoalRequest, HotKeysReport, MaxRateRequest, MoveRequest, MovesReport, NodeRequest,
+    Operation, Refused, SteerRequest,
 };
 use super::page::{Entry, counted, page};
 use super::report::{NodesReport, Source, StatusReport, TokenReport};
@@ -29,13 +30,15 @@ const HEALTH: &str = "/healthz";
 const READY: &str = "/readyz";
 const TOKEN: &str = "/api/v1/token";
 const WHERE: &str = "/api/v1/where";
+const HOT_KEYS: &str = "/api/v1/hotkeys";
+const HOT_COPIES: &str = "/api/v1/hot-copies";
 const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
 
 /// What a browser may take from the start page: its style, and nothing else.
 const STYLED: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
 
 /// Path, what it is for, and its handler.
-fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 21] {
+fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 23] {
     [
         ("/", "this page", get(index)),
         ("/metrics", "all metrics as Prometheus reads them: a long page of text", get(metrics)),
@@ -60,6 +63,16 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 21] {
             get(misplaced),
         ),
         (WHERE, "where keys are: ?key=NAME, as often as wanted; as JSON", get(whereabouts)),
+        (
+            HOT_KEYS,
+            "the keys of each node that are used most: ?count=10; with their names where the request carries the token; as JSON",
+            get(hot_keys),
+        ),
+        (
+            HOT_COPIES,
+            "what is answered from hot copies, as JSON; POST {\"do\": \"evict\", and \"key\", \"prefix\" or \"all\"}, {\"do\": \"off\"} or {\"do\": \"on\"}",
+            get(hot_copies).post(steer_hot_copies),
+        ),
         ("/api/v1/moves", "moves, as JSON; POST {\"from\", \"to\", \"slots\" or \"all\"} begins one", get(moves).post(begin_move)),
         ("/api/v1/moves/{id}/pause", "POST: finish the slots being moved now, then rest", post(pause)),
         ("/api/v1/moves/{id}/resume", "POST: let it go on", post(resume)),
@@ -204,6 +217,28 @@ fn status_of(refused: &Refused) -> StatusCode {
 
 async fn slots(State(source): State<Shared>, from: From) -> Result<Response, Response> {
     operate("/api/v1/slots", source, from, Operation::Slots).await
+}
+
+async fn hot_keys(
+    State(source): State<Shared>,
+    Extension(Shown(named)): Extension<Shown>,
+    uri: Uri,
+    from: From,
+) -> Result<Response, Response> {
+    let count = uri.query().map_or(Some(HotKeysReport::KEYS), |query| HotKeysReport::count(query.strip_prefix("count=")?));
+    let Some(keys) = count else {
+        return Err(refuse(HOT_KEYS, StatusCode::BAD_REQUEST, &format!("count is a number from 1 to {}", HotKeysReport::KEYS_MAX)));
+    };
+    operate(HOT_KEYS, source, from, Operation::HotKeys { keys, named }).await
+}
+
+async fn hot_copies(State(source): State<Shared>, from: From) -> Result<Response, Response> {
+    operate(HOT_COPIES, source, from, Operation::HotCopies).await
+}
+
+async fn steer_hot_copies(State(source): State<Shared>, from: From, given: Given<HotCopiesRequest>) -> Result<Response, Response> {
+    let order = body(HOT_COPIES, given)?.order().map_err(|refused| refuse(HOT_COPIES, status_of(&refused), refused.text()))?;
+    operate(HOT_COPIES, source, from, Operation::SteerHotCopies(order)).await
 }
 
 async fn misplaced(State(source): State<Shared>, from: From) -> Result<Response, Response> {

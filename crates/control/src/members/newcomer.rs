@@ -2,7 +2,6 @@
 //!
 //! So a wrong address is an answer and not a node. `look` asks, `judge` decides: for `switchyard nodes add`, and for nodes that a configuration lists newly.
 
-use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use switchyard_resp::units::counted;
 use switchyard_router::{Link, NodeAccess};
 use tracing::{error, warn};
 
-use crate::nodes::fit::{is_router, unfit};
+use crate::nodes::fit::{is_older, is_router, unfit};
 use crate::nodes::holdings::at_once;
 use crate::nodes::{NodeAddress, NodeConnection, routers, servers};
 use crate::running::Running;
@@ -193,25 +192,18 @@ fn judge(name: &str, newcomer: &Newcomer, fleet: &FleetFacts) -> Result<Vec<Stri
 /// What to know where it is older than a node, or newer: keys only go where they can be read.
 fn other_version(newcomer: &Newcomer, fleet: &FleetFacts) -> Option<String> {
     let version = newcomer.version()?;
-    let numbers = |text: &str| -> Option<(String, u32, u32)> {
-        let (flavour, version) = text.split_once(' ')?;
-        let mut parts = version.split('.').map(|part| part.parse().ok());
-        Some((flavour.to_owned(), parts.next()??, parts.next()??))
-    };
-    let own = numbers(&version)?;
-    let beside = |order: Ordering| {
-        let is = |theirs: &(String, u32, u32)| theirs.0 == own.0 && (theirs.1, theirs.2).cmp(&(own.1, own.2)) == order;
+    let beside = |is: &dyn Fn(&str) -> bool| {
         let of = |(name, _, theirs): &(String, Option<String>, Option<String>)| {
-            theirs.as_deref().filter(|theirs| numbers(theirs).as_ref().is_some_and(is)).map(|theirs| format!("node {name} ({theirs})"))
+            theirs.as_deref().filter(|theirs| is(theirs)).map(|theirs| format!("node {name} ({theirs})"))
         };
         fleet.nodes.iter().find_map(of)
     };
-    if let Some(newer) = beside(Ordering::Greater) {
+    if let Some(newer) = beside(&|theirs| is_older(&version, theirs)) {
         return Some(format!(
             "is {version}, older than {newer}: it may refuse keys that come from there, and clients may use only what it has"
         ));
     }
-    let older = beside(Ordering::Less)?;
+    let older = beside(&|theirs| is_older(theirs, &version))?;
     Some(format!("is {version}, newer than {older}: that may refuse keys that come from here, so they cannot go back. Upgrade it soon"))
 }
 

@@ -27,6 +27,9 @@ const LOST_PATIENCE: f64 = 3.0;
 /// A move that comes no further is in trouble after so long, seconds.
 const IDLE_PATIENCE: f64 = 60.0;
 
+/// Bytes that a change of the state directory may need, about.
+const STORE_ROOM: u64 = 256 << 10;
+
 /// How often it is tried to put on record what must be there.
 const RECORD_PERIOD: Duration = Duration::from_millis(200);
 
@@ -40,6 +43,8 @@ pub(super) struct Look {
     leg_away: u64,
     /// Slots that the target owns by now.
     slots_done: u64,
+    /// Slots are on their way by a protocol as published.
+    knows_no_way_back: bool,
 }
 
 /// A side that a move cannot go on without.
@@ -86,6 +91,13 @@ impl Moves {
         let is_linked = |node: NodeId| self.link_of(node).is_none_or(|link| link == Link::Up);
         let is_up = |node: NodeId| is_linked(node) && seconds(node).is_none_or(|seconds| seconds < LOST_PATIENCE);
         let (source, target) = (self.name(look.source), self.name(look.target));
+        if look.knows_no_way_back && request.lose.is_none() {
+            return Err(conflict(format!(
+                "move {0} goes by a protocol as it was published, which knows no way back: it goes on until all is at {target}. Where a node is lost for good, \
+                 `switchyard moves abort {0} --lose-source` or `--lose-target` ends it",
+                id.0
+            )));
+        }
         let lose = match request.lose {
             None => None,
             Some(lose) => {
@@ -150,10 +162,12 @@ impl Moves {
         // What a mover has not taken up again is as the router before this one has left it.
         let left = || progress.and_then(|progress| progress.leg_left).unwrap_or(planned.left_at_start);
         let leg_away = progress.and_then(|progress| progress.leg_away).unwrap_or(planned.left_at_start);
+        let is_under_way = self.placement.is_in_transit(id);
         Look {
+            knows_no_way_back: is_under_way && planned.order.how.paper.is_some(),
             source: planned.order.source,
             target: planned.order.target,
-            leg_left: self.placement.is_in_transit(id).then(left),
+            leg_left: is_under_way.then(left),
             leg_away,
             slots_done: progress.map_or(handed_over, |progress| progress.slots_done.into()),
         }
@@ -321,15 +335,17 @@ impl Moves {
     /// Why the state directory cannot be written, or would not take what a move begins with.
     pub(super) fn disk_trouble(&self) -> Option<String> {
         let known = self.ledger.status().trouble.or_else(|| self.store.trouble());
-        // While moves are open, their room is reserved.
-        let has_open = || !self.state().open.is_empty();
-        let room = || self.store.room().filter(|room| *room < RESERVE && !has_open());
         let directory = || self.store.directory().display().to_string();
-        let full = |room| {
-            let (room, needed) = (describe_size(room), describe_size(RESERVE));
-            format!("{room} are free for the state directory {}: no move can begin before there are {needed}", directory())
+        if let Some(why) = known {
+            return Some(format!("the state directory {} cannot be written: {why}", directory()));
+        }
+        // While moves are open, the room of their journal is reserved.
+        let (needed, cannot) = match self.state().open.is_empty() {
+            true => (RESERVE, "no move can begin"),
+            false => (STORE_ROOM, "changes cannot be kept, and moves may have to wait,"),
         };
-        let known = known.map(|why| format!("the state directory {} cannot be written: {why}", directory()));
-        known.or_else(|| room().map(full))
+        let room = self.store.room().filter(|room| *room < needed)?;
+        let (room, needed) = (describe_size(room), describe_size(needed));
+        Some(format!("{room} are free for the state directory {}: {cannot} before there are {needed}", directory()))
     }
 }

@@ -18,13 +18,18 @@ use super::queue::Planned;
 use super::words::{DURABILITIES, name_of, named};
 use crate::admin::{HowRequest, MovesReport, PaperRequest, PlanReport, PlannedReport, Refused, SteerRequest, conflict, wrong};
 use crate::nodes::check::{Own, PATIENCE, check_node};
+use crate::nodes::fit::is_older;
 use crate::operator::text_of;
 
 /// How long the journal may take to put a move on record.
 const RECORD_BOUND: Duration = Duration::from_secs(10);
 
-/// Groups of a published protocol, at most: their keys are listed by group before any of them starts.
-const GROUPS_MAX: u32 = 1 << 24;
+/// Groups of a published protocol, at most: their keys are listed by group before any of them starts. And where each key is one, which costs bits alone.
+const GROUPS_MAX: u32 = 1 << 20;
+const GROUPS_BY_KEY_MAX: u32 = 1 << 26;
+
+/// Bits of a filter for each group, at most.
+const BITS_MAX: u8 = 64;
 
 /// The protocol as it was published, if somebody wants it so.
 fn paper(request: &HowRequest, protocol: Protocol) -> Result<Option<Paper>, Refused> {
@@ -44,14 +49,36 @@ fn paper(request: &HowRequest, protocol: Protocol) -> Result<Option<Paper>, Refu
              (--allow-key-loss)"
         )));
     }
-    let kinds = Kind::ALL.map(|kind| (kind, kind.name()));
-    let tracker =
-        tracker.as_ref().map_or(Ok(published.tracker), |kind| named(&kinds, kind)).map_err(|error| wrong(format!("tracker: {error}")))?;
-    let groups = groups.unwrap_or(published.groups);
-    if !(1..=GROUPS_MAX).contains(&groups) {
-        return Err(wrong(format!("groups: {groups} is not between 1 and {GROUPS_MAX}")));
+    let without_effect = |what: &str, why: &str| Err(wrong(format!("{what} has no effect on {name} as it was published: {why}")));
+    if request.durability.is_some() {
+        return without_effect("durability", "it waits for nothing that it stores");
     }
-    let bits = bits.unwrap_or(published.bits).max(1);
+    if *no_forwarding && protocol != Protocol::Bloom {
+        return without_effect("no-forwarding", "that is the other arm of bloom");
+    }
+    let kinds = Kind::ALL.map(|kind| (kind, kind.name()));
+    let chosen = tracker.as_ref().map(|kind| named(&kinds, kind)).transpose().map_err(|error| wrong(format!("tracker: {error}")))?;
+    let tracker = chosen.unwrap_or(published.tracker);
+    if protocol == Protocol::Rocksteady && (chosen.is_some() || groups.is_some() || bits.is_some()) {
+        return without_effect("a tracker", "everything counts as moved from the beginning");
+    }
+    if protocol == Protocol::Fulva && tracker == Kind::Adaptive {
+        return without_effect("tracker adaptive", "nothing of it shows where a tracker errs");
+    }
+    if protocol == Protocol::Bloom && tracker == Kind::BloomAndCounting {
+        return without_effect("tracker bloom+counting", "it knows no keys that are under way");
+    }
+    if bits.is_some() && tracker == Kind::Exact {
+        return without_effect("bits", "an exact tracker has no filter");
+    }
+    let (groups, most) = (groups.unwrap_or(published.groups), if protocol == Protocol::Bloom { GROUPS_BY_KEY_MAX } else { GROUPS_MAX });
+    if !(1..=most).contains(&groups) {
+        return Err(wrong(format!("groups: {groups} is not between 1 and {most}")));
+    }
+    let bits = bits.unwrap_or(published.bits);
+    if !(1..=BITS_MAX).contains(&bits) {
+        return Err(wrong(format!("bits: {bits} is not between 1 and {BITS_MAX}")));
+    }
     Ok(Some(Paper { tracker, groups, bits, forwards: !no_forwarding, ..published }))
 }
 
@@ -162,7 +189,7 @@ impl Moves {
         }
         self.nodes_are_served(&orders)?;
         let moves = orders.iter().map(|order| self.planned(None, order)).collect();
-        Ok(PlanReport { dry_run, moves, ..PlanReport::default() })
+        Ok(PlanReport { dry_run, moves, notes: self.older_targets(&orders) })
     }
 
     /// Checks what can be checked before anything is done, and puts moves on record. All are to be done in the same way.
@@ -181,6 +208,24 @@ impl Moves {
             None => Ok(()),
             Some((node, why)) => Err(conflict(format!("nothing moves to or from {} now: {why}", self.name(node)))),
         }
+    }
+
+    /// What to know where a target is of an older version than its source: keys only go where they can be read.
+    fn older_targets(&self, orders: &[MoveOrder]) -> Vec<String> {
+        let nodes = self.running.with(|router| router.status().nodes).unwrap_or_default();
+        let version = |id: NodeId| nodes.iter().find(|node| node.id == id)?.version.as_deref();
+        let pairs: BTreeSet<(NodeId, NodeId)> = orders.iter().map(|order| (order.source, order.target)).collect();
+        let note = |(source, target): (NodeId, NodeId)| {
+            let (from, to) = (version(source)?, version(target)?);
+            is_older(to, from).then(|| {
+                format!(
+                    "{} is {to}, older than {} ({from}): it may refuse keys that come from there. A move that meets one stops with the reason",
+                    self.name(target),
+                    self.name(source)
+                )
+            })
+        };
+        pairs.into_iter().filter_map(note).collect()
     }
 
     /// That no other move has these slots, and that the journal takes records.
@@ -216,8 +261,10 @@ impl Moves {
         }
         let moves: BTreeMap<MoveId, Planned> = orders.into_iter().map(|order| (self.ledger.next_move(), Planned::new(order))).collect();
         let reports = moves.iter().map(|(id, planned)| self.planned(Some(*id), &planned.order)).collect();
+        let orders: Vec<MoveOrder> = moves.values().map(|planned| planned.order.clone()).collect();
+        let notes = self.older_targets(&orders);
         self.take_up(moves).map_err(Refused::Failed)?;
-        Ok(PlanReport { dry_run: false, moves: reports, ..PlanReport::default() })
+        Ok(PlanReport { dry_run: false, moves: reports, notes })
     }
 
     /// Puts moves on record; then they wait for their turn.

@@ -44,6 +44,15 @@ impl Host for Moves {
         self.spool.clone()
     }
 
+    fn databases(&self, move_id: MoveId, count: u32) {
+        if let Some(planned) = self.state().open.get_mut(&move_id) {
+            planned.databases = count;
+        }
+        if count > 1 {
+            self.save_options();
+        }
+    }
+
     fn lost(&self, move_id: MoveId, node: NodeId, keys: &[Fingerprint], most: u64) {
         self.note_lost(move_id, node, keys, most);
     }
@@ -79,16 +88,17 @@ mod tests {
     use std::path::Path;
     use std::sync::{Arc, mpsc};
 
-    use switchyard_policy::migration::{Cause, How, MoveOrder, Side};
+    use switchyard_policy::migration::{Cause, How, MoveOrder, Process, Side};
     use switchyard_policy::topology::Stage;
 
+    use super::super::ENDED;
     use super::super::options::{OPTIONS, Options};
     use super::super::queue::Planned;
     use super::*;
-    use crate::admin::AbortRequest;
+    use crate::admin::{AbortRequest, MoveReport, MoveState};
     use crate::journal::Sync;
     use crate::placement::Placement;
-    use crate::store::load_as;
+    use crate::store::{load_as, save_as};
 
     /// The executor of a state directory, without a router.
     fn executor(dir: &Path) -> (Arc<Placement>, Arc<Moves>) {
@@ -132,6 +142,87 @@ mod tests {
         assert_eq!((ended.keys_lost, ended.doing.as_str()), (2, why));
         let file = dir.path().join("lost-keys-of-move-1.txt");
         assert_eq!(std::fs::read_to_string(file).expect("there").lines().count(), 2);
+    }
+
+    #[test]
+    fn a_move_whose_end_is_noted_is_over_although_it_is_on_record() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (id, slot) = (MoveId(1), Slot::new(0).expect("a slot"));
+        {
+            let (_, moves) = executor(dir.path());
+            let planned = under_way(slot);
+            let (told, durable) = mpsc::channel();
+            let begun = planned.order.records(id);
+            moves.record(begun, Box::new(move |outcome| told.send(outcome).expect("awaited")));
+            durable.recv().expect("told").expect("written");
+            let report = MoveReport { id: id.0, state: MoveState::Done, ..MoveReport::default() };
+            save_as(&*moves.store, ENDED, &[report]).expect("kept");
+            // Here the process dies.
+        }
+        for _ in 0..2 {
+            let (_, moves) = executor(dir.path());
+            assert_eq!(moves.open_ids(), []);
+            let report = moves.report();
+            assert_eq!(report.ended.iter().map(|report| (report.id, report.state)).collect::<Vec<_>>(), [(1, MoveState::Done)]);
+            while !moves.beside().is_empty() {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Whoever kills the process while the journal forgets a move finds it in the history.
+    #[test]
+    fn the_end_of_a_move_is_in_the_history_before_the_journal_forgets_it() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (_, moves) = executor(dir.path());
+        let (id, slot) = (MoveId(1), Slot::new(0).expect("a slot"));
+        let planned = Planned { end: Some(MoveEnd::Done), ..under_way(slot) };
+        let (told, durable) = mpsc::channel();
+        moves.record(planned.order.records(id), Box::new(move |outcome| told.send(outcome).expect("awaited")));
+        durable.recv().expect("told").expect("written");
+        moves.state().open.insert(id, planned);
+        // The store stands still, and with it what is noted.
+        let held = moves.in_order();
+        let ending = {
+            let moves = Arc::clone(&moves);
+            std::thread::spawn(move || moves.finish(id))
+        };
+        while moves.state().open.contains_key(&id) || !moves.beside().is_empty() {
+            std::thread::yield_now();
+        }
+        // It is off the record.
+        let ended: Vec<MoveReport> = load_as(&*moves.store, ENDED).expect("readable");
+        assert_eq!(ended.iter().map(|report| report.id).collect::<Vec<_>>(), [1]);
+        drop(held);
+        ending.join().expect("no panic");
+    }
+
+    /// After a restart the node that had them may not be there to be asked.
+    #[test]
+    fn a_name_that_has_moved_counts_once_for_each_database_also_after_a_restart() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (id, slot) = (MoveId(1), Slot::new(0).expect("a slot"));
+        {
+            let (_, moves) = executor(dir.path());
+            let planned = under_way(slot);
+            let process = Process { run_id: "r".to_owned(), client_id: 1 };
+            let mut records = planned.order.records(id);
+            moves.state().open.insert(id, planned);
+            moves.databases(id, 3);
+            let (slots, keys) = (vec![slot], vec![Fingerprint(1), Fingerprint(2)]);
+            records.push(Record::LegBegun { move_id: id, leg: 0, slots, source: process.clone(), target: process });
+            records.push(Record::LegMoving { move_id: id, leg: 0 });
+            records.push(Record::Moved { move_id: id, leg: 0, keys });
+            for record in records {
+                let (told, durable) = mpsc::channel();
+                moves.record(vec![record], Box::new(move |outcome| told.send(outcome).expect("awaited")));
+                durable.recv().expect("told").expect("written");
+            }
+        }
+        let (_, moves) = executor(dir.path());
+        let says = moves.abort(id, AbortRequest { lose: None, dry_run: true }).expect("heard").says;
+        assert!(says.contains("6 keys at most"), "{says}");
+        assert_eq!(moves.state().open[&id].databases, 3);
     }
 
     /// The journal stands still until the sender is used. Records that are given meanwhile wait behind that.

@@ -7,6 +7,7 @@
 mod aborting;
 mod accept;
 mod colocate;
+mod copies;
 mod host;
 mod options;
 mod queue;
@@ -30,6 +31,7 @@ use switchyard_resp::units::counted;
 use switchyard_router::{MoveEnd, MoveTask, Router, Steer};
 use tracing::{error, info, warn};
 
+pub(crate) use self::copies::Copies;
 use self::options::{OPTIONS, Options, so_far};
 use self::queue::{Planned, State, Steering, Wanted};
 use crate::admin::{MoveReport, MoveState};
@@ -217,6 +219,7 @@ impl Moves {
                 aborted: steering.aborting,
                 give_up: steering.give_up,
                 so_far: planned.so_far,
+                databases: planned.databases,
                 fingerprints: self.ledger.fingerprints(),
                 resume: planned.resume.take(),
                 host: Arc::clone(self) as Arc<dyn switchyard_router::Host>,
@@ -306,15 +309,16 @@ impl Moves {
         // One that has stopped does not go on by itself.
         let options = if report.state == MoveState::Done { options } else { options.stopped() };
         self.beside().insert(id, options);
-        self.take_off_record(id);
         let ended = {
             let mut state = self.state();
             state.close(id, report);
             state.ended.clone()
         };
+        // Before the journal forgets it: a start that finds it in both knows that it is over.
         if let Err(error) = save_as(&*self.store, ENDED, &ended) {
             warn!("the list of moves that have ended cannot be kept: {error}");
         }
+        self.take_off_record(id);
         self.save_options();
         self.home.tell(colocate::Told::Look);
     }

@@ -33,12 +33,19 @@ pub(super) struct Options {
     paper: Option<PaperOptions>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     lost: Option<u64>,
+    #[serde(default, skip_serializing_if = "is_one")]
+    databases: u32,
     #[serde(default, with = "Done")]
     so_far: SoFar,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pattern: Option<String>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     home_for: BTreeMap<String, u64>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+const fn is_one(databases: &u32) -> bool {
+    *databases <= 1
 }
 
 /// How a published protocol is set.
@@ -102,6 +109,7 @@ impl Options {
             aborting: steering.aborting,
             paper: how.paper.map(PaperOptions::of),
             give_up: steering.give_up.map(|side| if side == Side::Source { Lose::Source } else { Lose::Target }),
+            databases: planned.databases,
             lost: planned.lost,
             so_far: planned.so_far,
             pattern,
@@ -132,8 +140,9 @@ impl Options {
         Planned {
             steering,
             so_far: self.so_far,
+            databases: self.databases,
             lost: self.lost,
-            left_at_start: found.leg.as_ref().map_or(0, |leg| leg.away.len() as u64),
+            left_at_start: found.leg.as_ref().map_or(0, |leg| leg.away.len() as u64) * u64::from(self.databases.max(1)),
             resume: Some(found),
             ..Planned::new(order)
         }

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::record::OpenMove;
-use switchyard_policy::migration::{Goal, MoveOrder, Side};
+use switchyard_policy::migration::{Goal, MoveOrder, Protocol, Side};
 use switchyard_policy::topology::{MoveId, NodeId};
 use switchyard_router::{MoveEnd, MoveProgress, SoFar, Steer};
 
@@ -19,6 +20,8 @@ pub(super) struct Planned {
     pub(super) steering: Steering,
     /// What it had done when that was last looked at, with the routers before this one.
     pub(super) so_far: SoFar,
+    /// In so many databases its keys were when some of them moved.
+    pub(super) databases: u32,
     /// How many keys were lost with a side that was given up, at most, once that was decided.
     pub(super) lost: Option<u64>,
     /// A mover has it.
@@ -77,12 +80,19 @@ impl Planned {
         self.resume.as_ref().is_some_and(|resume| !resume.handed_over.is_empty())
     }
 
+    /// What moves that are under way together have to agree about: those of a protocol as published share one tracker.
+    fn way(&self) -> Option<(Protocol, Paper)> {
+        let how = &self.order.how;
+        how.paper.map(|paper| (how.protocol, paper))
+    }
+
     /// A move that nobody has begun.
     pub(super) fn new(order: MoveOrder) -> Self {
         Self {
             order,
             steering: Steering::default(),
             so_far: SoFar::default(),
+            databases: 0,
             lost: None,
             begun: false,
             resume: None,
@@ -97,6 +107,8 @@ impl Planned {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) open: BTreeMap<MoveId, Planned>,
+    /// Copies that nobody uses are being removed there: no move begins that has to do with it.
+    pub(super) cleaning: Option<NodeId>,
     pub(super) ended: VecDeque<MoveReport>,
     /// How many have ended since the start: done, and stopped early.
     pub(super) done: u64,
@@ -124,7 +136,16 @@ impl State {
         }
     }
 
-    /// What is to be done now, where a node may take part in so many moves at once. What begins counts as begun.
+    /// Whether a move is under way at a node, or goes on there as soon as it can.
+    pub(super) fn has_to_do_with(&self, node: NodeId) -> bool {
+        let is_under_way = |planned: &Planned| {
+            planned.begun && planned.end.is_none() || planned.resume.as_ref().is_some_and(|resume| resume.leg.is_some())
+        };
+        self.open.values().any(|planned| is_under_way(planned) && planned.order.nodes().contains(&node))
+    }
+
+    /// What is to be done now, where a node may take part in so many moves at once. What begins counts as begun. A move by a protocol as published begins only
+    /// beside such as go the same way.
     pub(super) fn due(&mut self, per_node_max: usize) -> Due {
         let mut due = Due::default();
         let mut busy: BTreeMap<NodeId, usize> = BTreeMap::new();
@@ -133,6 +154,7 @@ impl State {
                 *busy.entry(node).or_default() += 1;
             }
         }
+        let mut way = self.open.values().filter(|planned| planned.begun && planned.end.is_none()).find_map(Planned::way);
         for (id, planned) in &mut self.open {
             if planned.end.is_some() {
                 due.ended.push(*id);
@@ -147,10 +169,15 @@ impl State {
                 due.unwanted.push(*id);
                 continue;
             }
+            if !must && self.cleaning.is_some_and(|node| planned.order.nodes().contains(&node)) {
+                continue;
+            }
             let free = planned.order.nodes().iter().all(|node| busy.get(node).copied().unwrap_or(0) < per_node_max);
             // The same where clients wait for keys to come home: they would wait for an end that may be hours away.
             let may = (free || planned.order.needed_keys().is_some()) && !planned.steering.paused;
-            if must || may {
+            let agrees = planned.way().is_none_or(|own| way.is_none_or(|other| own == other));
+            if must || may && agrees {
+                way = way.or(planned.way());
                 for node in planned.order.nodes() {
                     *busy.entry(node).or_default() += 1;
                 }
@@ -194,7 +221,7 @@ impl State {
 mod tests {
     use std::sync::Arc;
 
-    use switchyard_policy::migration::record::{Eras, OpenLeg};
+    use switchyard_policy::migration::record::{Behind, Eras, OpenLeg};
     use switchyard_policy::migration::{Cause, How, Key, Process};
     use switchyard_policy::topology::Slot;
 
@@ -237,6 +264,7 @@ mod tests {
                 rolled_back: None,
                 given_up: None,
                 cut_over: false,
+                behind: Behind::NONE,
                 source: process.clone(),
                 target: process,
                 eras: Eras { source: 0, target: 0 },

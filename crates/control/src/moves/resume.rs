@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, RwLock, mpsc};
 
 use anyhow::{Context, bail};
 use switchyard_policy::migration::Key;
-use switchyard_policy::migration::record::Replay;
+use switchyard_policy::migration::record::{OpenMove, Replay};
 use switchyard_policy::topology::{MoveId, Slot, Stage, Transit, slot_of};
 use switchyard_resp::units::counted;
 use tracing::{info, warn};
@@ -35,9 +35,17 @@ impl Moves {
         empty(&spool).with_context(|| format!("cannot empty {}", spool.display()))?;
         let mut options: BTreeMap<u64, Options> = load_as(&*store, OPTIONS)?;
         let ended: Vec<MoveReport> = load_as(&*store, ENDED)?;
-        let state = State { open: open_moves(&placement, opened.replay, &mut options)?, ended: ended.into(), ..State::default() };
+        // The process may have died between noting an end and taking the move off the record.
+        let has_ended = |id: &MoveId, open: &OpenMove| open.leg.is_none() && ended.iter().any(|report| report.id == id.0);
+        let over: Vec<MoveId> = opened.replay.open.iter().filter(|(id, open)| has_ended(id, open)).map(|(id, _)| *id).collect();
+        let mut open = open_moves(&placement, opened.replay, &mut options)?;
+        for id in &over {
+            open.remove(id);
+            placement.part(*id);
+        }
+        let state = State { open, ended: ended.into(), ..State::default() };
         let (wake, woken) = mpsc::channel();
-        Ok(Arc::new(Self {
+        let moves = Self {
             placement,
             running,
             store,
@@ -53,7 +61,9 @@ impl Moves {
             keeping: Mutex::default(),
             beside: Arc::default(),
             home: super::colocate::Home::default(),
-        }))
+        };
+        over.into_iter().for_each(|id| moves.take_off_record(id));
+        Ok(Arc::new(moves))
     }
 }
 

@@ -10,6 +10,22 @@ pub(crate) fn is_router(marker: &Answer) -> bool {
     marker.error().map_or_else(is_status, |error| error.starts_with("NOPERM"))
 }
 
+/// Whether a server of this version may be unable to read values that one of the other has written. Both as a router has them, such as `valkey 8.1.0`.
+pub(crate) fn is_older(version: &str, than: &str) -> bool {
+    let numbers = |text: &str| -> Option<(bool, (u32, u32))> {
+        let (flavour, version) = text.split_once(' ')?;
+        let mut parts = version.split('.').map(|part| part.parse().ok());
+        Some((flavour == "valkey", (parts.next()??, parts.next()??)))
+    };
+    let (Some((is_valkey, own)), Some((other_is_valkey, other))) = (numbers(version), numbers(than)) else { return false };
+    match (is_valkey, other_is_valkey) {
+        (true, true) | (false, false) => own < other,
+        // All Valkey writes what Redis 7.2 does, or more.
+        (false, true) => own < (7, 2),
+        (true, false) => other > (7, 2),
+    }
+}
+
 /// Why a server that says this of itself (`INFO`) cannot be a node.
 pub(crate) fn unfit(name: &str, info: &str, is_router: bool) -> Option<String> {
     let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
@@ -34,4 +50,26 @@ pub(crate) fn unfit(name: &str, info: &str, is_router: bool) -> Option<String> {
         ));
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_older;
+
+    #[test]
+    fn values_travel_to_newer_servers_only() {
+        for (version, than, expected) in [
+            ("redis 7.0.15", "redis 7.2.4", true),
+            ("redis 7.2.4", "redis 7.0.15", false),
+            ("redis 7.2.4", "redis 7.2.9", false),
+            ("redis 7.0.15", "valkey 8.0.1", true),
+            ("redis 7.2.4", "valkey 7.2.5", false),
+            ("valkey 8.0.1", "valkey 9.0.0", true),
+            ("valkey 8.0.1", "redis 7.2.4", false),
+            ("valkey 8.0.1", "redis 8.0.0", true),
+            ("unknown", "redis 7.2.4", false),
+        ] {
+            assert_eq!(is_older(version, than), expected, "{version} and {than}");
+        }
+    }
 }

@@ -111,7 +111,7 @@ pub fn first_start(nodes: &[NodeAccess], patience: Duration, tell: &(dyn Fn(&str
         First::Owner(topology, owner) => FirstStart::Place { topology, owner: counts.into_iter().nth(owner.index()) },
         First::IfKeysFit(topology) => match find_elsewhere(&topology, nodes, &counts, patience, tell) {
             Ok(None) => FirstStart::Place { topology, owner: None },
-            Ok(Some(found)) => FirstStart::Refused(refusal(&counts, &found)),
+            Ok(Some(found)) => FirstStart::Refused(refusal(&counts, &found, looks.iter().any(|look| look.is_marked))),
             Err(why) => FirstStart::Unknown(why),
         },
     })
@@ -171,6 +171,12 @@ pub fn others(node: &mut NodeConnection, listed: &[&str]) -> Result<Option<Other
     Ok(None)
 }
 
+/// Whether any router has left its mark at a node, as far as it shows that.
+fn is_marked(node: &mut NodeConnection) -> Result<bool, String> {
+    let users = node.ask(&["ACL", "USERS"]).map_err(|error| format!("does not answer ACL: {error}"))?;
+    Ok(users.items().iter().any(|user| site_of_mark(&user.text()).is_some()))
+}
+
 /// What a first start must know of a node.
 #[derive(Debug)]
 struct Holding {
@@ -178,6 +184,8 @@ struct Holding {
     /// Of all databases, as the node counts them.
     keys: u64,
     others: Option<Others>,
+    /// A router has served it.
+    is_marked: bool,
     /// Why it cannot be a node, whatever it holds.
     unfit: Option<String>,
 }
@@ -186,7 +194,7 @@ fn look(access: &NodeAccess, listed: &[&str], patience: Duration) -> Result<Hold
     let mut node = NodeConnection::open(access, patience)?.with_answers_up_to(ANSWER_MAX);
     let marker = node.ask(&["SWITCHYARD", "STATUS"]).map_err(|error| format!("does not answer: {error}"))?;
     let is_router = is_router(&marker);
-    let others = if is_router { None } else { others(&mut node, listed)? };
+    let (others, is_marked) = if is_router { (None, false) } else { (others(&mut node, listed)?, is_marked(&mut node)?) };
     let mut info = |section: &str| match node.ask(&["INFO", section]) {
         Ok(answer) => answer.error().map_or(Ok(answer.text()), |error| Err(format!("refuses INFO: {error}"))),
         Err(error) => Err(format!("does not answer INFO: {error}")),
@@ -198,7 +206,7 @@ fn look(access: &NodeAccess, listed: &[&str], patience: Duration) -> Result<Hold
     let server = info("server")?;
     let run_id = server.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap_or_default().trim().to_owned();
     let unfit = unfit(&access.name, &(server + &info("cluster")? + &info("replication")?), is_router);
-    Ok(Holding { run_id, keys, others, unfit })
+    Ok(Holding { run_id, keys, others, is_marked, unfit })
 }
 
 /// The databases that have keys, and how many, from INFO.
@@ -311,16 +319,25 @@ fn find_elsewhere(
     trouble.map_or(Ok(None), Err)
 }
 
-/// Says why no map may be chosen, and the ways out.
-fn refusal(counts: &[(String, u64)], found: &Elsewhere) -> String {
+/// Says why no map may be chosen, and the ways out. `was_served`: nodes were a fleet already, all of whose keys are wanted.
+fn refusal(counts: &[(String, u64)], found: &Elsewhere, was_served: bool) -> String {
     let having: Vec<String> =
         counts.iter().filter(|(_, keys)| *keys > 0).map(|(name, keys)| format!("{name} ({})", counted(*keys, "key"))).collect();
     let most = counts.iter().max_by_key(|(_, keys)| *keys).map_or("HOST:PORT", |(name, _)| name);
+    let ways = if was_served {
+        "A router has served these nodes, so its state directory is lost, or is elsewhere: give that (--state-dir), or make the map from where the keys are \
+         (`switchyard recover`, with all nodes of the fleet). Nothing is lost by either"
+            .to_owned()
+    } else {
+        format!(
+            "Choose one of these ways: give the state directory of this fleet (--state-dir); or make the map from where the keys are (`switchyard recover`); or start \
+             with the one node that has the right keys alone (such as --node {most}), and add the others once they are empty (`switchyard nodes add`); or empty the \
+             others (FLUSHALL)"
+        )
+    };
     format!(
-        "the state directory has no slot map, and several nodes hold keys: {}. By a new map clients would read nil for some of them: node {} has a \
-         key of slot {}, which would belong to {}. Choose one of these ways: give the state directory of this fleet (--state-dir); or make the map from where the keys are \
-         (`switchyard recover`); or start with the one node that has the right keys alone (such as --node {most}), and add the others once they are empty \
-         (`switchyard nodes add`); or empty the others (FLUSHALL)",
+        "the state directory has no slot map, and several nodes hold keys: {}. By a new map clients would read nil for some of them: node {} has a key of slot {}, \
+         which would belong to {}. {ways}",
         having.join(", "),
         found.node,
         found.slot,

@@ -6,6 +6,8 @@ use anyhow::Context;
 use switchyard_resp::encode;
 use switchyard_router::{OperatorCommand, OperatorPort};
 
+use crate::running::Running;
+
 /// Commands that may wait; beyond it somebody is asking in a loop.
 const WAITING_MAX: usize = 64;
 
@@ -14,13 +16,19 @@ const WAITING_MAX: usize = 64;
 pub struct CommandThread(mpsc::SyncSender<OperatorCommand>);
 
 impl CommandThread {
-    /// Starts the thread, which answers each with what `answer` gives. It ends when nobody can give it a command.
+    /// Starts the thread, which answers each with what `answer` gives, once the router serves: the first clients are there before that. It ends when nobody can
+    /// give it a command.
     ///
     /// # Errors
     /// If the system has no thread.
-    pub fn start(name: &str, answer: impl Fn(&OperatorCommand) -> Vec<u8> + Send + 'static) -> anyhow::Result<Arc<Self>> {
+    pub fn start(
+        name: &str,
+        running: Arc<Running>,
+        answer: impl Fn(&OperatorCommand) -> Vec<u8> + Send + 'static,
+    ) -> anyhow::Result<Arc<Self>> {
         let (commands, given) = mpsc::sync_channel::<OperatorCommand>(WAITING_MAX);
         let answering = move || {
+            running.wait_until_served();
             for command in given {
                 let answer = answer(&command);
                 command.answer(&answer);

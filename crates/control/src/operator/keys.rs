@@ -83,7 +83,8 @@ impl Operator {
                 counted(left, "key")
             ));
         }
-        Ok(PlanReport { notes, ..self.moves.accept_unless(request.dry_run, topology, orders)? })
+        let plan = self.moves.accept_unless(request.dry_run, topology, orders)?;
+        Ok(PlanReport { notes: notes.into_iter().chain(plan.notes).collect(), ..plan })
     }
 
     /// What brings the keys home that live at a node although their slots do not: a move for each owner of slots.

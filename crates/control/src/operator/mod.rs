@@ -3,6 +3,8 @@
 //! Command line, admin API and RESP come here. What becomes of an order is for [`Moves`] to say.
 
 mod commands;
+mod hot_copies;
+mod hot_keys;
 mod keys;
 mod map;
 mod misplaced;
@@ -20,7 +22,9 @@ use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Topology};
 use switchyard_resp::units::counted;
 use tracing::info;
 
-use crate::admin::{BalanceRequest, Lose, MoveRequest, NodeRequest, Operation, PlanReport, Refused, SteerRequest, conflict, wrong};
+use crate::admin::{
+    BalanceRequest, HotCopiesOrder, Lose, MoveRequest, NodeRequest, Operation, PlanReport, Refused, SteerRequest, conflict, wrong,
+};
 use crate::members::{Drained, NodeList};
 use crate::moves::Moves;
 use crate::nodes::{NodeAddress, parse_endpoint};
@@ -78,6 +82,8 @@ impl Operator {
                 | Operation::Slots
                 | Operation::Misplaced
                 | Operation::Where(_)
+                | Operation::HotKeys { .. }
+                | Operation::HotCopies
                 | Operation::Balance(BalanceRequest { dry_run: true, .. })
                 | Operation::DrainNode(NodeRequest { dry_run: true, .. })
         );
@@ -97,6 +103,9 @@ impl Operator {
             Operation::Slots => return json(&slots_report(&*self.moves.topology_now()?)),
             Operation::Misplaced => return json(&self.misplaced()?),
             Operation::Where(keys) => return json(&where_report(&*self.moves.topology_now()?, &keys)),
+            Operation::HotKeys { keys, named } => return json(&self.hot_keys(keys, named)?),
+            Operation::HotCopies => return json(&self.hot_copies()?),
+            Operation::SteerHotCopies(order) => return json(&self.steer_hot_copies(&order)?),
             Operation::Steer { id, what } => return json(&self.moves.steer(MoveId(id), &what)?),
             Operation::Move(request) => self.begin_one(&request),
             Operation::AddNode(request) => self.add_node(&request),
@@ -118,6 +127,9 @@ impl Operator {
         let _one = self.plan();
         let topology = self.moves.topology_now()?;
         if request.keys.is_some() || request.home {
+            if how.paper.is_some() {
+                return Err(wrong("protocols as published (--mode paper) move whole slots, and no keys without theirs"));
+            }
             return self.begin_keys(&topology, request, how);
         }
         if request.to.is_empty() {
@@ -209,6 +221,15 @@ fn told(operation: &Operation) -> String {
         Operation::Moves => "moves".to_owned(),
         Operation::Slots => "slots".to_owned(),
         Operation::Misplaced => "keys that the slot map looks for elsewhere".to_owned(),
+        Operation::HotKeys { .. } => "keys that are used most".to_owned(),
+        Operation::HotCopies => "hot copies".to_owned(),
+        Operation::SteerHotCopies(order) => match order {
+            HotCopiesOrder::EvictKey(_) => "evict the hot copies of a key".to_owned(),
+            HotCopiesOrder::EvictPrefix(_) => "evict the hot copies of a prefix".to_owned(),
+            HotCopiesOrder::EvictAll => "evict all hot copies".to_owned(),
+            HotCopiesOrder::Suspend(true) => "switch hot copies off".to_owned(),
+            HotCopiesOrder::Suspend(false) => "switch hot copies on".to_owned(),
+        },
         Operation::Where(keys) => format!("where {} {}", counted(keys.len(), "key"), if keys.len() == 1 { "is" } else { "are" }),
         Operation::Steer { id, what } => match what {
             SteerRequest::Pause => format!("pause move {id}"),

@@ -12,7 +12,8 @@ use tracing::warn;
 
 use super::{CommandThread, Operator};
 use crate::admin::{
-    AbortRequest, AddNodeRequest, BalanceRequest, HowRequest, Lose, MoveRequest, NodeRequest, Operation, PaperRequest, SteerRequest,
+    AbortRequest, AddNodeRequest, BalanceRequest, HotCopiesOrder, HotKeysReport, HowRequest, Lose, MoveRequest, NodeRequest, Operation,
+    PaperRequest, SteerRequest,
 };
 
 /// Starts the thread that does what `SWITCHYARD` says.
@@ -20,7 +21,7 @@ use crate::admin::{
 /// # Errors
 /// If the system has no thread.
 pub fn listen(operator: Arc<Operator>) -> anyhow::Result<Arc<CommandThread>> {
-    CommandThread::start("operator", move |command| answer(&operator, command))
+    CommandThread::start("operator", Arc::clone(&operator.running), move |command| answer(&operator, command))
 }
 
 fn answer(operator: &Operator, command: &OperatorCommand) -> Vec<u8> {
@@ -31,6 +32,8 @@ fn answer(operator: &Operator, command: &OperatorCommand) -> Vec<u8> {
         [verb, node @ ..] if verb.eq_ignore_ascii_case("ACCEPT") => Ok(Asked::Accept(node)),
         // Names of keys are bytes.
         [verb, _, ..] if verb.eq_ignore_ascii_case("WHERE") => Ok(Asked::Operation(Operation::Where(command.words()[1..].to_vec()))),
+        [verb, rest @ ..] if verb.eq_ignore_ascii_case("CACHE") => hot_copies(rest, command.words()),
+        [verb, count @ ..] if verb.eq_ignore_ascii_case("HOTKEYS") => hot_keys(count, command.may_operate()),
         _ => parse(&words).map(Asked::Operation).map_err(|why| format!("ERR {why}. Try SWITCHYARD HELP.")),
     };
     let done = asked.and_then(|asked| match asked {
@@ -76,6 +79,38 @@ fn accept(operator: &Operator, words: &[&str], who: &str) -> Result<(), String> 
     operator.running.accept(node).map_err(|refused| format!("ERR {}", refused.text()))?;
     warn!(target: "audit", who, node, "the node is accepted as it is");
     Ok(())
+}
+
+/// `SWITCHYARD HOTKEYS [count]`. Names are for operators.
+fn hot_keys<'w>(count: &[&str], named: bool) -> Result<Asked<'w>, String> {
+    let keys = match count {
+        [] => Some(HotKeysReport::KEYS),
+        [count] => HotKeysReport::count(count),
+        _ => None,
+    };
+    let keys = keys.ok_or_else(|| format!("ERR wrong arguments: HOTKEYS [count], from 1 to {}", HotKeysReport::KEYS_MAX))?;
+    Ok(Asked::Operation(Operation::HotKeys { keys, named }))
+}
+
+/// `SWITCHYARD CACHE [EVICT KEY k | EVICT PREFIX p | EVICT ALL | OFF | ON]`. `bytes`: all words, CACHE first, because names of keys are bytes.
+fn hot_copies<'w>(rest: &[&str], bytes: &[Vec<u8>]) -> Result<Asked<'w>, String> {
+    let upper: Vec<String> = rest.iter().take(2).map(|word| word.to_ascii_uppercase()).collect();
+    let upper: Vec<&str> = upper.iter().map(String::as_str).collect();
+    let order = match (upper.as_slice(), bytes) {
+        ([], _) => return Ok(Asked::Operation(Operation::HotCopies)),
+        (["OFF"], _) if rest.len() == 1 => HotCopiesOrder::Suspend(true),
+        (["ON"], _) if rest.len() == 1 => HotCopiesOrder::Suspend(false),
+        (["EVICT", "ALL"], _) if rest.len() == 2 => HotCopiesOrder::EvictAll,
+        (["EVICT", "KEY"], [_, _, _, key]) => HotCopiesOrder::EvictKey(key.clone()),
+        (["EVICT", "PREFIX"], [_, _, _, prefix]) => HotCopiesOrder::EvictPrefix(prefix.clone()),
+        _ => {
+            return Err(
+                "ERR wrong arguments: CACHE, CACHE EVICT KEY key, CACHE EVICT PREFIX prefix, CACHE EVICT ALL, CACHE OFF, or CACHE ON"
+                    .to_owned(),
+            );
+        }
+    };
+    Ok(Asked::Operation(Operation::SteerHotCopies(order)))
 }
 
 /// What the words ask. They are those of the command line.
@@ -295,6 +330,45 @@ mod tests {
             assert_eq!(parse(words).map(|operation| Asked::Operation(operation).changes()), Ok(changes), "{words:?}");
         }
         assert!(Asked::Accept(&["a:1"]).changes());
+    }
+
+    #[test]
+    fn hot_copies_are_steered_by_operators_and_names_are_bytes() {
+        let asked = |words: &[&[u8]]| {
+            let bytes: Vec<Vec<u8>> = words.iter().map(|word| word.to_vec()).collect();
+            let texts: Vec<String> = words[1..].iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+            match hot_copies(&texts.iter().map(String::as_str).collect::<Vec<_>>(), &bytes)? {
+                asked @ Asked::Operation(_) => {
+                    let changes = asked.changes();
+                    let Asked::Operation(operation) = asked else { return Err("no operation".to_owned()) };
+                    Ok((operation, changes))
+                }
+                Asked::Accept(_) => Err("no operation".to_owned()),
+            }
+        };
+        assert_eq!(asked(&[b"CACHE"]), Ok((Operation::HotCopies, false)));
+        for (words, order) in [
+            (&[&b"cache"[..], b"off"][..], HotCopiesOrder::Suspend(true)),
+            (&[b"CACHE", b"On"], HotCopiesOrder::Suspend(false)),
+            (&[b"CACHE", b"EVICT", b"all"], HotCopiesOrder::EvictAll),
+            (&[b"CACHE", b"evict", b"key", b"\xff"], HotCopiesOrder::EvictKey(b"\xff".to_vec())),
+            // The name of a key, and no word of ours.
+            (&[b"CACHE", b"EVICT", b"KEY", b"ALL"], HotCopiesOrder::EvictKey(b"ALL".to_vec())),
+            (&[b"CACHE", b"EVICT", b"PREFIX", b"\xfe:"], HotCopiesOrder::EvictPrefix(b"\xfe:".to_vec())),
+        ] {
+            assert_eq!(asked(words), Ok((Operation::SteerHotCopies(order), true)), "{words:?}");
+        }
+        for words in [
+            &[&b"CACHE"[..], b"NOW"][..],
+            &[b"CACHE", b"OFF", b"ON"],
+            &[b"CACHE", b"EVICT"],
+            &[b"CACHE", b"EVICT", b"KEY"],
+            &[b"CACHE", b"EVICT", b"KEY", b"a", b"b"],
+            &[b"CACHE", b"EVICT", b"PREFIX"],
+            &[b"CACHE", b"EVICT", b"ALL", b"KEY"],
+        ] {
+            assert!(asked(words).is_err_and(|why| why.starts_with("ERR wrong arguments")), "{words:?}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The command line: one module for each verb, each with its arguments, its help and what it does.
 
 mod history;
+mod hot_keys;
 mod moves;
 mod peers;
 mod reproduce;
@@ -35,6 +36,7 @@ enum Verb {
     Peers(peers::Arguments),
     Moves(moves::Arguments),
     Reproduce(reproduce::Arguments),
+    HotKeys(hot_keys::Arguments),
     History(history::Arguments),
     Soak(soak::Arguments),
     Sim(sim::Arguments),
@@ -46,6 +48,7 @@ pub(crate) fn run(cli: &Cli) -> anyhow::Result<()> {
         Verb::Peers(arguments) => peers::run(arguments, interrupt::flag()?),
         Verb::Moves(arguments) => moves::run(arguments, interrupt::flag()?),
         Verb::Reproduce(arguments) => reproduce::run(arguments, interrupt::flag()?),
+        Verb::HotKeys(arguments) => hot_keys::run(arguments, interrupt::flag()?),
         Verb::History(arguments) => history::run(arguments, &*interrupt::flag()?),
         Verb::Soak(arguments) => soak::run(arguments, interrupt::flag()?),
         Verb::Sim(arguments) => sim::run(arguments),

@@ -9,7 +9,10 @@ use anyhow::ensure;
 use clap::{Args, Subcommand};
 use switchyard_bench::numbers::time_flag;
 use switchyard_lab::product;
-use switchyard_lab::reproduce::{self, PROTOCOLS, Settings};
+use switchyard_lab::reproduce::bloom::{self, Scale};
+use switchyard_lab::reproduce::netmigrate::{self, Load};
+use switchyard_lab::reproduce::ways::WAYS;
+use switchyard_lab::reproduce::{Conduct, SHARE_LEAST, tuning};
 
 use super::typed;
 
@@ -23,93 +26,249 @@ pub(super) struct Arguments {
 #[derive(Debug, Subcommand)]
 enum What {
     Netmigrate(Netmigrate),
+    Tuning(Tuning),
+    Bloom(Bloom),
 }
 
-/// All protocols of migration side by side, under the same load (NetMigrate, FAST 2024, section 6)
+/// A share of a processor; without a limit it is `None`.
+#[derive(Debug, Clone, Copy)]
+struct Share(Option<f64>);
+
+fn share(text: &str) -> Result<Share, String> {
+    if text == "none" {
+        return Ok(Share(None));
+    }
+    let share: f64 = text.parse().map_err(|_| format!("a share of a processor is a number such as 0.5, or none, not {text}"))?;
+    if (SHARE_LEAST..=64.0).contains(&share) {
+        return Ok(Share(Some(share)));
+    }
+    Err(format!("a share of a processor is between {SHARE_LEAST} and 64, not {text}"))
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let percent: f64 = text.parse().map_err(|_| format!("a share of writes is a number of percent, not {text}"))?;
+    if (0.0..=100.0).contains(&percent) { Ok(percent) } else { Err(format!("a share of writes is between 0 and 100 percent, not {text}")) }
+}
+
+/// What all of them take.
 #[derive(Debug, Args)]
-#[command(
-    long_about = "For each protocol, safe and as published: two Redis servers with the router in front, keys of 64 bytes, Zipf 0.99, one request under way on each \
-        connection; then everything that the first server has moves to the second. Replies are checked: the last columns count those that were wrong.\n\n\
-        Results are kept in a file, so that an interrupted run goes on where it was. Nothing else should run on the machine meanwhile.",
-    after_long_help = "Examples:\n  \
-        switchyard-lab reproduce netmigrate --quick                       does everything work?\n  \
-        switchyard-lab reproduce netmigrate --source-cpu 0.5,0.35,0.2 --target-cpu 0.5\n  \
-        switchyard-lab reproduce netmigrate --out docs/results/migration-protocols.md"
-)]
-struct Netmigrate {
-    /// Few keys and one cell: to see whether everything works
-    #[arg(long)]
-    quick: bool,
+struct Shared {
+    /// How often each run is done; the tables show the median, the least and the most
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    repeat: u32,
 
-    /// Keys, all of which move [default: 500000; with --quick: 20000]
-    #[arg(long, value_name = "N")]
-    keys: Option<u64>,
-
-    /// Shares of writes, in percent [default: 0,5,10,20,30; with --quick: 10]
-    #[arg(long, value_name = "PERCENT", value_delimiter = ',')]
-    writes: Vec<f64>,
-
-    /// What the source may use of a processor, in each cell (needs root) [default: not limited]
-    #[arg(long, value_name = "SHARE", value_delimiter = ',')]
-    source_cpu: Vec<f64>,
-
-    /// What the target may use of a processor (needs root) [default: not limited]
-    #[arg(long, value_name = "SHARE")]
-    target_cpu: Option<f64>,
-
-    /// Connections of the load
-    #[arg(long, value_name = "N", default_value_t = 32)]
-    connections: usize,
-
-    /// How long the load runs before a move begins [default: 5s; with --quick: 1s]
-    #[arg(long, value_name = "TIME", value_parser = time_flag)]
-    control: Option<Duration>,
-
-    /// A move may take so long at most
-    #[arg(long, value_name = "TIME", value_parser = time_flag, default_value = "15m")]
+    /// The moves of a run may take so long at most
+    #[arg(long, value_name = "TIME", value_parser = time_flag, default_value = "30m")]
     patience: Duration,
 
-    /// Only these protocols [default: all]
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = PROTOCOLS.map(|(name, _)| name))]
-    only: Vec<String>,
-
-    /// Where results are kept
-    #[arg(long, value_name = "FILE", default_value = "reproduce-netmigrate.jsonl")]
+    /// Where results are kept, a line for each run; those of other settings, versions and machines are left alone
+    #[arg(long, value_name = "FILE", default_value = "reproduce.jsonl")]
     keep: PathBuf,
 
     /// The router to measure [default: switchyard, beside this program]
     #[arg(long, value_name = "PATH")]
     switchyard: Option<PathBuf>,
 
-    /// Rewrite the section in this document
+    /// Rewrite the section in this document, and the figures beside it
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
 
+impl Shared {
+    fn conduct(&self, stop: Arc<AtomicBool>) -> anyhow::Result<Conduct> {
+        Ok(Conduct {
+            switchyard: product::find(self.switchyard.as_deref())?,
+            repeat: self.repeat,
+            patience: self.patience,
+            keep: self.keep.clone(),
+            out: self.out.clone(),
+            command_line: typed(),
+            stop,
+        })
+    }
+}
+
+/// Keys and load of NetMigrate's experiments.
+#[derive(Debug, Args)]
+struct LoadFlags {
+    /// Fewer keys and cells: some ten minutes
+    #[arg(long, conflicts_with = "full")]
+    quick: bool,
+
+    /// 2,000,000 keys
+    #[arg(long)]
+    full: bool,
+
+    /// Keys of 64 B, all of which move [default: 500000; with --quick: 100000; with --full: 2000000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
+    keys: Option<u64>,
+
+    /// Connections of the load, with one request under way each
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    connections: u32,
+
+    /// How long the load runs before a move begins [default: 5s; with --quick: 2s]
+    #[arg(long, value_name = "TIME", value_parser = time_flag)]
+    control: Option<Duration>,
+}
+
+impl LoadFlags {
+    fn load(&self) -> Load {
+        let keys = if self.full { 2_000_000 } else { 500_000 };
+        Load {
+            keys: self.keys.unwrap_or(if self.quick { 100_000 } else { keys }),
+            connections: self.connections as usize,
+            control: self.control.unwrap_or(Duration::from_secs(if self.quick { 2 } else { 5 })),
+        }
+    }
+}
+
+/// All protocols of migration side by side, under the same load (NetMigrate, FAST 2024, section 6)
+#[derive(Debug, Args)]
+#[command(
+    long_about = "For each protocol, safe and as published: two Redis servers with the router in front, keys of 64 bytes, Zipf 0.99, one request under way on each \
+        connection; then everything that the first server has moves to the second. Replies are checked: lost ones found nothing, stale ones are older than what was \
+        acknowledged.\n\n\
+        Each run is kept in a file, so that the same command goes on after an interruption. Nothing else should run on the machine meanwhile.",
+    after_long_help = "Examples:\n  \
+        switchyard-lab reproduce netmigrate --quick\n  \
+        switchyard-lab reproduce netmigrate --quick --source-cpu none --target-cpu none     without root\n  \
+        switchyard-lab reproduce netmigrate --repeat 3 --out docs/results/migration-protocols.md"
+)]
+struct Netmigrate {
+    #[command(flatten)]
+    load: LoadFlags,
+
+    /// Shares of writes, in percent [default: 0,5,10,20,30; with --quick: 0,10]
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = percent)]
+    writes: Vec<f64>,
+
+    /// What the source may use of a processor, or none: no limit (a limit needs root) [default: 0.5,0.35,0.2; with --quick: 0.5,0.2]
+    #[arg(long, value_name = "SHARE", value_delimiter = ',', value_parser = share)]
+    source_cpu: Vec<Share>,
+
+    /// What the target may use of a processor, or none
+    #[arg(long, value_name = "SHARE", value_delimiter = ',', value_parser = share, default_value = "0.5")]
+    target_cpu: Vec<Share>,
+
+    /// Only these ways to move [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = WAYS.map(|way| way.name))]
+    only: Vec<String>,
+
+    #[command(flatten)]
+    shared: Shared,
+}
+
+/// NetMigrate with other filters, groups and speeds (NetMigrate, FAST 2024, section 6.3)
+#[derive(Debug, Args)]
+#[command(
+    long_about = "NetMigrate as published, with the bits of its filter as in the paper's table 2 and the groups of its table 3; and with the goals fast, balanced and \
+        gentle, which stand for its presets short, medium and long.",
+    after_long_help = "Examples:\n  \
+        switchyard-lab reproduce tuning --quick\n  \
+        switchyard-lab reproduce tuning --repeat 3 --out docs/results/migration-protocols.md"
+)]
+struct Tuning {
+    #[command(flatten)]
+    load: LoadFlags,
+
+    /// Share of writes, in percent
+    #[arg(long, value_name = "PERCENT", value_parser = percent, default_value = "5")]
+    writes: f64,
+
+    /// What the source may use of a processor, or none: no limit (a limit needs root)
+    #[arg(long, value_name = "SHARE", value_parser = share, default_value = "0.5")]
+    source_cpu: Share,
+
+    /// What the target may use of a processor, or none
+    #[arg(long, value_name = "SHARE", value_parser = share, default_value = "0.5")]
+    target_cpu: Share,
+
+    #[command(flatten)]
+    shared: Shared,
+}
+
+/// Queries lost with and without a filter (Bloom telemetry, figures 1 and 2)
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Keys of 2 KB move from one server to five, by five moves at once that share a filter, while queries go on: without the filter, with filter and \
+        forwarding, and by the default protocol. A query is lost if it found nothing: all keys exist.",
+    after_long_help = "Examples:\n  \
+        switchyard-lab reproduce bloom --quick\n  \
+        switchyard-lab reproduce bloom --repeat 3 --out docs/results/migration-protocols.md"
+)]
+struct Bloom {
+    /// A tenth of the keys and queries: some ten minutes
+    #[arg(long)]
+    quick: bool,
+
+    /// Keys, all of which move [default: 500000; with --quick: 50000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
+    keys: Option<u64>,
+
+    /// Queries while they move, about [default: 750000; with --quick: 75000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1000..))]
+    queries: Option<u64>,
+
+    /// Queries per second; the moves are as fast as lets them end with the queries
+    #[arg(long, value_name = "N", default_value_t = 8000)]
+    rate: u32,
+
+    /// Connections of the load
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    connections: u32,
+
+    #[command(flatten)]
+    shared: Shared,
+}
+
 pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Result<()> {
-    let What::Netmigrate(arguments) = &arguments.what;
-    let quick = arguments.quick;
-    let shares = arguments.source_cpu.iter().chain(&arguments.target_cpu);
-    ensure!(shares.clone().all(|share| (0.01..=64.0).contains(share)), "a share of a processor is between 0.01 and 64");
-    ensure!(arguments.writes.iter().all(|share| (0.0..=100.0).contains(share)), "a share of writes is between 0 and 100 percent");
-    let writes = match &arguments.writes[..] {
-        [] if quick => vec![10.0],
-        [] => vec![0.0, 5.0, 10.0, 20.0, 30.0],
-        some => some.to_vec(),
-    };
-    reproduce::netmigrate(&Settings {
-        switchyard: product::find(arguments.switchyard.as_deref())?,
-        keys: arguments.keys.unwrap_or(if quick { 20_000 } else { 500_000 }).max(1000),
-        writes: writes.into_iter().map(|percent| percent / 100.0).collect(),
-        source_cpu: arguments.source_cpu.clone(),
-        target_cpu: arguments.target_cpu,
-        connections: arguments.connections.max(1),
-        control: arguments.control.unwrap_or(Duration::from_secs(if quick { 1 } else { 5 })),
-        patience: arguments.patience,
-        only: arguments.only.clone(),
-        keep: arguments.keep.clone(),
-        out: arguments.out.clone(),
-        command_line: typed(),
-        stop,
-    })
+    match &arguments.what {
+        What::Netmigrate(of) => netmigrate::run(&of.settings(stop)?),
+        What::Tuning(of) => tuning::run(&tuning::Settings {
+            conduct: of.shared.conduct(stop)?,
+            load: of.load.load(),
+            writes_percent: of.writes,
+            source_cpu: of.source_cpu.0,
+            target_cpu: of.target_cpu.0,
+        }),
+        What::Bloom(of) => {
+            ensure!(of.rate > 0, "--rate 0: without queries nothing can be lost");
+            let (keys, queries) = if of.quick { (50_000, 75_000) } else { (500_000, 750_000) };
+            bloom::run(&bloom::Settings {
+                conduct: of.shared.conduct(stop)?,
+                scale: Scale {
+                    keys: of.keys.unwrap_or(keys),
+                    value: 2000,
+                    queries: of.queries.unwrap_or(queries),
+                    rate: f64::from(of.rate),
+                    connections: of.connections as usize,
+                    targets: 5,
+                },
+            })
+        }
+    }
+}
+
+impl Netmigrate {
+    fn settings(&self, stop: Arc<AtomicBool>) -> anyhow::Result<netmigrate::Settings> {
+        let quick = self.load.quick;
+        let shares = |given: &[Share]| given.iter().map(|share| share.0).collect::<Vec<_>>();
+        let mut writes = self.writes.clone();
+        if writes.is_empty() {
+            writes = if quick { vec![0.0, 10.0] } else { vec![0.0, 5.0, 10.0, 20.0, 30.0] };
+        }
+        let mut source_cpu = shares(&self.source_cpu);
+        if source_cpu.is_empty() {
+            source_cpu = if quick { vec![Some(0.5), Some(0.2)] } else { vec![Some(0.5), Some(0.35), Some(0.2)] };
+        }
+        Ok(netmigrate::Settings {
+            conduct: self.shared.conduct(stop)?,
+            load: self.load.load(),
+            writes,
+            source_cpu,
+            target_cpu: shares(&self.target_cpu),
+            only: self.only.clone(),
+        })
+    }
 }

@@ -228,11 +228,17 @@ pub struct Counts {
     pub tally: Tally,
     /// MOVED and ASK that were followed.
     pub redirections: u64,
+    /// Of the wrong replies: reads that found nothing.
+    pub missing: u64,
+    /// The longest time between two replies that were no errors; the first may be of the interval before.
+    pub longest_gap: Duration,
 }
 
 #[derive(Debug, Default)]
 struct Ledger {
     counts: Counts,
+    /// When a reply came that was no error.
+    last_served: Option<Instant>,
     complaints: Vec<String>,
 }
 
@@ -255,9 +261,12 @@ impl Run {
         Ok(Self { thread: Some(thread.context("cannot start a thread for the load")?), ledger, stop })
     }
 
-    /// What happened since the last call.
+    /// What happened since the last call. A wait for a reply that still goes on counts as far as it has come.
     pub fn take(&self) -> Counts {
-        std::mem::take(&mut lock(&self.ledger).counts)
+        let mut ledger = lock(&self.ledger);
+        let mut counts = std::mem::take(&mut ledger.counts);
+        counts.longest_gap = counts.longest_gap.max(ledger.last_served.map_or(Duration::ZERO, |last| last.elapsed()));
+        counts
     }
 
     /// Sends no more, waits for what is under way; what happened since the last [`Self::take`], and the first complaints.
@@ -575,6 +584,11 @@ impl Driver {
             self.ask(connection, request);
             return;
         }
+        if !matches!(reply, Reply::Error(_)) {
+            let gap = ledger.last_served.replace(now).map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
+            ledger.counts.longest_gap = ledger.counts.longest_gap.max(gap);
+        }
+        ledger.counts.missing += u64::from(matches!((request.ask, reply), (Ask::Get { .. }, Reply::Nil)));
         let tally = &mut ledger.counts.tally;
         tally.replies += 1;
         tally.latency.saturating_record(now.saturating_duration_since(request.meant).as_nanos() as u64);

@@ -122,7 +122,7 @@ impl Cluster {
     }
 }
 
-/// Two plain servers with the router in front, which gives each half of the slots.
+/// Plain servers with the router in front, which gives each an equal share of the slots; mostly two.
 #[derive(Debug)]
 pub(crate) struct Routed {
     /// The router; dropped first.
@@ -140,10 +140,19 @@ impl Routed {
         Self::start_with(programs, serve_args, Journal::Durable, name, folder)
     }
 
+    /// With so many servers; the first one listed has slot 0.
+    pub(crate) fn start_many(programs: &Programs, serve_args: &[String], count: usize, name: &str, folder: &Path) -> Result<Self> {
+        Self::start_all(programs, serve_args, Journal::Durable, count, name, folder)
+    }
+
     pub(crate) fn start_with(programs: &Programs, serve_args: &[String], journal: Journal, name: &str, folder: &Path) -> Result<Self> {
+        Self::start_all(programs, serve_args, journal, 2, name, folder)
+    }
+
+    fn start_all(programs: &Programs, serve_args: &[String], journal: Journal, count: usize, name: &str, folder: &Path) -> Result<Self> {
         let mut nodes = Vec::new();
         let mut addresses = Vec::new();
-        for i in 0..2 {
+        for i in 0..count {
             let (node, address) = process::start_redis(&programs.server, &format!("{name}-{i}"), folder)?;
             nodes.push(node);
             addresses.push(address);
@@ -161,14 +170,17 @@ impl Routed {
         }
         let mut router = Process::start(&format!("{name}-router"), &command, folder)?;
         router.wait_ready(entry)?;
-        // Which node gets which half is the router's decision: where a key of slot 0 arrives is the first.
+        // Which node gets which slots is the router's decision: where a key of slot 0 arrives is the first.
         let probe = Layout::new(1).name(0);
         let mut client = Client::connect(entry)?;
         client.ok(&[b"SET", probe.as_bytes(), b"probe"])?;
-        if Client::connect(addresses[0])?.integer(&[b"EXISTS", probe.as_bytes()])? == 0 {
-            addresses.swap(0, 1);
-            nodes.swap(0, 1);
+        let mut first = 0;
+        while Client::connect(addresses[first])?.integer(&[b"EXISTS", probe.as_bytes()])? == 0 {
+            first += 1;
+            ensure!(first < count, "no server has the key {probe} that was written through the router");
         }
+        addresses.swap(0, first);
+        nodes.swap(0, first);
         client.integer(&[b"DEL", probe.as_bytes()])?;
         Ok(Self { router, entry, admin, nodes, addresses })
     }

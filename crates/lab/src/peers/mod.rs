@@ -9,7 +9,7 @@
 mod find;
 mod goals;
 mod memory;
-mod redis_benchmark;
+pub(crate) mod redis_benchmark;
 mod report;
 mod rows;
 mod target;

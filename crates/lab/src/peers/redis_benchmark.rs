@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 
 /// What redis-benchmark measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Outcome {
+pub(crate) struct Outcome {
     /// Requests per second.
     pub requests_per_second: f64,
     /// Median latency in milliseconds.
@@ -43,7 +43,12 @@ pub(super) fn run(
         // The certificate was made a moment ago; what is measured is not whether somebody trusts it.
         command.args(["--tls", "--insecure"]);
     }
-    let mut process = Process::start("redis-benchmark", &command, folder)?;
+    measure(&command, row.command.name(), folder, stop)
+}
+
+/// Runs it by this command line, which asks for `--csv`; `test` is the name of its one test.
+pub(crate) fn measure(command: &Command, test: &str, folder: &Path, stop: &AtomicBool) -> Result<Outcome> {
+    let mut process = Process::start("redis-benchmark", command, folder)?;
     let end = Instant::now() + PATIENCE;
     let status = loop {
         if let Some(status) = process.ended() {
@@ -61,7 +66,7 @@ pub(super) fn run(
     if !status.success() {
         bail!("redis-benchmark failed ({status}):\n{}", process.log_tail());
     }
-    parse_csv(&output, row.command.name()).with_context(|| format!("cannot read redis-benchmark's output:\n{}", process.log_tail()))
+    parse_csv(&output, test).with_context(|| format!("cannot read redis-benchmark's output:\n{}", process.log_tail()))
 }
 
 fn arguments(target: SocketAddr, row: &Row, requests: u64, keys: u64) -> Vec<String> {
@@ -102,7 +107,7 @@ fn parse_csv(output: &str, test: &str) -> Result<Outcome> {
 }
 
 /// redis-benchmark (or valkey-benchmark).
-pub(super) fn find() -> Result<PathBuf> {
+pub(crate) fn find() -> Result<PathBuf> {
     switchyard_bench::process::find_program(&["redis-benchmark", "valkey-benchmark"]).context(
         "found neither redis-benchmark nor valkey-benchmark on PATH; install one (Debian, Ubuntu: sudo apt-get install redis-tools)",
     )

@@ -1,79 +1,59 @@
-//! All protocols of migration side by side, as NetMigrate (FAST 2024, section 6) compares them: the same keys, load and servers, and for each protocol a move of
-//! everything that the first server has. Beside what the paper measures stands how many replies were wrong.
+//! What the papers measured, on this machine: a room for each paper's experiments, and here what they share.
 //!
-//! A cell is a share of writes and what the source may use of a processor. What was measured is kept in a file, a line for each protocol in each cell: an
-//! interrupted run goes on there.
+//! A *run* is one way to move in one cell of a grid: servers and a router of its own, a load, and moves. Each run is kept in a file as soon as it is over, so that an
+//! interrupted reproduction goes on there. Rounds go through all runs before one is repeated: a machine that gets slower favours nobody.
+//!
+//! - [`netmigrate`]: all protocols in a grid of writes and processor time (NetMigrate, FAST 2024, section 6).
+//! - [`tuning`]: sizes of filters, numbers of groups, and speeds (its section 6.3).
+//! - [`bloom`]: queries lost with and without a filter (Bloom telemetry, section 3).
 
-mod capped;
+pub mod bloom;
+pub(crate) mod capped;
+mod figure;
+mod kept;
+pub mod netmigrate;
+mod published;
+pub(crate) mod spread;
+pub mod tuning;
+mod watch;
+pub mod ways;
 
-use std::collections::BTreeMap;
+use std::cell::Cell;
 use std::fmt::Write as _;
-use std::io::Write as _;
-use std::path::PathBuf;
+use std::fs;
+use std::hash::{DefaultHasher, Hasher as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::{Value, json};
-use switchyard_bench::load::Tally;
-use switchyard_bench::random::{Popularity, YCSB_THETA};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use switchyard_bench::process;
 use switchyard_bench::table::Table;
 
-use self::capped::Capped;
+pub use self::capped::SHARE_LEAST;
+use self::kept::Kept;
 use crate::document::{replace_between_marks, today};
-use crate::moves::admin::{self, Order, Standing};
-use crate::moves::generator;
-use crate::moves::site::{Programs, Routed, keys_at, version_of};
-use crate::moves::{Keys, Layout, Run};
+use crate::moves::site::{Programs, version_of};
 use crate::procfs::describe_machine;
 
-const MARK: &str = "reproduce-netmigrate";
-/// How often replies are counted: the longest time without any is as exact as this.
-const LOOK: Duration = Duration::from_millis(5);
-/// How often a move is asked about.
-const ASK: Duration = Duration::from_millis(50);
-
-/// Protocols, with the arguments of `switchyard move` that choose them.
-pub const PROTOCOLS: [(&str, &[&str]); 11] = [
-    ("switchyard", &["--goal", "fast"]),
-    ("source", &["--protocol", "source", "--goal", "fast"]),
-    ("freeze-and-copy", &["--protocol", "freeze-and-copy", "--goal", "fast"]),
-    ("stop-and-copy", &["--protocol", "stop-and-copy", "--goal", "fast", "--allow-key-loss"]),
-    ("rocksteady", &["--protocol", "rocksteady", "--goal", "fast"]),
-    ("netmigrate", &["--protocol", "netmigrate", "--goal", "fast"]),
-    ("fulva", &["--protocol", "fulva", "--goal", "fast"]),
-    ("rocksteady (paper)", &["--protocol", "rocksteady", "--goal", "fast", "--mode", "paper", "--allow-key-loss"]),
-    ("netmigrate (paper)", &["--protocol", "netmigrate", "--goal", "fast", "--mode", "paper", "--allow-key-loss"]),
-    ("fulva (paper)", &["--protocol", "fulva", "--goal", "fast", "--mode", "paper", "--allow-key-loss"]),
-    ("bloom (paper)", &["--protocol", "bloom", "--goal", "fast", "--mode", "paper", "--allow-key-loss"]),
-];
-
-/// What to measure.
+/// How a reproduction is done, whatever it measures.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct Conduct {
     /// The product's binary.
     pub switchyard: PathBuf,
-    /// Keys of 64 bytes, all of which move.
-    pub keys: u64,
-    /// Shares of writes.
-    pub writes: Vec<f64>,
-    /// What the source may use of a processor, in each cell; empty: all that there is.
-    pub source_cpu: Vec<f64>,
-    /// What the target may use of a processor.
-    pub target_cpu: Option<f64>,
-    /// Connections of the load, with one request under way each.
-    pub connections: usize,
-    /// How long the load runs before a move begins.
-    pub control: Duration,
-    /// A move may take so long at most.
+    /// How often each run is done.
+    pub repeat: u32,
+    /// The moves of a run may take so long at most.
     pub patience: Duration,
-    /// Only these protocols; empty: all.
-    pub only: Vec<String>,
     /// Where results are kept.
     pub keep: PathBuf,
-    /// The document whose section is rewritten.
+    /// The document whose section is rewritten; figures go to `figures` beside it.
     pub out: Option<PathBuf>,
     /// What the user typed, for the document.
     pub command_line: String,
@@ -81,237 +61,139 @@ pub struct Settings {
     pub stop: Arc<AtomicBool>,
 }
 
-/// A share of writes, and what the source may use of a processor.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Cell {
-    writes: f64,
-    source_cpu: Option<f64>,
+/// What a run uses.
+#[derive(Debug)]
+struct Bench<'a> {
+    conduct: &'a Conduct,
+    programs: Programs,
+    folder: &'a Path,
+    sites: Cell<u32>,
 }
 
-impl Cell {
+impl Bench<'_> {
+    /// A name for the servers of one more run.
     fn name(&self) -> String {
-        let cpu = self.source_cpu.map_or("not limited".to_owned(), |cpu| format!("{cpu:.2} processors"));
-        format!("writes {:.0} %, source {cpu}", self.writes * 100.0)
+        self.sites.set(self.sites.get() + 1);
+        format!("site{}", self.sites.get())
     }
 }
 
-/// One protocol in one cell: requests per second, milliseconds, seconds and replies.
-#[derive(Debug, Clone, PartialEq)]
-struct Measured {
-    before: f64,
-    during: f64,
-    p50_ms: f64,
-    p99_ms: f64,
-    seconds: f64,
-    longest_gap_ms: f64,
-    replies: u64,
-    wrong: u64,
-    errors: u64,
-    wrong_after: u64,
+/// All results: for each run those of its rounds.
+#[derive(Debug)]
+struct Outcome<R> {
+    results: Vec<Vec<R>>,
+    measured_by: String,
+    first_date: String,
+    last_date: String,
 }
 
-impl Measured {
-    fn to_json(&self, key: &str) -> Value {
-        let Self { before, during, p50_ms, p99_ms, seconds, longest_gap_ms, replies, wrong, errors, wrong_after } = self;
-        json!({
-            "what": key, "before": before, "during": during, "p50_ms": p50_ms, "p99_ms": p99_ms, "seconds": seconds,
-            "longest_gap_ms": longest_gap_ms, "replies": replies, "wrong": wrong, "errors": errors, "wrong_after": wrong_after,
-        })
-    }
-
-    fn of_json(line: &Value) -> Option<(String, Self)> {
-        let number = |name: &str| line[name].as_f64();
-        let count = |name: &str| line[name].as_u64();
-        let measured = Self {
-            before: number("before")?,
-            during: number("during")?,
-            p50_ms: number("p50_ms")?,
-            p99_ms: number("p99_ms")?,
-            seconds: number("seconds")?,
-            longest_gap_ms: number("longest_gap_ms")?,
-            replies: count("replies")?,
-            wrong: count("wrong")?,
-            errors: count("errors")?,
-            wrong_after: count("wrong_after")?,
-        };
-        Some((line["what"].as_str()?.to_owned(), measured))
-    }
-}
-
-/// Measures what is not in the file of results yet, prints all, and rewrites the section of the document.
-///
-/// # Errors
-/// If a server cannot be started, a move ends early, or the user interrupts.
-pub fn netmigrate(settings: &Settings) -> Result<()> {
-    let programs = Programs::find(&settings.switchyard)?;
-    switchyard_bench::process::raise_file_limit();
+/// Does all runs that the file of results does not have. `what` is everything that decides about a run's result, `title` is for people.
+fn measure<J, R: Serialize + DeserializeOwned>(
+    conduct: &Conduct,
+    runs: &[J],
+    what: impl Fn(&J) -> Value,
+    title: impl Fn(&J) -> String,
+    run: impl Fn(&Bench<'_>, &J) -> Result<R>,
+) -> Result<Outcome<R>> {
+    let programs = Programs::find(&conduct.switchyard)?;
+    process::raise_file_limit();
+    capped::remove_leftovers();
     let folder = tempfile::Builder::new().prefix("switchyard-reproduce-").tempdir().context("cannot create a temporary folder")?;
-    let known = std::fs::read_to_string(&settings.keep).unwrap_or_default();
-    let lines = known.lines().filter_map(|line| serde_json::from_str(line).ok());
-    let mut results: BTreeMap<String, Measured> = lines.filter_map(|line: Value| Measured::of_json(&line)).collect();
-    let cpus: Vec<Option<f64>> =
-        if settings.source_cpu.is_empty() { vec![None] } else { settings.source_cpu.iter().copied().map(Some).collect() };
-    let cells: Vec<Cell> =
-        cpus.into_iter().flat_map(|source_cpu| settings.writes.iter().map(move |writes| Cell { writes: *writes, source_cpu })).collect();
-    let wanted = |name: &str| settings.only.is_empty() || settings.only.iter().any(|only| only == name);
-    let todo: Vec<(Cell, &str, &[&str])> = cells
-        .iter()
-        .flat_map(|cell| PROTOCOLS.iter().filter(|(name, _)| wanted(name)).map(move |(name, how)| (*cell, *name, *how)))
-        .filter(|(cell, name, _)| !results.contains_key(&key(settings, cell, name)))
-        .collect();
-    let bar = ProgressBar::new(todo.len() as u64);
+    let measured_by = measured_by(&programs, folder.path())?;
+    let mut kept = Kept::open(&conduct.keep, measured_by.clone())?;
+    let whats: Vec<Value> = runs.iter().map(&what).collect();
+    let all: Vec<(usize, u32)> = (0..conduct.repeat.max(1)).flat_map(|round| (0..runs.len()).map(move |at| (at, round))).collect();
+    let missing: Vec<(usize, u32)> = all.iter().copied().filter(|(at, round)| kept.find::<R>(&whats[*at], *round).is_none()).collect();
+    if missing.len() < all.len() {
+        eprintln!("{} of {} runs are kept in {}", all.len() - missing.len(), all.len(), conduct.keep.display());
+    }
+    let bar = ProgressBar::new(missing.len() as u64);
     bar.set_style(
         ProgressStyle::with_template("{elapsed_precise} [{bar:30}] {pos}/{len}, {eta} left: {msg}")
             .unwrap_or_else(|_| ProgressStyle::default_bar()),
     );
     bar.enable_steady_tick(Duration::from_millis(200));
-    let mut version = String::new();
-    for (number, (cell, name, how)) in todo.into_iter().enumerate() {
-        let text = format!("{name}, {}", cell.name());
+    let bench = Bench { conduct, programs, folder: folder.path(), sites: Cell::new(0) };
+    for (at, round) in missing {
+        let text = title(&runs[at]);
         if bar.is_hidden() {
             eprintln!("{text}"); // no terminal: a line per step
         }
         bar.set_message(text.clone());
-        let site = Routed::start(&programs, &[], &format!("site{number}"), folder.path())?;
-        version = version_of(site.addresses[0])?;
-        let measured = measure(settings, &programs, &site, cell, how).with_context(|| text)?;
-        let key = key(settings, &cell, name);
-        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(&settings.keep)?;
-        writeln!(file, "{}", measured.to_json(&key)).with_context(|| format!("cannot write {}", settings.keep.display()))?;
-        results.insert(key, measured);
+        let result = run(&bench, &runs[at]).with_context(|| text)?;
+        kept.add(&whats[at], round, today(), &result)?;
         bar.inc(1);
     }
     bar.finish_and_clear();
-    let tables: Vec<(String, Table)> = cells.iter().map(|cell| (cell.name(), table(settings, cell, &results))).collect();
-    for (title, table) in &tables {
+    let mut outcome = Outcome { results: Vec::new(), measured_by, first_date: String::new(), last_date: String::new() };
+    for what in &whats {
+        let found: Vec<(R, &str)> = (0..conduct.repeat.max(1)).filter_map(|round| kept.find(what, round)).collect();
+        for (_, date) in &found {
+            if outcome.first_date.is_empty() || *date < outcome.first_date.as_str() {
+                outcome.first_date = (*date).to_owned();
+            }
+            outcome.last_date = outcome.last_date.max((*date).to_owned());
+        }
+        outcome.results.push(found.into_iter().map(|(result, _)| result).collect());
+    }
+    Ok(outcome)
+}
+
+/// Router, servers and machine. The router's version alone does not tell two builds apart, so its content counts too.
+fn measured_by(programs: &Programs, folder: &Path) -> Result<String> {
+    let output = Command::new(&programs.switchyard).arg("--version").output().context("cannot run `switchyard --version`")?;
+    let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    let mut hasher = DefaultHasher::new();
+    hasher.write(&fs::read(&programs.switchyard).with_context(|| format!("cannot read {}", programs.switchyard.display()))?);
+    let (_server, address) = process::start_redis(&programs.server, "version", folder)?;
+    Ok(format!("{version} (build {:08x}); {}; {}", hasher.finish() >> 32, version_of(address)?, describe_machine()))
+}
+
+/// What a section of the document has.
+#[derive(Debug, Default)]
+struct Section {
+    /// Lines below the line that says when and where.
+    notes: Vec<String>,
+    tables: Vec<(String, Table)>,
+    /// Name of the file, what it shows, and its content.
+    figures: Vec<(String, String, String)>,
+}
+
+/// Prints the tables, and rewrites the section of the document where one is named.
+fn publish<R>(conduct: &Conduct, mark: &str, outcome: &Outcome<R>, section: &Section) -> Result<()> {
+    for (title, table) in &section.tables {
         print!("\n{title}\n\n{}", table.to_text());
     }
-    if let Some(out) = &settings.out {
-        let document = std::fs::read_to_string(out).with_context(|| format!("cannot read {}", out.display()))?;
-        let servers = if version.is_empty() { String::new() } else { format!(" Servers: {version}.") };
-        let mut section = format!("Measured on {} by `{}` on: {}.{servers}\n", today(), settings.command_line, describe_machine());
-        for (title, table) in &tables {
-            let _ = write!(section, "\n### {title}\n\n{}", table.to_markdown());
-        }
-        std::fs::write(out, replace_between_marks(&document, MARK, &section)?)
-            .with_context(|| format!("cannot write {}", out.display()))?;
+    for note in &section.notes {
+        println!("\n{note}");
     }
+    let Some(out) = &conduct.out else { return Ok(()) };
+    let Outcome { measured_by, first_date, last_date, .. } = outcome;
+    let when = if first_date == last_date { first_date.clone() } else { format!("{first_date} to {last_date}") };
+    let mut text = format!("Measured on {when} by `{}`: {measured_by}.\n", conduct.command_line);
+    for note in &section.notes {
+        let _ = write!(text, "\n{note}\n");
+    }
+    let folder = out.parent().unwrap_or(Path::new("")).join("figures");
+    for (name, shows, svg) in &section.figures {
+        fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        let path = folder.join(format!("{name}.svg"));
+        fs::write(&path, svg).with_context(|| format!("cannot write {}", path.display()))?;
+        let _ = write!(text, "\n![{shows}](figures/{name}.svg)\n");
+    }
+    for (title, table) in &section.tables {
+        let _ = write!(text, "\n### {title}\n\n{}", table.to_markdown());
+    }
+    let document = fs::read_to_string(out).with_context(|| format!("cannot read {}", out.display()))?;
+    let document = replace_between_marks(&document, mark, &text).with_context(|| format!("cannot rewrite {}", out.display()))?;
+    fs::write(out, document).with_context(|| format!("cannot write {}", out.display()))?;
+    eprintln!("wrote the section {mark} to {}", out.display());
     Ok(())
 }
 
-/// What names a result: another number of keys is another measurement.
-fn key(settings: &Settings, cell: &Cell, protocol: &str) -> String {
-    let target = settings.target_cpu.map_or(String::new(), |cpu| format!(", target {cpu:.2}"));
-    format!("{protocol}; {}{target}; {} keys, {} connections", cell.name(), settings.keys, settings.connections)
-}
-
-fn measure(settings: &Settings, programs: &Programs, site: &Routed, cell: Cell, how: &[&str]) -> Result<Measured> {
-    let layout = Arc::new(Layout::new(1 << 10));
-    let numbers: Vec<u64> = (0..).filter(|number| layout.is_in_first_half(*number)).take(settings.keys as usize).collect();
-    let keys = Arc::new(Keys::new(numbers, 64, &layout));
-    keys.fill(|_| site.entry, &|_| {})?;
-    let ids = site.process_ids();
-    let _source = cell.source_cpu.map(|cpu| Capped::new(ids[0], cpu)).transpose()?;
-    let _target = settings.target_cpu.map(|cpu| Capped::new(ids[1], cpu)).transpose()?;
-    let load = generator::Settings {
-        nodes: vec![site.entry],
-        cluster: false,
-        connections: settings.connections,
-        rate: None,
-        pipeline: 1,
-        keys: keys.clone(),
-        popularity: Popularity::zipfian(keys.count() as u64, YCSB_THETA),
-        writes: cell.writes,
-        seed: 1,
-    };
-    let run = Run::start(&load)?;
-    std::thread::sleep(Duration::from_secs(1));
-    run.take();
-    let begun = Instant::now();
-    while begun.elapsed() < settings.control {
-        stopped(settings)?;
-        std::thread::sleep(ASK);
-    }
-    let before = run.take().tally.replies as f64 / begun.elapsed().as_secs_f64();
-    let more: Vec<String> = how.iter().map(|word| (*word).to_owned()).collect();
-    let slots = format!("0-{}", layout.each() - 1);
-    let order = Order { from: site.addresses[0], to: site.addresses[1], slots: Some(&slots), keys: None, more: &more };
-    let begun = Instant::now();
-    let id = admin::begin(&programs.switchyard, site.admin, &order)?;
-    let (mut tally, mut longest, mut last_reply, mut asked) = (Tally::default(), Duration::ZERO, Instant::now(), Instant::now());
-    let seconds = loop {
-        let now = run.take().tally;
-        if now.replies > 0 {
-            longest = longest.max(last_reply.elapsed());
-            last_reply = Instant::now();
-        }
-        tally.add(&now);
-        if asked.elapsed() >= ASK {
-            stopped(settings)?;
-            asked = Instant::now();
-            match admin::standing(&admin::report(site.admin)?, id)? {
-                Standing::Done => break begun.elapsed().as_secs_f64(),
-                Standing::Stopped(why) => anyhow::bail!("the move stopped: {why}"),
-                Standing::Open => {}
-            }
-            ensure!(begun.elapsed() < settings.patience, "the move was not done within {:?}", settings.patience);
-        }
-        std::thread::sleep(LOOK);
-    };
-    tally.add(&run.take().tally);
-    run.finish()?;
-    let left = keys_at(site.addresses[0])?;
-    ensure!(left == 0, "{left} keys are left at the source");
-    let at = |quantile: f64| tally.latency.value_at_quantile(quantile) as f64 / 1e6;
-    Ok(Measured {
-        before,
-        during: tally.replies as f64 / seconds,
-        p50_ms: at(0.5),
-        p99_ms: at(0.99),
-        seconds,
-        longest_gap_ms: longest.max(last_reply.elapsed()).as_secs_f64() * 1e3,
-        replies: tally.replies,
-        wrong: tally.wrong,
-        errors: tally.errors + tally.unanswered + tally.disconnects,
-        wrong_after: keys.count_wrong(|_| site.entry)?,
-    })
-}
-
-fn table(settings: &Settings, cell: &Cell, results: &BTreeMap<String, Measured>) -> Table {
-    let head = [
-        "protocol",
-        "requests/s",
-        "of before",
-        "p50 ms",
-        "p99 ms",
-        "seconds",
-        "longest gap ms",
-        "wrong replies",
-        "errors",
-        "keys wrong after",
-    ];
-    let mut table = Table::new(head);
-    for (name, _) in PROTOCOLS {
-        let Some(one) = results.get(&key(settings, cell, name)) else { continue };
-        table.row([
-            name.to_owned(),
-            format!("{:.0}", one.during),
-            format!("{:.0} %", 100.0 * one.during / one.before),
-            format!("{:.2}", one.p50_ms),
-            format!("{:.2}", one.p99_ms),
-            format!("{:.2}", one.seconds),
-            format!("{:.0}", one.longest_gap_ms),
-            format!("{} of {}", one.wrong, one.replies),
-            one.errors.to_string(),
-            one.wrong_after.to_string(),
-        ]);
-    }
-    table
-}
-
-fn stopped(settings: &Settings) -> Result<()> {
-    ensure!(!settings.stop.load(Ordering::Relaxed), "interrupted; what was measured is in {}", settings.keep.display());
-    Ok(())
+/// A number as people write it: no digits that say nothing.
+fn plain(value: f64) -> String {
+    format!("{}", format!("{value:.6}").parse::<f64>().unwrap_or(value))
 }
 
 #[cfg(test)]
@@ -319,19 +201,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_are_kept_as_they_are() {
-        let measured = Measured {
-            before: 1.5,
-            during: 2.5,
-            p50_ms: 0.5,
-            p99_ms: 7.0,
-            seconds: 3.0,
-            longest_gap_ms: 12.0,
-            replies: 7,
-            wrong: 1,
-            errors: 0,
-            wrong_after: 2,
+    fn a_section_brings_its_figures_along() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let out = folder.path().join("page.md");
+        fs::write(&out, "# Page\n<!-- reproduce-x:begin -->\n<!-- reproduce-x:end -->\n").expect("written");
+        let conduct = Conduct {
+            switchyard: PathBuf::new(),
+            repeat: 1,
+            patience: Duration::ZERO,
+            keep: PathBuf::new(),
+            out: Some(out.clone()),
+            command_line: "lab x".to_owned(),
+            stop: Arc::default(),
         };
-        assert_eq!(Measured::of_json(&measured.to_json("a")), Some(("a".to_owned(), measured)));
+        let outcome: Outcome<u64> = Outcome {
+            results: Vec::new(),
+            measured_by: "this".to_owned(),
+            first_date: "2026-01-01".to_owned(),
+            last_date: "2026-01-02".to_owned(),
+        };
+        let mut table = Table::new(["a", "b"]);
+        table.row(["1", "2"]);
+        let section = Section {
+            notes: vec!["Note.".to_owned()],
+            tables: vec![("Title".to_owned(), table)],
+            figures: vec![("x".to_owned(), "Lines".to_owned(), "<svg/>".to_owned())],
+        };
+        publish(&conduct, "reproduce-x", &outcome, &section).expect("published");
+        let text = fs::read_to_string(&out).expect("a page");
+        for part in ["2026-01-01 to 2026-01-02 by `lab x`: this.", "Note.", "![Lines](figures/x.svg)", "### Title", "| 1"] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+        assert_eq!(fs::read_to_string(folder.path().join("figures/x.svg")).expect("a figure"), "<svg/>");
+    }
+
+    #[test]
+    fn numbers_have_the_digits_that_say_something() {
+        assert_eq!([0.5, 10.0, 0.1 * 3.0, 0.95].map(plain), ["0.5", "10", "0.3", "0.95"]);
     }
 }

@@ -26,6 +26,10 @@ impl Hasher for FingerprintHasher {
         }
     }
 
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+
     fn write_u128(&mut self, fingerprint: u128) {
         self.0 = fingerprint as u64;
     }

@@ -304,9 +304,10 @@ impl Life {
             return Step::Reach { side: Side::Target, then };
         }
         // Clients wait for its keys: it goes on whatever the user wishes. It goes on without a target that does not answer, because the source has keys that
-        // can be served; and without a side that the user has given up.
+        // can be served; without a side that the user has given up; and without its source, where all of it is at the target.
         let is_patient = now_us.saturating_sub(self.since_us) < TARGET_PATIENCE_US;
-        let can_do_without = |side| !is_patient && (side == Side::Target || self.give_up == Some(side));
+        let is_past = |side| side == Side::Source && open.cut_over;
+        let can_do_without = |side| is_past(side) || !is_patient && (side == Side::Target || self.give_up == Some(side));
         let missing = std::mem::take(&mut self.missing);
         match &missing[..] {
             [] => *then,

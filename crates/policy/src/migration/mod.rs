@@ -326,6 +326,8 @@ pub enum Event {
     Confirmed {
         /// The side.
         side: Side,
+        /// So many keys its process has evicted since it began.
+        evicted: u64,
     },
     /// [`Action::HandOver`] is done: stored, published.
     HandedOver,
@@ -413,7 +415,7 @@ pub enum Action {
         /// The side.
         side: Side,
     },
-    /// Ask that side anything, on the connection that there is; [`Event::Confirmed`] follows, unless the connection is lost.
+    /// Ask that side how many keys it has evicted, on the connection that there is; [`Event::Confirmed`] follows, unless the connection is lost.
     Confirm {
         /// The side.
         side: Side,
@@ -511,6 +513,14 @@ pub enum Io {
         groups: Vec<Fingerprint>,
         /// Or they start.
         complete: bool,
+    },
+    /// The switch's tracker has said something else of this group, and may say what is true from now on. Whoever waits for a key of it looks again. Of a
+    /// protocol as published.
+    Found {
+        /// Which.
+        group: Fingerprint,
+        /// Where it is in truth.
+        truth: tracker::State,
     },
     /// Whoever waits for a key now is told this error, and may try again.
     Refuse {

@@ -13,18 +13,24 @@
 //!    sees the write.
 //! 3. The cut comes when nobody writes (the drain), and every key that was written is copied.
 //! 4. Both nodes are the same processes from the first copy to the cut. If one is not, the leg begins again, or goes back.
-//! 5. After the cut the target serves. What the source shows is past: it is removed before the slots are handed over.
+//! 5. After the cut the target serves. What the source shows is past: it is removed before the slots are handed over, or, where the source is lost, when it is
+//!    back.
+//! 6. The target evicts nothing from the first copy to the cut: what it evicts would be lost, and nobody could tell which keys those were.
+//! 7. Which copies are past is on record before the last ones are brought up to date: a source that is lost for good, and a router that was restarted, must not
+//!    have them served.
 //!
 //! The papers do not say what happens to keys that are deleted, expire or are written by scripts. Here a key that the source has not is removed at the target,
 //! and where any key may have been written ([`Event::Rewritten`]) all are copied once more while everybody waits.
+
+mod batches;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::planted::{Bug, Planted};
-use super::record::OpenLeg;
+use super::record::{Behind, OpenLeg};
 use super::{
-    Action, BatchId, Copied, Durability, Event, Io, Key, Machine, Orders, Outcome, Pace, Phase, Process, Progress, Record, Side, Stored,
+    Action, BatchId, Durability, Event, Fingerprinter, Io, Key, Machine, Orders, Outcome, Pace, Phase, Process, Progress, Record, Side,
     Wrong,
 };
 
@@ -43,6 +49,8 @@ const REST_US: u64 = 100_000;
 /// Before the drain a side may be lost for so long, microseconds; and a target after it.
 const PREPARE_PATIENCE_US: u64 = 10_000_000;
 const TARGET_PATIENCE_US: u64 = 3_000_000;
+/// After the cut the source may be lost for so long, microseconds: all keys are at the target.
+const PAST_PATIENCE_US: u64 = 3_000_000;
 /// Clients wait for the drain so long at most, microseconds.
 const DRAIN_PATIENCE_MAX_US: u64 = 2_000_000;
 /// Those who wait for a source that is lost for so long are told so, and not more often than this, microseconds.
@@ -59,6 +67,8 @@ enum State {
     },
     /// The target is being purged.
     Readying,
+    /// The target is asked how many keys it has evicted so far.
+    Counting,
     /// Keys are copied while the source serves; or what was sent to it before is awaited.
     Ahead {
         settles: bool,
@@ -153,6 +163,7 @@ enum Quiet {
 #[derive(Clone)]
 pub struct Precopy {
     orders: Orders,
+    fingerprints: Fingerprinter,
     planted: Planted,
     /// While the source serves; otherwise everybody waits.
     ahead: bool,
@@ -187,7 +198,15 @@ pub struct Precopy {
     rewritten: bool,
     rounds: u32,
     left_before: usize,
+    /// Of a leg that is taken up: copies at the target that were past when the drain was complete.
+    behind: Behind,
+    /// All copies are past, says the record: until they are removed.
+    behind_is_any: bool,
     proof: Proof,
+    /// So many keys the target's process had evicted before the first copy; `None`: not known.
+    evicted: Option<u64>,
+    /// Questions to the target that are not answered.
+    confirms: u32,
     quiet: Quiet,
     pace: Pace,
     last_refusal_us: u64,
@@ -204,10 +223,11 @@ const fn name(side: Side) -> &'static str {
 impl Precopy {
     /// A leg as ordered, or one that was under way when the router before this one ended. `ahead`: in rounds while the source serves.
     #[must_use]
-    pub fn new(orders: Orders, ahead: bool, resume: Option<OpenLeg>) -> Self {
+    pub fn new(orders: Orders, ahead: bool, fingerprints: Fingerprinter, resume: Option<OpenLeg>) -> Self {
         let open = resume.filter(|open| open.moving);
         let mut leg = Self {
             orders,
+            fingerprints,
             planted: Planted::default(),
             ahead,
             state: State::Waiting,
@@ -234,7 +254,11 @@ impl Precopy {
             rewritten: false,
             rounds: 0,
             left_before: usize::MAX,
+            behind: Behind::NONE,
+            behind_is_any: false,
             proof: Proof::No,
+            evicted: None,
+            confirms: 0,
             quiet: Quiet::No,
             pace: Pace { batch_keys: 100, batches: 1, interval_us: 0 },
             last_refusal_us: 0,
@@ -243,6 +267,7 @@ impl Precopy {
         if let Some(open) = open {
             leg.cut = open.cut_over;
             leg.given_up = open.given_up;
+            leg.behind = open.behind;
             leg.processes = [Some(open.source), Some(open.target)];
             // What was written since its copy nobody remembers.
             let goes_back = !leg.cut && leg.given_up != Some(Side::Source);
@@ -334,6 +359,10 @@ impl Precopy {
         self.links[side as usize] = Link::Down { since_us: now_us };
         self.purging.take_if(|purged| *purged == side);
         self.proof = Proof::No;
+        if side == Side::Target {
+            self.confirms = 0;
+            self.state = if self.state == State::Counting { State::Readying } else { self.state };
+        }
         for batch in self.batches.values_mut() {
             let asked_at = if batch.step == Step::Copy { Side::Source } else { Side::Target };
             if batch.asked && asked_at == side {
@@ -410,12 +439,21 @@ impl Precopy {
             State::Draining { .. } if self.begun => self.state = State::Last,
             State::Draining { .. } => {
                 let Orders { move_id, leg, .. } = self.orders;
-                let record = self.record(Record::LegMoving { move_id, leg }, actions);
-                self.state = State::Starting { record };
+                let mut record = self.record(Record::LegMoving { move_id, leg }, actions);
                 if !self.planted.is(Bug::LastWritesForgotten) {
                     let settled = std::mem::take(&mut self.settling);
                     self.todo.extend(settled.into_iter().chain(std::mem::take(&mut self.written)));
                 }
+                let keys = match self.rewritten && self.has_stored {
+                    true => Behind::Any,
+                    false if !self.has_stored => Behind::NONE,
+                    false => Behind::These(self.todo.iter().map(|key| self.fingerprints.of(key)).collect()),
+                };
+                if keys != Behind::NONE {
+                    self.behind_is_any = keys == Behind::Any;
+                    record = self.record(Record::Behind { move_id, leg, keys }, actions);
+                }
+                self.state = State::Starting { record };
             }
             State::Returning { .. } => self.state = State::Returning { drained: true },
             _ => {}
@@ -436,12 +474,14 @@ impl Precopy {
     fn turn_back(&mut self, why: String, actions: &mut Vec<Action>) {
         match self.state {
             _ if self.cut || self.given_up.is_some() => {}
-            State::Waiting | State::Meeting { .. } | State::Readying | State::Ahead { .. } if !self.begun => self.give_up(why, actions),
+            State::Waiting | State::Meeting { .. } | State::Readying | State::Counting | State::Ahead { .. } if !self.begun => {
+                self.give_up(why, actions)
+            }
             State::Draining { .. } if !self.begun => {
                 actions.push(Action::Withdraw);
                 self.give_up(why, actions);
             }
-            State::Starting { .. } | State::Last | State::Draining { .. } | State::Meeting { .. } | State::Readying => {
+            State::Starting { .. } | State::Last | State::Draining { .. } | State::Meeting { .. } | State::Readying | State::Counting => {
                 self.back.get_or_insert(why);
             }
             _ => {}
@@ -497,130 +537,16 @@ impl Precopy {
         }
     }
 
-    // ---- batches ----
-
-    fn answered(&mut self, event: Event, now_us: u64, actions: &mut Vec<Action>) {
-        let (Event::Copied { batch: id, .. } | Event::Stored { batch: id, .. } | Event::Removed { batch: id }) = event else { return };
-        let Some(batch) = self.batches.get_mut(&id).filter(|batch| batch.asked) else { return };
-        let refused = match (event, batch.step) {
-            (Event::Copied { outcomes, .. }, Step::Copy) => {
-                // Those that would be too much come in another batch.
-                let later = batch.keys.split_off(outcomes.len().min(batch.keys.len()));
-                later.into_iter().rev().for_each(|key| self.todo.push_front(key));
-                let taken = batch.keys.iter().zip(&outcomes).filter(|(_, copied)| matches!(copied, Copied::Taken { .. }));
-                batch.there = taken.map(|(key, _)| key.clone()).collect();
-                let bytes = |copied: &Copied| if let Copied::Taken { bytes } = copied { *bytes } else { 0 };
-                self.progress.bytes_moved += outcomes.iter().map(bytes).sum::<u64>();
-                batch.step = if batch.there.is_empty() { Step::Remove } else { Step::Store };
-                outcomes.into_iter().find_map(|copied| if let Copied::Refused(why) = copied { Some(why) } else { None })
-            }
-            (Event::Stored { outcomes, .. }, Step::Store) => {
-                // What is copied again was counted.
-                self.progress.keys_moved += if self.rounds == 0 { outcomes.len() as u64 } else { 0 };
-                batch.step = Step::Remove;
-                outcomes.into_iter().find_map(|stored| if let Stored::Refused(why) = stored { Some(why) } else { None })
-            }
-            (Event::Removed { .. }, Step::Remove) => {
-                self.batches.remove(&id);
-                return;
-            }
-            _ => return,
-        };
-        batch.asked = false;
-        let Some(why) = refused else { return };
-        (batch.step, batch.not_before_us) = (Step::Copy, now_us + REST_US);
-        batch.tries += 1;
-        if batch.tries >= TRIES {
-            self.turn_back(format!("a node refuses keys: {why}"), actions);
-        }
-    }
-
-    /// Asks what can be asked now about the batches under way.
-    fn go_on_with_batches(&mut self, now_us: u64, actions: &mut Vec<Action>) {
-        if self.quiet == Quiet::Reached {
-            return;
-        }
-        let is_up = [Side::Source, Side::Target].map(|side| self.is_up(side));
-        let mut done = Vec::new();
-        for (id, batch) in &mut self.batches {
-            if batch.asked || batch.not_before_us > now_us {
-                continue;
-            }
-            let asked_at = if batch.step == Step::Copy { Side::Source } else { Side::Target };
-            let gone: Vec<Key> = batch.keys.iter().filter(|key| batch.there.binary_search(key).is_err()).cloned().collect();
-            if batch.step == Step::Remove && (gone.is_empty() || self.planted.is(Bug::GoneStaysCopied)) {
-                done.push(*id);
-                continue;
-            }
-            if !is_up[asked_at as usize] {
-                continue;
-            }
-            batch.asked = true;
-            actions.push(Action::Io(match batch.step {
-                Step::Copy => Io::Copy { batch: *id, from: Side::Source, keys: batch.keys.clone() },
-                Step::Store => {
-                    self.has_stored = true;
-                    Io::Overwrite { batch: *id, to: Side::Target, keys: batch.there.clone() }
-                }
-                Step::Remove => Io::Remove { batch: *id, from: Side::Target, keys: gone },
-            }));
-        }
-        done.iter().for_each(|id| drop(self.batches.remove(id)));
-    }
-
-    fn begin_batches(&mut self, now_us: u64, actions: &mut Vec<Action>) {
-        if self.quiet != Quiet::No || self.target_is_dirty {
-            return;
-        }
-        let most = self.pace.batch_keys.max(1) as usize;
-        while self.batches.len() < self.pace.batches as usize {
-            if self.todo.is_empty() {
-                if !self.list_ended && self.lists == self.lists_old {
-                    self.lists += 1;
-                    actions.push(Action::List { count: self.pace.batch_keys.saturating_mul(LIST_BATCHES) });
-                }
-                return;
-            }
-            if now_us < self.last_began_us + self.pace.interval_us {
-                return;
-            }
-            self.last_began_us = now_us;
-            // In order and each once: it is looked up later.
-            let busy: BTreeSet<&Key> = self.batches.values().flat_map(|batch| &batch.keys).collect();
-            let mut keys = BTreeSet::new();
-            let mut later = Vec::new();
-            while keys.len() < most
-                && let Some(key) = self.todo.pop_front()
-            {
-                // One that is being copied is copied again behind that.
-                if busy.contains(&key) {
-                    later.push(key);
-                } else {
-                    keys.insert(key);
-                }
-            }
-            self.todo.extend(later);
-            if keys.is_empty() {
-                return;
-            }
-            self.last_batch = self.last_batch.wrapping_add(1);
-            let batch =
-                Batch { keys: keys.into_iter().collect(), there: Vec::new(), step: Step::Copy, asked: false, not_before_us: 0, tries: 0 };
-            self.batches.insert(BatchId(self.last_batch), batch);
-            self.go_on_with_batches(now_us, actions);
-        }
-    }
-
-    fn all_is_copied(&self) -> bool {
-        self.list_ended && self.todo.is_empty() && self.batches.is_empty() && !self.target_is_dirty
-    }
-
     // ---- what is possible now ----
 
     fn purge(&mut self, side: Side, actions: &mut Vec<Action>) {
+        self.purge_of(side, Wrong::AllBut(Arc::default()), actions);
+    }
+
+    fn purge_of(&mut self, side: Side, wrong: Wrong, actions: &mut Vec<Action>) {
         if self.purging.is_none() && self.is_up(side) && self.quiet == Quiet::No {
             self.purging = Some(side);
-            actions.push(Action::Purge { side, wrong: Wrong::AllBut(Arc::default()) });
+            actions.push(Action::Purge { side, wrong });
         }
     }
 
@@ -630,12 +556,8 @@ impl Precopy {
                 if self.target_is_dirty {
                     self.purge(Side::Target, actions);
                 } else if self.is_up(Side::Source) && self.is_up(Side::Target) {
-                    self.progress.phase = Phase::Moving;
-                    match self.ahead {
-                        // What was sent before the leg is on the list, and may not have been done.
-                        true => self.settle(actions),
-                        false => self.announce(now_us, actions),
-                    }
+                    self.state = State::Counting;
+                    self.ask_target(actions);
                 }
             }
             State::Ahead { settles: true } => {}
@@ -652,7 +574,8 @@ impl Precopy {
             State::Cleaning => self.clean(actions),
             State::Last => self.go_on_with_the_last(now_us, actions),
             State::Over => {
-                if self.given_up == Some(Side::Source) || self.planted.is(Bug::PastNotPurged) {
+                let is_lost = matches!(self.links[Side::Source as usize], Link::Down { since_us } if now_us.saturating_sub(since_us) >= PAST_PATIENCE_US);
+                if is_lost || self.given_up == Some(Side::Source) || self.planted.is(Bug::PastNotPurged) {
                     self.record_end(actions);
                 } else {
                     self.purge(Side::Source, actions);
@@ -674,6 +597,37 @@ impl Precopy {
             self.batches.values_mut().for_each(|batch| batch.step = Step::Copy);
             self.quiet = Quiet::Reached;
             actions.push(Action::Io(Io::Quiet));
+        }
+    }
+
+    fn ask_target(&mut self, actions: &mut Vec<Action>) {
+        // One that is lost is asked when it is proven that it is the same process.
+        if self.is_up(Side::Target) {
+            self.confirms += 1;
+            actions.push(Action::Confirm { side: Side::Target });
+        }
+    }
+
+    /// The target has evicted so many keys. What it evicted before the first copy was none of them.
+    fn evicted(&mut self, so_far: u64, now_us: u64, actions: &mut Vec<Action>) {
+        if self.state == State::Counting {
+            self.evicted = Some(so_far);
+            self.progress.phase = Phase::Moving;
+            return match self.ahead {
+                // What was sent before the leg is on the list, and may not have been done.
+                true => self.settle(actions),
+                false => self.announce(now_us, actions),
+            };
+        }
+        let Some(more) = self.evicted.and_then(|before| so_far.checked_sub(before)).filter(|more| *more > 0) else { return };
+        if matches!(self.state, State::Ahead { .. } | State::Draining { .. } | State::Starting { .. } | State::Last) && !self.cut {
+            self.turn_back(
+                format!(
+                    "the target has evicted keys since copying began ({more}), and copies may be among them: give it more memory (maxmemory), or use the \
+                     protocol switchyard"
+                ),
+                actions,
+            );
         }
     }
 
@@ -709,6 +663,7 @@ impl Precopy {
         self.settling = std::mem::take(&mut self.written);
         self.state = State::Ahead { settles: true };
         actions.push(Action::Observe);
+        self.ask_target(actions);
         if self.planted.is(Bug::ReadAgainTooEarly) {
             self.drained(actions);
         }
@@ -719,6 +674,9 @@ impl Precopy {
             // What was read is stored; nothing more can be read.
             self.drop_what_is_past(actions);
             self.go_on_with_batches(now_us, actions);
+            if let Some(wrong) = self.behind.wrong() {
+                return self.purge_of(Side::Target, wrong, actions);
+            }
             if self.batches.is_empty() && self.quiet == Quiet::No && self.is_up(Side::Target) {
                 self.record_end(actions);
             }
@@ -760,7 +718,8 @@ impl Precopy {
             }
             Proof::No | Proof::Secured => {
                 self.proof = Proof::Confirming([true; 2]);
-                actions.extend([Side::Source, Side::Target].map(|side| Action::Confirm { side }));
+                actions.push(Action::Confirm { side: Side::Source });
+                self.ask_target(actions);
             }
             Proof::Yes => {
                 let Orders { move_id, leg, .. } = self.orders;
@@ -837,7 +796,13 @@ impl Machine for Precopy {
             Event::Drained => self.drained(actions),
             Event::Purged => match self.purging.take() {
                 Some(Side::Source) => self.record_end(actions),
-                Some(Side::Target) => self.target_is_dirty = false,
+                Some(Side::Target) => {
+                    (self.target_is_dirty, self.behind) = (false, Behind::NONE);
+                    if std::mem::take(&mut self.behind_is_any) {
+                        let Orders { move_id, leg, .. } = self.orders;
+                        self.record(Record::Behind { move_id, leg, keys: Behind::NONE }, actions);
+                    }
+                }
                 None => {}
             },
             Event::Listed { keys, end } => {
@@ -862,8 +827,15 @@ impl Machine for Precopy {
                 }
             },
             Event::Secured { .. } => {}
-            Event::Confirmed { side } => {
-                if let Proof::Confirming(waits) = &mut self.proof {
+            Event::Confirmed { side, evicted } => {
+                if side == Side::Target {
+                    self.confirms = self.confirms.saturating_sub(1);
+                    self.evicted(evicted, now_us, actions);
+                }
+                // An answer to an earlier question proves nothing.
+                if let Proof::Confirming(waits) = &mut self.proof
+                    && (side == Side::Source || self.confirms == 0)
+                {
                     waits[side as usize] = false;
                     self.proof = if *waits == [false; 2] { Proof::Yes } else { self.proof };
                 }

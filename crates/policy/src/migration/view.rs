@@ -123,6 +123,12 @@ impl<C> LegView<C> {
         Self { committed, away, scope: self.scope.clone(), double_read, published: self.published, fingerprints: self.fingerprints }
     }
 
+    /// Whether it goes by a protocol as published.
+    #[must_use]
+    pub const fn is_published(&self) -> bool {
+        self.published.is_some()
+    }
+
     /// Its committed keys.
     #[must_use]
     pub const fn committed(&self) -> &Arc<C> {
@@ -167,7 +173,12 @@ impl<C: Committed> LegView<C> {
 
     /// Whether a key waits no more; `None`: all of the leg.
     fn is_there(&self, key: Option<Fingerprint>) -> bool {
-        key.map_or_else(|| self.committed.has_all(), |key| self.place(key) != Place::Nowhere)
+        key.map_or_else(|| self.committed.has_all(), |key| self.place(key) != Place::Nowhere || self.is_elsewhere(key))
+    }
+
+    /// Whether a key is not looked for at the target, because the switch has erred and knows it by now.
+    fn is_elsewhere(&self, key: Fingerprint) -> bool {
+        self.published.is_some_and(|rules| rules.repairs() && self.way(&rules, key, false) == Way::Source)
     }
 }
 
@@ -262,6 +273,8 @@ pub struct Look<C> {
     waits: Vec<Wait<C>>,
     /// Where each key is sent by a protocol as published.
     ways: Vec<(Key, Way)>,
+    /// Whether any of them may be written.
+    writes: bool,
     /// By such a protocol: its leg, and of so many double reads one has its key fetched.
     sampled: Option<((MoveId, u32), u32)>,
     planted: Planted,
@@ -275,6 +288,7 @@ impl<C> Default for Look<C> {
             is_unknown: false,
             waits: Vec::new(),
             ways: Vec::new(),
+            writes: false,
             sampled: None,
             planted: Planted::default(),
         }
@@ -308,6 +322,7 @@ impl<C: Committed> Look<C> {
         if let Some(rules) = &view.published {
             let way = view.way(rules, fingerprint, writes);
             self.ways.push((key.into(), way));
+            self.writes |= writes;
             self.sampled = Some((of, rules.fetches_one_in())).filter(|(_, one_in)| way == Way::Both && *one_in > 0);
             match way {
                 Way::Pull => self.waits.push(Wait { of, view: view.clone(), key: Some((key.into(), fingerprint)) }),
@@ -368,10 +383,32 @@ impl<C: Committed> Look<C> {
         topology.transit(slot_of(key)).map(|transit| [transit.source, transit.target])
     }
 
-    /// A read by such a protocol did not find its key at the target: it is wanted, and its reader waits. Whether it does.
+    /// Its keys by where they are moving to, those that are at the source left out.
     #[must_use]
-    pub fn pulls(&self) -> bool {
-        self.way() == Some(Way::Pull)
+    pub fn moved_to(&self, topology: &Topology) -> BTreeMap<NodeId, Vec<Key>> {
+        let mut moved: BTreeMap<NodeId, Vec<Key>> = BTreeMap::new();
+        for (key, _) in self.ways.iter().filter(|(_, way)| *way != Way::Source) {
+            if let Some(transit) = topology.transit(slot_of(key)) {
+                moved.entry(transit.target).or_default().push(key.clone());
+            }
+        }
+        moved
+    }
+
+    /// It only reads, by such a protocol, and cannot be asked of both nodes: the keys that may be at either of them are fetched first. Whether it waits for any.
+    pub fn waits_for_both(&mut self, topology: &Topology, legs: &Legs<C>) -> bool {
+        if self.writes {
+            return false;
+        }
+        for (key, _) in self.ways.iter().filter(|(_, way)| *way == Way::Both) {
+            let Some(Transit { move_id, stage: Stage::Moving { leg }, .. }) = topology.transit(slot_of(key)) else { continue };
+            let of = (*move_id, *leg);
+            if let Some(view) = legs.get(&of) {
+                let fingerprint = view.fingerprints.of(key);
+                self.waits.push(Wait { of, view: view.clone(), key: Some((key.clone(), fingerprint)) });
+            }
+        }
+        !self.waits.is_empty()
     }
 
     /// What a mover is told whose key is fetched although nobody waits for it: that of a double read.
@@ -387,8 +424,7 @@ impl<C: Committed> Look<C> {
     /// Whether nothing has to be waited for.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        // Of several keys none is pulled.
-        let enough = self.waits.is_empty() || self.ways.len() > 1 || self.has_keys_there && self.planted.is(Bug::OneKeyIsEnough);
+        let enough = self.waits.is_empty() || self.has_keys_there && self.planted.is(Bug::OneKeyIsEnough);
         enough && !self.is_unknown
     }
 }

@@ -61,6 +61,10 @@ impl Flags {
     /// Goes on where an earlier call has ended, by a cursor that one server only understands (HSCAN and relatives). Ours, not Redis's.
     pub const CURSOR: Flags = Flags(1 << 11);
 
+    /// Reads one key, and says the same as long as the key and its time to live are the same: its reply may be kept. Not every command that only reads does: what is
+    /// random, or about time (RANDFIELD, TTL, OBJECT), does not. Ours, not Redis's.
+    pub const COPYABLE: Flags = Flags(1 << 12);
+
     /// True where every bit of `other` is set.
     #[inline]
     pub const fn has(self, other: Flags) -> bool {

@@ -94,10 +94,10 @@ rows! {
     "DELEX"                     -2 [WRITE FAST]                          FIRST             [RW]   [string]              => Keyed;
     "DELIFEQ"                    3 [WRITE FAST]                          FIRST             [RW]   [string]              => Keyed;
     "DIGEST"                     2 [READONLY FAST]                       FIRST             [R]    [string]              => Keyed;
-    "GET"                        2 [READONLY FAST]                       FIRST             [R]    [string]              => Keyed;
+    "GET"                        2 [READONLY FAST COPYABLE]              FIRST             [R]    [string]              => Keyed;
     "GETDEL"                     2 [WRITE FAST]                          FIRST             [RW]   [string]              => Keyed;
     "GETEX"                     -2 [WRITE FAST]                          FIRST             [RW]   [string]              => Keyed;
-    "GETRANGE"                   4 [READONLY]                            FIRST             [R]    [string]              => Keyed;
+    "GETRANGE"                   4 [READONLY COPYABLE]                   FIRST             [R]    [string]              => Keyed;
     "GETSET"                     3 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [string]              => Keyed;
     "INCR"                       2 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [string]              => Keyed;
     "INCRBY"                     3 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [string]              => Keyed;
@@ -112,16 +112,16 @@ rows! {
     "SETEX"                      4 [WRITE DENY_OOM]                      FIRST             [W]    [string]              => Keyed;
     "SETNX"                      3 [WRITE DENY_OOM FAST]                 FIRST             [W]    [string]              => Keyed;
     "SETRANGE"                   4 [WRITE DENY_OOM]                      FIRST             [W]    [string]              => Keyed;
-    "STRLEN"                     2 [READONLY FAST]                       FIRST             [NO]   [string]              => Keyed;
-    "SUBSTR"                     4 [READONLY]                            FIRST             [R]    [string]              => Keyed;
+    "STRLEN"                     2 [READONLY FAST COPYABLE]              FIRST             [NO]   [string]              => Keyed;
+    "SUBSTR"                     4 [READONLY COPYABLE]                   FIRST             [R]    [string]              => Keyed;
 
     // Bitmaps
-    "BITCOUNT"                  -2 [READONLY]                            FIRST             [R]    [bitmap]              => Keyed;
+    "BITCOUNT"                  -2 [READONLY COPYABLE]                   FIRST             [R]    [bitmap]              => Keyed;
     "BITFIELD"                  -2 [WRITE DENY_OOM]                      FIRST             [RW]   [bitmap]              => Keyed;
     "BITFIELD_RO"               -2 [READONLY FAST]                       FIRST             [R]    [bitmap]              => Keyed;
     "BITOP"                     -4 [WRITE DENY_OOM SLOW]                 FROM_SECOND       [W R]  [bitmap]              => Keyed;
-    "BITPOS"                    -3 [READONLY]                            FIRST             [R]    [bitmap]              => Keyed;
-    "GETBIT"                     3 [READONLY FAST]                       FIRST             [R]    [bitmap]              => Keyed;
+    "BITPOS"                    -3 [READONLY COPYABLE]                   FIRST             [R]    [bitmap]              => Keyed;
+    "GETBIT"                     3 [READONLY FAST COPYABLE]              FIRST             [R]    [bitmap]              => Keyed;
     "SETBIT"                     4 [WRITE DENY_OOM]                      FIRST             [RW]   [bitmap]              => Keyed;
 
     // HyperLogLogs
@@ -133,19 +133,19 @@ rows! {
 
     // Hashes
     "HDEL"                      -3 [WRITE FAST]                          FIRST             [W]    [hash]                => Keyed;
-    "HEXISTS"                    3 [READONLY FAST]                       FIRST             [NO]   [hash]                => Keyed;
+    "HEXISTS"                    3 [READONLY FAST COPYABLE]              FIRST             [NO]   [hash]                => Keyed;
     "HEXPIRE"                   -6 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [hash]                => Keyed;
     "HEXPIREAT"                 -6 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [hash]                => Keyed;
     "HEXPIRETIME"               -5 [READONLY FAST]                       FIRST             [R]    [hash]                => Keyed;
-    "HGET"                       3 [READONLY FAST]                       FIRST             [R]    [hash]                => Keyed;
-    "HGETALL"                    2 [READONLY]                            FIRST             [R]    [hash]                => Keyed;
+    "HGET"                       3 [READONLY FAST COPYABLE]              FIRST             [R]    [hash]                => Keyed;
+    "HGETALL"                    2 [READONLY COPYABLE]                   FIRST             [R]    [hash]                => Keyed;
     "HGETDEL"                   -5 [WRITE FAST]                          FIRST             [RW]   [hash]                => Keyed;
     "HGETEX"                    -5 [WRITE FAST]                          FIRST             [RW]   [hash]                => Keyed;
     "HINCRBY"                    4 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [hash]                => Keyed;
     "HINCRBYFLOAT"               4 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [hash]                => Keyed;
-    "HKEYS"                      2 [READONLY]                            FIRST             [R]    [hash]                => Keyed;
-    "HLEN"                       2 [READONLY FAST]                       FIRST             [NO]   [hash]                => Keyed;
-    "HMGET"                     -3 [READONLY FAST]                       FIRST             [R]    [hash]                => Keyed;
+    "HKEYS"                      2 [READONLY COPYABLE]                   FIRST             [R]    [hash]                => Keyed;
+    "HLEN"                       2 [READONLY FAST COPYABLE]              FIRST             [NO]   [hash]                => Keyed;
+    "HMGET"                     -3 [READONLY FAST COPYABLE]              FIRST             [R]    [hash]                => Keyed;
     "HMSET"                     -4 [WRITE DENY_OOM FAST]                 FIRST             [W]    [hash]                => Keyed;
     "HPERSIST"                  -5 [WRITE FAST]                          FIRST             [RW]   [hash]                => Keyed;
     "HPEXPIRE"                  -6 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [hash]                => Keyed;
@@ -157,9 +157,9 @@ rows! {
     "HSET"                      -4 [WRITE DENY_OOM FAST]                 FIRST             [W]    [hash]                => Keyed;
     "HSETEX"                    -6 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [hash]                => Keyed;
     "HSETNX"                     4 [WRITE DENY_OOM FAST]                 FIRST             [W]    [hash]                => Keyed;
-    "HSTRLEN"                    3 [READONLY FAST]                       FIRST             [NO]   [hash]                => Keyed;
+    "HSTRLEN"                    3 [READONLY FAST COPYABLE]              FIRST             [NO]   [hash]                => Keyed;
     "HTTL"                      -5 [READONLY FAST]                       FIRST             [R]    [hash]                => Keyed;
-    "HVALS"                      2 [READONLY]                            FIRST             [R]    [hash]                => Keyed;
+    "HVALS"                      2 [READONLY COPYABLE]                   FIRST             [R]    [hash]                => Keyed;
 
     // Lists
     "BLMOVE"                     6 [WRITE DENY_OOM BLOCKING]             FIRST_TWO         [RW W] [list]                => Keyed;
@@ -167,16 +167,16 @@ rows! {
     "BLPOP"                     -3 [WRITE BLOCKING]                      ALL_BUT_LAST      [RW]   [list]                => Keyed;
     "BRPOP"                     -3 [WRITE BLOCKING]                      ALL_BUT_LAST      [RW]   [list]                => Keyed;
     "BRPOPLPUSH"                 4 [WRITE DENY_OOM BLOCKING]             FIRST_TWO         [RW W] [list]                => Keyed;
-    "LINDEX"                     3 [READONLY]                            FIRST             [R]    [list]                => Keyed;
+    "LINDEX"                     3 [READONLY COPYABLE]                   FIRST             [R]    [list]                => Keyed;
     "LINSERT"                    5 [WRITE DENY_OOM]                      FIRST             [W]    [list]                => Keyed;
-    "LLEN"                       2 [READONLY FAST]                       FIRST             [NO]   [list]                => Keyed;
+    "LLEN"                       2 [READONLY FAST COPYABLE]              FIRST             [NO]   [list]                => Keyed;
     "LMOVE"                      5 [WRITE DENY_OOM]                      FIRST_TWO         [RW W] [list]                => Keyed;
     "LMPOP"                     -4 [WRITE MOVABLE_KEYS]                  POP               [RW]   [list]                => Keyed;
     "LPOP"                      -2 [WRITE FAST]                          FIRST             [RW]   [list]                => Keyed;
-    "LPOS"                      -3 [READONLY]                            FIRST             [R]    [list]                => Keyed;
+    "LPOS"                      -3 [READONLY COPYABLE]                   FIRST             [R]    [list]                => Keyed;
     "LPUSH"                     -3 [WRITE DENY_OOM FAST]                 FIRST             [W]    [list]                => Keyed;
     "LPUSHX"                    -3 [WRITE DENY_OOM FAST]                 FIRST             [W]    [list]                => Keyed;
-    "LRANGE"                     4 [READONLY]                            FIRST             [R]    [list]                => Keyed;
+    "LRANGE"                     4 [READONLY COPYABLE]                   FIRST             [R]    [list]                => Keyed;
     "LREM"                       4 [WRITE]                               FIRST             [W]    [list]                => Keyed;
     "LSET"                       4 [WRITE DENY_OOM]                      FIRST             [W]    [list]                => Keyed;
     "LTRIM"                      4 [WRITE]                               FIRST             [W]    [list]                => Keyed;
@@ -187,15 +187,15 @@ rows! {
 
     // Sets
     "SADD"                      -3 [WRITE DENY_OOM FAST]                 FIRST             [W]    [set]                 => Keyed;
-    "SCARD"                      2 [READONLY FAST]                       FIRST             [NO]   [set]                 => Keyed;
+    "SCARD"                      2 [READONLY FAST COPYABLE]              FIRST             [NO]   [set]                 => Keyed;
     "SDIFF"                     -2 [READONLY SLOW]                       ALL               [R]    [set]                 => Keyed;
     "SDIFFSTORE"                -3 [WRITE DENY_OOM SLOW]                 ALL               [W R]  [set]                 => Keyed;
     "SINTER"                    -2 [READONLY SLOW]                       ALL               [R]    [set]                 => Keyed;
     "SINTERCARD"                -3 [READONLY MOVABLE_KEYS SLOW]          SETS              [R]    [set]                 => Keyed;
     "SINTERSTORE"               -3 [WRITE DENY_OOM SLOW]                 ALL               [W R]  [set]                 => Keyed;
-    "SISMEMBER"                  3 [READONLY FAST]                       FIRST             [NO]   [set]                 => Keyed;
-    "SMEMBERS"                   2 [READONLY]                            FIRST             [R]    [set]                 => Keyed;
-    "SMISMEMBER"                -3 [READONLY FAST]                       FIRST             [R]    [set]                 => Keyed;
+    "SISMEMBER"                  3 [READONLY FAST COPYABLE]              FIRST             [NO]   [set]                 => Keyed;
+    "SMEMBERS"                   2 [READONLY COPYABLE]                   FIRST             [R]    [set]                 => Keyed;
+    "SMISMEMBER"                -3 [READONLY FAST COPYABLE]              FIRST             [R]    [set]                 => Keyed;
     "SMOVE"                      4 [WRITE FAST]                          FIRST_TWO         [RW W] [set]                 => Keyed;
     "SPOP"                      -2 [WRITE FAST]                          FIRST             [RW]   [set]                 => Keyed;
     "SRANDMEMBER"               -2 [READONLY]                            FIRST             [R]    [set]                 => Keyed;
@@ -209,35 +209,35 @@ rows! {
     "BZPOPMAX"                  -3 [WRITE FAST BLOCKING]                 ALL_BUT_LAST      [RW]   [sortedset]           => Keyed;
     "BZPOPMIN"                  -3 [WRITE FAST BLOCKING]                 ALL_BUT_LAST      [RW]   [sortedset]           => Keyed;
     "ZADD"                      -4 [WRITE DENY_OOM FAST]                 FIRST             [W]    [sortedset]           => Keyed;
-    "ZCARD"                      2 [READONLY FAST]                       FIRST             [NO]   [sortedset]           => Keyed;
-    "ZCOUNT"                     4 [READONLY FAST]                       FIRST             [R]    [sortedset]           => Keyed;
+    "ZCARD"                      2 [READONLY FAST COPYABLE]              FIRST             [NO]   [sortedset]           => Keyed;
+    "ZCOUNT"                     4 [READONLY FAST COPYABLE]              FIRST             [R]    [sortedset]           => Keyed;
     "ZDIFF"                     -3 [READONLY MOVABLE_KEYS SLOW]          ZSETS             [R]    [sortedset]           => Keyed;
     "ZDIFFSTORE"                -4 [WRITE DENY_OOM MOVABLE_KEYS SLOW]    ZSETS_STORE       [W R]  [sortedset]           => Keyed;
     "ZINCRBY"                    4 [WRITE DENY_OOM FAST]                 FIRST             [RW]   [sortedset]           => Keyed;
     "ZINTER"                    -3 [READONLY MOVABLE_KEYS SLOW]          ZSETS             [R]    [sortedset]           => Keyed;
     "ZINTERCARD"                -3 [READONLY MOVABLE_KEYS SLOW]          ZSETS             [R]    [sortedset]           => Keyed;
     "ZINTERSTORE"               -4 [WRITE DENY_OOM MOVABLE_KEYS SLOW]    ZSETS_STORE       [W R]  [sortedset]           => Keyed;
-    "ZLEXCOUNT"                  4 [READONLY FAST]                       FIRST             [R]    [sortedset]           => Keyed;
+    "ZLEXCOUNT"                  4 [READONLY FAST COPYABLE]              FIRST             [R]    [sortedset]           => Keyed;
     "ZMPOP"                     -4 [WRITE MOVABLE_KEYS]                  POP               [RW]   [sortedset]           => Keyed;
-    "ZMSCORE"                   -3 [READONLY FAST]                       FIRST             [R]    [sortedset]           => Keyed;
+    "ZMSCORE"                   -3 [READONLY FAST COPYABLE]              FIRST             [R]    [sortedset]           => Keyed;
     "ZPOPMAX"                   -2 [WRITE FAST]                          FIRST             [RW]   [sortedset]           => Keyed;
     "ZPOPMIN"                   -2 [WRITE FAST]                          FIRST             [RW]   [sortedset]           => Keyed;
     "ZRANDMEMBER"               -2 [READONLY]                            FIRST             [R]    [sortedset]           => Keyed;
-    "ZRANGE"                    -4 [READONLY]                            FIRST             [R]    [sortedset]           => Keyed;
-    "ZRANGEBYLEX"               -4 [READONLY]                            FIRST             [R]    [sortedset]           => Keyed;
-    "ZRANGEBYSCORE"             -4 [READONLY]                            FIRST             [R]    [sortedset]           => Keyed;
+    "ZRANGE"                    -4 [READONLY COPYABLE]                   FIRST             [R]    [sortedset]           => Keyed;
+    "ZRANGEBYLEX"               -4 [READONLY COPYABLE]                   FIRST             [R]    [sortedset]           => Keyed;
+    "ZRANGEBYSCORE"             -4 [READONLY COPYABLE]                   FIRST             [R]    [sortedset]           => Keyed;
     "ZRANGESTORE"               -5 [WRITE DENY_OOM]                      FIRST_TWO         [W R]  [sortedset]           => Keyed;
-    "ZRANK"                     -3 [READONLY FAST]                       FIRST             [R]    [sortedset]           => Keyed;
+    "ZRANK"                     -3 [READONLY FAST COPYABLE]              FIRST             [R]    [sortedset]           => Keyed;
     "ZREM"                      -3 [WRITE FAST]                          FIRST             [W]    [sortedset]           => Keyed;
     "ZREMRANGEBYLEX"             4 [WRITE]                               FIRST             [W]    [sortedset]           => Keyed;
     "ZREMRANGEBYRANK"            4 [WRITE]                               FIRST             [W]    [sortedset]           => Keyed;
     "ZREMRANGEBYSCORE"           4 [WRITE]                               FIRST             [W]    [sortedset]           => Keyed;
-    "ZREVRANGE"                 -4 [READONLY]                            FIRST             [R]    [sortedset]           => Keyed;
-    "ZREVRANGEBYLEX"            -4 [READONLY]                            FIRST             [R]    [sortedset]           => Keyed;
-    "ZREVRANGEBYSCORE"          -4 [READONLY]                            FIRST             [R]    [sortedset]           => Keyed;
-    "ZREVRANK"                  -3 [READONLY FAST]                       FIRST             [R]    [sortedset]           => Keyed;
+    "ZREVRANGE"                 -4 [READONLY COPYABLE]                   FIRST             [R]    [sortedset]           => Keyed;
+    "ZREVRANGEBYLEX"            -4 [READONLY COPYABLE]                   FIRST             [R]    [sortedset]           => Keyed;
+    "ZREVRANGEBYSCORE"          -4 [READONLY COPYABLE]                   FIRST             [R]    [sortedset]           => Keyed;
+    "ZREVRANK"                  -3 [READONLY FAST COPYABLE]              FIRST             [R]    [sortedset]           => Keyed;
     "ZSCAN"                     -3 [READONLY CURSOR]                     FIRST             [R]    [sortedset]           => Keyed;
-    "ZSCORE"                     3 [READONLY FAST]                       FIRST             [R]    [sortedset]           => Keyed;
+    "ZSCORE"                     3 [READONLY FAST COPYABLE]              FIRST             [R]    [sortedset]           => Keyed;
     "ZUNION"                    -3 [READONLY MOVABLE_KEYS SLOW]          ZSETS             [R]    [sortedset]           => Keyed;
     "ZUNIONSTORE"               -4 [WRITE DENY_OOM MOVABLE_KEYS SLOW]    ZSETS_STORE       [W R]  [sortedset]           => Keyed;
 
@@ -274,12 +274,12 @@ rows! {
     "XINFO|GROUPS"               3 [READONLY]                            SECOND            [R]    [stream]              => Keyed;
     "XINFO|HELP"                 2 []                                    NONE              []     [stream]              => Any;
     "XINFO|STREAM"              -3 [READONLY]                            SECOND            [R]    [stream]              => Keyed;
-    "XLEN"                       2 [READONLY FAST]                       FIRST             [NO]   [stream]              => Keyed;
+    "XLEN"                       2 [READONLY FAST COPYABLE]              FIRST             [NO]   [stream]              => Keyed;
     "XPENDING"                  -3 [READONLY]                            FIRST             [R]    [stream]              => Keyed;
-    "XRANGE"                    -4 [READONLY]                            FIRST             [R]    [stream]              => Keyed;
+    "XRANGE"                    -4 [READONLY COPYABLE]                   FIRST             [R]    [stream]              => Keyed;
     "XREAD"                     -4 [READONLY BLOCKING MOVABLE_KEYS]      STREAMS           [R]    [stream]              => Keyed;
     "XREADGROUP"                -7 [WRITE BLOCKING MOVABLE_KEYS]         STREAMS           [R]    [stream]              => Keyed;
-    "XREVRANGE"                 -4 [READONLY]                            FIRST             [R]    [stream]              => Keyed;
+    "XREVRANGE"                 -4 [READONLY COPYABLE]                   FIRST             [R]    [stream]              => Keyed;
     "XSETID"                    -3 [WRITE DENY_OOM FAST]                 FIRST             [W]    [stream]              => Keyed;
     "XTRIM"                     -4 [WRITE]                               FIRST             [W]    [stream]              => Keyed;
 
@@ -302,7 +302,7 @@ rows! {
     "COPY"                      -3 [WRITE DENY_OOM]                      FIRST_TWO         [R W]  [keyspace]            => Keyed;
     "DEL"                       -2 [WRITE]                               ALL               [W]    [keyspace]            => Split(Count);
     "DUMP"                       2 [READONLY]                            FIRST             [R]    [keyspace]            => Keyed;
-    "EXISTS"                    -2 [READONLY FAST]                       ALL               [NO]   [keyspace]            => Split(Count);
+    "EXISTS"                    -2 [READONLY FAST COPYABLE]              ALL               [NO]   [keyspace]            => Split(Count);
     "EXPIRE"                    -3 [WRITE FAST]                          FIRST             [W]    [keyspace]            => Keyed;
     "EXPIREAT"                  -3 [WRITE FAST]                          FIRST             [W]    [keyspace]            => Keyed;
     "EXPIRETIME"                 2 [READONLY FAST]                       FIRST             [R]    [keyspace]            => Keyed;
@@ -329,7 +329,7 @@ rows! {
     "SORT_RO"                   -2 [READONLY MOVABLE_KEYS SLOW]          SORT_RO           [R]    [dangerous list set sortedset] => Keyed;
     "TOUCH"                     -2 [READONLY FAST]                       ALL               [NO]   [keyspace]            => Split(Count);
     "TTL"                        2 [READONLY FAST]                       FIRST             [R]    [keyspace]            => Keyed;
-    "TYPE"                       2 [READONLY FAST]                       FIRST             [NO]   [keyspace]            => Keyed;
+    "TYPE"                       2 [READONLY FAST COPYABLE]              FIRST             [NO]   [keyspace]            => Keyed;
     "UNLINK"                    -2 [WRITE FAST]                          ALL               [W]    [keyspace]            => Split(Count);
     "WAIT"                       3 [BLOCKING]                            NONE              []     [connection]          => Local(Wait);
     "WAITAOF"                    4 [BLOCKING]                            NONE              []     [connection]          => Local(Wait);

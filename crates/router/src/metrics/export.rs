@@ -9,6 +9,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, LabelSetEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
+use switchyard_policy::cache::Discarded;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::CommandClass;
 
@@ -27,6 +28,8 @@ pub(crate) struct Scrape {
     /// How many clients there may be.
     pub(crate) clients_max: usize,
     pub(crate) moved: Moved,
+    /// Keys that may have hot copies, and whether anything is answered from copies.
+    pub(crate) hot: (u64, bool),
     /// How many exclusive connections of each kind there may be to a node.
     pub(crate) exclusive_max: [usize; KINDS],
 }
@@ -122,6 +125,7 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
     ("moves_double_reads_missed", "Double reads to which neither node showed the key, so that it was waited for", |w| {
         &w.double_reads_missed
     }),
+    ("hot_copies_hits", "Commands that the router has answered from hot copies", |w| &w.hot.hits),
     ("clients_cut_output", "Clients cut because they did not read their replies", |w| &w.cut_output),
     ("clients_handshakes_failed", "TLS handshakes with clients that failed or took too long", |w| &w.handshakes_failed),
     ("clients_logins_failed", "Logins with a wrong password or user", |w| &w.logins_failed),
@@ -142,6 +146,8 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
     ("clients_sent_bytes", "Bytes sent to clients", |w| &w.bytes_sent),
     ("large_transfers", "Requests and replies that travelled on a connection of their own because of their size", |w| &w.large),
     ("colocate_waits", "Commands that waited for keys that were moved alone to be brought home", |w| &w.colocate_waits),
+    ("hot_copies_fills", "Times that a node was asked for a hot copy", |w| &w.hot.fills),
+    ("hot_copies_invalidations", "Keys with hot copies of which nodes have said that they changed", |w| &w.hot.invalidations),
     ("colocate_refused", "Commands refused because keys that were moved alone could not be brought home", |w| &w.colocate_refused),
 ];
 
@@ -153,6 +159,7 @@ const CLIENT_GAUGES: &[(&str, &str, WorkerCounter)] = &[
     ("clients_subscribed", "Clients that are subscribed to a channel or pattern", |w| &w.subscribers),
     ("clients_tracking", "Clients with CLIENT TRACKING", |w| &w.tracking),
     ("tracked_keys", "Keys that clients with CLIENT TRACKING have read", |w| &w.tracked_keys),
+    ("hot_copies", "Hot copies that workers keep", |w| &w.hot.copies),
     ("node_subscriptions", "Subscriptions of the workers in force at nodes", |w| &w.upstream_subscriptions),
 ];
 
@@ -245,6 +252,7 @@ impl Collector for Scrape {
         let max = if max == usize::MAX { 0 } else { max };
         let gauges = [
             ("memory_used", "Memory in use by the router", used),
+            ("hot_copies", "Memory that hot copies take", total(&self.workers, |w| &w.hot.bytes) as usize),
             ("memory_max", "Memory that the router may use (memory-max); 0 where there is no bound", max),
         ];
         for (name, help, bytes) in gauges {
@@ -314,6 +322,12 @@ impl Scrape {
         for (name, help, gauge) in CLIENT_GAUGES {
             page.gauges(name, help, alone(total(&self.workers, gauge)))?;
         }
+        let help = "Answers for hot copies that were not kept, by why";
+        let discarded = Discarded::ALL.map(|why| of("why", why.name(), total(&self.workers, |w| &w.hot.discarded[why as usize])));
+        page.counters("hot_copies_discarded", help, discarded)?;
+        let (keys, is_on) = self.hot;
+        page.gauges("hot_copies_keys", "Keys that may have hot copies now", alone(keys))?;
+        page.gauges("hot_copies_on", "1 where hot copies answer; 0 where they are switched off", alone(u64::from(is_on)))?;
         page.gauges("clients_max", "How many client connections there may be (max-clients)", alone(self.clients_max as u64))?;
         let errors = Errors::of_all(&self.workers);
         page.counters("errors", "Errors that clients got, by code", errors.iter().map(|(code, count)| of("code", code, *count)))?;

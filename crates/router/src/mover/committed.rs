@@ -84,6 +84,13 @@ impl SharedLeg {
         groups.into_iter().for_each(|group| if complete { tracker.complete(group) } else { tracker.start(group) });
     }
 
+    /// Where a group is of which the tracker has said something else.
+    pub(crate) fn found(&self, group: Fingerprint, truth: State) {
+        if let Some(tracker) = &self.tracker {
+            tracker.0.write().unwrap_or_else(PoisonError::into_inner).found(group, truth);
+        }
+    }
+
     fn shard(&self, key: Fingerprint) -> &Shard {
         &self.shards[(key.0 >> 64) as usize % SHARDS]
     }

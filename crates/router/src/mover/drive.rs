@@ -10,12 +10,15 @@ use std::time::{Duration, Instant};
 use switchyard_policy::migration::published::Rules;
 use switchyard_policy::migration::staging::{Event as OfStaged, Place};
 use switchyard_policy::migration::tracker::Pair;
-use switchyard_policy::migration::{BatchId, Begin, Do, Driver, Event, Fingerprint, Happened, Io, Key, LegView, Orders, Outcome, Side};
+use switchyard_policy::migration::{
+    BatchId, Begin, Do, Driver, Event, Fingerprint, Happened, Io, Key, LegView, Orders, Outcome, Record, Side,
+};
 use switchyard_policy::topology::{NodeId, Slot, Stage};
 use switchyard_resp::reply;
 use switchyard_resp::units::counted;
 use tracing::{debug, warn};
 
+use super::connection::field;
 use super::replicas::CatchingUp;
 use super::run::{Halt, Mover};
 use super::side::{self, Ask, Content, Form, REPLICAS_TRIES, Secured, Use};
@@ -65,11 +68,6 @@ impl Run {
     /// The databases of a side in which no key of the leg expires.
     pub(super) fn lasting(&self, side: Side) -> &[u32] {
         if side == Side::Source { &self.lasting } else { &[] }
-    }
-
-    /// So many keys one name can be.
-    fn in_databases(&self) -> u64 {
-        self.driver.databases().len().max(1) as u64
     }
 
     /// The driver is to be told of something that its protocol alone has to know.
@@ -175,7 +173,7 @@ impl Mover {
                 break outcome;
             }
             let mut progress = run.driver.progress();
-            progress.away *= run.in_databases();
+            progress.away *= u64::from(self.in_databases.max(1));
             self.show(Some(progress));
             self.look_at_nodes();
             if let Some(pace) = self.new_pace(run.driver.progress()) {
@@ -230,6 +228,11 @@ impl Mover {
         match what {
             Do::Record { numbers, records } => {
                 let (own, leg) = (self.own.clone(), run.number);
+                let databases = run.driver.databases().len() as u32;
+                if databases > self.in_databases && records.iter().any(|record| matches!(record, Record::LegMoving { .. })) {
+                    self.in_databases = databases;
+                    self.host.databases(self.id, databases);
+                }
                 self.shown.records(records.len());
                 self.host.record(records, Box::new(move |outcome| own.tell(Told::Recorded { leg, numbers, outcome })));
             }
@@ -337,11 +340,15 @@ impl Mover {
                 self.staging.drop_all();
             }
             Do::Lost { side, keys } => {
-                let most = keys.len() as u64 * run.in_databases();
+                let most = keys.len() as u64 * u64::from(self.in_databases.max(1));
                 self.life.lose(side, most);
                 self.host.lost(self.id, self.end(side).node, &keys, most);
             }
             Do::Io(Io::Track { groups, complete }) => run.view.committed().track(groups, complete),
+            Do::Io(Io::Found { group, truth }) => {
+                run.view.committed().found(group, truth);
+                self.wake_workers(run.view.committed());
+            }
             Do::Io(Io::Report { text }) => {
                 warn!(move_id = self.id.0, leg = run.number, "{text}");
                 self.shown.says(text);
@@ -590,7 +597,11 @@ impl Mover {
             }
             Ask::Finish { batch, step, items } => self.staged_answered(run, batch, step, items, &answers),
             Ask::Discard(_) => {}
-            Ask::Confirm => run.tell(Event::Confirmed { side }),
+            Ask::Confirm => {
+                let stats = answers.last().and_then(|answer| reply::text(answer)).map(String::from_utf8_lossy).unwrap_or_default();
+                let evicted = field(&stats, "evicted_keys").and_then(|keys| keys.parse().ok()).unwrap_or(0);
+                run.tell(Event::Confirmed { side, evicted });
+            }
             Ask::Position => self.position_known(run, &answers),
             Ask::Secure { batch, durability, tried } => {
                 let refused = match side::secured(durability, &answers) {

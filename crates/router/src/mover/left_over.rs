@@ -12,6 +12,12 @@ use super::run::{Halt, Mover};
 /// So many keys that only the target has, and more than both have, are no accident.
 const ONLY_THERE_MIN: usize = 20;
 
+/// Whether so many keys of slots that a node does not own, which their owners lack, are more than clients have deleted there: beside so many that their owners have.
+#[must_use]
+pub const fn are_all_that_is_left(only_there: usize, twice: usize) -> bool {
+    only_there >= ONLY_THERE_MIN && only_there > twice
+}
+
 /// So many names are remembered before it is decided.
 const REMEMBERED_MAX: usize = 100_000;
 
@@ -63,7 +69,7 @@ impl Mover {
     /// Removes what only the target has, or refuses to.
     fn decide(&mut self, left: &mut LeftOver) -> Result<(), Halt> {
         let only_there = std::mem::take(&mut left.only_there);
-        if only_there.len() >= ONLY_THERE_MIN && only_there.len() > left.removed {
+        if are_all_that_is_left(only_there.len(), left.removed) {
             return Err(Halt::Stop(format!(
                 "{} still has {} of slots that it does not own, and {}, which owns them, has them not: they are what a node that was given up has kept, or servers were restored \
                  from snapshots of different times (docs/backup.md), or clients have deleted them since. Save them if they matter; then let the move remove them (--purge-target)",

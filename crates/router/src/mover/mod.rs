@@ -40,6 +40,7 @@ use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit, slot_of};
 use crate::shared::{Shared, lock};
 pub use big::{BigKey, BigKeys};
 pub(crate) use committed::{Moves, SharedLeg, SharedMove, SharedTracker, Told};
+pub use left_over::are_all_that_is_left;
 pub use switchyard_policy::migration::{MoveEnd, Steer};
 
 /// Moves that are remembered, also when they have ended.
@@ -73,6 +74,9 @@ pub trait Host: Send + Sync + fmt::Debug {
     /// Where lists of keys that do not fit into memory may be kept; emptied at start.
     fn spool_directory(&self) -> PathBuf;
 
+    /// Keys of the move are in so many databases, and some of them are about to move: a key's name stands for so many keys, at most. It is on record when this returns.
+    fn databases(&self, move_id: MoveId, count: u32);
+
     /// A node was given up, and a leg ends without it. `keys`: those that were on record as moved to it, where it was the target; `most`: so many keys are lost at most,
     /// because a name may be a key in several databases.
     fn lost(&self, move_id: MoveId, node: NodeId, keys: &[Fingerprint], most: u64);
@@ -99,6 +103,8 @@ pub struct MoveTask {
     pub give_up: Option<Side>,
     /// What it has done before the router's last start.
     pub so_far: SoFar,
+    /// What [`Host::databases`] was told last.
+    pub databases: u32,
     /// Makes fingerprints, under the secret of the state directory.
     pub fingerprints: Fingerprinter,
     /// Where it stood when the router ended, if it is resumed.

@@ -64,6 +64,8 @@ pub(super) struct Mover {
     /// Who asked for quiet: workers, by ticket.
     pub(super) tickets: BTreeMap<u64, usize>,
     databases: BTreeSet<u32>,
+    /// A name that has moved may be so many keys.
+    pub(super) in_databases: u32,
     /// Databases of the source in which no key expired when it was asked last.
     pub(super) lasting: Vec<u32>,
     /// What was read last were strings.
@@ -108,7 +110,7 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) {
 
 impl Mover {
     fn new(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) -> (Self, Step) {
-        let MoveTask { id, order, leftovers, leftovers_at_source, aborted, give_up, so_far, fingerprints, resume, host } = task;
+        let MoveTask { id, order, leftovers, leftovers_at_source, aborted, give_up, so_far, databases, fingerprints, resume, host } = task;
         if let Some(leg) = resume.as_ref().and_then(|resume| resume.leg.as_ref()) {
             shared.fences.broke(order.source, leg.source.clone());
             shared.fences.broke(order.target, leg.target.clone());
@@ -131,6 +133,7 @@ impl Mover {
             shown,
             tickets: BTreeMap::new(),
             databases: BTreeSet::new(),
+            in_databases: databases,
             lasting: Vec::new(),
             strings: false,
             shared,

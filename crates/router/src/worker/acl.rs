@@ -21,7 +21,7 @@ const LOG_SHOWN: usize = 10;
 impl Worker {
     /// `ACL SETUSER`, `DELUSER`, `SAVE`, `LOAD`. What follows on the connection and looks at users waits for it.
     pub(super) fn change_users(&mut self, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
-        let Some(port) = self.shared.users.get().cloned() else {
+        let Some(port) = self.shared.ports.users.clone() else {
             return self.refuse(handle, class, "ERR users of this router cannot be changed");
         };
         let Some(asker) = self.asker(handle) else { return Flow::Close };

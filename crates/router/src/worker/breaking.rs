@@ -4,10 +4,10 @@
 
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::encode;
-use switchyard_resp::reply::ReplyScanner;
 use tracing::{info, warn};
 
 use super::Worker;
+use super::hot_copies::{filled, link_lost};
 use super::kind::Task;
 use super::upstream::{Body, Lane, Pending, Phase, Purpose};
 use crate::slab::Handle;
@@ -32,7 +32,7 @@ impl Worker {
         link.no_touch = false;
         link.input = Vec::new();
         link.greeting.clear();
-        link.body = Body::Whole(ReplyScanner::default());
+        link.next_body();
         let waiters = std::mem::take(&mut link.waiters);
         let (mut not_executed, mut perhaps_executed) = (Vec::new(), Vec::new());
         encode::error(&mut not_executed, error);
@@ -87,8 +87,15 @@ impl Worker {
                 let node = self.links.get(handle).map_or(NodeId(0), |l| l.node);
                 self.on_tracking_answer(node, pending.seq, error);
             }
+            Purpose::Fill => filled(self, pending.seq, error, true),
             Purpose::Sync => self.unsubscribe_synced(pending.who, pending.seq),
-            Purpose::Nobody | Purpose::Learn | Purpose::Confirm | Purpose::Queued | Purpose::Subscribe | Purpose::Track => {}
+            Purpose::Nobody
+            | Purpose::Learn
+            | Purpose::Confirm
+            | Purpose::Queued
+            | Purpose::Subscribe
+            | Purpose::Track
+            | Purpose::FillTtl => {}
         }
     }
 
@@ -100,7 +107,7 @@ impl Worker {
             return;
         }
         link.downgraded = false;
-        link.counters.connections.sub(1);
+        link.goes_down();
         let in_flight = link.may_be_executed();
         let (node, client_id, lane) = (link.node, link.client_id, link.lane);
         // What is closed because its node was removed is not lost.
@@ -140,6 +147,9 @@ impl Worker {
         if lane == Lane::Pubsub {
             self.pubsub_link_lost(node);
         }
+        if lane == Lane::Fills {
+            link_lost(self, node);
+        }
         if lane.is_exclusive() {
             self.wake(node, lane);
         }
@@ -152,7 +162,8 @@ impl Worker {
         let Some(low) = link.oldest_epoch().filter(|_| link.may_be_executed() > 0 && link.lane != Lane::Replica) else { return };
         let epoch = self.plan.topology.epoch();
         let epoch = epoch - u64::from((epoch as u32).wrapping_sub(low));
-        self.zombies.add(node, client_id, run_id, epoch);
+        let armed = link.head().map_or(0, |head| head.armed);
+        self.zombies.add(node, client_id, run_id, epoch, armed);
         self.count_zombies(node);
     }
 
@@ -171,17 +182,24 @@ impl Worker {
         self.leave_behind(handle);
         let Some(mut link) = self.links.remove(handle) else { return };
         for ended in link.lose(link.may_be_executed()) {
-            self.over(ended, b"");
+            let pending = self.over(ended, b"");
+            if pending.purpose == Purpose::Fill {
+                filled(self, pending.seq, b"", true);
+            }
+        }
+        if link.lane == Lane::Fills {
+            link_lost(self, link.node);
         }
         if let Some(fd) = &link.fd {
             self.poll.remove(fd);
             if link.phase == Phase::Up {
-                link.counters.connections.sub(1);
+                link.goes_down();
                 if link.lane != Lane::Replica {
                     self.shared.connection_ended(self.index, link.node, link.client_id);
                 }
             }
         }
+        link.is_forgotten();
         if link.lane.is_exclusive() {
             self.exclusive_gone(handle, &link);
         }
@@ -238,6 +256,7 @@ impl Worker {
         let silent = !busy && link.silent_since_us().is_some_and(|since_us| self.now_us.saturating_sub(since_us) > u64::from(timeout_us));
         let lane = link.lane;
         let unused = lane != Lane::Main
+            && !(lane == Lane::Fills && self.hearers.hot.has_copies())
             && link.is_idle()
             && link.holder() == Handle::NONE
             && link.unsent() == 0

@@ -17,6 +17,8 @@ pub(super) struct Clients {
     dirty: Vec<Handle>,
     /// Those whose stall has ended.
     resumed: Vec<Handle>,
+    /// The same in the next turn.
+    later: Vec<Handle>,
     /// Those that a move holds up, by `Stall::OF_MOVES`; and some that it does not any more (`Client::listed`).
     stalled: [Vec<Handle>; Stall::OF_MOVES.len()],
     counters: Arc<WorkerCounters>,
@@ -24,7 +26,7 @@ pub(super) struct Clients {
 
 impl Clients {
     pub(super) fn new(counters: Arc<WorkerCounters>) -> Self {
-        Self { all: Slab::new(), dirty: Vec::new(), resumed: Vec::new(), stalled: Default::default(), counters }
+        Self { all: Slab::new(), dirty: Vec::new(), resumed: Vec::new(), later: Vec::new(), stalled: Default::default(), counters }
     }
 
     #[inline]
@@ -115,12 +117,23 @@ impl Clients {
         self.resumed.push(handle);
     }
 
+    /// It has had its share of this turn: it is looked at again in the next one.
+    pub(super) fn resume_later(&mut self, handle: Handle) {
+        self.later.push(handle);
+    }
+
+    /// A turn begins: says whether clients of the one before go on in it.
+    pub(super) fn begin_turn(&mut self) -> bool {
+        self.resumed.append(&mut self.later);
+        self.are_any_resumed()
+    }
+
     pub(super) fn are_any_resumed(&self) -> bool {
         !self.resumed.is_empty()
     }
 
     pub(super) fn is_resumed(&self, handle: Handle) -> bool {
-        self.resumed.contains(&handle)
+        self.resumed.contains(&handle) || self.later.contains(&handle)
     }
 
     pub(super) fn take_resumed(&mut self) -> Vec<Handle> {

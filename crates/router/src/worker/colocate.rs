@@ -44,7 +44,7 @@ impl Worker {
         let limit = self.plan.live.bring_home_timeout;
         let (now_us, worker) = (self.now_us, self.index);
         let Some(client) = self.clients.get_mut(handle) else { return Ok(Flow::Close) };
-        let Some(port) = self.shared.home.get().filter(|_| !limit.is_zero()) else { return Err(text) };
+        let Some(port) = self.shared.ports.colocate.as_ref().filter(|_| !limit.is_zero()) else { return Err(text) };
         let number = client.next_seq();
         if !client.waits_for_home() {
             self.counters.colocate_waits.add(1);

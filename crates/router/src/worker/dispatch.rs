@@ -16,6 +16,7 @@ use super::double_read::double_read;
 use super::element_scan::element_scan;
 use super::everywhere::Reach;
 use super::gather::Whole;
+use super::hot_copies::{copied, copies_of};
 use super::keyed::{Call, EndNumber, Keyed};
 use super::transit::Transit;
 use super::upstream::{Lane, Pending, Purpose, UNSENT_HIGH};
@@ -143,7 +144,7 @@ impl Worker {
         if let Some(flow) = self.gate_any(handle, command) {
             return Some(flow);
         }
-        self.is_held_back(command).then_some(Flow::Stall(Stall::Paused))
+        self.is_held_back(handle, command).then_some(Flow::Stall(Stall::Paused))
     }
 
     fn gate_any(&mut self, handle: Handle, command: &Command) -> Option<Flow> {
@@ -208,6 +209,12 @@ impl Worker {
                 }
                 if self.large_keys.suggests(command, key) {
                     return self.forward_large(handle, command, args, plan.topology.lives_at(key), raw);
+                }
+                if command.flags.has(Flags::COPYABLE)
+                    && self.hearers.hot.is_used()
+                    && let Some(flow) = copied(self, handle, plan, command, key, raw)
+                {
+                    return flow;
                 }
                 plan.topology.lives_at(key)
             }
@@ -274,7 +281,7 @@ impl Worker {
             return Flow::Stall(Stall::Upstream);
         }
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
-        let seq = client.owe(self.now_us, class);
+        let seq = client.owe_at(Some(node), self.now_us, class);
         let read_only = command.flags.has(Flags::READONLY);
         client.wrote_to |= u64::from(!read_only) << (node.index() & 63);
         let no_touch = client.no_touch;
@@ -289,6 +296,7 @@ impl Worker {
             repeatable: read_only && !command.flags.has(Flags::SCRIPT),
             by_sha: command.flags.has(Flags::SCRIPT),
             end: EndNumber::NONE,
+            armed: self.hearers.hot.generation() as u32,
         };
         let request = self.pass(Keyed { call: Call::Found(command, args), node, database }, raw, pending);
         let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
@@ -302,7 +310,10 @@ impl Worker {
         self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
         // A node that has just joined may lack what clients call there (functions), and one without keys may be about to go.
         let keeper = anywhere(&plan.topology, self.turn_of_nodes, |node| self.keepers.has(node) && self.links.is_up(node));
-        keeper.or_else(|| anywhere(&plan.topology, self.turn_of_nodes, |node| self.links.is_up(node)))
+        let other = || anywhere(&plan.topology, self.turn_of_nodes, |node| self.links.is_up(node));
+        // Right after a start none is up, and a command with keys would wait for its node, too.
+        let soon = || anywhere(&plan.topology, self.turn_of_nodes, |node| self.links.takes_commands(node));
+        keeper.or_else(other).or_else(soon)
     }
 
     pub(super) fn refuse_all_down(&mut self, handle: Handle, class: u8) -> Flow {
@@ -345,6 +356,11 @@ impl Worker {
         indexes: &[u32],
     ) -> Flow {
         let key = |index: &u32| args.get(*index as usize).unwrap_or_default();
+        if self.hearers.hot.is_used()
+            && let Some(flow) = copies_of(self, handle, plan, command, how, raw, args, indexes)
+        {
+            return flow;
+        }
         // Usual: all at one node. Then the node does the whole work.
         let mut owners = indexes.iter().map(|i| plan.topology.lives_at(key(i)));
         if let Some(first) = owners.next()

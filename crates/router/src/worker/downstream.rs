@@ -84,6 +84,8 @@ pub(super) enum Stall {
     Learning,
     /// A password is being checked.
     Login,
+    /// A hot copy of what it asks for is on its way.
+    Fill,
     /// Its keys are on their way to another node.
     Keys,
     /// Keys that it needs together are on their way home.
@@ -188,6 +190,8 @@ pub(super) struct Client {
     owed: VecDeque<Owed>,
     /// Running mean of the sizes of this client's replies, bytes.
     reply_mean: usize,
+    /// Where commands of it are under way: nodes by number, modulo 64. All bits: it is not known. Means nothing while none is.
+    under_way_at: u64,
     /// Number of the command that `owed`'s front is the reply of.
     first: u32,
     parked: Vec<u8>,
@@ -212,6 +216,10 @@ pub(super) struct Client {
     pub(super) streaming: bool,
     /// A read whose reply turned out to be large, to be asked again on a connection for large values.
     pub(super) repeat: Option<Box<Repeat>>,
+    /// Its command has waited for a hot copy: if there is none now, the node answers.
+    pub(super) has_waited_for_fill: bool,
+    /// The command that it waited with was counted already, against limits.
+    pub(super) was_counted: bool,
     /// Its command waits for keys that are being moved.
     pub(super) moving: Option<Box<Moving>>,
     /// Its command waits for keys to come home.
@@ -250,6 +258,12 @@ pub(super) struct Client {
     pub(super) details: Box<Details>,
 }
 
+/// A node's bit among 64.
+#[inline]
+fn bit_of(node: NodeId) -> u64 {
+    1 << (node.index() & 63)
+}
+
 impl Client {
     pub(super) fn new(
         fd: OwnedFd,
@@ -286,6 +300,7 @@ impl Client {
             out_sent: 0,
             owed: VecDeque::new(),
             reply_mean: REPLY_MEAN_FIRST,
+            under_way_at: 0,
             first: 0,
             parked: Vec::new(),
             parked_count: 0,
@@ -300,6 +315,8 @@ impl Client {
             session: None,
             streaming: false,
             repeat: None,
+            has_waited_for_fill: false,
+            was_counted: false,
             moving: None,
             colocate_wait: None,
             waiting: None,
@@ -407,8 +424,24 @@ impl Client {
         if class != CommandClass::Read as u8 && class != CommandClass::Local as u8 {
             self.wrote_us = now_us;
         }
+        self.under_way_at = u64::MAX;
         self.owed.push_back(Owed { at_us: now_us as u32, start: 0, len: 0, class, muted, failed: false });
         self.first.wrapping_add(self.owed.len() as u32).wrapping_sub(1)
+    }
+
+    /// The same for a command that goes to this node, or (`None`) to none.
+    #[inline]
+    pub(super) fn owe_at(&mut self, node: Option<NodeId>, now_us: u64, class: u8) -> u32 {
+        let before = if self.in_flight() == 0 { 0 } else { self.under_way_at };
+        let seq = self.owe(now_us, class);
+        self.under_way_at = before | node.map_or(0, bit_of);
+        seq
+    }
+
+    /// Whether a command of it is under way at the node, as far as is known: what it asks for there next is executed behind that.
+    #[inline]
+    pub(super) fn is_under_way_at(&self, node: NodeId) -> bool {
+        self.in_flight() > 0 && self.under_way_at & bit_of(node) != 0
     }
 
     /// The same for a command whose reply is sent although replies are off: confirmations count as messages.
@@ -571,7 +604,7 @@ impl Client {
     /// Remembers that a node has been sent a write.
     #[inline]
     pub(super) fn note_write(&mut self, node: NodeId) {
-        self.wrote_to |= 1 << (node.index() & 63);
+        self.wrote_to |= bit_of(node);
     }
 
     /// What Redis shows of the state of a client, as letters.

@@ -168,6 +168,7 @@ impl Worker {
                 repeatable: false,
                 by_sha: false,
                 end: EndNumber::NONE,
+                armed: self.hearers.hot.generation() as u32,
             };
             link.touch_as(no_touch, pending);
             for (number, request) in requests.iter().enumerate() {

@@ -14,6 +14,7 @@ use switchyard_resp::{encode, reply};
 use tracing::{debug, info, warn};
 
 use super::Worker;
+use super::hot_copies;
 use super::translate::refuses_resp3;
 use super::transport;
 use super::upstream::{Lane, Link, Phase, Purpose};
@@ -48,6 +49,13 @@ fn keys_of(info: &str) -> u64 {
     info.lines().filter(|line| line.starts_with("db")).filter_map(of).fold(0, u64::saturating_add)
 }
 
+/// Whether fields of hashes have times of their own there: Redis from 7.4 on, Valkey from 9. What is not understood may.
+fn fields_expire(flavour: &str, version: &str) -> bool {
+    let mut numbers = version.split('.').map(|number| number.parse::<u32>().unwrap_or(u32::MAX));
+    let version = (numbers.next().unwrap_or(u32::MAX), numbers.next().unwrap_or(0));
+    version >= if flavour == "valkey" { (9, 0) } else { (7, 4) }
+}
+
 /// An error of a node, safe to show.
 fn shown(error: &[u8]) -> String {
     reply::told_error(error).chars().map(|c| if c.is_control() { ' ' } else { c }).take(256).collect()
@@ -62,6 +70,8 @@ pub(super) enum Greeting {
     /// SELECT of the last database that clients use.
     Databases(u32),
     Select,
+    /// CLIENT TRACKING, of connections for hot copies.
+    Tracking,
     Multi,
     Exec,
     Role,
@@ -121,10 +131,13 @@ impl Worker {
         }
         let database = link.start_database.to_string();
         ask(link, Greeting::Select, &["SELECT", &database]);
+        if link.lane == Lane::Fills {
+            ask(link, Greeting::Tracking, &["CLIENT", "TRACKING", "ON"]);
+        }
         let is_alone = link.lane.is_exclusive();
         // Sent in one piece later on, without waiting for the answer to MULTI: where that were refused, the commands behind it would be
         // executed one by one.
-        if !matches!(link.lane, Lane::Blocking | Lane::Pubsub) {
+        if !matches!(link.lane, Lane::Blocking | Lane::Pubsub | Lane::Fills) {
             ask(link, Greeting::Multi, &["MULTI"]);
             ask(link, Greeting::Exec, &["EXEC"]);
         }
@@ -226,6 +239,11 @@ impl Worker {
                     self.attempt_failed(handle, "the server at its address is a replica now");
                 }
             }
+            (Greeting::Tracking, Some(error)) => {
+                hot_copies::refused(self, node, &error);
+                self.attempt_failed(handle, &format!("it refuses CLIENT TRACKING: {error}"));
+            }
+            (Greeting::Tracking, None) => {}
             (Greeting::Select, None) => {
                 let database = link.start_database;
                 self.shared.with_facts(node, |f| f.databases = f.databases.max(database + 1));
@@ -393,14 +411,13 @@ impl Worker {
             return;
         }
         let Some(link) = self.links.get_mut(handle) else { return };
-        link.phase = Phase::Up;
+        link.comes_up();
         link.renewing = false;
         link.failures = 0;
         link.idle_since_us = self.now_us;
         link.flowed_us = self.now_us;
         link.run_id.clone_from(&run_id);
         link.counters.connects.add(1);
-        link.counters.connections.add(1);
         let (node, lane, resp3, start_database) = (link.node, link.lane, link.resp3, link.start_database);
         if lane == Lane::Replica {
             // What is known of a node is known of its primary. And a replica is only read: what a connection to it leaves behind
@@ -417,6 +434,8 @@ impl Worker {
             if facts.run_id != run_id {
                 restarted = facts.run_id.is_some();
                 if restarted {
+                    // Before anybody reads from it: what was read from the other process is past.
+                    self.shared.hot.renew_node(node);
                     // Before any worker reads from it what a scan asked for.
                     lock(&self.shared.scans).restarted(node, self.shared.scan_tick());
                 }
@@ -457,6 +476,9 @@ impl Worker {
         }
         if lane == Lane::Pubsub {
             self.pubsub_link_up(handle, node);
+        }
+        if lane == Lane::Fills {
+            hot_copies::link_up(self, node, fields_expire(flavour, &version));
         }
         if lane.is_exclusive() {
             self.exclusive_up(handle);

@@ -369,6 +369,8 @@ impl Worker {
             ("nodes_answering".into(), digest.answering.to_string()),
             ("batched_sends".into(), if self.sender.is_batched() { "yes" } else { "no" }.into()),
             ("large_transfers".into(), large.to_string()),
+            ("hot_copies_hits".into(), workers.iter().map(|w| w.hot.hits.get()).sum::<u64>().to_string()),
+            ("hot_copies_fills".into(), workers.iter().map(|w| w.hot.fills.get()).sum::<u64>().to_string()),
         ];
         let mut slots = vec![0_u32; topology.node_id_bound()];
         Slot::all().for_each(|slot| slots[topology.owner(slot).index()] += 1);

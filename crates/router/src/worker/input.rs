@@ -163,6 +163,7 @@ impl Worker {
         }
         let mut pos = 0;
         let mut failed = None;
+        let before = client.unsent();
         while let Some(client) = self.clients.get_mut(handle) {
             if client.stall != Stall::None || client.closing {
                 break;
@@ -196,6 +197,11 @@ impl Worker {
                 }
                 // Few bytes read can be commands with large replies.
                 self.watch_memory();
+                // What is answered here costs no wait, and would take the others' turns.
+                if self.clients.get_mut(handle).is_some_and(|client| client.unsent() > before + OUTPUT_HIGH) {
+                    self.clients.resume_later(handle);
+                    break;
+                }
             }
             let Some(client) = self.clients.get_mut(handle) else { break };
             let limits = Limits {

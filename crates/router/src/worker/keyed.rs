@@ -26,7 +26,9 @@ use switchyard_resp::reply;
 use switchyard_resp::request::Args;
 
 use super::Worker;
+use super::hot_copies::{Hot, hold, noticed};
 use super::published::late_writes;
+use super::telemetry::Telemetry;
 use super::transit::parsed;
 use super::upstream::{EXEC, Pending};
 use crate::mover::Told;
@@ -57,6 +59,24 @@ pub(super) struct EndNumber(u32);
 impl EndNumber {
     /// Nobody does.
     pub(super) const NONE: Self = Self(0);
+
+    /// Of numbers of which only telemetry wants to hear.
+    const COUNTED: u32 = 1 << 31;
+
+    /// Its place among so many.
+    pub(super) fn slot(self, places: usize) -> usize {
+        self.0 as usize % places
+    }
+
+    /// As a number.
+    pub(super) fn number(self) -> u32 {
+        self.0
+    }
+
+    #[cfg(test)]
+    pub(super) fn of(number: u32) -> Self {
+        Self(number)
+    }
 }
 
 /// A request as a connection takes it.
@@ -87,6 +107,8 @@ impl<'a> Request<'a> {
 pub(super) struct Ended {
     pending: Pending,
     outcome: Outcome,
+    /// Bytes of the answer that were passed on as they came.
+    streamed: u64,
     /// Whoever waited has been told of a time-out already.
     pub(super) is_expired: bool,
 }
@@ -94,34 +116,65 @@ pub(super) struct Ended {
 impl Ended {
     #[inline]
     pub(super) fn new(pending: Pending, outcome: Outcome, is_expired: bool) -> Self {
-        Self { pending, outcome, is_expired }
+        Self { pending, outcome, streamed: 0, is_expired }
+    }
+
+    /// The answer was passed on as it came: so many bytes.
+    pub(super) fn streamed(self, bytes: u64) -> Self {
+        Self { streamed: bytes, ..self }
     }
 }
 
-/// Who listens.
+/// What a transaction has queued.
 #[derive(Debug, Default)]
+struct Queued {
+    commands: u32,
+    /// Those whose end somebody wants to hear of.
+    ends: Vec<EndNumber>,
+}
+
+/// Who listens.
+#[derive(Debug)]
 pub(super) struct Hearers {
     /// Anybody does: keys are on their way, or there is a tap. Looked at once per command.
     any: bool,
     tap: Option<Arc<dyn Tap>>,
+    /// It hears some commands, whatever else there is.
+    pub(super) telemetry: Telemetry,
+    /// It hears writes of keys that are armed.
+    pub(super) hot: Hot,
     last: EndNumber,
-    /// What the transaction that is being handed over has queued, as far as somebody wants to hear of it.
-    queued: Vec<EndNumber>,
-    /// The same of those under way, by the number of their EXEC.
-    transactions: BTreeMap<EndNumber, Vec<EndNumber>>,
+    /// The transaction that is being handed over.
+    queued: Queued,
+    /// Those under way of which somebody wants to hear, by the number of their EXEC.
+    transactions: BTreeMap<EndNumber, Queued>,
     /// Writes at the source of a move by a protocol as published: its mover hears of their end.
-    late: BTreeMap<EndNumber, (MoveId, Vec<Key>)>,
+    late: BTreeMap<EndNumber, BTreeMap<MoveId, Vec<Key>>>,
 }
 
 impl Hearers {
+    pub(super) fn new(telemetry: Telemetry, hot: Hot) -> Self {
+        Self {
+            any: false,
+            tap: None,
+            telemetry,
+            hot,
+            last: EndNumber::NONE,
+            queued: Queued::default(),
+            transactions: BTreeMap::new(),
+            late: BTreeMap::new(),
+        }
+    }
+
     /// Another plan.
     pub(super) fn adopt(&mut self, plan: &Plan, tap: Option<&Arc<dyn Tap>>) {
         self.tap = tap.cloned();
         self.any = self.tap.is_some() || !plan.topology.is_settled();
     }
 
-    fn next(&mut self) -> EndNumber {
-        self.last = EndNumber(self.last.0.wrapping_add(1).max(1));
+    /// The number of another command.
+    pub(super) fn next(&mut self) -> EndNumber {
+        self.last = EndNumber((self.last.0 + 1) % EndNumber::COUNTED).max(EndNumber(1));
         self.last
     }
 }
@@ -135,23 +188,39 @@ impl Worker {
     /// A command is handed to a connection: makes its request.
     #[inline]
     pub(super) fn pass<'r>(&mut self, keyed: Keyed<'_>, bytes: &'r [u8], pending: Pending) -> Request<'r> {
-        let end = if self.hearers.any { self.tell_sent(keyed) } else { EndNumber::NONE };
+        let followed = if self.hearers.telemetry.is_due() { self.hearers.telemetry.note(&self.plan, keyed, bytes.len()) } else { None };
+        if self.hearers.telemetry.is_instant()
+            && let Some((key, count)) = self.hearers.telemetry.notice(keyed)
+        {
+            noticed(self, key, count);
+        }
+        let mut end = if self.hearers.any { self.tell_sent(keyed) } else { EndNumber::NONE };
+        if self.hearers.hot.is_armed() {
+            end = hold(self, keyed, end);
+        }
+        if let Some(followed) = followed {
+            if end == EndNumber::NONE {
+                end = EndNumber(self.hearers.next().0 | EndNumber::COUNTED);
+            }
+            self.hearers.telemetry.follow(end, followed);
+        }
         Request { bytes, database: keyed.database, pending: Pending { end, ..pending } }
     }
 
     /// The same of a command that its node queues: it is over when EXEC is.
     pub(super) fn pass_queued<'r>(&mut self, keyed: Keyed<'_>, bytes: &'r [u8], pending: Pending) -> Request<'r> {
         let request = self.pass(keyed, bytes, pending);
-        self.hearers.queued.extend(Some(request.pending.end).filter(|end| *end != EndNumber::NONE));
+        self.hearers.queued.commands += 1;
+        self.hearers.queued.ends.extend(Some(request.pending.end).filter(|end| *end != EndNumber::NONE));
         Request::of_ours(bytes, keyed.database, pending)
     }
 
     /// EXEC of the commands that were handed over since.
     pub(super) fn pass_exec(&mut self, database: u32, pending: Pending) -> Request<'static> {
         let mut request = Request::of_ours(EXEC, database, pending);
-        if !self.hearers.queued.is_empty() {
+        let queued = std::mem::take(&mut self.hearers.queued);
+        if !queued.ends.is_empty() {
             let end = self.hearers.next();
-            let queued = std::mem::take(&mut self.hearers.queued);
             self.hearers.transactions.insert(end, queued);
             request.pending.end = end;
         }
@@ -176,14 +245,27 @@ impl Worker {
 
     #[cold]
     fn tell_ended(&mut self, ended: &Ended, answer: &[u8]) {
-        let Ended { pending, outcome, .. } = ended;
+        let Ended { pending, outcome, streamed, .. } = ended;
         let queued = self.hearers.transactions.remove(&pending.end);
         let is_discarded = *outcome == Outcome::Certain && (reply::is_null(answer) || answer.starts_with(b"-EXECABORT"));
         let outcome = if queued.is_some() && is_discarded { Outcome::Never } else { *outcome };
-        for end in queued.unwrap_or_else(|| vec![pending.end]) {
+        // What a transaction has queued has even shares of the answer and of the time.
+        let Queued { commands, ends } = queued.unwrap_or_else(|| Queued { commands: 1, ends: vec![pending.end] });
+        let share = |whole: u64| whole / u64::from(commands.max(1));
+        let (bytes, us) = (share(answer.len() as u64 + streamed), share(u64::from((self.now_us as u32).wrapping_sub(pending.sent_us))));
+        for end in ends {
+            if outcome == Outcome::Certain {
+                self.hearers.telemetry.answered(end, bytes, us);
+            }
+            self.hearers.hot.over(end, outcome);
+            if end.0 & EndNumber::COUNTED != 0 {
+                continue;
+            }
             let late = self.hearers.late.remove(&end).filter(|_| outcome != Outcome::Never);
-            if let Some((mover, keys)) = late.and_then(|(id, keys)| Some((self.plan.moves.by_id.get(&id)?, keys))) {
-                mover.note(Told::Written(keys));
+            for (move_id, keys) in late.into_iter().flatten() {
+                if let Some(mover) = self.plan.moves.by_id.get(&move_id) {
+                    mover.note(Told::Written(keys));
+                }
             }
             if let Some(tap) = &self.hearers.tap {
                 tap.ended((self.index, end.0), outcome);
@@ -196,7 +278,10 @@ impl Worker {
         let end = self.with_keys(keyed.call, |worker, plan, command, args, places| {
             worker.note_sent(plan, keyed.node, command, args, places);
             let end = worker.tell_tap(keyed, command, args, places);
-            let Some(late) = late_writes(plan, keyed.node, command, args, places) else { return end };
+            let late = late_writes(plan, keyed.node, command, args, places);
+            if late.is_empty() {
+                return end;
+            }
             let end = if end == EndNumber::NONE { worker.hearers.next() } else { end };
             worker.hearers.late.insert(end, late);
             end

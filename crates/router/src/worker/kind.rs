@@ -1,4 +1,4 @@
-//! What a connection to a node is: shared, for subscriptions, to a replica, or exclusive, with who has it and what its node does for that client.
+//! What a connection to a node is: its lane; shared, for subscriptions, to a replica, or exclusive, with who has it and what its node does for that client.
 
 use std::net::SocketAddr;
 
@@ -6,8 +6,50 @@ use switchyard_policy::topology::Slot;
 use switchyard_resp::translate::Shape;
 
 use super::blocking::Unblock;
-use super::upstream::{Lane, Link};
+use super::upstream::Link;
 use crate::slab::Handle;
+
+/// The kinds of connection a worker has to a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Lane {
+    /// Pipelined, shared by all clients.
+    Main,
+    /// The same for commands that may take long.
+    Slow,
+    /// One client's, for large values.
+    Large,
+    /// No connection of its own: the lane of a client while a command of it takes several rounds, so that no other command of it is sent.
+    Rounds,
+    /// One client's, from WATCH to EXEC; also for transactions while the shared connection is not up.
+    Watch,
+    /// One client's, for a command that waits at the node.
+    Blocking,
+    /// Reads at a replica: pipelined, shared by all clients.
+    Replica,
+    /// What hot copies are made of is asked for here: the node says on it what changes.
+    Fills,
+    /// Nothing but subscriptions. For a client: its commands in flight are (un)subscriptions.
+    Pubsub,
+}
+
+impl Lane {
+    /// Which of the pools of connections that one client has alone; `None` for the shared ones.
+    #[inline]
+    pub(super) fn pool(self) -> Option<usize> {
+        match self {
+            Lane::Main | Lane::Slow | Lane::Rounds | Lane::Pubsub | Lane::Replica | Lane::Fills => None,
+            Lane::Large => Some(0),
+            Lane::Watch => Some(1),
+            Lane::Blocking => Some(2),
+        }
+    }
+
+    /// Whether one client at a time has such a connection alone.
+    #[inline]
+    pub(super) fn is_exclusive(self) -> bool {
+        self.pool().is_some()
+    }
+}
 
 /// What a connection is.
 #[derive(Debug)]
@@ -67,7 +109,7 @@ impl Kind {
     /// That of a lane. One to a replica is made by [`Link::to_replica`].
     pub(super) fn of(lane: Lane) -> Self {
         match lane {
-            Lane::Main | Lane::Slow | Lane::Rounds | Lane::Replica => Kind::Shared,
+            Lane::Main | Lane::Slow | Lane::Rounds | Lane::Replica | Lane::Fills => Kind::Shared,
             Lane::Pubsub => Kind::Subscriptions,
             Lane::Large | Lane::Watch | Lane::Blocking => Kind::Exclusive(Loan {
                 tenure: Tenure::Held(Handle::NONE),

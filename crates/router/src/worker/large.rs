@@ -19,6 +19,7 @@ use tracing::warn;
 
 use super::dispatch::Flow;
 use super::downstream::{Repeat, Upload};
+use super::hot_copies::fill_too_large;
 use super::keyed::Call;
 use super::kind::Task;
 use super::pause::may_write;
@@ -332,6 +333,9 @@ impl Worker {
         if link.lane == Lane::Pubsub {
             return false; // a message: its receivers are found when it is whole
         }
+        if link.lane == Lane::Fills && part[0] == b'>' {
+            return false; // what the node says of a key, and not the answer that is awaited
+        }
         let too_large = bytes > self.plan.live.client_output_limit;
         let whole = link.downgraded && part[0] == b'*';
         if link.is_head_expired() {
@@ -379,6 +383,7 @@ impl Worker {
                 encode::error(&mut error, super::gather::TOO_LARGE);
                 self.gather_part(pending.who, pending.seq, &error);
             }
+            Purpose::Fill => fill_too_large(self, pending.seq),
             Purpose::Nobody | Purpose::Queued => {}
             // Short ones: see `reply_max`.
             _ => return false,

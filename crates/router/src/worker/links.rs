@@ -21,6 +21,7 @@ struct NodeLinks {
     main: [Option<Handle>; 2],
     slow: [Option<Handle>; 2],
     pubsub: Option<Handle>,
+    fills: Option<Handle>,
     replicas: Vec<(SocketAddr, [Option<Handle>; 2])>,
     /// Those that one client has alone, by `Lane::pool`.
     pools: [Pool; 3],
@@ -93,6 +94,7 @@ impl Links {
         match lane {
             Lane::Main => node.main[usize::from(resp3)],
             Lane::Pubsub => node.pubsub,
+            Lane::Fills => node.fills,
             _ => node.slow[usize::from(resp3)],
         }
     }
@@ -105,6 +107,7 @@ impl Links {
         let place = match lane {
             Lane::Main => &mut node.main[usize::from(resp3)],
             Lane::Pubsub => &mut node.pubsub,
+            Lane::Fills => &mut node.fills,
             _ => &mut node.slow[usize::from(resp3)],
         };
         *place = Some(handle);
@@ -135,7 +138,7 @@ impl Links {
         let link = self.all.remove(handle)?;
         if let Some(node) = self.nodes.get_mut(link.node.index()) {
             let replicas = node.replicas.iter_mut().flat_map(|(_, places)| places);
-            let shared = node.main.iter_mut().chain(&mut node.slow).chain([&mut node.pubsub]);
+            let shared = node.main.iter_mut().chain(&mut node.slow).chain([&mut node.pubsub, &mut node.fills]);
             shared.chain(replicas).filter(|place| **place == Some(handle)).for_each(|place| *place = None);
             node.replicas.retain(|(_, places)| places.iter().any(Option::is_some));
         }
@@ -167,6 +170,12 @@ impl Links {
     pub(super) fn is_up(&self, node: NodeId) -> bool {
         let mains = self.nodes.get(node.index()).map(|node| node.main).unwrap_or_default();
         mains.iter().flatten().any(|main| self.get(*main).is_some_and(|link| link.phase == Phase::Up || link.renewing))
+    }
+
+    /// Whether commands to a node may be handed over: it is up, or is being connected for the first time since it was last up.
+    pub(super) fn takes_commands(&self, node: NodeId) -> bool {
+        let mains = self.nodes.get(node.index()).map(|node| node.main).unwrap_or_default();
+        mains.iter().flatten().any(|main| self.get(*main).is_some_and(Link::takes_commands))
     }
 
     /// The pool of an exclusive lane.

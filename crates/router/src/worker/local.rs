@@ -343,7 +343,9 @@ impl Worker {
         let mut out = Vec::new();
         let subcommand = args.get(1).map(|s| String::from_utf8_lossy(s).to_ascii_uppercase());
         match subcommand.as_deref() {
-            Some("MOVE" | "MOVES" | "BALANCE" | "ACCEPT" | "SLOTS" | "WHERE") => return self.ask_operator(handle, class, args),
+            Some("MOVE" | "MOVES" | "BALANCE" | "ACCEPT" | "SLOTS" | "WHERE" | "HOTKEYS" | "CACHE") => {
+                return self.ask_operator(handle, class, args);
+            }
             Some("NODES") if args.len() > 2 => return self.ask_operator(handle, class, args),
             Some("NODES") => {
                 encode::header(&mut out, b'*', plan.topology.nodes().len());
@@ -397,6 +399,10 @@ impl Worker {
                     "    The slot map: ranges by node, what is in transit, keys that were moved alone.",
                     "WHERE <key> [<key> ...]",
                     "    Where keys are: slot, hash tag, node, whether in transit, whether moved there alone.",
+                    "HOTKEYS [<count>]",
+                    "    The keys of each node that are used most (default 10 of each), with their names for operators.",
+                    "CACHE | CACHE EVICT (KEY <key> | PREFIX <prefix> | ALL) | CACHE OFF | CACHE ON",
+                    "    What the router answers from hot copies; forget some; stop at once, and go on.",
                     "MOVE [FROM <node>] TO <node> (SLOTS <ranges> | ALL | KEYS <pattern>) [GOAL fast|balanced|gentle] [MAX-RATE <rate>] [DRY-RUN]",
                     "     [DURABILITY memory|aof|replica] [PROTOCOL <protocol>] [PURGE-TARGET] [ALLOW-DIRECT-CLIENTS]",
                     "     [ALLOW-KEY-LOSS] [MODE safe|paper [TRACKER <name>] [GROUPS <count>] [BITS <count>] [NO-FORWARDING]]",
@@ -441,7 +447,7 @@ impl Worker {
 
     /// Gives a command away to the operator; the answer comes through the mailbox.
     fn ask_operator(&mut self, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
-        let Some(operator) = self.shared.operator.get().cloned() else {
+        let Some(operator) = self.shared.ports.operator.clone() else {
             return self.refuse(handle, class, "ERR this router has no moves");
         };
         let Some(asker) = self.asker(handle) else { return Flow::Close };

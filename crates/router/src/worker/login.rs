@@ -158,9 +158,9 @@ impl Worker {
                 return Some(self.refuse(handle, class, &denied.text(command)));
             }
         }
-        let client = self.clients.get(handle)?;
-        // One that waited for its keys was counted when it came.
-        let is_counted = client.moving.is_some() || client.waits_for_home();
+        let client = self.clients.get_mut(handle)?;
+        // One that waited for its keys, or for a copy, was counted when it came.
+        let is_counted = std::mem::take(&mut client.was_counted) || client.moving.is_some() || client.waits_for_home();
         if client.guard & guard::COUNTED != 0
             && !is_counted
             && let Err(text) = self.count(handle, command, args)

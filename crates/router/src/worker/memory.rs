@@ -20,6 +20,7 @@ use std::collections::HashMap;
 
 use tracing::{error, warn};
 
+use super::hot_copies::clear;
 use super::rarely::Rarely;
 use super::upstream::{Body, Link, Pending, Purpose};
 use super::{TICK, Worker};
@@ -189,6 +190,7 @@ impl Worker {
 
     #[cold]
     fn evict(&mut self, budget: usize) {
+        clear(self);
         let mut holdings = self.holdings();
         self.say_biggest(&holdings);
         let shared = self.shared.clone();

@@ -29,11 +29,13 @@ mod everywhere;
 mod exceptions;
 mod gather;
 mod greeting;
+mod hot_copies;
 mod info;
 mod input;
 mod keyed;
 mod kind;
 mod large;
+mod libraries;
 mod links;
 mod local;
 mod login;
@@ -58,6 +60,7 @@ mod scan;
 mod scripts;
 mod send;
 mod slowlog;
+mod telemetry;
 mod tracking;
 mod transactions;
 mod transit;
@@ -170,9 +173,11 @@ impl Worker {
         let left_behind = shared.take_connections(index);
         let epoch = shared.drained[index].load(Ordering::Acquire);
         let mut zombies = zombies::Zombies::default();
-        left_behind.into_iter().for_each(|c| zombies.add(c.node, c.client_id, c.run_id, epoch));
+        left_behind.into_iter().for_each(|c| zombies.add(c.node, c.client_id, c.run_id, epoch, 0));
         let slow_us = plan.live.slow_us();
         let counters = shared.counters[index].clone();
+        let hot = hot_copies::Hot::new(&shared.hot, shared.board.fingerprints);
+        let hearers = keyed::Hearers::new(telemetry::Telemetry::new(shared.board.fingerprints, index), hot);
         Ok(Self {
             index,
             clients: clients::Clients::new(counters.clone()),
@@ -183,7 +188,7 @@ impl Worker {
             poll,
             door,
             links: links::Links::new(),
-            hearers: keyed::Hearers::default(),
+            hearers,
             keepers: everywhere::Keepers::default(),
             gathers: Slab::new(),
             pubsub: pubsub::Topics::new(),
@@ -235,7 +240,7 @@ impl Worker {
         loop {
             // The bell of a new plan may have been heard in the turn that had already looked for one.
             let is_outdated = self.shared.generation.load(Ordering::Acquire) != self.generation;
-            let pending_work = is_outdated || !self.unread.is_empty() || self.clients.are_any_resumed();
+            let pending_work = self.clients.begin_turn() || is_outdated || !self.unread.is_empty();
             if pending_work {
                 self.poll.wait(Some(Duration::ZERO), &mut events, &mut ready)?;
             } else {
@@ -250,6 +255,9 @@ impl Worker {
             self.sender.batching.turn(self.now_us);
             if self.shared.generation.load(Ordering::Acquire) != self.generation {
                 self.adopt_plan();
+            }
+            if self.shared.hot.generation() != self.hearers.hot.generation() {
+                hot_copies::adopt(&mut self);
             }
             let unread = std::mem::take(&mut self.unread);
             for token in unread {
@@ -349,6 +357,10 @@ impl Worker {
         self.transit.keep_before(before.clone(), self.now_us);
         self.place_moving_anew();
         self.hearers.adopt(&self.plan, self.shared.tap.get());
+        if !Arc::ptr_eq(&before.topology, &self.plan.topology) {
+            hot_copies::place_anew(self);
+        }
+        hot_copies::limit(self);
         if self.plan.topology.epoch() != before.topology.epoch() {
             self.restamp_waiting();
             self.fail_watches_left_behind();
@@ -386,6 +398,10 @@ impl Worker {
         self.enter_waiting();
         self.transit.forget_before(self.now_us);
         self.publish_drained();
+        hot_copies::tick(self);
+        if let Some(counts) = self.hearers.telemetry.ended(self.now_us) {
+            self.shared.board.take(counts, self.index == 0);
+        }
         self.look_at_memory();
         if self.now_us >= self.next_client_tick_us {
             self.next_client_tick_us = self.now_us + CLIENT_TICK_US;
@@ -481,7 +497,8 @@ impl Worker {
                 self.end_wait(handle);
                 continue;
             }
-            let idle = client.in_flight() == 0 && client.unsent() == 0 && client.upload.is_none();
+            // One that waits for a copy is answered in a moment.
+            let idle = client.in_flight() == 0 && client.unsent() == 0 && client.upload.is_none() && client.stall != Stall::Fill;
             if idle || stop {
                 if !idle {
                     self.shared.cut.fetch_add(1, Ordering::Relaxed);

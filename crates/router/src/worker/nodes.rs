@@ -104,7 +104,7 @@ impl Worker {
         }
         let name = self.node_name(node);
         // One connection too many, at a node that serves: that concerns those in line for it, not the node.
-        let serves = lane.is_exclusive() && self.links.is_up(node);
+        let serves = (lane.is_exclusive() || lane == Lane::Fills) && self.links.is_up(node);
         let news = !serves
             && self.plan.topology.node(node).is_some()
             && self.shared.with_facts(node, |facts| {
@@ -207,7 +207,7 @@ impl Worker {
         self.links.push(handle, request);
     }
 
-    fn own_pending(&self) -> Pending {
+    pub(super) fn own_pending(&self) -> Pending {
         Pending {
             who: Handle::NONE,
             seq: 0,
@@ -219,6 +219,7 @@ impl Worker {
             repeatable: false,
             by_sha: false,
             end: EndNumber::NONE,
+            armed: self.hearers.hot.generation() as u32,
         }
     }
 

@@ -6,14 +6,30 @@ use rustix::net::RecvFlags;
 use switchyard_resp::reply;
 use tracing::warn;
 
-use super::downstream::Stall;
+use super::downstream::{Client, Stall};
 use super::transport;
 use super::{OUTPUT_HIGH, QUIET_CAPACITY, Worker};
+use crate::metrics::WorkerCounters;
 use crate::slab::Handle;
 
 /// A reply of at least this size is sent from where it was received, if it is its turn: a copy would cost more than the system call
 /// that it might share.
 const DIRECT_MIN: usize = 8 << 10;
+
+/// Takes the reply to command `seq` for the client: what its socket takes of a large one is not copied.
+pub(super) fn give(client: &mut Client, counters: &WorkerCounters, seq: u32, reply: &[u8], failed: bool, now_us: u64) {
+    let mut reply = reply;
+    if reply.len() >= DIRECT_MIN
+        && client.takes_directly(seq)
+        && let Ok(sent) = transport::send(&client.fd, &mut client.tls, reply)
+    {
+        counters.bytes_sent.add(sent as u64);
+        client.last_used_us = now_us;
+        client.writable = sent == reply.len();
+        reply = &reply[sent..];
+    }
+    client.complete(seq, reply, failed, now_us, counters);
+}
 
 impl Worker {
     /// Gives a client the reply to the command just read.
@@ -32,17 +48,7 @@ impl Worker {
         if failed {
             self.counters.errors.count(whole);
         }
-        let mut reply = reply;
-        if reply.len() >= DIRECT_MIN
-            && client.takes_directly(seq)
-            && let Ok(sent) = transport::send(&client.fd, &mut client.tls, reply)
-        {
-            self.counters.bytes_sent.add(sent as u64);
-            client.last_used_us = self.now_us;
-            client.writable = sent == reply.len();
-            reply = &reply[sent..];
-        }
-        client.complete(seq, reply, failed, self.now_us, &self.counters);
+        give(client, &self.counters, seq, reply, failed, self.now_us);
         let gated = client.gated;
         self.clients.mark(handle);
         if gated {

@@ -8,13 +8,15 @@ use std::time::Duration;
 use switchyard_resp::command::{Command, Flags, Handling, Local};
 use switchyard_resp::request::Args;
 
+use super::clients::Clients;
 use super::dispatch::Flow;
 use super::gather::Whole;
 use super::kind::Task;
 use super::local::parse;
+use super::transit::parsed;
 use super::upstream::{Lane, Link};
 use super::{Stall, Worker};
-use crate::shared::{Message, Pause, lock};
+use crate::shared::{Message, Pause, Plan, lock};
 use crate::slab::Handle;
 
 /// A PAUSE that has not been answered yet.
@@ -124,15 +126,26 @@ impl Worker {
         self.pauses.now.is_some_and(|pause| pause.all || writes)
     }
 
-    /// Whether the pause holds this command back. `WRITE` holds back what may write.
-    pub(super) fn is_held_back(&self, command: &Command) -> bool {
-        self.holds_back(may_write(command)) && !matches!(command.handling, Handling::Local(Local::ClientUnpause))
+    /// Whether the pause holds this command of a client back. `WRITE` holds back what may write: a transaction as what is queued does.
+    pub(super) fn is_held_back(&self, handle: Handle, command: &Command) -> bool {
+        match command.handling {
+            Handling::Local(Local::ClientUnpause) => false,
+            Handling::Local(Local::Exec) => self.holds_back(queue_may_write(&self.clients, &self.plan, handle)),
+            _ => self.holds_back(may_write(command)),
+        }
     }
+}
+
+/// Whether what a client has queued may write.
+fn queue_may_write(clients: &Clients, plan: &Plan, handle: Handle) -> bool {
+    let session = clients.get(handle).and_then(|client| client.session.as_ref());
+    let queue = session.map(|session| session.multi.requests()).unwrap_or_default();
+    queue.iter().any(|request| parsed(plan, request, |command, _| may_write(command)).unwrap_or(true))
 }
 
 /// What Redis counts as possibly writing.
 pub(super) fn may_write(command: &Command) -> bool {
     command.flags.has(Flags::WRITE)
         || command.flags.has(Flags::SCRIPT) && !command.flags.has(Flags::READONLY)
-        || matches!(&*command.name, "PUBLISH" | "SPUBLISH" | "PFCOUNT" | "EXEC")
+        || matches!(&*command.name, "PUBLISH" | "SPUBLISH" | "PFCOUNT")
 }

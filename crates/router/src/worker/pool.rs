@@ -286,6 +286,7 @@ impl Worker {
             repeatable: false,
             by_sha: false,
             end: EndNumber::NONE,
+            armed: self.hearers.hot.generation() as u32,
         };
         link.touch_as(no_touch, pending);
         let request = self.pass(Keyed { call, node, database }, request, pending);

@@ -1,14 +1,15 @@
 //! What a worker does with a command of a move by a protocol as published ([`switchyard_policy::migration::published`]): it sends it where the switch's rules say, and
 //! tells the mover of writes at the source.
 //!
-//! A read of one key may be asked of both nodes, or of the target and then again when its key was fetched ([`super::double_read`] does that). A command of several
-//! keys that can be split is sent key by key. All others go to the source if all their keys do, and else to the target: the papers know no transactions and no
-//! scripts.
+//! A read of one key may be asked of both nodes, or of the target and then again when its key was fetched ([`super::double_read`] does that). Any other read whose
+//! keys may be at either node waits until they are fetched. A command of several keys that can be split is sent key by key, each to the target of its own move. All
+//! others go to the source if all their keys do, and else to the target: the papers know no transactions and no scripts.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use switchyard_policy::migration::published::Way;
-use switchyard_policy::migration::{Key, Look, is_late};
+use switchyard_policy::migration::{Key, LegView, Look, is_late};
 use switchyard_policy::topology::{MoveId, NodeId};
 use switchyard_resp::command::{Command, Handling};
 use switchyard_resp::request::Args;
@@ -21,40 +22,47 @@ use crate::mover::SharedLeg;
 use crate::shared::Plan;
 use crate::slab::Handle;
 
-/// What a command is to do. `None`: it waits for what was pulled, or its keys are in no such move.
+/// What a command is to do. `None`: it waits for keys that are fetched, or its keys are in no such move.
 pub(super) fn as_published(
     worker: &Worker,
     plan: &Arc<Plan>,
     handle: Handle,
     command: &Command,
     args: &Args<'_>,
-    look: &Look<SharedLeg>,
+    look: &mut Look<SharedLeg>,
 ) -> Option<Transit> {
     let way = look.way()?;
     let [source, target] = look.published_nodes(&plan.topology)?;
-    let is_read = || reads_one_key(worker, handle, command, args);
     let has_waited = worker.clients.get(handle).is_some_and(|client| client.moving.is_some());
-    Some(match way {
-        Way::Source => Transit::Settled,
+    let asks = |nodes: Vec<NodeId>| Some(Transit::Ask(Asks { nodes, as_published: true }));
+    match way {
+        Way::Source => return Some(Transit::Settled),
         Way::Pull if has_waited => return None,
-        Way::Both if !has_waited && is_read() => Transit::Ask(Asks { nodes: vec![source, target], as_published: true }),
-        Way::Pull if is_read() => Transit::Ask(Asks { nodes: vec![target], as_published: true }),
-        _ if matches!(command.handling, Handling::Split(_)) => {
-            let moved = look.ways().iter().filter(|(_, way)| *way != Way::Source).map(|(key, _)| key);
-            let topology = Arc::new(plan.topology.keys_handed_over(&[], moved, target));
-            Transit::Moved(Arc::new(Plan { topology, ..(**plan).clone() }))
-        }
-        Way::Target | Way::Both | Way::Pull => Transit::Moved(worker.plan_of_moved().clone()),
-    })
-}
-
-/// The keys that a command may write at the source of such a move.
-pub(super) fn late_writes(plan: &Plan, node: NodeId, command: &Command, args: &Args<'_>, places: &[u32]) -> Option<(MoveId, Vec<Key>)> {
-    if plan.topology.is_settled() || !writes(command) {
+        Way::Pull if reads_one_key(worker, handle, command, args) => return asks(vec![target]),
+        Way::Both if !has_waited && reads_one_key(worker, handle, command, args) => return asks(vec![source, target]),
+        _ => {}
+    }
+    if !has_waited && look.waits_for_both(&plan.topology, &plan.moves.legs) {
         return None;
     }
-    let keys = places.iter().filter_map(|place| args.get(*place as usize));
-    let mut late = keys.filter_map(|key| Some((is_late(&plan.topology, &plan.moves.legs, key, node)?.move_id, Key::from(key)))).peekable();
-    let (move_id, _) = late.peek()?;
-    Some((*move_id, late.map(|(_, key)| key).collect()))
+    if !matches!(command.handling, Handling::Split(_)) {
+        return Some(Transit::Moved(worker.plan_of_moved().clone()));
+    }
+    let moved = look.moved_to(&plan.topology).into_iter();
+    let topology = moved.fold((*plan.topology).clone(), |topology, (target, keys)| topology.keys_handed_over(&[], &keys, target));
+    Some(Transit::Moved(Arc::new(Plan { topology: Arc::new(topology), ..(**plan).clone() })))
+}
+
+/// The keys that a command may write at the source of such moves, by move. Costs one look while no such move is under way.
+pub(super) fn late_writes(plan: &Plan, node: NodeId, command: &Command, args: &Args<'_>, places: &[u32]) -> BTreeMap<MoveId, Vec<Key>> {
+    let mut late: BTreeMap<MoveId, Vec<Key>> = BTreeMap::new();
+    if !plan.moves.legs.values().any(LegView::is_published) || !writes(command) {
+        return late;
+    }
+    for key in places.iter().filter_map(|place| args.get(*place as usize)) {
+        if let Some(transit) = is_late(&plan.topology, &plan.moves.legs, key, node) {
+            late.entry(transit.move_id).or_default().push(key.into());
+        }
+    }
+    late
 }

@@ -7,11 +7,10 @@
 //! Not a second connection beside the old one: two connections to a node have no order between them.
 
 use switchyard_policy::topology::NodeId;
-use switchyard_resp::reply::ReplyScanner;
 use tracing::info;
 
 use super::Worker;
-use super::upstream::{Body, Lane, Phase};
+use super::upstream::{Lane, Phase};
 use crate::settings::Live;
 use crate::slab::Handle;
 
@@ -25,7 +24,7 @@ impl Worker {
         };
         for handle in self.links.handles() {
             // A connection with subscriptions stays: made anew it would miss what is published meanwhile.
-            let renews = |lane: Lane| lane.is_exclusive() || matches!(lane, Lane::Main | Lane::Slow | Lane::Replica);
+            let renews = |lane: Lane| lane.is_exclusive() || matches!(lane, Lane::Main | Lane::Slow | Lane::Replica | Lane::Fills);
             if let Some(link) = self.links.get_mut(handle).filter(|l| l.phase == Phase::Up && renews(l.lane) && changed(l.node)) {
                 link.stale = true;
             }
@@ -40,6 +39,11 @@ impl Worker {
             if link.holder() == Handle::NONE && link.is_idle() {
                 self.drop_link(handle);
             }
+            return;
+        }
+        if link.lane == Lane::Fills {
+            // Whoever waits for a fill is answered by the node. The next fill makes another connection.
+            self.drop_link(handle);
             return;
         }
         if !link.retiring && link.unsent() == 0 {
@@ -60,8 +64,8 @@ impl Worker {
         }
         link.tls = None;
         link.input.clear();
-        link.body = Body::Whole(ReplyScanner::default());
-        link.counters.connections.sub(1);
+        link.next_body();
+        link.goes_down();
         link.stale = false;
         link.retiring = false;
         link.renewing = true;

@@ -6,10 +6,10 @@
 use std::io;
 
 use switchyard_policy::topology::NodeId;
-use switchyard_resp::reply::ReplyScanner;
 use switchyard_resp::{encode, reply};
 use tracing::{debug, warn};
 
+use super::hot_copies::{filled, invalidated, told_ttl};
 use super::upstream::{Arrival, Body, Lane, Pending, Phase, Purpose, Taken};
 use super::{Stall, Worker};
 use crate::poll::Token;
@@ -113,12 +113,11 @@ impl Worker {
     fn end_body(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let through = matches!(link.body, Body::Through(_));
-        link.body = Body::Whole(ReplyScanner::default());
         if link.head().is_some_and(|head| self.slow.is_slow((self.now_us as u32).wrapping_sub(head.sent_us))) {
             self.note_slow(handle);
         }
         let Some(link) = self.links.get_mut(handle) else { return };
-        let Some(ended) = link.answered(self.now_us, false) else { return };
+        let Some(ended) = link.answered_in_pieces(self.now_us) else { return };
         let is_awaited = !link.waiters.is_empty();
         let expired = ended.is_expired;
         let is_exclusive = link.lane.is_exclusive();
@@ -167,7 +166,12 @@ impl Worker {
             return;
         }
         if answer[0] == b'>' {
-            return; // out of band: nothing of ours
+            // Out of band: what a node says of keys that copies were made of, or nothing of ours.
+            if link.lane == Lane::Fills {
+                let node = link.node;
+                invalidated(self, node, answer);
+            }
+            return;
         }
         let raised = if link.downgraded { self.raised(handle, answer) } else { None };
         let answer = raised.as_deref().unwrap_or(answer);
@@ -207,6 +211,8 @@ impl Worker {
                 Purpose::Exec => self.on_exec(handle, pending, answer),
                 Purpose::Watch => self.on_watch(pending, answer),
                 Purpose::Wait => self.on_wait(handle, pending, answer),
+                Purpose::Fill => filled(self, pending.seq, answer, false),
+                Purpose::FillTtl => told_ttl(self, node, pending.seq, answer),
                 Purpose::Nobody | Purpose::Learn | Purpose::Confirm | Purpose::Queued | Purpose::Unblock | Purpose::Look => {}
                 Purpose::Subscribe | Purpose::Sync | Purpose::Track => {}
             }

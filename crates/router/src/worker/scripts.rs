@@ -18,6 +18,7 @@ use super::dispatch::Flow;
 use super::everywhere::Reach;
 use super::gather::Whole;
 use super::keyed::{Call, Keyed};
+use super::libraries::change_libraries;
 use super::rounds::{Ask, Next, Procedure};
 use super::upstream::{Lane, Link, Pending, Purpose};
 use crate::functions_dump;
@@ -213,14 +214,18 @@ impl Worker {
                 self.scripts_met = ScriptsMet::default();
                 None
             }
-            _ => match checked_libraries(&plan, command, args) {
-                Ok(None) => None,
-                Ok(Some(request)) => {
-                    self.gather_every(handle, lane, Reach::Everybody, &[request], class, Whole::Merged(Merge::Same));
-                    Some(Flow::Next)
+            "FUNCTION|LOAD" | "FUNCTION|RESTORE" => match checked_libraries(&plan, command, args) {
+                Ok(checked) => {
+                    let as_it_is = || {
+                        let mut request = Vec::new();
+                        encode::command(&mut request, args.iter().collect::<Vec<_>>());
+                        request
+                    };
+                    Some(change_libraries(self, handle, lane, class, checked.unwrap_or_else(as_it_is)))
                 }
                 Err(why) => Some(self.refuse(handle, class, &why)),
             },
+            _ => None,
         }
     }
 

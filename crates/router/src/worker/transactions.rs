@@ -701,6 +701,7 @@ impl Worker {
             repeatable: false,
             by_sha: false,
             end: EndNumber::NONE,
+            armed: self.hearers.hot.generation() as u32,
         };
         link.touch_as(no_touch, queued);
         link.push(Request::of_ours(MULTI, database, queued));

@@ -144,7 +144,7 @@ impl Worker {
             } else {
                 self.look_at(plan, command, args, &mut look);
             }
-            if let Some(what) = as_published(self, plan, handle, command, args, &look) {
+            if let Some(what) = as_published(self, plan, handle, command, args, &mut look) {
                 self.end_hold(handle);
                 if matches!(&what, Transit::Ask(asks) if asks.nodes.len() > 1) {
                     fetch_sampled(self, plan, &look);

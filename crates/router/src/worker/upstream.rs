@@ -17,6 +17,7 @@ use switchyard_resp::translate::Shape;
 
 use super::greeting::Greeting;
 use super::keyed::{EndNumber, Ended, Request};
+pub(crate) use super::kind::Lane;
 use super::kind::{Kind, Task};
 use crate::metrics::NodeCounters;
 use crate::settings::Live;
@@ -52,46 +53,6 @@ const SHRINK_US: u64 = 1_000_000;
 const OUT_KEPT: usize = 4 << 10;
 const PENDING_KEPT: usize = 64;
 
-/// The kinds of connection a worker has to a node.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Lane {
-    /// Pipelined, shared by all clients.
-    Main,
-    /// The same for commands that may take long.
-    Slow,
-    /// One client's, for large values.
-    Large,
-    /// No connection of its own: the lane of a client while a command of it takes several rounds, so that no other command of it is sent.
-    Rounds,
-    /// One client's, from WATCH to EXEC; also for transactions while the shared connection is not up.
-    Watch,
-    /// One client's, for a command that waits at the node.
-    Blocking,
-    /// Reads at a replica: pipelined, shared by all clients.
-    Replica,
-    /// Nothing but subscriptions. For a client: its commands in flight are (un)subscriptions.
-    Pubsub,
-}
-
-impl Lane {
-    /// Which of the pools of connections that one client has alone; `None` for the shared ones.
-    #[inline]
-    pub(super) fn pool(self) -> Option<usize> {
-        match self {
-            Lane::Main | Lane::Slow | Lane::Rounds | Lane::Pubsub | Lane::Replica => None,
-            Lane::Large => Some(0),
-            Lane::Watch => Some(1),
-            Lane::Blocking => Some(2),
-        }
-    }
-
-    /// Whether one client at a time has such a connection alone.
-    #[inline]
-    pub(super) fn is_exclusive(self) -> bool {
-        self.pool().is_some()
-    }
-}
-
 /// Who gets a reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Purpose {
@@ -123,6 +84,10 @@ pub(super) enum Purpose {
     Unblock,
     /// The answer to the question whether the client on the connection `who` waits at the node; `seq` is the question's number.
     Look,
+    /// What is to become a hot copy; `seq` is the fill's number.
+    Fill,
+    /// The same, of PTTL of its key.
+    FillTtl,
     /// The answer to CLIENT KILL ID for a broken connection: confirms that its commands have ended. `seq` is the zombie's number.
     Confirm,
 }
@@ -147,6 +112,8 @@ pub(super) struct Pending {
     pub(super) by_sha: bool,
     /// Who wants to hear of its end.
     pub(super) end: EndNumber,
+    /// Low bits of the generation of armed keys by which it shut gates.
+    pub(super) armed: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -234,6 +201,8 @@ pub(super) struct Link {
     /// When the node last sent anything.
     pub(super) received_us: u64,
     pub(super) body: Body,
+    /// Bytes of it that were taken as they came.
+    streamed: u64,
     pub(super) greeting: VecDeque<Greeting>,
     /// Whose mark the node had when it was greeted.
     pub(super) standing: Standing,
@@ -285,6 +254,7 @@ pub(super) struct Link {
 
 impl Link {
     pub(super) fn new(node: NodeId, lane: Lane, resp3: bool, database: u32, counters: Arc<NodeCounters>, now_us: u64) -> Self {
+        counters.mains_down.add(u64::from(lane == Lane::Main));
         Self {
             node,
             lane,
@@ -307,6 +277,7 @@ impl Link {
             input: Vec::new(),
             received_us: now_us,
             body: Body::Whole(ReplyScanner::default()),
+            streamed: 0,
             greeting: VecDeque::new(),
             standing: Standing::Untold,
             client_id: 0,
@@ -335,6 +306,24 @@ impl Link {
             shrinks_at_us: now_us + SHRINK_US,
             counters,
         }
+    }
+
+    /// The node has greeted it.
+    pub(super) fn comes_up(&mut self) {
+        self.phase = Phase::Up;
+        self.counters.connections.add(1);
+        self.counters.mains_down.sub(u64::from(self.lane == Lane::Main));
+    }
+
+    /// It was up, and is no more.
+    pub(super) fn goes_down(&self) {
+        self.counters.connections.sub(1);
+        self.counters.mains_down.add(u64::from(self.lane == Lane::Main));
+    }
+
+    /// It is down, and is not tried again.
+    pub(super) fn is_forgotten(&self) {
+        self.counters.mains_down.sub(u64::from(self.lane == Lane::Main));
     }
 
     /// Whether a command may be handed over: the link is up, or may come up for the first time since it was last up.
@@ -368,7 +357,7 @@ impl Link {
         match self.pending.front().map(|pending| pending.purpose) {
             Some(Purpose::Learn) => LEARN_MAX,
             // What is nobody's is thrown away as it comes.
-            Some(Purpose::Nobody | Purpose::Queued) => usize::MAX,
+            Some(Purpose::Nobody | Purpose::Queued | Purpose::Fill) => usize::MAX,
             Some(Purpose::Client | Purpose::ClientHealed | Purpose::Gather | Purpose::Exec) => usize::MAX,
             _ => SHORT_MAX,
         }
@@ -647,6 +636,7 @@ impl Link {
     /// What comes next of these bytes, which the node has sent.
     #[inline]
     pub(super) fn arrival(&mut self, bytes: &[u8], live: &Live) -> Arrival {
+        let passes = matches!(self.body, Body::Through(_));
         match &mut self.body {
             Body::Whole(scanner) => match scanner.scan(bytes) {
                 Ok(ReplyScan::Complete(len)) => Arrival::Reply(len),
@@ -662,15 +652,26 @@ impl Link {
                 }
                 Err(error) => Arrival::Senseless(error.to_string()),
             },
-            Body::Through(follower) => match follower.follow(bytes) {
-                Ok((len, is_last)) => Arrival::Piece { len, passes: true, is_last },
-                Err(error) => Arrival::Senseless(error.to_string()),
-            },
-            Body::Skip(follower) => match follower.follow(bytes) {
-                Ok((len, is_last)) => Arrival::Piece { len, passes: false, is_last },
+            Body::Through(follower) | Body::Skip(follower) => match follower.follow(bytes) {
+                Ok((len, is_last)) => {
+                    self.streamed += len as u64;
+                    Arrival::Piece { len, passes, is_last }
+                }
                 Err(error) => Arrival::Senseless(error.to_string()),
             },
         }
+    }
+
+    /// What comes next is the beginning of a reply.
+    pub(super) fn next_body(&mut self) {
+        (self.body, self.streamed) = (Body::Whole(ReplyScanner::default()), 0);
+    }
+
+    /// The reply that was taken as it came has ended.
+    pub(super) fn answered_in_pieces(&mut self, now_us: u64) -> Option<Ended> {
+        let streamed = self.streamed;
+        self.next_body();
+        self.answered(now_us, false).map(|ended| ended.streamed(streamed))
     }
 
     /// Whether nothing that was sent is unanswered.
@@ -718,6 +719,12 @@ impl Link {
         }
     }
 
+    /// What waits at the node holds gates from now on, as what is sent now does.
+    pub(super) fn held_by(&mut self, end: EndNumber, armed: u32) {
+        self.pending.iter_mut().for_each(|pending| pending.armed = armed);
+        self.pending.back_mut().into_iter().for_each(|pending| pending.end = end);
+    }
+
     /// The lowest epoch of what is in flight, or waits to be sent: its low bits.
     pub(super) fn oldest_epoch(&self) -> Option<u32> {
         let first = self.pending.front()?.epoch;
@@ -762,6 +769,7 @@ mod tests {
         repeatable: false,
         by_sha: false,
         end: EndNumber::NONE,
+        armed: 0,
     };
 
     fn link(lane: Lane) -> Link {

@@ -24,7 +24,7 @@ use crate::shared::Plan;
 use crate::slab::Handle;
 
 /// What moves the offset of a connection without changing anything.
-const MARK: &[u8] = b"*3\r\n$6\r\nSWAPDB\r\n$1\r\n0\r\n$1\r\n0\r\n";
+pub(super) const MARK: &[u8] = b"*3\r\n$6\r\nSWAPDB\r\n$1\r\n0\r\n$1\r\n0\r\n";
 
 /// A WAIT or WAITAOF under way.
 #[derive(Debug)]

@@ -18,6 +18,8 @@ pub(super) struct Zombie {
     run_id: Option<Arc<str>>,
     /// Epoch of its oldest command.
     pub(super) epoch: u64,
+    /// Low bits of the generation of armed keys of its oldest command.
+    pub(super) armed: u32,
     /// The link that was asked to kill it.
     asked: Handle,
 }
@@ -44,9 +46,9 @@ impl Zombies {
     }
 
     /// A connection with commands in flight is given up.
-    pub(super) fn add(&mut self, node: NodeId, client_id: u64, run_id: Option<Arc<str>>, epoch: u64) {
+    pub(super) fn add(&mut self, node: NodeId, client_id: u64, run_id: Option<Arc<str>>, epoch: u64, armed: u32) {
         self.last += 1;
-        self.all.push(Zombie { number: self.last, node, client_id, run_id, epoch, asked: Handle::NONE });
+        self.all.push(Zombie { number: self.last, node, client_id, run_id, epoch, armed, asked: Handle::NONE });
     }
 
     /// Those that `link` is to ask the node to kill: numbers and client ids. Another process than theirs has none of them.

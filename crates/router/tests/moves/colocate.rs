@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use switchyard_policy::topology::{NodeId, slot_of};
-use switchyard_router::{ColocatePort, ColocateRequest};
+use switchyard_router::{ColocatePort, ColocateRequest, Ports};
 
-use super::fleet::{Fleet, until};
+use super::fleet::{Fleet, Server, until};
 
 /// Keeps requests.
 #[derive(Debug, Default)]
@@ -37,9 +37,9 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        let fleet = Fleet::new(2);
         let port = Arc::new(Port::default());
-        fleet.router().set_colocate_port(port.clone());
+        let ports = Ports { colocate: Some(port.clone()), ..Ports::default() };
+        let fleet = Fleet::with_ports((0..2).map(|_| Server::start(&[])).collect(), ports);
         let owned_by_first = fleet.slots_of(fleet.node(0)).contains(&slot_of(b"{t}"));
         let (home, away) = if owned_by_first { (fleet.node(0), fleet.node(1)) } else { (fleet.node(1), fleet.node(0)) };
         Self { fleet, port, home, away }

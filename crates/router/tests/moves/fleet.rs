@@ -13,7 +13,9 @@ use switchyard_policy::failover::Position;
 use switchyard_policy::migration::record::Replay;
 use switchyard_policy::migration::{Cause, Fingerprint, Fingerprinter, Goal, How, Key, MoveOrder, Record};
 use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Stage, Topology, Transit};
-use switchyard_router::{Done, Host, ListenerSettings, Live, MoveEnd, MoveProgress, MoveTask, NodeAccess, Router, Secret, Settings, SoFar};
+use switchyard_router::{
+    Done, Host, ListenerSettings, Live, MoveEnd, MoveProgress, MoveTask, NodeAccess, Ports, Router, Secret, Settings, SoFar,
+};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -227,6 +229,8 @@ pub(crate) struct Keeper {
     /// What replicas were to have before slots were handed over, and how often that was done by then.
     pub(crate) needs: Mutex<Vec<(NodeId, Position, usize)>>,
     pub(crate) handed_over: AtomicUsize,
+    /// What was told of them last.
+    databases: AtomicUsize,
     /// No map can be stored while it is set.
     pub(crate) cannot_store: AtomicBool,
     /// Replicas do not have it while it is set.
@@ -317,6 +321,10 @@ impl Host for Keeper {
         Ok(self.publish(next))
     }
 
+    fn databases(&self, _: MoveId, count: u32) {
+        self.databases.store(count as usize, Ordering::SeqCst);
+    }
+
     fn spool_directory(&self) -> PathBuf {
         self.spool.clone()
     }
@@ -349,6 +357,7 @@ pub(crate) fn settings(topology: &Topology, password: Option<&str>) -> Settings 
         site: "fleet".to_owned(),
         processes: BTreeMap::new(),
         held: None,
+        ports: Ports::default(),
         seat: None,
         servers: BTreeMap::new(),
         live: Live { nodes, bring_home_timeout: PATIENCE, ..Live::default() },
@@ -408,7 +417,8 @@ impl Fleet {
                 (order.source, order.target) = (open.source, open.target);
                 (order.slots, order.keys, order.how.protocol) = (open.slots.clone(), open.keys.clone(), open.protocol);
             });
-            self.begin(MoveTask { resume: Some(open), ..task });
+            let databases = self.keeper.databases.load(Ordering::SeqCst) as u32;
+            self.begin(MoveTask { resume: Some(open), databases, ..task });
         }
     }
 
@@ -422,11 +432,20 @@ impl Fleet {
         Fleet::with_password(servers, None)
     }
 
+    pub(crate) fn with_ports(servers: Vec<Server>, ports: Ports) -> Fleet {
+        Fleet::made(servers, None, ports)
+    }
+
     /// Of servers that ask for it.
     pub(crate) fn with_password(servers: Vec<Server>, password: Option<&'static str>) -> Fleet {
+        Fleet::made(servers, password, Ports::default())
+    }
+
+    fn made(servers: Vec<Server>, password: Option<&'static str>, ports: Ports) -> Fleet {
         let names: Vec<String> = servers.iter().map(|s| s.address.to_string()).collect();
         let topology = Topology::even(&names).expect("nodes");
-        let router = Arc::new(Router::start(settings(&topology, password), Arc::new(topology.clone())).expect("starts"));
+        let settings = Settings { ports, ..settings(&topology, password) };
+        let router = Arc::new(Router::start(settings, Arc::new(topology.clone())).expect("starts"));
         let dir = tempfile::tempdir().expect("a directory");
         let keeper = Arc::new(Keeper {
             changing: Mutex::new(()),
@@ -444,6 +463,7 @@ impl Fleet {
             is_losing: AtomicBool::new(false),
             needs: Mutex::default(),
             handed_over: AtomicUsize::new(0),
+            databases: AtomicUsize::new(0),
             cannot_store: AtomicBool::new(false),
             replicas_are_behind: Arc::default(),
             replicas: Mutex::default(),
@@ -480,6 +500,7 @@ impl Fleet {
             order: MoveOrder { source, target, slots: self.slots_of(source), keys: None, how, cause: Cause::Asked(None) },
             leftovers: Vec::new(),
             leftovers_at_source: Vec::new(),
+            databases: 0,
             aborted: false,
             give_up: None,
             so_far: SoFar::default(),

@@ -265,3 +265,53 @@ fn what_was_deleted_while_it_is_copied_is_not_shown() {
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     assert_eq!(client.cmd("DBSIZE"), "3");
 }
+
+/// What a target evicts would be lost, so it is copied again or goes nowhere.
+#[test]
+fn copies_that_the_target_evicts_before_the_cut_are_noticed() {
+    const KEYS: usize = 1000;
+    let fleet = Fleet::with(vec![Server::start(&[]), Server::start(&["--maxmemory-policy", "allkeys-random"])]);
+    let mut client = fleet.client();
+    let names: Vec<String> = names_at(&fleet, 0).take(KEYS).collect();
+    names.iter().for_each(|name| assert_eq!(client.cmd(&format!("SET {name} v")), "OK"));
+    let task = with(by(&fleet, 1, 0, 1, Protocol::Source), |order| {
+        (order.how.goal, order.how.max_rate) = (Goal::Gentle, Some(30_000));
+    });
+    fleet.begin(task);
+    let mut target = fleet.servers[1].client();
+    until("keys are copied", || target.cmd("DBSIZE").parse().is_ok_and(|keys: u32| keys > 50));
+    assert_eq!(target.cmd("CONFIG SET maxmemory 1"), "OK");
+    until("it evicts", || target.cmd("DBSIZE").parse().is_ok_and(|keys: u32| keys < 40));
+    assert_eq!(target.cmd("CONFIG SET maxmemory 0"), "OK");
+    fleet.router().steer_move(MoveId(1), Steer::Goal(Goal::Fast));
+    fleet.router().steer_move(MoveId(1), Steer::MaxRate(None));
+    // It began again, or it was noticed when everybody waited already.
+    let is_there = |client: &mut Client| names.iter().for_each(|name| assert_eq!(client.cmd(&format!("GET {name}")), "v"));
+    if let MoveEnd::Stopped(why) = fleet.wait_for(1) {
+        assert!(why.contains("has evicted keys since copying began"), "{why}");
+        is_there(&mut client);
+        fleet.completes(by(&fleet, 2, 0, 1, Protocol::Source));
+    }
+    is_there(&mut client);
+}
+
+/// Everything is at the target: neither clients nor the slots wait for a source that does not come back.
+#[test]
+fn behind_the_cut_a_source_that_is_gone_for_good_is_not_waited_for() {
+    for protocol in BOTH {
+        let mut fleet = Fleet::new(2);
+        fill(&mut fleet.client(), 1000);
+        let mut source = fleet.servers[0].client();
+        fleet.keeper.holds_moving.store(true, Ordering::SeqCst);
+        fleet.begin_on_record(by(&fleet, 1, 0, 1, protocol));
+        until("the leg has drained", || fleet.keeper.is_held.load(Ordering::SeqCst));
+        assert_eq!(source.cmd("ACL SETUSER default -unlink"), "OK");
+        fleet.keeper.holds_moving.store(false, Ordering::SeqCst);
+        until("the source is to be purged", || fleet.progress(1).doing.contains("refuses to remove"));
+        fleet.servers[0].signal(rustix::process::Signal::KILL);
+        fleet.restart();
+        all_there(&mut fleet.client(), 1000);
+        until("the slots are the target's", || fleet.slots_of(fleet.node(0)).is_empty());
+        all_there(&mut fleet.client(), 1000);
+    }
+}

@@ -711,7 +711,7 @@ impl State {
             // Of protocols that copy all keys first.
             Action::Observe | Action::CommitAll | Action::Io(Io::Overwrite { .. }) => {}
             Action::Relist { .. } | Action::Lost { .. } => {}
-            Action::Io(Io::Refuse { .. } | Io::Report { .. } | Io::Quiet | Io::Track { .. }) => {}
+            Action::Io(Io::Refuse { .. } | Io::Report { .. } | Io::Quiet | Io::Track { .. } | Io::Found { .. }) => {}
             Action::Io(Io::Copy { batch, from, keys }) => {
                 self.batches.remove(&batch.0);
                 self.request(from, batch, &keys, |_| Kind::Copy);
@@ -724,7 +724,7 @@ impl State {
                 }
             }
             // A node that restarts is noticed at once.
-            Action::Confirm { side } => events.push_back(Event::Confirmed { side }),
+            Action::Confirm { side } => events.push_back(Event::Confirmed { side, evicted: 0 }),
             Action::Restore { .. } => {}
             Action::HandOver { to } => self.storing = Some(to as usize),
             Action::Io(Io::Secure { .. } | Io::Migrate { .. }) => {

@@ -203,6 +203,7 @@ impl World {
         self.fleet.epoch += 1;
         let view = Rc::new(self.view(None));
         self.workers = (0..self.workers.len()).map(|_| Worker::new(view.clone())).collect();
+        self.hot_begins();
         for lane in 0..self.movers.len() {
             let when = self.random.between(100, 3_000);
             self.after(when, Ev::NextMove { lane });

@@ -19,7 +19,7 @@ use switchyard_policy::migration::life::Step;
 use switchyard_policy::migration::published::{Paper, Rules};
 use switchyard_policy::migration::record::{OpenMove, Queue, Record, Replay};
 use switchyard_policy::migration::{
-    BatchId, Begin, Driver, Durability, Event, Fingerprinter, Happened, Key, LegView, Legs, Life, Orders, Outcome, Process, Protocol,
+    BatchId, Begin, Driver, Durability, Event, Fingerprinter, Happened, Key, LegView, Legs, Life, Orders, Outcome, Pace, Process, Protocol,
     Scope, Side, tracker,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage as SlotStage, Topology, Transit, slot_of};
@@ -269,7 +269,11 @@ impl Mover {
         let protocol = drawn.map_or(Protocol::Switchyard, |(_, protocol)| protocol);
         // As published, with few groups, so that filters err.
         let paper = Paper::of(protocol).filter(|_| scenario.paper > 0 && random.chance(scenario.paper));
-        let tracker = |paper: Paper| if scenario.exact > 0 { tracker::Kind::Exact } else { paper.tracker };
+        let tracker = |paper: Paper| match scenario.exact {
+            0 => paper.tracker,
+            1 => tracker::Kind::Exact,
+            _ => tracker::Kind::Adaptive,
+        };
         let paper = paper.map(|paper| Paper { tracker: tracker(paper), groups: 8, at_once: 2, bits: 2, ..paper });
         let durability = if random.chance(scenario.aof) { Durability::Aof } else { Durability::Memory };
         Self {
@@ -514,6 +518,11 @@ impl World {
         for side in (0..2).filter(|side| !missing.contains(side)) {
             self.noticed(lane, self.movers[lane].node_of(side));
         }
+        if self.movers[lane].paper.is_some() {
+            // Some keys after others, so that there is a time at which some are there.
+            let pace = Pace { batch_keys: 1 + self.random.below(3) as u32, batches: 1, interval_us: self.random.below(2_000) };
+            self.mover_event(lane, Event::Pace(pace));
+        }
         self.mover_event(lane, Event::Met { source, target });
         for side in missing {
             self.mover_hears(lane, Happened::Lost { side: if side == 0 { Side::Source } else { Side::Target } });
@@ -736,7 +745,10 @@ impl World {
                 driver.scanned(walk, cursor.as_bytes(), names.iter().map(|name| &name[..]), &map, now, &mut to_do);
                 self.perform_all(lane, to_do);
             }
-            (What::Confirm, _) => self.mover_event(lane, Event::Confirmed { side: if side == 0 { Side::Source } else { Side::Target } }),
+            (What::Confirm, _) => {
+                let side = if side == 0 { Side::Source } else { Side::Target };
+                self.mover_event(lane, Event::Confirmed { side, evicted: 0 });
+            }
             (What::PurgeRemove(None), _) => {}
             (What::PurgeRemove(Some(walk)), _) => self.mover_hears(lane, Happened::Unlinked { walk }),
             (what, reply) => self.violated(format!("the mover: {reply:?} in answer to {what:?}")),

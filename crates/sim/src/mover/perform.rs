@@ -151,6 +151,10 @@ impl World {
             Do::Io(Io::Track { groups, complete }) => {
                 self.movers[lane].view.iter().for_each(|view| view.committed().track(groups.clone(), complete))
             }
+            Do::Io(Io::Found { group, truth }) => {
+                self.movers[lane].view.iter().for_each(|view| view.committed().found(group, truth));
+                self.wake_workers(lane);
+            }
             Do::CommitAll => {
                 self.movers[lane].view.iter().for_each(|view| view.committed().commit_all());
                 self.wake_workers(lane);

@@ -74,6 +74,10 @@ impl World {
                 let when = self.random.between(5_000, if long { 1_000_000 } else { 60_000 });
                 self.after(when, Ev::DiskIsWell);
             }
+            Fault::Panic => {
+                let worker = self.random.below(self.workers.len() as u64) as usize;
+                self.panic(worker);
+            }
             Fault::GiveUp => match self.removal_under_way() {
                 Some((lane, conn)) => {
                     self.cut(conn);
@@ -147,7 +151,16 @@ impl World {
                 continue;
             }
             let place = self.place_of(key, ix, before.contains_key(&key));
-            let mark = self.history.reverts(key, disk.map(|entry| self.in_time(ix, entry)), self.now, place);
+            // Copies may stand for the process that is dead until another is met.
+            let is_unmet = self.hot.is_on && place == crate::history::Place::Here;
+            let until = if is_unmet { crate::history::Place::Doubtful } else { place };
+            let mark = self.history.reverts(key, disk.map(|entry| self.in_time(ix, entry)), self.now, until);
+            if let Some(mark) = mark.filter(|_| is_unmet) {
+                let unmet = &mut self.hot.unmet[ix];
+                let past: Vec<_> = unmet.extract_if(.., |before| before.0 == key).collect();
+                unmet.push(mark);
+                self.history.forget(&past);
+            }
             if place == crate::history::Place::UntilNoticed {
                 let lane = self.lane_of(key);
                 let watched = &mut self.movers[lane].watched;

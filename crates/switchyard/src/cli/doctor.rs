@@ -207,7 +207,12 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
 /// What the router will ask of a node.
 pub(crate) fn needs(live: &switchyard_router::Live, workers: usize) -> Needs {
     let alone = live.large_connections_max + live.watch_connections_max + live.blocking_connections_max;
-    Needs { connections: (workers * 2, workers * 4 + alone), argument_max: live.argument_max, check_scripts: live.check_scripts }
+    Needs {
+        connections: (workers * 2, workers * 4 + alone),
+        argument_max: live.argument_max,
+        check_scripts: live.check_scripts,
+        hot_copies: live.hot_copies.is_on,
+    }
 }
 
 fn render(findings: &[Finding], nodes: usize) -> String {

@@ -5,7 +5,7 @@ use switchyard_control::admin::{KeyReport, SlotsReport, TransitReport, WhereRepo
 
 use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags, encoded};
-use super::table::{count, number, table, text};
+use super::table::{count, number, shortened, table, text};
 
 /// The slot map: which node owns which slots, what is on its way, which keys live elsewhere than their slots
 #[derive(Debug, Args)]
@@ -52,14 +52,25 @@ pub(crate) fn whereabouts(arguments: &WhereArguments) -> Result<(), Failure> {
     client.print(&body, render_keys)
 }
 
+/// Characters of ranges that are shown.
+const RANGES: usize = 80;
+
 fn render_slots(report: &SlotsReport) -> String {
-    let rows: Vec<Vec<String>> = report.nodes.iter().map(|node| vec![node.node.clone(), count(node.slots), node.ranges.clone()]).collect();
+    let rows: Vec<Vec<String>> =
+        report.nodes.iter().map(|node| vec![node.node.clone(), count(node.slots), shortened(&node.ranges, RANGES)]).collect();
     let mut out = table(&[text("NODE"), number("SLOTS"), text("RANGES")], &rows);
     if !report.in_transit.is_empty() {
         let columns = [number("MOVE"), text("FROM"), text("TO"), number("SLOTS"), text("STAGE"), text("WHICH")];
         let row = |transit: &TransitReport| {
             let stage = if transit.keys_only { format!("{}, single keys", transit.stage) } else { transit.stage.clone() };
-            vec![transit.move_id.to_string(), transit.from.clone(), transit.to.clone(), count(transit.count), stage, transit.slots.clone()]
+            vec![
+                transit.move_id.to_string(),
+                transit.from.clone(),
+                transit.to.clone(),
+                count(transit.count),
+                stage,
+                shortened(&transit.slots, RANGES),
+            ]
         };
         out.push_str("\nin transit (listed: all keys are still at the source; moving: each is at either node):\n");
         out.push_str(&table(&columns, &report.in_transit.iter().map(row).collect::<Vec<_>>()));
@@ -103,6 +114,9 @@ mod tests {
         let node = |name: &str, slots, ranges: &str| NodeSlotsReport { node: name.into(), slots, ranges: ranges.into(), exceptions: 0 };
         let mut map = SlotsReport { nodes: vec![node("a:1", 16384, "0-16383"), node("b:1", 0, "none")], ..SlotsReport::default() };
         assert_eq!(render_slots(&map), "NODE   SLOTS  RANGES\na:1   16 384  0-16383\nb:1        0  none\n");
+        let many: Vec<String> = (0..1000).map(|number| (number * 2).to_string()).collect();
+        let scattered = SlotsReport { nodes: vec![node("a:1", 1000, &many.join(","))], ..SlotsReport::default() };
+        assert!(render_slots(&scattered).lines().all(|line| line.len() < 110) && render_slots(&scattered).ends_with("...\n"));
         let transit = TransitReport {
             move_id: 3,
             from: "a:1".into(),

@@ -8,6 +8,8 @@ mod demo;
 mod doctor;
 mod flags;
 mod hash_password;
+mod hot_copies;
+mod hot_keys;
 mod known_fleet;
 mod live;
 mod map;
@@ -62,6 +64,9 @@ enum Command {
     Nodes(nodes::Arguments),
     Slots(map::SlotsArguments),
     Where(map::WhereArguments),
+    #[command(name = "hotkeys")]
+    HotKeys(hot_keys::Arguments),
+    HotCopies(hot_copies::Arguments),
     Move(move_slots::Arguments),
     Moves(moves::Arguments),
     Balance(balance::Arguments),
@@ -133,6 +138,8 @@ pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
         Command::Nodes(arguments) => nodes::run(&arguments),
         Command::Slots(arguments) => map::slots(&arguments),
         Command::Where(arguments) => map::whereabouts(&arguments),
+        Command::HotKeys(arguments) => hot_keys::run(&arguments),
+        Command::HotCopies(arguments) => hot_copies::run(&arguments),
         Command::Move(arguments) => move_slots::run(&arguments),
         Command::Moves(arguments) => moves::run(&arguments),
         Command::Balance(arguments) => balance::run(&arguments),
@@ -145,11 +152,31 @@ pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::Cli;
 
     #[test]
     fn the_command_line_is_consistent() {
         Cli::shown().debug_assert();
+    }
+
+    #[test]
+    fn the_router_may_be_named_before_and_behind_what_is_asked_of_it() {
+        for (line, is_heard) in [
+            ("nodes --admin a:1 --json remove n", "RemoveArguments { address: \"n\", flags: AdminFlags { admin: Some(\"a:1\")"),
+            ("nodes remove n --admin a:1 --json", "RemoveArguments { address: \"n\", flags: AdminFlags { admin: Some(\"a:1\")"),
+            ("nodes --json remove --admin a:1 n", "RemoveArguments { address: \"n\", flags: AdminFlags { admin: Some(\"a:1\")"),
+            ("moves --json --admin a:1 pause 7", "IdArguments { id: 7, flags: AdminFlags { admin: Some(\"a:1\")"),
+        ] {
+            let line = std::iter::once("switchyard").chain(line.split(' '));
+            let command = format!("{:?}", Cli::try_parse_from(line).expect("it is understood").command);
+            let (_, flags) = command.split_once(is_heard).unwrap_or_else(|| panic!("{command}"));
+            let (flags, _) = flags.split_once('}').expect("their end");
+            assert!(flags.contains("json: true"), "{command}");
+        }
+        let nodes = format!("{:?}", Cli::try_parse_from(["switchyard", "nodes", "--admin", "a:1"]).expect("it is understood").command);
+        assert!(nodes.contains("Some(\"a:1\")"), "{nodes}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use switchyard_resp::units::parse_rate;
 use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags};
 use super::moves::watch;
-use super::table::{count, number, table, text};
+use super::table::{count, number, shortened, table, text};
 use crate::config::{Problem, Problems};
 
 /// How data is to move; what is not given is as the configuration of the router says.
@@ -198,7 +198,7 @@ fn render(plan: &PlanReport, shown: bool) -> String {
                 planned.from.clone(),
                 planned.to.clone(),
                 count(planned.slots),
-                shortened(&planned.ranges),
+                shortened(&planned.ranges, 40),
             ];
             if has_keys {
                 row.insert(3, planned.keys.map_or_else(|| "all".to_owned(), count));
@@ -218,14 +218,6 @@ fn render(plan: &PlanReport, shown: bool) -> String {
         "on record; `switchyard moves watch` shows how far they are\n"
     });
     out
-}
-
-/// Many ranges say nothing to anybody.
-fn shortened(ranges: &str) -> String {
-    match ranges.char_indices().nth(40) {
-        None => ranges.to_owned(),
-        Some((at, _)) => format!("{}...", ranges[..at].rsplit_once(',').map_or(&ranges[..at], |(whole, _)| whole)),
-    }
 }
 
 #[cfg(test)]

@@ -21,7 +21,6 @@ use super::table::{count, number, table, text};
 
 /// Moves under way: list, watch, pause, resume, abort; another goal or rate
 #[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true)]
 #[command(after_long_help = "Examples:\n  \
     switchyard moves\n  \
     switchyard moves watch\n  \
@@ -213,6 +212,15 @@ fn state(report: &MoveReport) -> &'static str {
     }
 }
 
+/// A server that migrates keys itself (stop-and-copy) does not say how big they are.
+const fn bytes_are_known(report: &MoveReport) -> bool {
+    report.bytes_moved > 0 || report.keys_moved == 0
+}
+
+fn bytes(report: &MoveReport) -> String {
+    if bytes_are_known(report) { describe_size(report.bytes_moved) } else { "-".to_owned() }
+}
+
 fn seconds(seconds: f64) -> String {
     describe_time(Duration::try_from_secs_f64(seconds).unwrap_or_default())
 }
@@ -242,7 +250,7 @@ fn render(report: &MovesReport) -> String {
             state(report).to_owned(),
             format!("{}/{}", count(report.slots_done), count(report.slots)),
             keys(report),
-            describe_size(report.bytes_moved),
+            bytes(report),
             format!("{:.0}%", report.percent.floor()),
             if report.state.is_over() { String::new() } else { format_rate(report.bytes_per_second) },
             report.seconds_left.filter(|_| report.state == MoveState::Running).map(seconds).unwrap_or_default(),
@@ -348,15 +356,17 @@ fn outcome(watched: &[u64], shown: &[&MoveReport], json: bool) -> Result<(), Fai
             Some(report) if report.state == MoveState::Done => {
                 if !json {
                     println!(
-                        "move {id} is done: {}, {} {}, {} {} in {}",
+                        "move {id} is done: {}, {} {}{} in {}",
                         report.keys.map_or_else(
                             || format!("{} {}", count(report.slots), plural(report.slots, "slot")),
                             |keys| format!("{} named {}", count(keys), plural(keys, "key"))
                         ),
                         count(report.keys_moved),
                         plural(report.keys_moved, "key"),
-                        count(report.bytes_moved),
-                        plural(report.bytes_moved, "byte"),
+                        match report.bytes_moved {
+                            _ if !bytes_are_known(report) => String::new(),
+                            moved => format!(", {} {}", count(moved), plural(moved, "byte")),
+                        },
                         seconds(report.seconds)
                     );
                 }
@@ -384,12 +394,13 @@ fn numbers(report: &MoveReport) -> String {
     };
     // A move of named keys takes no slots.
     let slots = if report.keys.is_some() { String::new() } else { format!("{}/{} slots, ", count(report.slots_done), count(report.slots)) };
+    let known = |text: String| if bytes_are_known(report) { text + ", " } else { String::new() };
     format!(
-        "{slots}{} keys, {}, {:.0}%, {}, {} keys/s{left}{pulled}{holds}: {}{}",
+        "{slots}{} keys, {}{:.0}%, {}{} keys/s{left}{pulled}{holds}: {}{}",
         keys(report),
-        describe_size(report.bytes_moved),
+        known(describe_size(report.bytes_moved)),
         report.percent.floor(),
-        format_rate(report.bytes_per_second),
+        known(format_rate(report.bytes_per_second)),
         count(report.keys_per_second.max(0.0) as u64),
         report.doing,
         home_for(report)
@@ -525,5 +536,15 @@ mod tests {
         let done = MoveReport { state: MoveState::Done, ..running() };
         assert!(outcome(&[7], &[&done], true).is_ok());
         assert!(outcome(&[7, 8], &[&done], true).is_err());
+    }
+
+    #[test]
+    fn bytes_that_nobody_has_counted_are_not_shown() {
+        let counted = numbers(&running());
+        assert!(counted.contains("keys, 12.0 kB, 25%, 2.5 MB/s, 1 234 keys/s"), "{counted}");
+        let unknown = MoveReport { bytes_moved: 0, bytes_per_second: 0.0, ..running() };
+        let shown = numbers(&unknown);
+        assert!(shown.contains("keys, 25%, 1 234 keys/s"), "{shown}");
+        assert_eq!(bytes(&unknown), "-");
     }
 }

@@ -11,7 +11,6 @@ use super::table::{count, number, table, text};
 
 /// The nodes behind a running router: list, add, drain, remove, accept
 #[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true)]
 #[command(after_long_help = "Examples:\n  \
     switchyard nodes                                         list them\n  \
     switchyard nodes -c /etc/switchyard.toml                 the same, with address and token of the admin port from there\n  \

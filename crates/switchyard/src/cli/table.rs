@@ -45,6 +45,14 @@ pub(super) fn count(number: u64) -> String {
     thousands(number).replace(',', " ")
 }
 
+/// Ranges in so many characters. Many ranges say nothing to anybody, and `--json` has all of them.
+pub(super) fn shortened(ranges: &str, width: usize) -> String {
+    match ranges.char_indices().nth(width) {
+        None => ranges.to_owned(),
+        Some((at, _)) => format!("{}...", ranges[..at].rsplit_once(',').map_or(&ranges[..at], |(whole, _)| whole)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use switchyard_control::moves::{DURABILITIES, name_of, named};
 use switchyard_policy::migration::Goal;
 use switchyard_resp::units::{format_size, format_time};
-use switchyard_router::{EmptyReturn, KEY_RATE_MAX, Reads};
+use switchyard_router::{EmptyReturn, KEY_RATE_MAX, Reads, Reports};
 
 use super::listener::{LimitConfig, ListenerConfig, parse_mode};
 use super::memory::MemoryMax;
@@ -33,6 +33,7 @@ pub(crate) enum Section {
     Cluster,
     Scripts,
     Moves,
+    HotCopies,
     /// One of the `[[node]]` tables.
     Node,
     /// One of the `[[listener]]` tables.
@@ -54,6 +55,7 @@ impl Section {
             Section::Cluster => "cluster",
             Section::Scripts => "scripts",
             Section::Moves => "moves",
+            Section::HotCopies => "hot-copies",
             Section::Node => "node",
             Section::Listener => "listener",
             Section::Limit => "limit",
@@ -73,8 +75,17 @@ impl Section {
     pub(crate) const LISTS: [Section; 3] = [Section::Node, Section::Listener, Section::Limit];
 
     /// The sections that are plain tables, in the order in which they are shown.
-    pub(crate) const TABLES: [Section; 8] =
-        [Section::Clients, Section::Tls, Section::Nodes, Section::Scripts, Section::Moves, Section::Cluster, Section::Admin, Section::Log];
+    pub(crate) const TABLES: [Section; 9] = [
+        Section::Clients,
+        Section::Tls,
+        Section::Nodes,
+        Section::Scripts,
+        Section::Moves,
+        Section::HotCopies,
+        Section::Cluster,
+        Section::Admin,
+        Section::Log,
+    ];
 }
 
 /// When a changed value takes effect.
@@ -446,6 +457,35 @@ keys! {
     "bring-home-timeout" Reload ["home-timeout"] time(Duration::ZERO..=HOUR) live.bring_home_timeout,
         "How long a command that needs keys together waits for those that were moved alone (move --keys) to be brought home. 0s: they are \
          not brought home, and it is refused with CROSSSLOT.";
+
+    [HotCopies]
+    "mode" Reload ["enabled"] word([(true, "auto"), (false, "off")]) live.hot_copies.is_on,
+        "auto: the router answers what is read most itself, from copies that are never stale. off: it asks the nodes each time.";
+    "admission" Reload [] word([(false, "load"), (true, "all")]) live.hot_copies.knobs.all,
+        "load: copies of the keys that are read most. all: of every key that is read, for tests and to compare.";
+    "reports" Reload [] word([(Reports::Both, "both"), (Reports::Periodic, "periodic"), (Reports::Instant, "instant")]) live.hot_copies.reports,
+        "Which reports keys are chosen by: periodic (what was counted, once a second), instant (a key that makes up nine of the last 200 commands to a node that has much \
+         to do, at once), or both.";
+    "node-load" Reload [] count(1..=100_000_000) live.hot_copies.node_load,
+        "Commands in a second to a node from which on it gives instant reports.";
+    "memory" Reload ["maxmemory"] size(64 * KB..=64 * GB) live.hot_copies.knobs.bytes_max,
+        "Bytes that all copies may take. They are the first to go where memory is short.";
+    "keys-max" Reload [] count(1..=1_000_000) live.hot_copies.knobs.keys_max,
+        "Keys that may have copies at a time.";
+    "reads-min" Reload ["threshold"] count(1..=10_000_000) live.hot_copies.knobs.reads_min,
+        "Reads in a second from which on a key is copied, with four more for each write of it.";
+    "adds-max" Reload ["update-rate"] count(1..=100_000) live.hot_copies.knobs.adds_max,
+        "Keys that may be added in a second.";
+    "stays" Reload ["deletion-delay"] time(Duration::ZERO..=HOUR) live.hot_copies.knobs.stays,
+        "How long a key that is not read much any more keeps its copies.";
+    "value-max" Reload [] size(KB..=16 << 20) live.hot_copies.reply_max,
+        "Replies of more bytes than this are not copied.";
+    "life-max" Reload ["ttl"] time_or_never(Duration::ZERO..=DAY) live.hot_copies.life_max,
+        "How long a copy is given at most before its node is asked again. 0s: as long as the key lives. Only what writes past the router needs another bound.";
+    "never" Reload ["exclude"] texts live.hot_copies.never,
+        "Keys that begin with one of these are never copied.";
+    "allow" Reload ["include", "prefixes"] texts live.hot_copies.only,
+        "Where there are some, only keys that begin with one of these are copied.";
 
     [Cluster]
     "emulate" Reload ["cluster-enabled", "enabled"] switch cluster_emulate,

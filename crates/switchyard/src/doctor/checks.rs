@@ -69,6 +69,9 @@ pub(crate) fn examine(nodes: &[Seen], needs: &Needs) -> Vec<Finding> {
     let up: Vec<&Seen> = nodes.iter().filter(|n| n.failure.is_none()).collect();
     let mut notes = Notes { found, node: None };
     together(&up, &mut notes);
+    if needs.hot_copies {
+        written_past_copies(&up, &mut notes);
+    }
     notes.found.sort_by_key(|f| std::cmp::Reverse(f.level));
     notes.found
 }
@@ -297,6 +300,20 @@ fn rights(node: &Seen, needs: &Needs, notes: &mut Notes<'_>) {
     }
 }
 
+/// Copies are never older than what comes through the router. What goes past it the nodes tell. Said once, and not for each node.
+fn written_past_copies(nodes: &[&Seen], notes: &mut Notes<'_>) {
+    let names: Vec<&str> =
+        nodes.iter().filter(|node| node.direct.iter().any(|client| client.writes)).map(|node| node.name.as_str()).collect();
+    if names.is_empty() {
+        return;
+    }
+    notes.note(
+        "hot copies",
+        format!("clients write past the router at {}: hot copies of what they write are given until the node has told of it (CLIENT TRACKING), a moment later", names.join(", ")),
+        "where even that moment is too long, name the keys in hot-copies.never, or set hot-copies.mode = \"off\"",
+    );
+}
+
 /// What matters only beside each other.
 fn together(nodes: &[&Seen], notes: &mut Notes<'_>) {
     let mut same: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -390,7 +407,7 @@ mod tests {
     }
 
     fn found(nodes: &[Seen]) -> Vec<(Level, &'static str)> {
-        let needs = Needs { connections: (4, 80), argument_max: 512 << 20, check_scripts: true };
+        let needs = Needs { connections: (4, 80), argument_max: 512 << 20, check_scripts: true, hot_copies: true };
         examine(nodes, &needs).iter().map(|f| (f.level, f.check)).collect()
     }
 
@@ -431,6 +448,27 @@ mod tests {
     }
 
     #[test]
+    fn what_is_written_past_hot_copies_is_told_once() {
+        use switchyard_control::nodes::DirectClient;
+        let client = |writes| DirectClient {
+            address: "10.0.0.3:7".to_owned(),
+            name: String::new(),
+            user: "app".to_owned(),
+            command: "set".to_owned(),
+            writes,
+        };
+        let used = |name: &str, writes| Seen { direct: vec![client(writes)], ..good(name) };
+        let told = |nodes: &[Seen], hot_copies| {
+            let needs = Needs { connections: (4, 80), argument_max: 512 << 20, check_scripts: true, hot_copies };
+            examine(nodes, &needs).into_iter().filter(|f| f.check == "hot copies").map(|f| (f.node, f.found)).collect::<Vec<_>>()
+        };
+        let [(None, found)] = &told(&[used("a", true), used("b", true), used("c", false)], true)[..] else { panic!("one note of no node") };
+        assert!(found.contains("at a, b:"), "{found}");
+        assert_eq!(told(&[used("a", true)], false), []);
+        assert_eq!(told(&[used("a", false), good("b")], true), []);
+    }
+
+    #[test]
     fn a_replica_is_judged_as_one() {
         let follower = |change: fn(&mut Seen)| {
             let mut replica = Seen { replica_of: "10.0.0.1:6379".parse().ok(), ..good("a replica b") };
@@ -466,7 +504,7 @@ mod tests {
             ..good(name)
         };
         assert_eq!(found(&[with("a", &[("l", "x")]), with("b", &[("l", "x")])]), []);
-        let needs = Needs { connections: (4, 80), argument_max: 512 << 20, check_scripts: true };
+        let needs = Needs { connections: (4, 80), argument_max: 512 << 20, check_scripts: true, hot_copies: true };
         let lacking = examine(&[with("a", &[("l", "x")]), with("b", &[])], &needs);
         assert!(lacking[0].found.contains("is not on b"), "{lacking:?}");
         let other = examine(&[with("a", &[("l", "x")]), with("b", &[("l", "y")])], &needs);

@@ -31,6 +31,9 @@ const TRIED: &[(&str, &[&str])] = &[
     ("FUNCTION LIST", &["FUNCTION", "LIST"]),
     ("FUNCTION DUMP", &["FUNCTION", "STATS"]),
     ("PUBLISH", &["PUBSUB", "NUMPAT"]),
+    ("CLIENT TRACKING", &["CLIENT", "TRACKING", "OFF"]),
+    ("PTTL", &["PTTL", "switchyard:doctor"]),
+    ("TOUCH", &["TOUCH", "switchyard:doctor"]),
     ("ACL USERS", &["ACL", "USERS"]),
     ("ACL GETUSER", &["ACL", "GETUSER", "switchyard-doctor"]),
     // A rule that no server has, so that no user is made.

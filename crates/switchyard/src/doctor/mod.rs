@@ -47,6 +47,8 @@ pub(crate) struct Needs {
     pub(crate) argument_max: usize,
     /// Whether libraries of functions are to have the router's check.
     pub(crate) check_scripts: bool,
+    /// Whether hot copies answer.
+    pub(crate) hot_copies: bool,
 }
 
 /// What a node said.

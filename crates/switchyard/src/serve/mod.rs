@@ -33,7 +33,7 @@ use switchyard_control::seat::{self, Replaced, SeatThread, Seats, Standby};
 use switchyard_control::store::StoreError;
 use switchyard_control::{Fleet, Processes, Running};
 use switchyard_policy::topology::Topology;
-use switchyard_router::{ColocatePort, ListenAddress, Router, Settings, StartError};
+use switchyard_router::{ColocatePort, ListenAddress, Ports, Router, Settings, StartError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
@@ -152,6 +152,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     };
     let tls: Vec<bool> = resolved.listen.iter().map(|listener| listener.tls).collect();
     let watched = failover::watched(&topology, &resolved.nodes, placement.store())?;
+    let configured = Arc::new(Mutex::new(config.clone()));
     let settings = Settings {
         listen: resolved.listen,
         workers: config.workers,
@@ -162,21 +163,22 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         servers: watched.iter().map(Watched::servers).collect(),
         processes: processes.of(&topology),
         held: held.clone(),
+        ports: Ports {
+            operator: Some(operator::listen(Arc::clone(&fleet.operator))?),
+            users: Some(users::listen(Arc::clone(&running), Arc::clone(&configured))?),
+            colocate: Some(Arc::clone(&moves) as Arc<dyn ColocatePort>),
+        },
         live: live.clone(),
     };
     let router = Router::start(settings, Arc::clone(&topology)).map_err(explain_start)?;
-    router.set_operator(operator::listen(Arc::clone(&fleet.operator))?);
-    let configured = Arc::new(Mutex::new(config.clone()));
-    router.set_users_port(users::listen(Arc::clone(&running), Arc::clone(&configured))?);
-    router.set_colocate_port(Arc::clone(&moves) as Arc<dyn ColocatePort>);
     let addresses: Vec<String> = router
         .listeners()
         .iter()
         .zip(tls)
         .map(|(address, tls)| if tls { format!("tls://{address}") } else { address.to_string() })
         .collect();
-    running.set(router, Arc::clone(&topology));
     running.set_seats(Arc::clone(&seats));
+    running.set(router, Arc::clone(&topology));
     admin.serve(Arc::clone(&fleet) as Arc<dyn Source>);
     let (seat_thread, mut replaced) = SeatThread::start(seats, Arc::clone(&running))?;
     let executor = moves.start()?;
@@ -197,7 +199,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         }
         None => None,
     };
-    let care = Care::start(Arc::clone(&running), processes, Arc::clone(placement.store()))?;
+    let care = Care::start(Arc::clone(&running), processes, Arc::clone(placement.store()), Arc::clone(&moves))?;
     let observer = Observer::start(watched, Arc::clone(placement.store()), Arc::clone(&running))?;
     let nodes = resolved.nodes;
     let reloader =

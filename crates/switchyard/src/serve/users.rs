@@ -19,7 +19,7 @@ pub(super) type Configured = Arc<Mutex<Config>>;
 
 /// Starts the thread that changes users.
 pub(super) fn listen(running: Arc<Running>, config: Configured) -> anyhow::Result<Arc<CommandThread>> {
-    CommandThread::start("users", move |command| {
+    CommandThread::start("users", Arc::clone(&running), move |command| {
         let config = config.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut out = Vec::new();
         match execute(&running, &config, command) {

@@ -130,11 +130,21 @@ fn redis_py() {
         check.arg("-B").arg(source.join("check.py")).arg(&secured.address).args(&secured.credentials).env("PYTHONPATH", &packages);
         says_ok("redis-py over TLS", &run("redis-py over TLS", &mut check));
     }
+    if let Some(site) = copying() {
+        let mut check = tied("python3");
+        check.arg("-B").arg(source.join("fresh.py")).arg(site.address().to_string()).env("PYTHONPATH", &packages);
+        says_ok("redis-py before hot copies", &run("redis-py before hot copies", &mut check));
+    }
     if let Some(site) = cluster() {
         let mut check = tied("python3");
         check.arg("-B").arg(source.join("cluster.py")).arg(site.address().to_string()).env("PYTHONPATH", packages);
         says_ok("redis-py's RedisCluster", &run("redis-py's RedisCluster", &mut check));
     }
+}
+
+/// A router of several workers that copies whatever is read.
+fn copying() -> Option<Site> {
+    Site::router_only(3, &SiteOptions::router(RouterOptions { workers: 4, ..RouterOptions::args(&["--set", "hot-copies.admission=all"]) }))
 }
 
 /// A router whose clients come over TLS, each with a certificate, a name and a password.
@@ -182,7 +192,7 @@ fn go_redis() {
         return;
     }
     let source = programs().join("go");
-    let all: Vec<u8> = ["go.mod", "go.sum", "main.go", "cluster.go", "secured.go"]
+    let all: Vec<u8> = ["go.mod", "go.sum", "main.go", "cluster.go", "fresh.go", "secured.go"]
         .iter()
         .flat_map(|f| std::fs::read(source.join(f)).expect("a source"))
         .collect();
@@ -197,6 +207,10 @@ fn go_redis() {
         let mut check = tied(built.join("client-check"));
         check.arg(&secured.address).arg("secured").args(&secured.credentials);
         says_ok("go-redis over TLS", &run("go-redis over TLS", &mut check));
+    }
+    if let Some(site) = copying() {
+        let mut check = tied(built.join("client-check"));
+        says_ok("go-redis before hot copies", &run("go-redis before hot copies", check.arg(site.address().to_string()).arg("fresh")));
     }
     if let Some(site) = cluster() {
         let mut check = tied(built.join("client-check"));

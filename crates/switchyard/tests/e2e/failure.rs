@@ -127,6 +127,22 @@ fn a_frozen_node_costs_its_own_clients_a_timeout_and_others_nothing() {
     until("the node serves again", || waiting.cmd(&format!("GET {}", keys[0])) == bulk("1"));
 }
 
+/// As one with keys waits: nobody knows yet that the node does not serve.
+#[test]
+fn a_command_without_keys_waits_while_the_first_connection_is_made() {
+    let router = RouterOptions { nodes_may_be_down: true, ..RouterOptions::default() };
+    let Some(mut site) = Site::router_only(1, &SiteOptions { router, ..SiteOptions::default() }) else { return };
+    until("the node serves", || site.client().cmd("DBSIZE") == int(0));
+    let addresses: Vec<_> = site.nodes().iter().map(Node::address).collect();
+    site.nodes()[0].freeze();
+    site.router_mut().restart(&addresses);
+    let mut client = site.client();
+    client.post("EVAL \"return 7\" 0");
+    std::thread::sleep(Duration::from_millis(200));
+    site.nodes()[0].thaw();
+    assert_eq!(client.reply(), int(7));
+}
+
 /// Kills in the middle of replies, many times: what was acknowledged was done, and nothing was done twice.
 #[test]
 fn no_command_is_executed_twice_whatever_breaks() {

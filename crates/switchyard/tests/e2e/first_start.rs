@@ -133,6 +133,14 @@ fn keys_that_no_map_fits_refuse_the_start_and_the_ways_are_named() {
     assert_eq!(nodes[1].cmd("FLUSHALL"), ok());
     let router = Router::start(&addresses(&nodes), &RouterOptions::default());
     all_are_found(&router);
+    drop(router);
+    // A fleet that a router has served, without its state directory: no way is named by which keys of it are lost.
+    fill(&nodes[1], KEYS..2 * KEYS);
+    let log = refused_start(&addresses(&nodes), &state.path().join("lost"));
+    for way in ["its state directory is lost", "switchyard recover", "--state-dir"] {
+        assert!(log.contains(way), "{way}: {log}");
+    }
+    assert!(!log.contains("FLUSHALL") && !log.contains("--node "), "{log}");
 }
 
 #[test]

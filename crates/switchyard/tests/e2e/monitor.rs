@@ -161,11 +161,25 @@ fn a_pause_holds_all_workers() {
         client.post(&format!("SET k{i} 1"));
         client.post(&format!("GET k{i}"));
     }
+    // A transaction that only reads is no write.
+    let mut reader = site.client();
+    for line in ["MULTI", "GET k0"] {
+        reader.cmd(line);
+    }
+    assert_eq!(reader.cmd("EXEC").items(), [bulk("0")]);
+    let mut writer = site.client();
+    for line in ["MULTI", "GET {k}x"] {
+        writer.cmd(line);
+    }
+    writer.post("SET {k}x 2");
+    writer.post("EXEC");
     std::thread::sleep(Duration::from_millis(100));
     for i in 0..clients.len() {
         assert_eq!(operator.cmd(&format!("GET k{i}")), bulk("0"), "a write in a pause");
     }
     assert_eq!(operator.cmd("CLIENT UNPAUSE"), ok());
+    let replies = [writer.reply(), writer.reply()];
+    assert!(replies[0] == Value::Simple("QUEUED".into()) && replies[1].items().len() == 2, "{replies:?}");
     for client in &mut clients {
         assert_eq!(client.reply(), ok());
         assert_eq!(client.reply(), bulk("1"));

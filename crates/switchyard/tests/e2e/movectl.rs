@@ -113,6 +113,21 @@ fn a_protocol_as_published_is_refused_unless_that_is_allowed_and_moves_what_is_t
     assert!(text.contains("as it was published only"), "{text}");
     let text = refused(site.router(), &format!("{line} --protocol bloom --mode paper --groups 0 --allow-key-loss"));
     assert!(text.contains("groups: 0 is not between"), "{text}");
+    for (what, expected) in [
+        ("--protocol netmigrate --groups 2000000", "groups: 2000000 is not between 1 and 1048576"),
+        ("--protocol netmigrate --bits 65", "bits: 65 is not between 1 and 64"),
+        ("--protocol netmigrate --durability aof", "durability has no effect on netmigrate"),
+        ("--protocol netmigrate --no-forwarding", "no-forwarding has no effect on netmigrate"),
+        ("--protocol netmigrate --tracker exact --bits 8", "bits has no effect on netmigrate"),
+        ("--protocol rocksteady --tracker bloom", "a tracker has no effect on rocksteady"),
+        ("--protocol fulva --tracker adaptive", "tracker adaptive has no effect on fulva"),
+        ("--protocol bloom --tracker bloom+counting", "tracker bloom+counting has no effect on bloom"),
+    ] {
+        let text = refused(site.router(), &format!("{line} --mode paper --allow-key-loss {what}"));
+        assert!(text.contains(expected), "{text}");
+    }
+    let text = refused(site.router(), &format!("move --keys k --to {target} --protocol netmigrate --mode paper --allow-key-loss"));
+    assert!(text.contains("move whole slots"), "{text}");
     let words = format!("SWITCHYARD MOVE FROM {source} TO {target} ALL PROTOCOL netmigrate GROUPS 7 DRY-RUN");
     let reply = site.client().cmd(&words);
     assert!(reply.error().is_some_and(|text| text.contains("GROUPS is a setting of MODE paper")), "{reply:?}");
@@ -126,6 +141,17 @@ fn a_protocol_as_published_is_refused_unless_that_is_allowed_and_moves_what_is_t
     );
     assert_eq!(site.nodes()[0].client().cmd("DBSIZE").int(), 0);
     assert!((0..500).all(|n| client.cmd(&format!("GET key{n}")) == bulk(n.to_string())));
+    // There is no way back of one that has begun, and it says so before anything is on record.
+    done(site.router(), &format!("move --from {target} --to {source} --all --protocol bloom --mode paper --allow-key-loss --max-rate 1kb"));
+    let second = "moves abort 2";
+    let text = until("its slots are on their way", || {
+        let dry = ask(site.router(), &format!("{second} --dry-run"));
+        (dry.code != 0).then_some(dry.err)
+    });
+    assert!(text.contains("knows no way back"), "{text}");
+    assert!(refused(site.router(), second).contains("knows no way back"));
+    done(site.router(), "moves max-rate 2 none");
+    until("it has ended", || site.nodes()[1].client().cmd("DBSIZE").int() == 0);
 }
 
 #[test]

@@ -171,6 +171,28 @@ fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
     assert_eq!(scene.site.client().cmd(&format!("GET {}", scene.key(moved[1]))), Value::Nil);
 }
 
+/// Nobody uses them, and nobody sees them either.
+#[test]
+fn copies_that_a_target_has_kept_while_it_was_down_are_removed() {
+    let Some(mut scene) = Scene::start() else { return };
+    scene.begin(&format!("--protocol source {SLOWLY}"));
+    scene.site.node_mut(1).kill();
+    done(scene.site.router(), "moves abort 1");
+    wait_for(scene.site.router(), 1, "stopped");
+    scene.all_there(0..KEYS);
+    // Also by a router that was started since; and what clients have deleted.
+    scene.restart_router();
+    assert_eq!(scene.site.client().cmd(&format!("DEL {}", scene.key(0))), Value::Int(1));
+    scene.site.node_mut(1).restart();
+    assert!(scene.at(1).len() > 30, "it has kept its copies");
+    eventually("they are gone", || scene.at(1).is_empty());
+    let mut client = scene.site.client();
+    eventually("all nodes are used", || client.cmd("DBSIZE") == Value::Int(KEYS as i64));
+    assert_eq!(client.cmd("KEYS *").items().len(), KEYS);
+    assert_eq!(client.cmd(&format!("GET {}", scene.elsewhere)), bulk("1"));
+    scene.all_there(1..KEYS);
+}
+
 /// A node that answers clients, and refuses what the move needs to go on there.
 #[test]
 fn a_move_that_cannot_use_a_node_that_answers_says_why_and_ends_with_it_or_without() {

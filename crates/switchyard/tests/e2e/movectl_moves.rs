@@ -357,6 +357,8 @@ fn a_full_disk_delays_moves_and_nobody_else() {
     let report = || report_at(admin);
     eventually("keys move", || report()["moves"][0]["keys_moved"].as_u64().filter(|keys| *keys > 0));
     let _ = std::fs::write(&filler, vec![0; 16 << 20]);
+    let status = crate::movectl::ask_at(admin, "status").out;
+    assert!(status.contains("the state directory needs a look"), "before anything has been tried: {status}");
     eventually("it says what it waits for", || {
         let report = report();
         let doing = report["moves"][0]["doing"].as_str().unwrap_or_default().to_owned();

@@ -115,6 +115,10 @@ fn the_bytes_are_those_of_one_server() {
             let same = ours == theirs || line.ends_with("UNSUBSCRIBE") && ours.len() == theirs.len();
             assert!(same, "{line} in {script:?}:\n{ours}\ninstead of\n{theirs}");
         }
+        // The next script sees nobody's channels but its own.
+        drop((routed, reference));
+        let is_alone = |mut client: Client| client.cmd("PUBSUB CHANNELS").items().is_empty();
+        until("both clients are gone", || is_alone(site.client()) && is_alone(plain.client()));
     }
     // QUIT and half a close end a subscribed client.
     let mut client = site.client();

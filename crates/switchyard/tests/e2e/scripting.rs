@@ -141,6 +141,38 @@ fn functions_are_loaded_at_every_node() {
     assert!(site.nodes().iter().all(|node| node.cmd("FUNCTION LIST").items().len() == 1));
 }
 
+#[test]
+fn a_library_that_one_node_refuses_is_at_none() {
+    let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
+    let mut client = site.client();
+    let library = |version: u32| format!("#!lua name=lib\nredis.register_function('f', function() return {version} end)");
+    let refuse = |what: &str| assert_eq!(site.nodes()[1].cmd(&format!("ACL SETUSER default {what}")), ok());
+    let at_each = || site.nodes().iter().map(|node| node.cmd("FUNCTION LIST").items().len()).collect::<Vec<_>>();
+    refuse("-function|load");
+    assert!(client.call(&["FUNCTION", "LOAD", &library(1)]).expect_error().starts_with("NOPERM"));
+    assert_eq!(at_each(), [0, 0, 0]);
+    refuse("+function|load");
+    assert_eq!(client.call(&["FUNCTION", "LOAD", &library(1)]), bulk("lib"));
+    assert_eq!(at_each(), [1, 1, 1]);
+    // What it replaces stays.
+    refuse("-function|load");
+    assert!(client.call(&["FUNCTION", "LOAD", "REPLACE", &library(2)]).expect_error().starts_with("NOPERM"));
+    for tags in site.tags() {
+        assert_eq!(client.cmd(&format!("FCALL f 1 {{{}}}", tags[0])), int(1));
+    }
+    let dump = client.cmd("FUNCTION DUMP");
+    assert_eq!(client.cmd("FUNCTION FLUSH"), ok());
+    refuse("-function|restore");
+    assert!(client.call(&[&b"FUNCTION"[..], b"RESTORE", dump.bytes()]).expect_error().starts_with("NOPERM"));
+    assert_eq!(at_each(), [0, 0, 0]);
+    refuse("+function|load +function|restore");
+    assert_eq!(client.call(&[&b"FUNCTION"[..], b"RESTORE", dump.bytes()]), ok());
+    assert_eq!(at_each(), [1, 1, 1]);
+    // Servers know it by one name or by both.
+    assert_eq!(client.cmd("SET k v"), ok());
+    assert_eq!(client.call(&["EVAL", "return server.call('GET',KEYS[1])", "1", "k"]), bulk("v"));
+}
+
 /// Two nodes of which one has functions, and a way to the other, on which what gives it those is held back.
 fn given_functions() -> ([Node; 2], Relay, Router) {
     let nodes = [Node::start(&NodeOptions::default()), Node::start(&NodeOptions::default())];

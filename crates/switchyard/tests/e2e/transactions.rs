@@ -374,7 +374,7 @@ fn at_the_bound_a_watch_waits_and_then_gets_a_clear_error() {
 /// The connection that watches is lost: EXEC says nil or an error, although nobody has touched the key; never is it a success.
 #[test]
 fn a_watch_does_not_survive_its_connection() {
-    let Some(mut site) = Site::router_only(1, &SiteOptions::config(BRISK)) else { return };
+    let Some(mut site) = Site::router_only(1, &options(BRISK, 1)) else { return };
     let in_doubt = |reply: &Value| *reply == Value::Nil || reply.error().is_some_and(|e| e.starts_with("NODE"));
     for way in ["kill the connection", "restart the node", "restart before MULTI"] {
         let mut client = site.client();
@@ -415,7 +415,7 @@ fn a_watch_does_not_survive_its_connection() {
 /// The whole of it in one pipeline, at a node that does not answer: what was watched in vain does not succeed.
 #[test]
 fn a_pipelined_transaction_whose_watch_failed_does_not_succeed() {
-    let Some(site) = Site::router_only(1, &SiteOptions::config(BRISK)) else { return };
+    let Some(site) = Site::router_only(1, &options(BRISK, 1)) else { return };
     let mut client = site.client();
     assert_eq!(client.cmd("SET k v"), ok());
     site.nodes()[0].freeze();
@@ -437,7 +437,7 @@ fn a_pipelined_transaction_whose_watch_failed_does_not_succeed() {
 /// However late the transaction comes: whether the client had read the error when it sent it is not known.
 #[test]
 fn a_transaction_after_the_error_of_watch_does_not_succeed_until_unwatch() {
-    let Some(site) = Site::router_only(1, &SiteOptions::config(BRISK)) else { return };
+    let Some(site) = Site::router_only(1, &options(BRISK, 1)) else { return };
     let mut client = site.client();
     assert_eq!(client.cmd("SET k v"), ok());
     let fail_watch = || {

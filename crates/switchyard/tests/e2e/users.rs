@@ -721,6 +721,25 @@ fn only_operators_bring_operators_back() {
 }
 
 /// Without a users file users are kept in memory, as in Redis.
+/// The first clients are there before all of the router is.
+#[test]
+fn users_can_be_changed_from_the_first_moment() {
+    let Some(mut site) = Site::router_only(1, &SiteOptions::default()) else { return };
+    for _ in 0..3 {
+        site.router_mut().process_mut().kill();
+        let [listen, admin] = [(); 2].map(|()| std::net::SocketAddr::from(([127, 0, 0, 1], crate::support::ports::free())));
+        let state = TempDir::new().expect("a directory");
+        let _rival = site.router().start_beside(&RouterOptions::default(), listen, admin, state.path());
+        let mut client = loop {
+            if let Ok(client) = Client::try_connect(listen) {
+                break client;
+            }
+            std::thread::yield_now();
+        };
+        assert_eq!(client.cmd("ACL SETUSER early on nopass ~* +@all"), ok());
+    }
+}
+
 #[test]
 fn without_a_file_users_are_kept_in_memory() {
     let Some(site) = Site::router_only(1, &SiteOptions::default()) else { return };

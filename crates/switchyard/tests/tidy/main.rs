@@ -93,6 +93,8 @@ const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("balance", &["topology"]),
     ("colocate", &["topology"]),
     ("seat", &[]),
+    ("telemetry", &["topology"]),
+    ("cache", &["migration", "telemetry", "topology"]),
 ];
 
 /// Paths into the standard library that pure code has no use for. Clippy bans the types it can name (policy/clippy.toml); this

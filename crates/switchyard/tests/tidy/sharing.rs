@@ -35,7 +35,7 @@ const LISTED: &[(&str, usize, &str)] = &[
     ("users/queue.rs", 3, "ACL SETUSER"),
     ("users/login.rs", 7, "AUTH and HELLO, by a client that logs in"),
     ("worker/accept.rs", 6, "a client connects"),
-    ("worker/acl.rs", 3, "a command is refused by the rules of its user; ACL LOG"),
+    ("worker/acl.rs", 4, "a command is refused by the rules of its user; ACL LOG, ACL SETUSER"),
     ("worker/blocking.rs", 1, "a command that waits for a key begins"),
     ("worker/breaking.rs", 2, "at every tick, and where a connection breaks"),
     ("worker/client_commands.rs", 1, "CLIENT TRACKING"),

@@ -289,8 +289,8 @@ impl Driver {
                 Box::new(<Leg>::new(orders, fingerprints, resume).reading_both(super::fulva::FETCH_ONE_IN).planted(planted))
             }
             (None, Protocol::StopAndCopy) => Box::new(Leg::<StopAndCopy>::new(orders, fingerprints, resume).planted(planted)),
-            (None, Protocol::Source) => Box::new(Precopy::new(orders, true, resume).planted(planted)),
-            (None, Protocol::FreezeAndCopy) => Box::new(Precopy::new(orders, false, resume).planted(planted)),
+            (None, Protocol::Source) => Box::new(Precopy::new(orders, true, fingerprints, resume).planted(planted)),
+            (None, Protocol::FreezeAndCopy) => Box::new(Precopy::new(orders, false, fingerprints, resume).planted(planted)),
         };
         Self {
             machine,

@@ -444,7 +444,7 @@ impl<W: Work> Machine for Leg<W> {
                     self.restored(side, process, actions);
                 }
             }
-            Event::Confirmed { side } => {
+            Event::Confirmed { side, .. } => {
                 if self.shell.confirmation == Confirmation::Asked(side) {
                     self.shell.confirmation = Confirmation::Yes(side);
                 }

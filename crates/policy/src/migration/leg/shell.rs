@@ -252,6 +252,15 @@ impl Shell {
         if keys.is_empty() || back {
             return;
         }
+        if self.orders.durability == Durability::Memory {
+            let count = keys.len();
+            actions.push(Action::Io(Io::Report {
+                text: format!(
+                    "another process is at the target. {count} keys had moved to the one before, and those that it has not kept are lost: with durability memory \
+                     nothing is waited for (aof and replica wait)"
+                ),
+            }));
+        }
         let Orders { move_id, leg, .. } = self.orders;
         let record = self.record(Record::Committed { move_id, leg, keys }, actions);
         self.target.state = LinkState::Meeting { record };

@@ -2,7 +2,7 @@
 //!
 //! All slots are one leg. Groups start in the order of their numbers, some at once: their keys are read, stored over what is there, and then the group is complete.
 //! Beside that go keys that were pulled, and late writes. When all groups are complete the target has everything, the source is emptied, and the slots are handed
-//! over.
+//! over. Where clients create keys at the source without an end, that happens after some looks all the same.
 //!
 //! The shell of [`super::super::leg`] is not used: that brings keys back, and relies on records of what has moved. Here is no record but that the leg has begun, and
 //! that it has ended.
@@ -12,8 +12,10 @@ use std::sync::Arc;
 
 use super::Rules;
 use crate::migration::record::OpenLeg;
+use crate::migration::tracker;
 use crate::migration::{
-    Action, BatchId, Copied, Event, Fingerprinter, Io, Key, Machine, Orders, Outcome, Pace, Phase, Process, Progress, Record, Side, Wrong,
+    Action, BatchId, Copied, Event, Fingerprinter, Io, Key, Machine, Orders, Outcome, Pace, Phase, Process, Progress, Record, Side, Stored,
+    Wrong,
 };
 
 /// Keys that are pulled together, and how long the first of them waits for others, microseconds (NetMigrate's `rpc.h`: 16, or 100 ms).
@@ -25,8 +27,11 @@ const PULLED_FOR_US: u64 = 10_000_000;
 const SHIP_EVERY_US: u64 = 100_000;
 /// Keys asked of the list at once, in batches.
 const LIST_BATCHES: u32 = 10;
-/// A batch that a node refuses rests for so long, microseconds.
+/// A batch that a node refuses rests for so long, microseconds; and so often it is tried. A protocol that cannot go back ends without the keys that are refused.
 const REST_US: u64 = 100_000;
+const TRIES: u8 = 5;
+/// When everything is complete it is looked so often whether anything has come since. Clients may go on pulling and creating keys at the source for ever.
+const SETTLES: u8 = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -44,7 +49,11 @@ enum State {
     Moving,
     /// All groups are complete: what the source was asked before is awaited.
     Settling,
-    /// The source is being emptied.
+    /// From here on nothing is left to be looked for at the source.
+    CuttingOver {
+        record: u64,
+    },
+    /// What is under way ends, and the source is emptied.
     Cleaning,
     Ending {
         record: u64,
@@ -79,6 +88,7 @@ struct Batch {
     step: Step,
     asked: bool,
     not_before_us: u64,
+    tries: u8,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -98,6 +108,12 @@ pub struct Published {
     at_once: usize,
     state: State,
     resumed: bool,
+    /// [`Record::CutOver`] is on record.
+    cut: bool,
+    /// So often everything was complete.
+    settles: u8,
+    /// Nothing is left to be begun, and all batches up to this one are awaited. Later ones are of what has come since.
+    awaited: Option<BatchId>,
     /// No connection to the side.
     is_down: [bool; 2],
     given_up: Option<Side>,
@@ -108,8 +124,8 @@ pub struct Published {
     under_way: BTreeMap<u32, usize>,
     /// To be copied.
     todo: VecDeque<(Option<u32>, Key)>,
-    /// Where each key is a group: all that were ever listed.
-    known: BTreeSet<Key>,
+    /// Where each key is a group: all that were ever listed, and whether they are at the target.
+    known: BTreeMap<Key, bool>,
     lists: u32,
     list_ended: bool,
     late: BTreeSet<Key>,
@@ -140,13 +156,16 @@ impl Published {
             at_once: usize::from(paper.at_once.max(1)),
             state: State::Waiting,
             resumed: resume.is_some_and(|open| open.moving),
+            cut: resume.is_some_and(|open| open.cut_over),
+            settles: 0,
+            awaited: None,
             is_down: [false; 2],
             given_up: resume.and_then(|open| open.given_up),
             listed: BTreeMap::new(),
             next_group: 0,
             under_way: BTreeMap::new(),
             todo: VecDeque::new(),
-            known: BTreeSet::new(),
+            known: BTreeMap::new(),
             lists: 0,
             list_ended: false,
             late: BTreeSet::new(),
@@ -194,6 +213,10 @@ impl Published {
                 self.state = State::Listing;
                 self.progress.phase = Phase::Moving;
             }
+            State::CuttingOver { record } if record <= number => {
+                self.cut = true;
+                self.clean(actions);
+            }
             State::Ending { record, owner } if record <= number => {
                 self.state = State::HandingOver;
                 actions.push(Action::HandOver { to: owner });
@@ -206,10 +229,13 @@ impl Published {
     fn drained(&mut self, actions: &mut Vec<Action>) {
         if self.state == State::Settling {
             self.state = State::Moving;
-            if self.is_done() {
-                self.state = State::Cleaning;
-                actions.push(Action::CommitAll);
+            if self.is_done() || self.settles >= SETTLES {
+                let Orders { move_id, leg, .. } = self.orders;
+                let record = self.record(Record::CutOver { move_id, leg }, actions);
+                self.state = State::CuttingOver { record };
             }
+        } else if self.state == State::Announcing && self.cut {
+            self.clean(actions);
         } else if self.state == State::Announcing {
             let Orders { move_id, leg, .. } = self.orders;
             let record = if self.resumed { self.records } else { self.record(Record::LegMoving { move_id, leg }, actions) };
@@ -220,6 +246,14 @@ impl Published {
         }
     }
 
+    /// The target has everything, and whoever waits for a key finds it there, or nothing.
+    fn clean(&mut self, actions: &mut Vec<Action>) {
+        self.state = State::Cleaning;
+        self.progress.phase = Phase::Moving;
+        self.pulls.clear();
+        actions.push(Action::CommitAll);
+    }
+
     fn number_of(&self, key: &[u8]) -> u32 {
         self.rules.number(self.fingerprints.of(key))
     }
@@ -228,7 +262,8 @@ impl Published {
     fn note_listed(&mut self, keys: Vec<Key>) {
         for key in keys {
             if self.rules.by_key() {
-                if self.known.insert(key.clone()) {
+                if !self.known.contains_key(&key) {
+                    self.known.insert(key.clone(), false);
                     self.todo.push_back((None, key));
                 }
                 continue;
@@ -248,13 +283,34 @@ impl Published {
             self.note_listed(keys);
         } else {
             // What was copied before stays as it was copied.
-            let new = keys.into_iter().filter(|key| !self.known.contains(key)).collect();
+            let new = keys.into_iter().filter(|key| !self.known.contains_key(key)).collect();
             self.note_listed(new);
+        }
+    }
+
+    /// Where a key's group is in truth.
+    fn truth(&self, key: &Key) -> tracker::State {
+        let number = self.number_of(key);
+        match (self.rules.by_key(), self.known.get(key)) {
+            (true, Some(true)) => tracker::State::Complete,
+            (true, _) => tracker::State::NotStarted,
+            (false, _) if number >= self.next_group => tracker::State::NotStarted,
+            (false, _) if self.under_way.contains_key(&number) => tracker::State::UnderWay,
+            (false, _) => tracker::State::Complete,
         }
     }
 
     fn wanted(&mut self, keys: Vec<Key>, now_us: u64, actions: &mut Vec<Action>) {
         for key in keys {
+            // It was looked for at the target: the tracker has erred.
+            let truth = self.truth(&key);
+            if self.rules.repairs() && truth != tracker::State::Complete {
+                let group = self.rules.group(self.fingerprints.of(&key));
+                actions.push(Action::Io(Io::Found { group, truth }));
+                if truth == tracker::State::NotStarted {
+                    continue;
+                }
+            }
             if self.pulled.contains(&key) {
                 actions.push(Action::Io(Io::Commit { keys: vec![key] }));
             } else if !self.pulls.contains(&key) {
@@ -268,6 +324,7 @@ impl Published {
         let (Event::Copied { batch: id, .. } | Event::Stored { batch: id, .. } | Event::Removed { batch: id }) = event else { return };
         let Some(batch) = self.batches.get_mut(&id).filter(|batch| batch.asked) else { return };
         batch.asked = false;
+        let mut refused_keys: Vec<Key> = Vec::new();
         let refused = match event {
             Event::Copied { outcomes, .. } => {
                 let later = batch.keys.split_off(outcomes.len().min(batch.keys.len()));
@@ -275,6 +332,8 @@ impl Published {
                 let taken = batch.keys.iter().zip(&outcomes).filter(|(_, copied)| matches!(copied, Copied::Taken { .. }));
                 batch.there = taken.map(|(key, _)| key.clone()).collect();
                 batch.step = Step::Store;
+                let no = batch.keys.iter().zip(&outcomes).filter(|(_, copied)| matches!(copied, Copied::Refused(_)));
+                refused_keys.extend(no.map(|(key, _)| key.clone()));
                 let bytes = |copied: &Copied| if let Copied::Taken { bytes } = copied { *bytes } else { 0 };
                 self.progress.bytes_moved += outcomes.iter().map(bytes).sum::<u64>();
                 for key in later.into_iter().rev() {
@@ -288,15 +347,32 @@ impl Published {
             }
             Event::Stored { outcomes, .. } => {
                 batch.step = Step::Remove;
-                outcomes.into_iter().find_map(|stored| if let crate::migration::Stored::Refused(why) = stored { Some(why) } else { None })
+                let no = batch.there.iter().zip(&outcomes).filter(|(_, stored)| matches!(stored, Stored::Refused(_)));
+                refused_keys.extend(no.map(|(key, _)| key.clone()));
+                outcomes.into_iter().find_map(|stored| if let Stored::Refused(why) = stored { Some(why) } else { None })
             }
             _ => return self.finished(id, actions),
         };
         let Some(batch) = self.batches.get_mut(&id) else { return };
-        if let Some(why) = refused {
-            (batch.step, batch.not_before_us) = (Step::Copy, now_us + REST_US);
-            actions.push(Action::Io(Io::Report { text: format!("a node refuses keys, which are tried again: {why}") }));
-        }
+        let Some(why) = refused else { return };
+        (batch.step, batch.not_before_us) = (Step::Copy, now_us + REST_US);
+        batch.tries += 1;
+        let text = if batch.tries < TRIES {
+            format!("a node refuses keys, which are tried again: {why}")
+        } else {
+            let of = batch.why;
+            batch.keys.retain(|key| !refused_keys.contains(key));
+            if let Why::Group(Some(number)) = of {
+                let left = self.under_way.entry(number).or_default();
+                *left = left.saturating_sub(refused_keys.len());
+            }
+            let count = refused_keys.len();
+            if of == Why::Pulled {
+                actions.push(Action::Io(Io::Commit { keys: refused_keys }));
+            }
+            format!("{count} keys are lost, because a node has refused them {TRIES} times: {why}")
+        };
+        actions.push(Action::Io(Io::Report { text }));
     }
 
     /// A batch is at the target.
@@ -314,6 +390,7 @@ impl Published {
                         }
                     }
                     None => {
+                        self.known.extend(batch.there.iter().map(|key| (key.clone(), true)));
                         let groups = batch.there.iter().map(|key| self.rules.group(self.fingerprints.of(key))).collect();
                         actions.push(Action::Io(Io::Track { groups, complete: true }));
                     }
@@ -334,6 +411,10 @@ impl Published {
     }
 
     fn start_groups(&mut self, actions: &mut Vec<Action>) {
+        // Nothing is complete there but keys that are: each number would be one more that the filter has by mistake.
+        if self.rules.by_key() {
+            return;
+        }
         while self.under_way.len() < self.at_once && self.next_group < self.groups {
             let number = self.next_group;
             self.next_group += 1;
@@ -350,7 +431,8 @@ impl Published {
     fn begin(&mut self, why: Why, keys: Vec<Key>) {
         self.last_batch = self.last_batch.wrapping_add(1);
         let keys: BTreeSet<Key> = keys.into_iter().collect();
-        let batch = Batch { why, keys: keys.into_iter().collect(), there: Vec::new(), step: Step::Copy, asked: false, not_before_us: 0 };
+        let batch =
+            Batch { why, keys: keys.into_iter().collect(), there: Vec::new(), step: Step::Copy, asked: false, not_before_us: 0, tries: 0 };
         self.batches.insert(BatchId(self.last_batch), batch);
     }
 
@@ -367,6 +449,8 @@ impl Published {
                     continue;
                 }
                 _ if self.is_down[Side::Target as usize] => continue,
+                // What was pulled before a client wrote it at the target is past.
+                Step::Store if batch.why == Why::Pulled => Io::Store { batch: *id, to: Side::Target, keys: batch.there.clone() },
                 Step::Store => Io::Overwrite { batch: *id, to: Side::Target, keys: batch.there.clone() },
                 Step::Remove if batch.why == Why::Late && batch.there.len() < batch.keys.len() => {
                     Io::Remove { batch: *id, from: Side::Target, keys: gone() }
@@ -414,9 +498,24 @@ impl Published {
         self.go_on_with_batches(now_us, actions);
     }
 
-    fn is_done(&self) -> bool {
+    /// Whether all that was listed is at the target, or on its way.
+    fn is_complete(&self) -> bool {
         let groups = self.rules.by_key() || self.next_group >= self.groups && self.under_way.is_empty();
-        groups && self.list_ended && self.todo.is_empty() && self.batches.is_empty() && self.late.is_empty() && self.pulls.is_empty()
+        groups && self.list_ended && self.todo.is_empty()
+    }
+
+    /// Whether what was under way when everything was complete has ended.
+    fn is_settled(&mut self) -> bool {
+        let awaited = *self.awaited.get_or_insert(BatchId(self.last_batch));
+        self.batches.range(..=awaited).next().is_none()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.todo.is_empty() && self.batches.is_empty() && self.late.is_empty()
+    }
+
+    fn is_done(&self) -> bool {
+        self.is_complete() && self.is_empty()
     }
 
     fn end_at(&mut self, owner: Side, actions: &mut Vec<Action>) {
@@ -426,12 +525,36 @@ impl Published {
         self.progress.phase = Phase::Releasing;
     }
 
+    /// Whether nothing was changed yet that would have to be undone.
+    fn may_withdraw(&self) -> bool {
+        !self.resumed && matches!(self.state, State::Waiting | State::Meeting { .. } | State::Announcing)
+    }
+
+    /// It does not begin.
+    fn withdraw(&mut self, why: String, actions: &mut Vec<Action>) {
+        if self.state == State::Announcing {
+            actions.push(Action::Withdraw);
+        }
+        self.end(Outcome::NotBegun { why }, actions);
+    }
+
+    fn end(&mut self, outcome: Outcome, actions: &mut Vec<Action>) {
+        self.state = State::Ended;
+        self.progress.phase = Phase::Ended;
+        actions.push(Action::Io(Io::End(outcome)));
+        if self.quiet == Quiet::Asked {
+            actions.push(Action::Io(Io::Quiet));
+        }
+    }
+
     fn give_up(&mut self, side: Side, actions: &mut Vec<Action>) {
-        let is_under_way =
-            matches!(self.state, State::Starting { .. } | State::Listing | State::Moving | State::Settling | State::Cleaning);
-        if !is_under_way || !self.is_down[side as usize] {
+        let is_ending = matches!(self.state, State::Waiting | State::Ending { .. } | State::HandingOver | State::Ended);
+        if is_ending || self.given_up.is_some() || !self.is_down[side as usize] {
             let text = "a side is given up only where it does not answer".to_owned();
             return actions.push(Action::Io(Io::Report { text }));
+        }
+        if self.may_withdraw() {
+            return self.withdraw("the user gave a node up before anything had moved".to_owned(), actions);
         }
         let Orders { move_id, leg, .. } = self.orders;
         self.record(Record::GivenUp { move_id, leg, side }, actions);
@@ -471,11 +594,15 @@ impl Published {
                         self.go_on_with_batches(now_us, actions);
                     }
                 }
-                if self.state == State::Moving && self.is_done() {
+                if self.state == State::Moving && self.is_complete() && self.is_settled() {
                     self.state = State::Settling;
+                    self.settles += 1;
+                    self.awaited = None;
                     actions.push(Action::Announce { double_read: None });
                 }
             }
+            State::Settling | State::CuttingOver { .. } => self.begin_batches(now_us, actions),
+            State::Cleaning if !self.is_empty() => self.begin_batches(now_us, actions),
             State::Cleaning if !self.purging && !self.is_down[Side::Source as usize] => {
                 self.purging = true;
                 actions.push(Action::Purge { side: Side::Source, wrong: Wrong::AllBut(Arc::default()) });
@@ -534,20 +661,15 @@ impl Machine for Published {
             }
             Event::HandedOver => {
                 if self.state == State::HandingOver {
-                    self.state = State::Ended;
-                    self.progress.phase = Phase::Ended;
                     let why = "the target was given up by the user".to_owned();
                     let returned = self.given_up == Some(Side::Target);
-                    actions.push(Action::Io(Io::End(if returned { Outcome::Returned { why } } else { Outcome::Moved })));
-                    if self.quiet == Quiet::Asked {
-                        actions.push(Action::Io(Io::Quiet));
-                    }
-                    return;
+                    self.end(if returned { Outcome::Returned { why } } else { Outcome::Moved }, actions);
                 }
             }
             Event::Quiesce => self.quiet = Quiet::Asked,
             Event::Resume => self.quiet = Quiet::No,
             Event::Pace(pace) => self.pace = pace,
+            Event::RollBack if self.may_withdraw() => self.withdraw("the user wants it no more".to_owned(), actions),
             Event::RollBack => {
                 let text = "a protocol as published knows no way back: the move goes on".to_owned();
                 actions.push(Action::Io(Io::Report { text }));
@@ -556,7 +678,9 @@ impl Machine for Published {
             // A command that writes what it does not name is not in the papers.
             Event::Rewritten | Event::Migrated { .. } | Event::Secured { .. } | Event::Confirmed { .. } | Event::Tick => {}
         }
-        self.advance(now_us, actions);
+        if self.state != State::Ended {
+            self.advance(now_us, actions);
+        }
     }
 
     fn progress(&self) -> Progress {

@@ -83,6 +83,7 @@ pub struct Rules {
     protocol: Protocol,
     groups: u32,
     forwards: bool,
+    repairs: bool,
     pair: Pair,
 }
 
@@ -90,7 +91,14 @@ impl Rules {
     /// Those of a protocol. Pairs that share a tracker have different numbers.
     #[must_use]
     pub const fn new(protocol: Protocol, paper: &Paper, pair: Pair) -> Self {
-        Self { protocol, groups: if paper.groups == 0 { 1 } else { paper.groups }, forwards: paper.forwards, pair }
+        let repairs = matches!((protocol, paper.tracker), (Protocol::NetMigrate | Protocol::Bloom, Kind::Adaptive));
+        Self { protocol, groups: if paper.groups == 0 { 1 } else { paper.groups }, forwards: paper.forwards, repairs, pair }
+    }
+
+    /// Whether the tracker is told where it was found to err (what the Bloom telemetry paper leaves to others).
+    #[must_use]
+    pub const fn repairs(&self) -> bool {
+        self.repairs
     }
 
     /// Whether each key is a group.
@@ -138,6 +146,8 @@ impl Rules {
             // Ownership at once, and both are read: the preset in which everything is under way.
             Protocol::Fulva if !matches!(state, State::Complete) => State::UnderWay,
             Protocol::Bloom if !self.forwards => return Way::Target,
+            // A read that finds nothing at the target shows where the filter errs.
+            Protocol::Bloom if self.repairs && !writes && matches!(state, State::Complete) => return Way::Pull,
             // It knows nothing but its filter.
             Protocol::Bloom => return if matches!(state, State::Complete) { Way::Target } else { Way::Source },
             _ => state,

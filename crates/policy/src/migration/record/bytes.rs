@@ -3,7 +3,7 @@
 //! A version, a kind, and the fields in order: numbers in groups of seven bits (LEB128), texts and lists after their length, slots as ranges.
 //! That the bytes are those that were written is for the journal to check (a sum per entry); here every length is checked against what is there.
 
-use super::Record;
+use super::{Behind, Record};
 use crate::migration::{Durability, Fingerprint, Key, Process, Protocol, Side};
 use crate::topology::{MoveId, NodeId, SLOT_COUNT, Slot};
 
@@ -82,6 +82,12 @@ impl Record {
                 put_side(out, *side);
             }
             Self::CutOver { move_id, leg } => head(out, 11, *move_id, *leg),
+            Self::Behind { move_id, leg, keys } => {
+                head(out, 13, *move_id, *leg);
+                let (any, keys) = if let Behind::These(keys) = keys { (0, &keys[..]) } else { (1, &[][..]) };
+                out.push(any);
+                put_keys(out, keys);
+            }
             Self::Ended { move_id } => {
                 out.push(8);
                 number(out, move_id.0);
@@ -129,6 +135,10 @@ impl Record {
             9 => Self::Keys { move_id, keys: input.names()? },
             11 => Self::CutOver { move_id, leg: input.leg()? },
             12 => Self::Committed { move_id, leg: input.leg()?, keys: input.keys()? },
+            13 => {
+                let (leg, any, keys) = (input.leg()?, input.one_of(&[false, true])?, input.keys()?);
+                Self::Behind { move_id, leg, keys: if any { Behind::Any } else { Behind::These(keys) } }
+            }
             10 => Self::GivenUp { move_id, leg: input.leg()?, side: input.side()? },
             _ => return Err(Damaged { at: 1, expected: "a known kind of record" }),
         };

@@ -14,7 +14,7 @@ pub use bytes::Damaged;
 pub use queue::{Given, Kind, Queue, Room};
 pub use replay::Contradiction;
 
-use super::{Durability, Fingerprint, Key, Process, Protocol, Side};
+use super::{Durability, Fingerprint, Key, Process, Protocol, Side, Wrong};
 use crate::topology::{MoveId, NodeId, Slot};
 
 /// One entry of the journal.
@@ -126,6 +126,15 @@ pub enum Record {
         /// The leg.
         leg: u32,
     },
+    /// Of a protocol that copies all keys first: what the target has of these was copied before their last write. With `LegMoving`; nobody writes from then on.
+    Behind {
+        /// The move.
+        move_id: MoveId,
+        /// The leg.
+        leg: u32,
+        /// The keys.
+        keys: Behind,
+    },
     /// Every key of the leg is at this side (or it is what is left), which owns the slots from here on.
     LegEnded {
         /// The move.
@@ -140,6 +149,30 @@ pub enum Record {
         /// The move.
         move_id: MoveId,
     },
+}
+
+/// Keys whose copies are older than what clients were told.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Behind {
+    /// These, at most.
+    These(Vec<Fingerprint>),
+    /// Any: a key that nobody has named was written.
+    Any,
+}
+
+impl Behind {
+    /// None.
+    pub const NONE: Self = Self::These(Vec::new());
+
+    /// What is to be removed where their copies are; `None`: nothing.
+    #[must_use]
+    pub fn wrong(&self) -> Option<Wrong> {
+        match self {
+            Self::These(keys) if keys.is_empty() => None,
+            Self::These(keys) => Some(Wrong::These(Arc::new(keys.iter().copied().collect()))),
+            Self::Any => Some(Wrong::AllBut(Arc::default())),
+        }
+    }
 }
 
 /// In the place of the target's era: committed, so the target's state of it is the only one, whatever happens to the target.
@@ -161,6 +194,7 @@ impl Record {
             | Self::Returned { move_id, .. }
             | Self::GivenUp { move_id, .. }
             | Self::CutOver { move_id, .. }
+            | Self::Behind { move_id, .. }
             | Self::LegEnded { move_id, .. }
             | Self::Ended { move_id } => *move_id,
         }
@@ -202,6 +236,8 @@ pub struct OpenLeg {
     pub given_up: Option<Side>,
     /// All of it is at the target by one record ([`Record::CutOver`]).
     pub cut_over: bool,
+    /// Copies at the target that are past ([`Record::Behind`]), until it is cut over.
+    pub behind: Behind,
     /// Who was at the source last.
     pub source: Process,
     /// Who was at the target last.

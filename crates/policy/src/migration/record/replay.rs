@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{COMMITTED, Eras, OpenLeg, OpenMove, Record, Replay};
+use super::{Behind, COMMITTED, Eras, OpenLeg, OpenMove, Record, Replay};
 use crate::migration::{Process, Side};
 use crate::topology::MoveId;
 
@@ -79,6 +79,7 @@ impl Replay {
                     rolled_back: None,
                     given_up: None,
                     cut_over: false,
+                    behind: Behind::NONE,
                     source: source.clone(),
                     target: target.clone(),
                     eras: Eras { source: 0, target: 0 },
@@ -139,6 +140,7 @@ impl Replay {
                 }
                 open.cut_over = true;
             }
+            Record::Behind { move_id, leg, keys } => self.moving(*move_id, *leg)?.behind = keys.clone(),
             Record::LegEnded { move_id, leg, owner } => {
                 self.moving(*move_id, *leg)?;
                 let open = self.open(*move_id)?;

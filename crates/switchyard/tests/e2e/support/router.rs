@@ -210,6 +210,10 @@ fn launch_with_state(
         command.arg("--config").arg(file);
     }
     command.args(&options.args);
+    // The whole suite by another setting, such as hot-copies.admission=all.
+    for setting in std::env::var("SWITCHYARD_E2E_SET").iter().flat_map(|all| all.split_whitespace()) {
+        command.args(["--set", setting]);
+    }
     command.env_remove("RUST_LOG");
     Process::start(&format!("router {listen}"), command, &dir.join(log))
 }

@@ -1,0 +1,242 @@
+//! Removes copies that nobody uses: what a move by a protocol that copies first has left at a node that was down when they were to be removed.
+//!
+//! No command reads them, but DBSIZE and KEYS count them. The move is over, and neither of its nodes waits for the other: so not its mover removes them, but the
+//! thread `care`, a little at a time, while no move has to do with the node. Where the owner of a key has it as well, the copy goes. Copies that the owner lacks
+//! are of keys that clients have deleted since; unless there are many of them, which somebody has to look at first (as before a move).
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use switchyard_policy::migration::{Key, Process, is_temporary};
+use switchyard_policy::topology::{NodeId, Slot, Topology, slot_of};
+use switchyard_resp::reply;
+use switchyard_resp::units::counted;
+use switchyard_router::{Link, NodeAccess, Router, are_all_that_is_left, why_not};
+use tracing::{debug, info, warn};
+
+use super::Moves;
+use crate::nodes::NodeConnection;
+use crate::nodes::holdings::databases;
+
+/// How long a node may take to answer: others wait behind it.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// So long it goes on at a time: moves wait meanwhile.
+const AT_ONCE: Duration = Duration::from_millis(100);
+
+/// Names that are remembered before it is decided.
+const REMEMBERED_MAX: usize = 100_000;
+
+/// How far each node is.
+#[derive(Debug, Default)]
+pub(crate) struct Copies(BTreeMap<NodeId, Removal>);
+
+#[derive(Debug)]
+struct Removal {
+    /// Which copies ([`crate::ledger::Ledger::copies`]).
+    number: u64,
+    run_id: String,
+    /// Databases that are left. The first is under way.
+    databases: VecDeque<u32>,
+    cursor: Vec<u8>,
+    removed: usize,
+    /// With their database: their owners have none of them.
+    only_there: Vec<(u32, Key)>,
+}
+
+/// No move begins that has to do with the node, until this is dropped.
+struct Turn<'m>(&'m Moves);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.state().cleaning = None;
+        self.0.wake();
+    }
+}
+
+/// A connection to a node, and what it may still be asked after it has broken.
+struct Asked<'a> {
+    node: &'a NodeAccess,
+    connection: NodeConnection,
+    database: Option<u32>,
+}
+
+impl<'a> Asked<'a> {
+    fn open(node: &'a NodeAccess) -> Result<Self, String> {
+        let connection = NodeConnection::open(node, PATIENCE).map_err(|why| format!("node {} {why}", node.name))?;
+        Ok(Self { node, connection, database: None })
+    }
+
+    fn ask(&mut self, args: &[&[u8]]) -> Result<crate::nodes::Answer, String> {
+        let answer = self.connection.ask(args).map_err(|error| format!("node {}: {error}", self.node.name))?;
+        match answer.error() {
+            Some(error) => Err(format!("node {}: {error}", self.node.name)),
+            None => Ok(answer),
+        }
+    }
+
+    fn select(&mut self, database: u32) -> Result<(), String> {
+        if self.database != Some(database) {
+            self.ask(&[b"SELECT", database.to_string().as_bytes()])?;
+            self.database = Some(database);
+        }
+        Ok(())
+    }
+
+    fn unlink(&mut self, database: u32, keys: &[&Key]) -> Result<(), String> {
+        self.select(database)?;
+        let mut args: Vec<&[u8]> = vec![b"UNLINK"];
+        args.extend(keys.iter().map(|key| &key[..]));
+        self.ask(&args).map(drop)
+    }
+}
+
+impl Moves {
+    /// Removes some of the copies that nobody uses.
+    pub(crate) fn remove_copies(&self, copies: &mut Copies) {
+        let left = self.ledger.copies();
+        copies.0.retain(|node, removal| left.get(node).is_some_and(|(number, _)| *number == removal.number));
+        if left.is_empty() {
+            return;
+        }
+        let Some((status, access)) = self.running.with(|router| (router.status(), router.node_access())) else { return };
+        for (node, (number, slots)) in left {
+            let is_up = status.nodes.iter().any(|of| of.id == node && of.link == Link::Up);
+            let Some(topology) = self.placement.topology().filter(|_| is_up && access.contains_key(&node)) else { continue };
+            let Some(turn) = self.turn_to_clean(node) else { continue };
+            if slots.iter().any(|slot| topology.transit(*slot).is_some()) {
+                continue;
+            }
+            match self.go_on(copies, node, (number, &slots), &access, &topology) {
+                Ok(true) => {
+                    copies.0.remove(&node);
+                    self.ledger.copies_are_gone(node, number);
+                }
+                Ok(false) => {}
+                // Tried again with the next look.
+                Err(why) => debug!("copies that moves have left are removed later: {why}"),
+            }
+            drop(turn);
+        }
+    }
+
+    fn turn_to_clean(&self, node: NodeId) -> Option<Turn<'_>> {
+        let mut state = self.state();
+        if state.cleaning.is_some() || state.has_to_do_with(node) {
+            return None;
+        }
+        state.cleaning = Some(node);
+        Some(Turn(self))
+    }
+
+    /// True where nothing is left.
+    fn go_on(
+        &self,
+        copies: &mut Copies,
+        id: NodeId,
+        (number, slots): (u64, &[Slot]),
+        access: &BTreeMap<NodeId, NodeAccess>,
+        topology: &Topology,
+    ) -> Result<bool, String> {
+        let node = access.get(&id).ok_or("it is gone")?;
+        let mut asked = Asked::open(node)?;
+        // A router that takes over ends it by its name.
+        if let Some(name) = self.running.with(|router| router.connection_name("care")) {
+            asked.ask(&[b"CLIENT", b"SETNAME", name.as_bytes()])?;
+        }
+        let client_id = asked.ask(&[b"CLIENT", b"ID"])?;
+        let client_id = reply::integer(&client_id.0).and_then(|id| u64::try_from(id).ok()).ok_or("it does not say which client we are")?;
+        let server = asked.ask(&[b"INFO", b"server"])?.text();
+        let run_id = server.lines().find_map(|line| line.strip_prefix("run_id:")).map(str::trim).unwrap_or_default().to_owned();
+        if let Some(seat) = self.running.seats().map(|seats| seats.seat()) {
+            let words = seat.question();
+            let answer = asked.connection.ask(&words).map_err(|error| format!("node {}: {error}", node.name))?;
+            why_not(seat.judge(&node.name, &answer.0)).map_or(Ok(()), Err)?;
+        }
+        if copies.0.get(&id).is_none_or(|removal| removal.run_id != run_id) {
+            let keyspace = asked.ask(&[b"INFO", b"keyspace"])?.text();
+            let databases = databases(&keyspace).map(|(database, _)| database).collect();
+            let begun = Removal { number, run_id: run_id.clone(), databases, cursor: b"0".to_vec(), removed: 0, only_there: Vec::new() };
+            copies.0.insert(id, begun);
+        }
+        let removal = copies.0.get_mut(&id).ok_or("it has not begun")?;
+        let done = removal.go_on(&mut asked, id, slots, access, topology);
+        if done.is_err() {
+            // What was asked may still be done: nothing relies on this node before its end is confirmed.
+            self.running.with(|router: &Router| router.connection_broke(id, Process { run_id, client_id }));
+            copies.0.remove(&id);
+        }
+        done
+    }
+}
+
+impl Removal {
+    fn go_on(
+        &mut self,
+        asked: &mut Asked<'_>,
+        node: NodeId,
+        slots: &[Slot],
+        access: &BTreeMap<NodeId, NodeAccess>,
+        topology: &Topology,
+    ) -> Result<bool, String> {
+        let until = Instant::now() + AT_ONCE;
+        let mut owners: BTreeMap<NodeId, Asked<'_>> = BTreeMap::new();
+        while let Some(database) = self.databases.front().copied() {
+            asked.select(database)?;
+            let answer = asked.ask(&[b"SCAN", &self.cursor, b"COUNT", b"500"])?;
+            let [next, page] = &answer.items()[..] else { return Err(format!("node {}: a SCAN of no known form", asked.node.name)) };
+            let mut twice = Vec::new();
+            for key in page.items() {
+                let key = Key::from(key.bytes());
+                let owner = topology.lives_at(&key);
+                if is_temporary(&key) || owner == node || slots.binary_search(&slot_of(&key)).is_err() {
+                    continue;
+                }
+                let at = match owners.entry(owner) {
+                    Entry::Occupied(known) => known.into_mut(),
+                    Entry::Vacant(unknown) => unknown.insert(Asked::open(access.get(&owner).ok_or("an owner has no address")?)?),
+                };
+                at.select(database)?;
+                match at.ask(&[b"EXISTS", &key])?.text() == "1" {
+                    true => twice.push(key),
+                    false => self.only_there.push((database, key)),
+                }
+            }
+            if !twice.is_empty() {
+                asked.unlink(database, &twice.iter().collect::<Vec<_>>())?;
+                self.removed += twice.len();
+            }
+            self.cursor = next.bytes().to_vec();
+            if self.cursor == b"0" {
+                self.databases.pop_front();
+            }
+            if self.only_there.len() >= REMEMBERED_MAX {
+                break;
+            }
+            if Instant::now() >= until && !self.databases.is_empty() {
+                return Ok(false);
+            }
+        }
+        if are_all_that_is_left(self.only_there.len(), self.removed) {
+            warn!(
+                "node {} still has {} of slots that it does not own, and their owners have them not: clients have deleted them since, or servers were restored from \
+                 snapshots of different times (docs/backup.md). They stay there until a move brings these slots to it (--purge-target)",
+                asked.node.name,
+                counted(self.only_there.len(), "key")
+            );
+            return Ok(true);
+        }
+        for of_database in std::mem::take(&mut self.only_there).chunk_by(|(one, _), (other, _)| one == other) {
+            let keys: Vec<&Key> = of_database.iter().map(|(_, key)| key).collect();
+            for keys in keys.chunks(500) {
+                asked.unlink(of_database[0].0, keys)?;
+                self.removed += keys.len();
+            }
+        }
+        if self.removed > 0 && self.databases.is_empty() {
+            info!("node {}: removed copies that a move had left ({})", asked.node.name, counted(self.removed, "key"));
+        }
+        Ok(self.databases.is_empty())
+    }
+}

@@ -1,0 +1,70 @@
+//! Hot copies, as people see and steer them.
+
+use std::collections::BTreeMap;
+
+use switchyard_router::{HotCopiesStatus, Router};
+
+use super::Operator;
+use crate::admin::{HotCopiesDone, HotCopiesOrder, HotCopiesReport, Refused};
+
+impl Operator {
+    fn hot_copies_status(&self) -> Result<HotCopiesStatus, Refused> {
+        self.running.with(Router::hot_copies).ok_or_else(not_now)
+    }
+
+    pub(super) fn hot_copies(&self) -> Result<HotCopiesReport, Refused> {
+        let status = self.hot_copies_status()?;
+        let state = state(&status);
+        let HotCopiesStatus { hits, fills, discarded, invalidations, copies, bytes, keys, refused, .. } = status;
+        let discarded: BTreeMap<String, u64> = discarded.into_iter().map(|(why, count)| (why.name().to_owned(), count)).collect();
+        Ok(HotCopiesReport { state, keys, copies, bytes, hits, fills, discarded, invalidations, refused })
+    }
+
+    /// Whatever is evicted is past at every worker when this returns: a hit looks at a number that all share. It may come back with the next read, from the node.
+    ///
+    /// By prefix all keys are evicted. The keys that match are in parts at the workers, each of which would have to be asked, and to answer; that all are read once
+    /// more costs a read for each key and worker, and misses none.
+    pub(super) fn steer_hot_copies(&self, order: &HotCopiesOrder) -> Result<HotCopiesDone, Refused> {
+        let done = self.running.with(|router| match order {
+            HotCopiesOrder::EvictKey(key) => {
+                router.evict_hot_copies(Some(key));
+                "no copy of this key is given any more that was made before"
+            }
+            HotCopiesOrder::EvictPrefix(_) => {
+                router.evict_hot_copies(None);
+                "no copy is given any more that was made before: of all keys, those of the prefix among them"
+            }
+            HotCopiesOrder::EvictAll => {
+                router.evict_hot_copies(None);
+                "no copy is given any more that was made before"
+            }
+            HotCopiesOrder::Suspend(true) => match router.suspend_hot_copies(true) {
+                true => "nothing is answered from copies any more, at every worker, until they are switched on or the router restarts",
+                false => "they were switched off already",
+            },
+            HotCopiesOrder::Suspend(false) => match router.suspend_hot_copies(false) {
+                true => "copies answer again",
+                false => "nobody had switched them off",
+            },
+        });
+        let mut says = done.ok_or_else(not_now)?.to_owned();
+        let status = self.hot_copies_status()?;
+        if !status.is_on && *order == HotCopiesOrder::Suspend(false) {
+            says.push_str("; but the configuration has hot-copies.mode = \"off\", so there are none");
+        }
+        Ok(HotCopiesDone { says, state: state(&status) })
+    }
+}
+
+fn not_now() -> Refused {
+    Refused::Unavailable("the router is starting or stopping".to_owned())
+}
+
+fn state(status: &HotCopiesStatus) -> String {
+    match (status.is_on, status.is_suspended) {
+        (false, _) => "off",
+        (true, true) => "suspended",
+        (true, false) => "on",
+    }
+    .to_owned()
+}

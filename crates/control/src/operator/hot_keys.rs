@@ -1,0 +1,55 @@
+//! The keys of each node that are used most, and what the node has to do, as people see them.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use switchyard_policy::telemetry::{Hot, HotNode};
+use switchyard_policy::topology::{Node, NodeId};
+
+use super::Operator;
+use crate::admin::{HotKeyReport, HotKeysReport, HotNodeReport, Refused};
+use crate::loads::Load;
+
+impl Operator {
+    /// So many of each node. `named`: with their names, which are not for everybody.
+    pub(super) fn hot_keys(&self, keys: usize, named: bool) -> Result<HotKeysReport, Refused> {
+        let topology = self.moves.topology_now()?;
+        let hot = self.running.with(|router| router.hot_keys(keys)).unwrap_or_default();
+        let mut hot: BTreeMap<NodeId, HotNode> = hot.into_iter().map(|hot| (hot.node, hot)).collect();
+        let now = Instant::now();
+        // One whose keys nobody uses may have much to do all the same.
+        let of_node = |node: &Node| {
+            let (uses, hits, keys) = hot.remove(&node.id).map_or((0.0, 0.0, Vec::new()), |hot| (hot.uses, hot.hits, hot.keys));
+            let Load { requests, answer_us, cpu, memory, memory_max } = self.running.loads().of(node.id, now);
+            HotNodeReport {
+                node: node.name.clone(),
+                uses_per_second: uses,
+                hits_per_second: hits,
+                requests_per_second: requests,
+                answer_us,
+                cpu_percent: cpu.map(|cpu| cpu * 100.0),
+                memory_bytes: memory,
+                memory_max_bytes: memory_max,
+                keys: keys.iter().map(|key| of_key(key, uses, named)).collect(),
+            }
+        };
+        Ok(HotKeysReport { nodes: topology.nodes().map(of_node).collect() })
+    }
+}
+
+fn of_key(hot: &Hot, uses: f64, named: bool) -> HotKeyReport {
+    let Hot { rates, .. } = hot;
+    let per = |sum: f64, all: f64| if all > 0.0 { sum / all } else { 0.0 };
+    HotKeyReport {
+        key: hot.name.key().filter(|_| named).map(|key| key.escape_ascii().to_string()),
+        fingerprint: format!("{:016x}", hot.hash),
+        database: hot.database,
+        reads_per_second: rates.reads,
+        writes_per_second: rates.writes,
+        hits_per_second: rates.hits,
+        bytes_per_second: rates.bytes,
+        reply_bytes_per_second: rates.reply_bytes,
+        wait_us: per(rates.busy * 1e6, rates.at_node()),
+        percent: (per(rates.at_node(), uses) * 100.0).min(100.0),
+    }
+}

@@ -1,0 +1,53 @@
+//! `switchyard-lab hot-keys`: what hot copies give.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use clap::Args;
+use switchyard_lab::hot_keys::{self, Part};
+use switchyard_lab::product;
+
+use super::typed;
+
+/// What hot copies give, and what they cost where nothing is hot
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Three measurements, each of everything in one run, in rounds that take turns: one hot key by the router and by \
+        redis-server itself; a fleet of capped servers under a skewed load, with copies and without; and what the router costs \
+        without anything hot, with copies on and off.\n\n\
+        Takes about half an hour; meanwhile nothing else should run on the machine. The fleet needs root, for cgroups.",
+    after_long_help = "Examples:\n  \
+        switchyard-lab hot-keys --out docs/results/hot-keys.md\n  \
+        switchyard-lab hot-keys --part one --quick       does it work? (its numbers compare nothing)"
+)]
+pub(super) struct Arguments {
+    /// Only this part; may be repeated [default: all]
+    #[arg(long, value_enum)]
+    part: Vec<Part>,
+
+    /// Few rounds, short measurements: to see whether everything works
+    #[arg(long)]
+    quick: bool,
+
+    /// The router to measure [default: switchyard, beside this program]
+    #[arg(long, value_name = "PATH")]
+    switchyard: Option<PathBuf>,
+
+    /// Rewrite the tables in this document
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// Measures.
+pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Result<()> {
+    let all = [Part::One, Part::Fleet, Part::Idle];
+    hot_keys::run(&hot_keys::Settings {
+        switchyard: product::find(arguments.switchyard.as_deref())?,
+        parts: if arguments.part.is_empty() { all.to_vec() } else { arguments.part.clone() },
+        quick: arguments.quick,
+        out: arguments.out.clone(),
+        command_line: typed(),
+        stop,
+    })
+}

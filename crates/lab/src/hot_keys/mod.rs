@@ -1,0 +1,124 @@
+//! What hot copies give: one hot key, a skewed fleet, and nothing hot at all.
+//!
+//! Everything that is compared is measured in one run, in rounds that take turns, so that a machine that gets slower favours nobody. CPU counts for the process that is
+//! measured alone; requests in a second say little where the generator is the bottleneck, and its share of a processor stands beside them.
+
+mod fleet;
+mod idle;
+mod one;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::ValueEnum;
+use switchyard_bench::client::Client;
+use switchyard_bench::process::{self, Process};
+
+use crate::document::{replace_between_marks, today};
+use crate::procfs::describe_machine;
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// One key that all clients read.
+    One,
+    /// Three capped servers, and a few keys that most clients want.
+    Fleet,
+    /// Nothing is hot.
+    Idle,
+}
+
+/// How it is measured.
+#[derive(Debug)]
+pub struct Settings {
+    /// The router's binary.
+    pub switchyard: PathBuf,
+    /// What.
+    pub parts: Vec<Part>,
+    /// Few and short rounds.
+    pub quick: bool,
+    /// The document whose sections are rewritten.
+    pub out: Option<PathBuf>,
+    /// What the user typed, for the document.
+    pub command_line: String,
+    /// Set when it shall end early.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// Measures, prints, and rewrites the document.
+///
+/// # Errors
+///
+/// Something cannot be started or read, or the run was interrupted.
+pub fn run(settings: &Settings) -> Result<()> {
+    for part in &settings.parts {
+        let folder = tempfile::tempdir().context("cannot make a folder")?;
+        let (name, text) = match part {
+            Part::One => ("one", one::measure(settings, folder.path())?),
+            Part::Fleet => ("fleet", fleet::measure(settings, folder.path())?),
+            Part::Idle => ("idle", idle::measure(settings, folder.path())?),
+        };
+        println!("{text}\n");
+        let Some(out) = &settings.out else { continue };
+        let document = std::fs::read_to_string(out).with_context(|| format!("cannot read {}", out.display()))?;
+        let text = format!("Measured on {} ({}), with `{}`.\n\n{text}", today(), describe_machine(), settings.command_line);
+        std::fs::write(out, replace_between_marks(&document, name, &text)?).with_context(|| format!("cannot write {}", out.display()))?;
+    }
+    Ok(())
+}
+
+impl Settings {
+    fn look_up(&self) -> Result<()> {
+        ensure!(!self.stop.load(Ordering::Relaxed), "interrupted");
+        Ok(())
+    }
+}
+
+/// A router before these servers.
+struct Router {
+    process: Process,
+    entry: std::net::SocketAddr,
+    admin: std::net::SocketAddr,
+}
+
+impl Router {
+    fn start(settings: &Settings, name: &str, nodes: &[std::net::SocketAddr], args: &[&str], folder: &Path) -> Result<Self> {
+        let (entry, admin) = (process::free_address()?, process::free_address()?);
+        let mut command = Command::new(&settings.switchyard);
+        command.args(["serve", "--listen", &entry.to_string(), "--admin", &admin.to_string(), "--workers", "1"]);
+        command.arg("--state-dir").arg(folder.join(format!("{name}-state"))).args(args);
+        for node in nodes {
+            command.args(["--node", &node.to_string()]);
+        }
+        let mut process = Process::start(name, &command, folder)?;
+        process.wait_ready(entry)?;
+        Ok(Self { process, entry, admin })
+    }
+
+    /// A counter of its metrics.
+    fn metric(&self, name: &str) -> Result<f64> {
+        use std::io::{Read as _, Write as _};
+        let mut stream = std::net::TcpStream::connect(self.admin).context("cannot read the router's metrics")?;
+        stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        let line = text.lines().find(|line| line.starts_with(name) && line[name.len()..].starts_with([' ', '{']));
+        line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).with_context(|| format!("the router has no metric {name}"))
+    }
+}
+
+/// Reads a key through the router until copies answer, or for a while.
+fn warm_up(entry: std::net::SocketAddr, key: &[u8], most: Duration) -> Result<()> {
+    let mut client = Client::connect(entry)?;
+    let end = Instant::now() + most;
+    while Instant::now() < end {
+        for _ in 0..200 {
+            client.call(&[b"GET", key], |_| ())?;
+        }
+    }
+    Ok(())
+}

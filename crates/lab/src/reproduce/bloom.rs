@@ -1,0 +1,405 @@
+//! Queries lost with and without a filter, as the Bloom telemetry paper counts them (section 3, figures 1 and 2): keys of 2 KB move from one server to five, and each
+//! query goes to its target. Without a filter it finds nothing where the key has not moved. With it, the source is asked for what the filter does not have.
+//!
+//! How the paper's experiment is mapped. It has 50 million keys and 750,000 queries in a quarter of an hour; here are 0.5 million keys, and the same number of queries
+//! goes over the whole move. Its ten threads on each side are five moves under way at once, one for each target, with batches of the size that the goal `fast` takes. The
+//! rate of the moves is bounded so that they take as long as the queries. Its destination server decides; here the router does, by one filter for all five moves.
+//!
+//! A query is *lost* if it is a read that found nothing: all keys exist. The paper does not say what it counts of writes, so no write counts as lost. What a write came to
+//! shows in the values that are read: *stale* ones are older than what was acknowledged.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use switchyard_bench::random::Popularity;
+use switchyard_bench::table::Table;
+
+use super::figure::{self, Line, Panel};
+use super::published::{BLOOM_BY_WRITES, BLOOM_BY_ZIPF, BLOOM_NIL_PERCENT, Improvement};
+use super::spread::Spread;
+use super::watch::{for_a_while, until_done};
+use super::{Bench, Conduct, Section, measure, plain, publish};
+use crate::moves::admin::{self, Order};
+use crate::moves::generator;
+use crate::moves::site::{Routed, keys_at};
+use crate::moves::{Keys, Layout, Run};
+
+const MARK: &str = "reproduce-bloom";
+/// Slots that keys are in; each target gets as many of them.
+const SLOTS: u16 = 1000;
+/// The load runs so long before the moves begin.
+const CONTROL: Duration = Duration::from_secs(2);
+/// Where zero stands in the figure, in percent.
+const FLOOR: f64 = 1e-4;
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// How.
+    pub conduct: Conduct,
+    /// Keys, load and moves.
+    pub scale: Scale,
+}
+
+/// Keys, load and moves of a run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Scale {
+    /// Keys, all of which move.
+    pub keys: u64,
+    /// Bytes of a value.
+    pub value: usize,
+    /// Queries while they move, about.
+    pub queries: u64,
+    /// Queries per second.
+    pub rate: f64,
+    /// Connections of the load.
+    pub connections: usize,
+    /// Servers that the keys move to.
+    pub targets: u16,
+}
+
+impl Scale {
+    /// Bytes per second of each move, so that all are done when the queries are.
+    fn bytes_per_second(&self) -> u64 {
+        let seconds = self.queries as f64 / self.rate;
+        (self.keys as f64 * self.value as f64 / f64::from(self.targets) / seconds).ceil() as u64
+    }
+}
+
+/// A place in the figures.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+struct Cell {
+    zipf: f64,
+    writes_percent: f64,
+}
+
+/// Figure 1, by writes; figure 2, by Zipf. They share a cell.
+fn cells() -> Vec<Cell> {
+    let by_writes = [1.0, 2.0, 3.0, 4.0, 5.0].map(|writes_percent| Cell { zipf: 0.9, writes_percent });
+    let by_zipf = [0.95, 0.99].map(|zipf| Cell { zipf, writes_percent: 5.0 });
+    by_writes.into_iter().chain(by_zipf).collect()
+}
+
+fn is_in_figure_1(cell: &Cell) -> bool {
+    cell.zipf == 0.9
+}
+
+fn is_in_figure_2(cell: &Cell) -> bool {
+    cell.writes_percent == 5.0
+}
+
+/// What is compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Arm {
+    name: &'static str,
+    flags: &'static [&'static str],
+}
+
+const WITHOUT: Arm = Arm { name: "no filter", flags: &["--protocol", "bloom", "--mode", "paper", "--no-forwarding", "--allow-key-loss"] };
+const WITH: Arm = Arm { name: "filter and forwarding", flags: &["--protocol", "bloom", "--mode", "paper", "--allow-key-loss"] };
+const SAFE: Arm = Arm { name: "switchyard", flags: &["--protocol", "switchyard"] };
+const ARMS: [Arm; 3] = [WITHOUT, WITH, SAFE];
+
+/// One run: queries, percent, seconds, queries per second and milliseconds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Measured {
+    queries: u64,
+    lost: u64,
+    stale: u64,
+    errors: u64,
+    wrong_after: u64,
+    seconds: f64,
+    before: f64,
+    during: f64,
+    p50_ms: f64,
+    p99_ms: f64,
+    longest_gap_ms: f64,
+}
+
+fn lost_percent(one: &Measured) -> f64 {
+    100.0 * one.lost as f64 / one.queries.max(1) as f64
+}
+
+fn median(all: &[Measured], value: fn(&Measured) -> f64) -> Option<f64> {
+    Spread::of(all.iter().map(value)).map(|spread| spread.median)
+}
+
+/// Measures what is not kept yet, prints all, and rewrites the section of the document.
+///
+/// # Errors
+/// If a server cannot be started, a move ends early, or the user interrupts.
+pub fn run(settings: &Settings) -> Result<()> {
+    let Settings { conduct, scale } = settings;
+    let cells = cells();
+    let runs: Vec<(Cell, Arm)> = cells.iter().flat_map(|cell| ARMS.map(|arm| (*cell, arm))).collect();
+    let outcome = measure(
+        conduct,
+        &runs,
+        |(cell, arm)| json!({"experiment": "bloom", "scale": scale, "cell": cell, "flags": arm.flags}),
+        |(cell, arm)| format!("{}, Zipf {}, writes {} %", arm.name, plain(cell.zipf), plain(cell.writes_percent)),
+        |bench, (cell, arm)| one(bench, scale, *cell, *arm),
+    )?;
+    let of = |cell: &Cell, arm: Arm| -> &[Measured] {
+        let at = runs.iter().position(|run| *run == (*cell, arm));
+        at.and_then(|at| outcome.results.get(at)).map(Vec::as_slice).unwrap_or_default()
+    };
+    let mut section = Section { notes: vec![says(scale)], ..Section::default() };
+    section.tables.push(("Queries lost".to_owned(), losses(&cells, of)));
+    section.tables.push(("What each run cost".to_owned(), costs(&cells, of)));
+    let panels = [
+        panel("Figure 1: Zipf 0.9", "writes, % of queries", &cells, is_in_figure_1, |cell| cell.writes_percent, of),
+        panel("Figure 2: writes 5 %", "Zipf", &cells, is_in_figure_2, |cell| cell.zipf, of),
+    ];
+    let shows = "Share of queries lost, by writes and by Zipf, without filter, with it, and with the default protocol".to_owned();
+    section.figures.push(("bloom".to_owned(), shows, figure::svg(&panels)?));
+    publish(conduct, MARK, &outcome, &section)
+}
+
+fn says(scale: &Scale) -> String {
+    format!(
+        "{} keys with values of {} B move to {} servers by as many moves at once, each at {} bytes per second at most. {} connections send {} queries per second.",
+        scale.keys,
+        scale.value,
+        scale.targets,
+        scale.bytes_per_second(),
+        scale.connections,
+        plain(scale.rate)
+    )
+}
+
+/// How much less is lost with the filter, of medians.
+fn improvement(without: &[Measured], with: &[Measured]) -> String {
+    match (median(without, lost_percent), median(with, lost_percent)) {
+        (Some(without), Some(with)) if with > 0.0 => two_digits(without / with),
+        (Some(without), Some(_)) if without > 0.0 => "none lost with it".to_owned(),
+        _ => String::new(),
+    }
+}
+
+/// The second digit is the last: few queries are lost with the filter.
+fn two_digits(value: f64) -> String {
+    let unit = 10_f64.powf(value.log10().floor() - 1.0);
+    plain((value / unit).round() * unit)
+}
+
+fn losses<'a>(cells: &[Cell], of: impl Fn(&Cell, Arm) -> &'a [Measured]) -> Table {
+    let percent = |all: &[Measured]| {
+        let spread = Spread::of(all.iter().map(lost_percent));
+        spread.map_or(String::new(), |spread| spread.text(|value| format!("{value:.4} %")))
+    };
+    let in_vain = format!("published nil (< {BLOOM_NIL_PERCENT} %)");
+    let mut table =
+        Table::new(["figure", "Zipf", "writes", WITHOUT.name, WITH.name, SAFE.name, "no filter : filter", "published", &in_vain]);
+    for cell in cells {
+        let with = of(cell, WITH);
+        let figures: [(&str, bool, Improvement); 2] =
+            [("1", is_in_figure_1(cell), BLOOM_BY_WRITES), ("2", is_in_figure_2(cell), BLOOM_BY_ZIPF)];
+        for (figure, _, published) in figures.into_iter().filter(|(_, is_in, _)| *is_in) {
+            table.row([
+                figure.to_owned(),
+                plain(cell.zipf),
+                format!("{} %", plain(cell.writes_percent)),
+                percent(of(cell, WITHOUT)),
+                percent(with),
+                percent(of(cell, SAFE)),
+                improvement(of(cell, WITHOUT), with),
+                format!("{} ({} to {})", published.mean, published.least, published.most),
+                match Spread::of(with.iter().map(lost_percent)) {
+                    Some(spread) if spread.most < BLOOM_NIL_PERCENT => "less".to_owned(),
+                    Some(_) => "more".to_owned(),
+                    None => String::new(),
+                },
+            ]);
+        }
+    }
+    table
+}
+
+fn costs<'a>(cells: &[Cell], of: impl Fn(&Cell, Arm) -> &'a [Measured]) -> Table {
+    let head = [
+        "arm",
+        "Zipf",
+        "writes",
+        "queries",
+        "lost",
+        "stale",
+        "errors",
+        "keys wrong after",
+        "seconds",
+        "queries/s",
+        "before",
+        "p50 ms",
+        "p99 ms",
+        "downtime ms",
+    ];
+    let mut table = Table::new(head);
+    for arm in ARMS {
+        for cell in cells {
+            let all = of(cell, arm);
+            let text = |value: fn(&Measured) -> f64, digits: usize| {
+                Spread::of(all.iter().map(value)).map_or(String::new(), |spread| spread.text(|value| format!("{value:.digits$}")))
+            };
+            table.row([
+                arm.name.to_owned(),
+                plain(cell.zipf),
+                format!("{} %", plain(cell.writes_percent)),
+                text(|m| m.queries as f64, 0),
+                text(|m| m.lost as f64, 0),
+                text(|m| m.stale as f64, 0),
+                text(|m| m.errors as f64, 0),
+                text(|m| m.wrong_after as f64, 0),
+                text(|m| m.seconds, 1),
+                text(|m| m.during, 0),
+                text(|m| m.before, 0),
+                text(|m| m.p50_ms, 2),
+                text(|m| m.p99_ms, 2),
+                text(|m| m.longest_gap_ms, 0),
+            ]);
+        }
+    }
+    table
+}
+
+fn panel<'a>(
+    title: &str,
+    x: &str,
+    cells: &[Cell],
+    is_in: fn(&Cell) -> bool,
+    at: fn(&Cell) -> f64,
+    of: impl Fn(&Cell, Arm) -> &'a [Measured],
+) -> Panel {
+    let line = |arm: Arm| {
+        let points = cells.iter().filter(|cell| is_in(cell)).filter_map(|cell| Some((at(cell), median(of(cell, arm), lost_percent)?)));
+        Line { name: arm.name.to_owned(), points: points.collect() }
+    };
+    Panel {
+        title: title.to_owned(),
+        x: x.to_owned(),
+        y: format!("queries lost, % (0 is drawn at {FLOOR})"),
+        floor: Some(FLOOR),
+        lines: ARMS.map(line).into(),
+    }
+}
+
+fn one(bench: &Bench<'_>, scale: &Scale, cell: Cell, arm: Arm) -> Result<Measured> {
+    let Conduct { patience, stop, .. } = bench.conduct;
+    let together = ["--set".to_owned(), format!("moves.per-node-max={}", scale.targets)];
+    let count = 1 + usize::from(scale.targets);
+    let site = Routed::start_many(&bench.programs, &together, count, &bench.name(), bench.folder)?;
+    let layout = Arc::new(Layout::new(SLOTS));
+    let numbers: Vec<u64> = (0..).filter(|number| layout.is_in_first_half(*number)).take(scale.keys as usize).collect();
+    let keys = Arc::new(Keys::new(numbers, scale.value, &layout));
+    keys.fill(|_| site.entry, &|_| {})?;
+    let source = site.addresses[0];
+    let at_source = keys_at(source)?;
+    ensure!(at_source == scale.keys as i64, "the source has {at_source} of {} keys before anything moves", scale.keys);
+    let run = Run::start(&generator::Settings {
+        nodes: vec![site.entry],
+        cluster: false,
+        connections: scale.connections,
+        rate: Some(scale.rate),
+        pipeline: 1,
+        keys: keys.clone(),
+        popularity: Popularity::zipfian(keys.count() as u64, cell.zipf),
+        writes: cell.writes_percent / 100.0,
+        seed: 1,
+    })?;
+    let (before, control) = for_a_while(&run, CONTROL, stop)?;
+    let mut more: Vec<String> = arm.flags.iter().map(|word| (*word).to_owned()).collect();
+    more.extend(["--goal", "fast", "--max-rate"].map(str::to_owned));
+    more.push(format!("{}b", scale.bytes_per_second()));
+    if arm != SAFE {
+        // The paper's filter: 125 MB for 50 million keys.
+        more.extend(["--groups".to_owned(), scale.keys.to_string(), "--bits".to_owned(), "20".to_owned()]);
+    }
+    let each = layout.each() / scale.targets;
+    run.take();
+    let begun = Instant::now();
+    let mut moves = Vec::new();
+    for (at, target) in (0..scale.targets).zip(&site.addresses[1..]) {
+        let last = if at + 1 == scale.targets { layout.each() - 1 } else { (at + 1) * each - 1 };
+        let slots = format!("{}-{last}", at * each);
+        let order = Order { from: source, to: *target, slots: Some(&slots), keys: None, more: &more };
+        moves.push(admin::begin(&bench.programs.switchyard, site.admin, &order)?);
+    }
+    let watched = until_done(&run, site.admin, &moves, begun, *patience, stop)?;
+    run.finish()?;
+    let left = keys_at(source)?;
+    ensure!(left == 0, "{left} keys are left at the source");
+    let tally = &watched.counts.tally;
+    Ok(Measured {
+        queries: tally.replies,
+        lost: watched.counts.missing,
+        stale: tally.wrong - watched.counts.missing,
+        errors: tally.errors + tally.unanswered + tally.disconnects,
+        wrong_after: keys.count_wrong(|_| site.entry)?,
+        seconds: watched.took.as_secs_f64(),
+        before: before.tally.replies as f64 / control.as_secs_f64(),
+        during: tally.replies as f64 / watched.took.as_secs_f64(),
+        p50_ms: watched.latency_ms(0.5),
+        p99_ms: watched.latency_ms(0.99),
+        longest_gap_ms: watched.longest_gap_ms(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(lost: u64) -> Measured {
+        Measured {
+            queries: 1000,
+            lost,
+            stale: 0,
+            errors: 0,
+            wrong_after: 0,
+            seconds: 1.0,
+            before: 1.0,
+            during: 1.0,
+            p50_ms: 1.0,
+            p99_ms: 1.0,
+            longest_gap_ms: 1.0,
+        }
+    }
+
+    #[test]
+    fn results_are_kept_as_they_are() {
+        let text = serde_json::to_string(&measured(3)).expect("JSON");
+        assert_eq!(serde_json::from_str::<Measured>(&text).expect("JSON"), measured(3));
+    }
+
+    #[test]
+    fn the_figures_have_the_papers_points() {
+        let cells = cells();
+        let of = |_: &Cell, _: Arm| -> &[Measured] { &[] };
+        assert_eq!(cells.iter().filter(|cell| is_in_figure_1(cell)).count(), 5);
+        assert_eq!(cells.iter().filter(|cell| is_in_figure_2(cell)).count(), 3);
+        assert!(panel("t", "x", &cells, is_in_figure_2, |cell| cell.zipf, of).lines.iter().all(|line| line.points.is_empty()));
+        let [without, with] = [[measured(300)], [measured(0)]];
+        let of = |_: &Cell, arm: Arm| -> &[Measured] { if arm == WITHOUT { &without } else { &with } };
+        let panel = panel("t", "x", &cells, is_in_figure_2, |cell| cell.zipf, of);
+        assert_eq!(panel.lines[0].points, [(0.9, 30.0), (0.95, 30.0), (0.99, 30.0)]);
+        assert_eq!(panel.lines[2].points[0], (0.9, 0.0));
+        // A row for each point of either figure.
+        let text = losses(&cells, of).to_text();
+        assert_eq!(text.matches("none lost with it").count(), 8, "{text}");
+        assert_eq!(text.matches("3.837 (3.367 to 4.367)").count(), 3, "{text}");
+    }
+
+    #[test]
+    fn improvements_are_ratios_of_medians() {
+        assert_eq!(improvement(&[measured(300), measured(100), measured(200)], &[measured(2)]), "100");
+        assert_eq!([46_551.7, 3.84, 0.5].map(two_digits), ["47000", "3.8", "0.5"]);
+        assert_eq!(improvement(&[measured(300)], &[]), "");
+        assert_eq!(improvement(&[measured(0)], &[measured(0)]), "");
+    }
+
+    #[test]
+    fn moves_take_as_long_as_the_queries() {
+        let scale = Scale { keys: 500_000, value: 2000, queries: 750_000, rate: 10_000.0, connections: 32, targets: 5 };
+        assert_eq!(scale.bytes_per_second(), 2_666_667);
+    }
+}

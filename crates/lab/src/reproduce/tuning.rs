@@ -1,0 +1,196 @@
+//! NetMigrate's own knobs, as its section 6.3 turns them: bits of the filter, and how many groups there are. Beside them its speeds (section 6.2: short, medium and long),
+//! for which the goals of a move stand here: fast, balanced and gentle.
+//!
+//! The paper's counting filter has no knob here: it has 16 counters for each group that is under way. So of Table 2 only the rows with one size of it are comparable.
+
+use anyhow::Result;
+use serde_json::json;
+use switchyard_bench::table::Table;
+
+use super::figure::{self, Line, Panel};
+use super::netmigrate::{COLUMNS, Cell, Load, Measured, columns, of_before, one};
+use super::published::{BY_BITS, BY_GROUPS, Tuned};
+use super::spread::Spread;
+use super::{Conduct, Section, measure, publish};
+
+const MARK: &str = "reproduce-tuning";
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// How.
+    pub conduct: Conduct,
+    /// Keys and load.
+    pub load: Load,
+    /// Share of writes, in percent.
+    pub writes_percent: f64,
+    /// What the source may use of a processor; `None`: all that there is.
+    pub source_cpu: Option<f64>,
+    /// What the target may use of a processor.
+    pub target_cpu: Option<f64>,
+}
+
+/// One setting of a knob.
+#[derive(Debug, Clone, PartialEq)]
+struct Setting {
+    name: String,
+    /// Its place on the knob's axis.
+    at: f64,
+    flags: Vec<String>,
+    published: Option<Tuned>,
+}
+
+/// Settings that are compared with each other. The first is what ratios are of.
+#[derive(Debug, Clone, PartialEq)]
+struct Knob {
+    title: &'static str,
+    axis: Option<&'static str>,
+    settings: Vec<Setting>,
+}
+
+fn paper(more: &[&str]) -> Vec<String> {
+    let flags = ["--protocol", "netmigrate", "--mode", "paper", "--allow-key-loss"];
+    flags.iter().chain(more).map(|word| (*word).to_owned()).collect()
+}
+
+fn knobs() -> Vec<Knob> {
+    let mut speeds = Vec::new();
+    for (goal, preset) in [("fast", "short"), ("balanced", "medium"), ("gentle", "long")] {
+        let safe = ["--protocol", "netmigrate", "--goal", goal].map(str::to_owned).to_vec();
+        for (mode, flags) in [("paper", paper(&["--goal", goal])), ("safe", safe)] {
+            speeds.push(Setting { name: format!("{goal}, {mode} ({preset})"), at: 0.0, flags, published: None });
+        }
+    }
+    let bits = BY_BITS.iter().map(|(bits, published)| Setting {
+        name: format!("{bits} bits"),
+        at: f64::from(*bits),
+        flags: paper(&["--goal", "fast", "--bits", &bits.to_string()]),
+        published: Some(*published),
+    });
+    let groups = BY_GROUPS.iter().map(|(power, published)| Setting {
+        name: format!("2^{power} groups"),
+        at: f64::from(*power),
+        flags: paper(&["--goal", "fast", "--groups", &(1_u32 << power).to_string()]),
+        published: Some(*published),
+    });
+    vec![
+        Knob { title: "Speeds (section 6.2)", axis: None, settings: speeds },
+        Knob { title: "Bits of the filter for each group (Table 2)", axis: Some("bits"), settings: bits.collect() },
+        Knob { title: "Number of groups (Table 3)", axis: Some("groups, powers of 2"), settings: groups.collect() },
+    ]
+}
+
+/// Measures what is not kept yet, prints all, and rewrites the section of the document.
+///
+/// # Errors
+/// If a server cannot be started, a move ends early, or the user interrupts.
+pub fn run(settings: &Settings) -> Result<()> {
+    let Settings { conduct, load, .. } = settings;
+    let cell = Cell { writes_percent: settings.writes_percent, source_cpu: settings.source_cpu, target_cpu: settings.target_cpu };
+    let knobs = knobs();
+    let runs: Vec<(usize, &Setting)> =
+        knobs.iter().enumerate().flat_map(|(at, knob)| knob.settings.iter().map(move |setting| (at, setting))).collect();
+    let outcome = measure(
+        conduct,
+        &runs,
+        |(_, setting)| json!({"experiment": "tuning", "load": load, "cell": cell, "flags": setting.flags}),
+        |(_, setting)| format!("{}, {}", setting.name, cell.title()),
+        |bench, (_, setting)| {
+            let flags: Vec<&str> = setting.flags.iter().map(String::as_str).collect();
+            one(bench, load, cell, &flags)
+        },
+    )?;
+    let mut section = Section { notes: vec![format!("NetMigrate, {}.", cell.title())], ..Section::default() };
+    let mut panels = Vec::new();
+    for (at, knob) in knobs.iter().enumerate() {
+        let all: Vec<(&Setting, &[Measured])> =
+            runs.iter().zip(&outcome.results).filter(|((of, _), _)| *of == at).map(|((_, s), r)| (*s, r.as_slice())).collect();
+        section.tables.push((knob.title.to_owned(), table(&all)));
+        if let Some(axis) = knob.axis {
+            panels.push(panel(knob.title, axis, &all));
+        }
+    }
+    section.figures.push((
+        "netmigrate-tuning".to_owned(),
+        "Throughput by bits of the filter and by number of groups, as a share of the first row".to_owned(),
+        figure::svg(&panels)?,
+    ));
+    publish(conduct, MARK, &outcome, &section)
+}
+
+/// The median throughput, as a share of that before the move.
+fn throughput(all: &[Measured]) -> Option<f64> {
+    Spread::of(all.iter().map(of_before)).map(|spread| spread.median)
+}
+
+/// Percent of the first setting's throughput: ours, and the paper's.
+fn of_first(all: &[(&Setting, &[Measured])], at: usize) -> (Option<f64>, Option<f64>) {
+    let ours = |at: usize| all.get(at).and_then(|(_, measured)| throughput(measured));
+    let theirs = |at: usize| all.get(at).and_then(|(setting, _)| Some(setting.published?.throughput));
+    let share = |this: Option<f64>, first: Option<f64>| this.zip(first).map(|(this, first)| 100.0 * this / first);
+    (share(ours(at), ours(0)), share(theirs(at), theirs(0)))
+}
+
+fn table(all: &[(&Setting, &[Measured])]) -> Table {
+    let is_published = all.iter().any(|(setting, _)| setting.published.is_some());
+    let mut head = vec!["setting"];
+    head.extend(COLUMNS);
+    if is_published {
+        head.extend(["of first row", "published of first row", "published p99 ms", "published extra"]);
+    }
+    let mut table = Table::new(head);
+    for (at, (setting, measured)) in all.iter().enumerate() {
+        let mut row = vec![setting.name.clone()];
+        row.extend(columns(measured));
+        if let Some(published) = setting.published {
+            let (ours, theirs) = of_first(all, at);
+            let percent = |share: Option<f64>| share.map_or(String::new(), |share| format!("{share:.0} %"));
+            row.extend([percent(ours), percent(theirs), format!("{}", published.p99_ms), format!("{} %", published.extra_clients)]);
+        }
+        table.row(row);
+    }
+    table
+}
+
+fn panel(title: &str, axis: &str, all: &[(&Setting, &[Measured])]) -> Panel {
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for (at, (setting, _)) in all.iter().enumerate() {
+        let (here, there) = of_first(all, at);
+        ours.extend(here.map(|share| (setting.at, share)));
+        theirs.extend(there.map(|share| (setting.at, share)));
+    }
+    let line = |name: &str, points| Line { name: name.to_owned(), points };
+    Panel {
+        title: title.to_owned(),
+        x: axis.to_owned(),
+        y: "throughput, % of the first row".to_owned(),
+        floor: None,
+        lines: vec![line("here", ours), line("published", theirs)],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn no_two_settings_of_a_knob_are_the_same_and_published_ones_have_numbers() {
+        for knob in knobs() {
+            let names: BTreeSet<_> = knob.settings.iter().map(|setting| &setting.name).collect();
+            let flags: BTreeSet<_> = knob.settings.iter().map(|setting| &setting.flags).collect();
+            assert_eq!((names.len(), flags.len()), (knob.settings.len(), knob.settings.len()), "{}", knob.title);
+            assert!(knob.settings.iter().all(|setting| setting.published.is_some() == knob.axis.is_some()), "{}", knob.title);
+        }
+    }
+
+    #[test]
+    fn ratios_are_of_the_first_row() {
+        let knobs = knobs();
+        let all: Vec<(&Setting, &[Measured])> = knobs[1].settings.iter().map(|setting| (setting, [].as_slice())).collect();
+        assert_eq!(of_first(&all, 0), (None, Some(100.0)));
+        assert!((of_first(&all, 5).1.expect("published") - 86.57).abs() < 0.01);
+        assert_eq!(panel("t", "x", &all).lines[1].points.len(), 6);
+    }
+}

@@ -1,0 +1,138 @@
+//! What observes a run: replies while moves are under way, and what the servers counted.
+//!
+//! Servers count commands themselves (INFO). So a read that the router asks of both nodes shows there, although no client notices.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use switchyard_bench::client::Client;
+use switchyard_bench::wire::Reply;
+
+use crate::moves::admin::{self, Standing};
+use crate::moves::generator::{Counts, Run};
+
+/// How often moves are asked about: their time is as exact as this.
+const ASK: Duration = Duration::from_millis(20);
+
+/// What happened until the last move was done.
+#[derive(Debug)]
+pub(super) struct Watched {
+    pub(super) counts: Counts,
+    pub(super) took: Duration,
+}
+
+impl Watched {
+    pub(super) fn longest_gap_ms(&self) -> f64 {
+        self.counts.longest_gap.as_secs_f64() * 1e3
+    }
+
+    pub(super) fn latency_ms(&self, quantile: f64) -> f64 {
+        self.counts.tally.quantile(quantile).as_secs_f64() * 1e3
+    }
+}
+
+/// Watches the load until all these moves are done.
+pub(super) fn until_done(
+    run: &Run,
+    site: SocketAddr,
+    moves: &[u64],
+    begun: Instant,
+    patience: Duration,
+    stop: &AtomicBool,
+) -> Result<Watched> {
+    let took = loop {
+        stopped(stop)?;
+        if are_done(site, moves)? {
+            break begun.elapsed();
+        }
+        ensure!(begun.elapsed() < patience, "the moves were not done within {patience:?}; --patience gives them longer");
+        std::thread::sleep(ASK);
+    };
+    Ok(Watched { counts: run.take(), took })
+}
+
+fn are_done(site: SocketAddr, moves: &[u64]) -> Result<bool> {
+    let report = admin::report(site)?;
+    let mut done = true;
+    for id in moves {
+        match admin::standing(&report, *id)? {
+            Standing::Done => {}
+            Standing::Stopped(why) => bail!("move {id} stopped: {why}"),
+            Standing::Open => done = false,
+        }
+    }
+    Ok(done)
+}
+
+/// Lets the load run for so long. What happened, per second.
+pub(super) fn for_a_while(run: &Run, time: Duration, stop: &AtomicBool) -> Result<(Counts, Duration)> {
+    run.take();
+    let begun = Instant::now();
+    while begun.elapsed() < time {
+        stopped(stop)?;
+        std::thread::sleep(ASK.min(time));
+    }
+    Ok((run.take(), begun.elapsed()))
+}
+
+pub(super) fn stopped(stop: &AtomicBool) -> Result<()> {
+    ensure!(!stop.load(Ordering::Relaxed), "interrupted; what was measured is kept, and the same command goes on from there");
+    Ok(())
+}
+
+/// What servers have counted since they started, all together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Served {
+    /// GET and SET: what the load sends. The mover copies by other commands, but for a single key that a client waits for.
+    pub(super) commands: u64,
+    /// Bytes received and sent.
+    pub(super) bytes: u64,
+}
+
+impl Served {
+    pub(super) fn by(servers: &[SocketAddr]) -> Result<Self> {
+        let mut all = Self::default();
+        for server in servers {
+            let mut client = Client::connect(*server)?;
+            for section in ["stats", "commandstats"] {
+                let text = client.call(&[b"INFO", section.as_bytes()], |reply| match reply {
+                    Reply::Bulk(text) => String::from_utf8_lossy(text).into_owned(),
+                    _ => String::new(),
+                })?;
+                let one = Self::of_info(&text);
+                all = Self { commands: all.commands + one.commands, bytes: all.bytes + one.bytes };
+            }
+        }
+        Ok(all)
+    }
+
+    fn of_info(text: &str) -> Self {
+        let sum = |names: [&str; 2]| {
+            let values = text.lines().filter_map(|line| names.iter().find_map(|name| line.strip_prefix(name)));
+            values.filter_map(|value| value.split(',').next()?.trim().parse::<u64>().ok()).sum()
+        };
+        Self {
+            commands: sum(["cmdstat_get:calls=", "cmdstat_set:calls="]),
+            bytes: sum(["total_net_input_bytes:", "total_net_output_bytes:"]),
+        }
+    }
+
+    pub(super) fn since(self, earlier: Self) -> Self {
+        Self { commands: self.commands.saturating_sub(earlier.commands), bytes: self.bytes.saturating_sub(earlier.bytes) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_servers_counted_is_read() {
+        let text = "# Commandstats\r\ncmdstat_get:calls=7,usec=1\r\ncmdstat_getex:calls=100,usec=1\r\ncmdstat_set:calls=2,usec=3\r\n";
+        assert_eq!(Served::of_info(text), Served { commands: 9, bytes: 0 });
+        let text = "total_net_input_bytes:10\r\ntotal_net_output_bytes:5\r\ntotal_net_repl_input_bytes:99\r\n";
+        assert_eq!(Served::of_info(text), Served { commands: 0, bytes: 15 });
+    }
+}

@@ -1,0 +1,60 @@
+//! What is compared: each protocol of `switchyard move`, safe and as published, with the arguments that choose it.
+
+use super::published::Row;
+
+/// One way to move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Way {
+    /// As tables name it.
+    pub name: &'static str,
+    /// Arguments of `switchyard move`.
+    pub flags: &'static [&'static str],
+    /// Whose published numbers stand beside it.
+    pub published: Option<Row>,
+}
+
+const fn way(name: &'static str, flags: &'static [&'static str], published: Option<Row>) -> Way {
+    Way { name, flags, published }
+}
+
+/// All of them. The tables of the paper are beside what is its own: the modes as published, and the protocol from the source.
+pub const WAYS: [Way; 12] = [
+    way("switchyard", &["--goal", "fast"], None),
+    way("stop-and-copy", &["--protocol", "stop-and-copy", "--goal", "fast", "--allow-key-loss"], None),
+    way("freeze-and-copy", &["--protocol", "freeze-and-copy", "--goal", "fast"], None),
+    way("source", &["--protocol", "source", "--goal", "fast"], Some(Row::Source)),
+    way("rocksteady", &["--protocol", "rocksteady", "--goal", "fast"], None),
+    way("fulva", &["--protocol", "fulva", "--goal", "fast"], None),
+    way("netmigrate", &["--protocol", "netmigrate", "--goal", "fast"], None),
+    way(
+        "rocksteady (paper)",
+        &["--protocol", "rocksteady", "--goal", "fast", "--mode", "paper", "--allow-key-loss"],
+        Some(Row::Rocksteady),
+    ),
+    way(
+        "netmigrate (paper)",
+        &["--protocol", "netmigrate", "--goal", "fast", "--mode", "paper", "--allow-key-loss"],
+        Some(Row::NetMigrate),
+    ),
+    way("fulva (paper)", &["--protocol", "fulva", "--goal", "fast", "--mode", "paper", "--allow-key-loss"], Some(Row::Fulva)),
+    way("bloom (paper)", &["--protocol", "bloom", "--goal", "fast", "--mode", "paper", "--allow-key-loss"], None),
+    way(
+        "bloom without forwarding (paper)",
+        &["--protocol", "bloom", "--goal", "fast", "--mode", "paper", "--no-forwarding", "--allow-key-loss"],
+        None,
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn no_two_are_the_same() {
+        let names: BTreeSet<_> = WAYS.iter().map(|way| way.name).collect();
+        let flags: BTreeSet<_> = WAYS.iter().map(|way| way.flags).collect();
+        assert_eq!((names.len(), flags.len()), (WAYS.len(), WAYS.len()));
+    }
+}

@@ -1,0 +1,138 @@
+//! The keys of which copies may be made: the same for all workers, in generations.
+
+use std::collections::BTreeMap;
+#[expect(
+    clippy::disallowed_types,
+    reason = "with a hasher of our own their order is the same in every run, and nothing depends on it"
+)]
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
+
+use super::GateId;
+use crate::migration::FingerprintHasher;
+use crate::telemetry::Identity;
+use crate::topology::Slot;
+
+/// Something about each of many hashes.
+#[expect(clippy::disallowed_types, reason = "as above")]
+pub(super) type ByHash<V> = HashMap<u64, V, BuildHasherDefault<FingerprintHasher>>;
+
+/// The hash of a key's name, in any database, of what stands for the key in this one.
+#[must_use]
+pub fn hash_of_name(hash: u64, database: u32) -> u64 {
+    // The same step there and back.
+    Identity::new(hash, database, b"").hash
+}
+
+/// A key that is armed: whoever writes it raises its gate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Armed {
+    /// Its slot.
+    pub slot: Slot,
+    /// The generation in which it came.
+    pub since: u64,
+}
+
+/// The keys that are armed, by the hashes of their names: one in several databases is one here.
+#[derive(Clone, Debug, Default)]
+pub struct ArmedSet {
+    generation: u64,
+    keys: ByHash<Armed>,
+    by_slot: BTreeMap<Slot, Vec<u64>>,
+}
+
+impl ArmedSet {
+    /// Its number. Each set has a higher one than that before.
+    #[must_use]
+    pub const fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// None is armed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// How many are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// A key, where it is armed.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, hash: u64) -> Option<&Armed> {
+        self.keys.get(&hash)
+    }
+
+    /// All of them, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &Armed)> {
+        self.keys.iter().map(|(hash, armed)| (*hash, armed))
+    }
+
+    /// The gates of those in a slot: what a script in it may write.
+    pub fn gates_in(&self, slot: Slot) -> impl Iterator<Item = GateId> + '_ {
+        self.by_slot.get(&slot).into_iter().flatten().map(|hash| GateId::of_key(*hash))
+    }
+
+    /// The next set: with these keys more and without those. One that is there already stays as it is.
+    #[must_use]
+    pub fn next(&self, more: impl IntoIterator<Item = (u64, Slot)>, less: impl IntoIterator<Item = u64>) -> Self {
+        let mut next = Self { generation: self.generation + 1, ..self.clone() };
+        for hash in less {
+            next.keys.remove(&hash);
+        }
+        for (hash, slot) in more {
+            next.keys.entry(hash).or_insert(Armed { slot, since: next.generation });
+        }
+        next.by_slot.clear();
+        for (hash, armed) in &next.keys {
+            next.by_slot.entry(armed.slot).or_default().push(*hash);
+        }
+        next
+    }
+
+    /// The next set: the same keys as if they came now. What was raised for them by somebody who is no more is forgotten with the gates.
+    #[must_use]
+    pub fn anew(&self) -> Self {
+        let empty = Self { generation: self.generation, ..Self::default() };
+        empty.next(self.iter().map(|(hash, armed)| (hash, armed.slot)), [])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(number: u16) -> Slot {
+        Slot::new(number).expect("a slot")
+    }
+
+    #[test]
+    fn a_key_that_stays_keeps_the_generation_in_which_it_came() {
+        let first = ArmedSet::default().next([(7, slot(1)), (8, slot(2))], []);
+        let second = first.next([(7, slot(1)), (9, slot(1))], [8]);
+        assert_eq!((first.generation(), second.generation()), (1, 2));
+        assert_eq!(second.get(7), Some(&Armed { slot: slot(1), since: 1 }));
+        assert_eq!(second.get(9), Some(&Armed { slot: slot(1), since: 2 }));
+        assert_eq!((second.get(8), second.len()), (None, 2));
+        assert_eq!((second.gates_in(slot(1)).count(), second.gates_in(slot(2)).count()), (2, 0));
+        assert!(second.next([], [7, 9]).is_empty());
+        assert!(second.anew().iter().all(|(_, armed)| armed.since == 3));
+    }
+
+    #[test]
+    fn one_that_goes_and_comes_back_is_new() {
+        let back = ArmedSet::default().next([(7, slot(1))], []).next([], [7]).next([(7, slot(1))], []);
+        assert_eq!(back.get(7).map(|armed| armed.since), Some(3));
+    }
+
+    #[test]
+    fn a_name_has_one_hash_in_all_databases() {
+        for database in [0, 1, 15] {
+            assert_eq!(hash_of_name(Identity::new(77, database, b"k").hash, database), 77);
+        }
+    }
+}

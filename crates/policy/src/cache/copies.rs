@@ -1,0 +1,745 @@
+//! The copies that one worker has, and the fills that are under way.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::armed::ByHash;
+use super::{Armed, ArmedSet, Gate, GateId, Gates};
+use crate::topology::{NodeId, Slot};
+
+/// Forms of one key: the same value is asked for in several ways.
+const FORMS: usize = 16;
+
+/// A key with all its forms taken has one replaced so often. A key that is asked for in ever new forms (SISMEMBER of anybody) would cost its node two commands for each.
+const REPLACES_US: u64 = 10_000;
+
+/// Whether a key may be filled is looked at again so long after it might not.
+const LOOK_AGAIN_US: u64 = 2_000;
+
+/// A copy whose end is nearer than this is given by the exact time, and not by that of the turn: it is longer than a turn takes, also of a worker that the system lets wait.
+const NEAR_US: u64 = 2_000_000;
+
+/// A form that could not be kept is not tried again for so long.
+const REST_US: u64 = 1_000_000;
+
+/// What a client asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// The hash of the key's name.
+    pub hash: u64,
+    /// The key.
+    pub key: &'a [u8],
+    /// The database.
+    pub database: u32,
+    /// The whole command, as it may be sent.
+    pub request: &'a [u8],
+    /// Where the key lives.
+    pub node: NodeId,
+    /// The client speaks RESP3.
+    pub resp3: bool,
+}
+
+/// What is done about it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Read<'a> {
+    /// This is the reply.
+    Hit(&'a [u8]),
+    /// The node is to be asked for a copy, under this number ([`Copies::begin`]); the client waits for it.
+    Fill,
+    /// Somebody asks it already: the client waits for that.
+    Wait(u32),
+    /// The node answers this client.
+    Miss,
+    /// The same: the key is not armed.
+    Unarmed,
+}
+
+/// Why the answer to a fill was not kept.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Discarded {
+    /// A write was under way, or is over since.
+    Written,
+    /// The node says that the key has changed: somebody writes past the router, too.
+    Invalidated,
+    /// The connection was lost, or the node has not answered in time.
+    Lost,
+    /// The key lives elsewhere by now, or is not armed any more.
+    Moved,
+    /// It is too large.
+    Large,
+    /// The answer is an error.
+    Refused,
+    /// The key's time is over.
+    Expired,
+}
+
+impl Discarded {
+    /// All of them, in their order.
+    pub const ALL: [Self; 7] = [Self::Written, Self::Invalidated, Self::Lost, Self::Moved, Self::Large, Self::Refused, Self::Expired];
+
+    /// Its name in metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Written => "written",
+            Self::Invalidated => "invalidated",
+            Self::Lost => "lost",
+            Self::Moved => "moved",
+            Self::Large => "large",
+            Self::Refused => "refused",
+            Self::Expired => "expired",
+        }
+    }
+}
+
+/// A copy that is found again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Again<'a> {
+    /// The key.
+    pub key: &'a [u8],
+    /// Its node.
+    pub node: NodeId,
+    /// The reply.
+    pub reply: &'a [u8],
+}
+
+/// Places of copies that were given lately, by hashes of their commands.
+const LATELY: usize = 1 << 10;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Lately {
+    quick: u64,
+    hash: u64,
+    place: usize,
+}
+
+/// What has become of a fill.
+pub type Filled = Result<(), Discarded>;
+
+/// The answer to a fill, in both protocols.
+#[derive(Clone, Debug)]
+struct Replies {
+    resp3: Box<[u8]>,
+    /// Where it differs.
+    resp2: Option<Box<[u8]>>,
+}
+
+impl Replies {
+    fn of(&self, resp3: bool) -> &[u8] {
+        if resp3 { &self.resp3 } else { self.resp2.as_ref().unwrap_or(&self.resp3) }
+    }
+
+    fn len(&self) -> usize {
+        self.resp3.len() + self.resp2.as_ref().map_or(0, |reply| reply.len())
+    }
+}
+
+/// A reply, and as long as what it may be given.
+#[derive(Debug)]
+struct Kept {
+    replies: Replies,
+    /// The gates of its key and its node, as they were when its fill began.
+    gates: (Gate, Gate),
+    until_us: u64,
+}
+
+impl Kept {
+    /// Whether it may be given, with the gates as they are now.
+    #[inline]
+    fn is_good(&self, gates: (Gate, Gate), now_us: u64, exact: impl Fn() -> u64) -> bool {
+        self.gates == gates && (self.until_us == u64::MAX || now_us + NEAR_US < self.until_us || exact() < self.until_us)
+    }
+}
+
+#[derive(Debug)]
+enum State {
+    Filling(u32),
+    Kept(Kept),
+    /// It could not be kept, and is not tried before.
+    Rests(u64),
+}
+
+/// One way of asking for a key.
+#[derive(Debug)]
+struct Form {
+    database: u32,
+    request: Box<[u8]>,
+    node: NodeId,
+    /// Times that it was asked for since it was looked at last.
+    used: u32,
+    state: State,
+}
+
+impl Form {
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + self.request.len() + if let State::Kept(kept) = &self.state { kept.replies.len() } else { 0 }
+    }
+}
+
+#[derive(Debug)]
+struct OfKey {
+    armed: Armed,
+    key: Box<[u8]>,
+    forms: Vec<Form>,
+    /// It may be filled from this node.
+    ready_at: Option<NodeId>,
+    looks_at_us: u64,
+    /// No form takes another's place before.
+    replaces_at_us: u64,
+    /// It was used since it was looked at last.
+    is_used: bool,
+}
+
+#[derive(Debug)]
+struct Fill {
+    hash: u64,
+    node: NodeId,
+    sent_us: u64,
+    gates: (Gate, Gate),
+    until_us: u64,
+    spoiled: Option<Discarded>,
+}
+
+/// How much there is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Sizes {
+    /// Copies that are kept.
+    pub copies: usize,
+    /// Bytes that they take.
+    pub bytes: usize,
+}
+
+/// The copies that one worker has.
+#[derive(Debug, Default)]
+pub struct Copies {
+    set: Arc<ArmedSet>,
+    keys: ByHash<OfKey>,
+    fills: BTreeMap<u32, Fill>,
+    lately: Vec<Lately>,
+    last: u32,
+    sizes: Sizes,
+    bytes_max: usize,
+    reply_max: usize,
+}
+
+impl Copies {
+    /// The set that it goes by.
+    #[must_use]
+    pub fn set(&self) -> &Arc<ArmedSet> {
+        &self.set
+    }
+
+    /// How much there is.
+    #[must_use]
+    pub const fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    /// So many bytes may be kept, and so many of one reply.
+    pub fn limit(&mut self, bytes_max: usize, reply_max: usize) {
+        (self.bytes_max, self.reply_max) = (bytes_max, reply_max);
+        if self.sizes.bytes > bytes_max {
+            self.clear();
+        }
+    }
+
+    /// Another set. Keys that are not in it, or have come anew, lose their copies.
+    pub fn adopt(&mut self, set: &Arc<ArmedSet>) {
+        self.set = Arc::clone(set);
+        self.retain(|hash, of_key| set.get(hash) == Some(&of_key.armed));
+        for fill in self.fills.values_mut() {
+            let stays = self.keys.contains_key(&fill.hash);
+            fill.spoiled = fill.spoiled.or((!stays).then_some(Discarded::Moved));
+        }
+    }
+
+    fn retain(&mut self, mut keep: impl FnMut(u64, &OfKey) -> bool) {
+        let Self { keys, sizes, .. } = self;
+        keys.retain(|hash, of_key| {
+            let is_kept = keep(*hash, of_key);
+            if !is_kept {
+                of_key.forms.iter().for_each(|form| sizes.less(form));
+            }
+            is_kept
+        });
+    }
+
+    /// What is done for a client that reads. `may_fill`: whether a key that came in this generation may be filled from its node; it is not asked each time. `exact`:
+    /// the time, us, where that of the turn would not do.
+    #[inline]
+    pub fn read(
+        &mut self,
+        gates: &impl Gates,
+        asked: Asked<'_>,
+        now_us: u64,
+        exact: impl Fn() -> u64,
+        may_fill: impl FnOnce(u64) -> bool,
+    ) -> Read<'_> {
+        if !self.keys.contains_key(&asked.hash) {
+            let Some(armed) = self.set.get(asked.hash) else { return Read::Unarmed };
+            let key = asked.key.into();
+            let new = OfKey { armed: *armed, key, forms: Vec::new(), ready_at: None, looks_at_us: 0, replaces_at_us: 0, is_used: true };
+            self.keys.insert(asked.hash, new);
+        }
+        let Self { keys, sizes, .. } = self;
+        let Some(of_key) = keys.get_mut(&asked.hash) else { return Read::Miss };
+        // Another key of the same hash: it is armed, too, and has no copies.
+        if *of_key.key != *asked.key {
+            return Read::Miss;
+        }
+        of_key.is_used = true;
+        let now = now_of(gates, asked.hash, asked.node);
+        let place = of_key.forms.iter().position(|form| form.database == asked.database && *form.request == *asked.request);
+        if let Some(place) = place {
+            let form = &mut of_key.forms[place];
+            form.used = form.used.saturating_add(1);
+            match &form.state {
+                State::Filling(number) => return Read::Wait(*number),
+                State::Rests(until_us) if now_us < *until_us => return Read::Miss,
+                State::Kept(kept) if form.node == asked.node && kept.is_good(now, now_us, exact) => {
+                    let State::Kept(kept) = &of_key.forms[place].state else { return Read::Miss };
+                    return Read::Hit(kept.replies.of(asked.resp3));
+                }
+                State::Kept(_) | State::Rests(_) => {
+                    let form = of_key.forms.swap_remove(place);
+                    sizes.less(&form);
+                }
+            }
+        }
+        if !are_open(now) {
+            return Read::Miss;
+        }
+        if of_key.ready_at != Some(asked.node) {
+            if now_us < of_key.looks_at_us || !may_fill(of_key.armed.since) {
+                of_key.looks_at_us = of_key.looks_at_us.max(now_us + LOOK_AGAIN_US);
+                return Read::Miss;
+            }
+            of_key.ready_at = Some(asked.node);
+        }
+        Read::Fill
+    }
+
+    /// What [`Self::read`] would give a client of a copy that was given lately, for less: it is found by any hash of the whole command, and no place of the key has to be
+    /// looked up. For a plan by which [`Self::place_anew`] was called. `None`: [`Self::read`] has to say.
+    #[inline]
+    pub fn again(
+        &mut self,
+        gates: &impl Gates,
+        quick: u64,
+        (database, request, resp3): (u32, &[u8], bool),
+        now_us: u64,
+        exact: impl Fn() -> u64,
+    ) -> Option<Again<'_>> {
+        let lately = self.lately.get(quick as usize % LATELY).filter(|lately| lately.quick == quick)?;
+        let of_key = self.keys.get_mut(&lately.hash)?;
+        let form = of_key.forms.get_mut(lately.place).filter(|form| form.database == database && *form.request == *request)?;
+        let State::Kept(kept) = &form.state else { return None };
+        if !kept.is_good(now_of(gates, lately.hash, form.node), now_us, exact) {
+            return None;
+        }
+        form.used = form.used.saturating_add(1);
+        Some(Again { key: &of_key.key, node: form.node, reply: kept.replies.of(resp3) })
+    }
+
+    /// A copy was given: [`Self::again`] finds it by this hash of its command.
+    pub fn remember(&mut self, quick: u64, asked: &Asked<'_>) {
+        let Some(of_key) = self.keys.get(&asked.hash) else { return };
+        let is_it = |form: &Form| form.database == asked.database && *form.request == *asked.request;
+        if let Some(place) = of_key.forms.iter().position(is_it) {
+            self.lately.resize(LATELY, Lately::default());
+            self.lately[quick as usize % LATELY] = Lately { quick, hash: asked.hash, place };
+        }
+    }
+
+    /// A fill begins, now: gives its number. To be called where [`Self::read`] says so, before the node is asked. `None`: there is no room, or not yet.
+    pub fn begin(&mut self, gates: &impl Gates, asked: Asked<'_>, now_us: u64) -> Option<u32> {
+        let Self { keys, sizes, bytes_max, .. } = self;
+        // Also what is asked takes memory, whatever comes of it.
+        if sizes.bytes + size_of::<Form>() + asked.request.len() > *bytes_max {
+            return None;
+        }
+        let of_key = keys.get_mut(&asked.hash)?;
+        if of_key.forms.len() >= FORMS {
+            if now_us < of_key.replaces_at_us {
+                return None;
+            }
+            let is_idle = |form: &Form| !matches!(form.state, State::Filling(_));
+            let (place, _) = of_key.forms.iter().enumerate().filter(|(_, form)| is_idle(form)).min_by_key(|(_, form)| form.used)?;
+            let form = of_key.forms.swap_remove(place);
+            sizes.less(&form);
+            of_key.replaces_at_us = now_us + REPLACES_US;
+        }
+        // In this order: a write that is over by now has changed the gate, and what it wrote is read.
+        let now = now_of(gates, asked.hash, asked.node);
+        if !are_open(now) {
+            return None;
+        }
+        self.last = self.last.wrapping_add(1);
+        let number = self.last;
+        let Asked { hash, database, request, node, .. } = asked;
+        let form = Form { database, request: request.into(), node, used: 1, state: State::Filling(number) };
+        sizes.bytes += form.bytes();
+        of_key.forms.push(form);
+        self.fills.insert(number, Fill { hash, node, sent_us: now_us, gates: now, until_us: u64::MAX, spoiled: None });
+        Some(number)
+    }
+
+    /// How long the key lives, as the node has answered PTTL, ms; less than zero: for ever, or there is none.
+    pub fn told_ttl(&mut self, number: u32, ms: i64) {
+        if let Some(fill) = self.fills.get_mut(&number)
+            && let Ok(ms) = u64::try_from(ms)
+        {
+            // What is left of the last millisecond is not known.
+            fill.until_us = fill.sent_us.saturating_add(ms.saturating_sub(1).saturating_mul(1000));
+        }
+    }
+
+    /// A fill comes to nothing, whatever the node still answers.
+    pub fn spoil(&mut self, number: u32, why: Discarded) {
+        if let Some(fill) = self.fills.get_mut(&number) {
+            fill.spoiled = fill.spoiled.or(Some(why));
+        }
+    }
+
+    /// The node has answered: `resp3`, and the same in RESP2 where it differs. `lives_at`: where the key lives now.
+    ///
+    /// # Errors
+    ///
+    /// The answer is not kept.
+    pub fn end(
+        &mut self,
+        gates: &impl Gates,
+        number: u32,
+        resp3: &[u8],
+        resp2: Option<&[u8]>,
+        now_us: u64,
+        lives_at: impl FnOnce(&[u8], Slot) -> Option<NodeId>,
+    ) -> Filled {
+        let Some(fill) = self.fills.remove(&number) else { return Err(Discarded::Moved) };
+        let Self { keys, sizes, bytes_max, reply_max, .. } = self;
+        let of_key = keys.get_mut(&fill.hash).ok_or(Discarded::Moved)?;
+        let is_it = |form: &Form| matches!(form.state, State::Filling(filling) if filling == number);
+        let place = of_key.forms.iter().position(is_it).ok_or(Discarded::Moved)?;
+        let bytes = resp3.len() + resp2.map_or(0, <[u8]>::len);
+        let why = if let Some(why) = fill.spoiled {
+            Some(why)
+        } else if now_of(gates, fill.hash, fill.node) != fill.gates {
+            Some(Discarded::Written)
+        } else if lives_at(&of_key.key, of_key.armed.slot) != Some(fill.node) {
+            Some(Discarded::Moved)
+        } else if resp3.first() == Some(&b'-') || resp3.first() == Some(&b'!') {
+            Some(Discarded::Refused)
+        } else if fill.until_us <= now_us {
+            Some(Discarded::Expired)
+        } else if bytes > *reply_max || sizes.bytes + bytes > *bytes_max {
+            Some(Discarded::Large)
+        } else {
+            None
+        };
+        let form = &mut of_key.forms[place];
+        match why {
+            None => {
+                let replies = Replies { resp3: resp3.into(), resp2: resp2.map(Into::into) };
+                form.state = State::Kept(Kept { replies, gates: fill.gates, until_us: fill.until_us });
+                sizes.bytes += bytes;
+                sizes.copies += 1;
+                Ok(())
+            }
+            Some(why @ (Discarded::Large | Discarded::Refused)) => {
+                form.state = State::Rests(now_us + REST_US);
+                Err(why)
+            }
+            Some(why) => {
+                let form = of_key.forms.swap_remove(place);
+                sizes.less(&form);
+                Err(why)
+            }
+        }
+    }
+
+    /// The node says that a key has changed, in some database.
+    pub fn changed(&mut self, hash: u64) {
+        if let Some(of_key) = self.keys.get_mut(&hash) {
+            of_key.drop_kept(&mut self.sizes);
+        }
+        self.fills.values_mut().filter(|fill| fill.hash == hash).for_each(|fill| {
+            fill.spoiled = fill.spoiled.or(Some(Discarded::Invalidated));
+        });
+    }
+
+    /// All of a node is past: its connection is lost, or it says so.
+    pub fn lost(&mut self, node: NodeId, why: Discarded) {
+        for of_key in self.keys.values_mut() {
+            of_key.drop_where(&mut self.sizes, |form| form.node == node);
+        }
+        self.fills.values_mut().filter(|fill| fill.node == node).for_each(|fill| fill.spoiled = fill.spoiled.or(Some(why)));
+    }
+
+    /// Keys live elsewhere, or are on their way: what was read elsewhere than where the key lives is dropped. `None`: it is on its way. A fill under way comes to
+    /// nothing then, even where its key is back before the answer: the node was asked while it did not have it.
+    pub fn place_anew(&mut self, mut lives_at: impl FnMut(&[u8], Slot) -> Option<NodeId>) {
+        let Self { keys, fills, sizes, .. } = self;
+        for of_key in keys.values_mut() {
+            let place = lives_at(&of_key.key, of_key.armed.slot);
+            of_key.drop_where(sizes, |form| Some(form.node) != place);
+            of_key.ready_at = of_key.ready_at.filter(|ready| Some(*ready) == place);
+            let elsewhere = of_key.forms.iter().filter(|form| Some(form.node) != place);
+            for form in elsewhere {
+                if let State::Filling(number) = form.state
+                    && let Some(fill) = fills.get_mut(&number)
+                {
+                    fill.spoiled = fill.spoiled.or(Some(Discarded::Moved));
+                }
+            }
+        }
+    }
+
+    /// All copies are dropped: the memory is wanted.
+    pub fn clear(&mut self) {
+        for of_key in self.keys.values_mut() {
+            of_key.drop_kept(&mut self.sizes);
+        }
+    }
+
+    /// Drops what was not used since the last call; gives up to `touches` keys that were, with their databases and nodes: the nodes do not know.
+    pub fn sweep(&mut self, touches: usize) -> Vec<(NodeId, u32, Box<[u8]>)> {
+        let Self { keys, sizes, .. } = self;
+        let mut used = Vec::new();
+        keys.retain(|_, of_key| {
+            of_key.drop_where(sizes, |form| form.used == 0);
+            let fresh = of_key.forms.iter().find(|form| form.used > 0 && matches!(form.state, State::Kept(_)));
+            if let Some(form) = fresh.filter(|_| used.len() < touches) {
+                used.push((form.node, form.database, of_key.key.clone()));
+            }
+            of_key.forms.iter_mut().for_each(|form| form.used = 0);
+            std::mem::take(&mut of_key.is_used) || !of_key.forms.is_empty()
+        });
+        used
+    }
+
+    /// Fills that began before this time, us.
+    pub fn late(&self, before_us: u64) -> impl Iterator<Item = u32> + '_ {
+        self.fills.iter().filter(move |(_, fill)| fill.sent_us < before_us).map(|(number, _)| *number)
+    }
+}
+
+/// The gates of a key and of its node, as they are now.
+#[inline]
+fn now_of(gates: &impl Gates, hash: u64, node: NodeId) -> (Gate, Gate) {
+    (gates.load(GateId::of_key(hash)), gates.load(GateId::of_node(node)))
+}
+
+fn are_open((of_key, of_node): (Gate, Gate)) -> bool {
+    of_key.is_open() && of_node.is_open()
+}
+
+impl OfKey {
+    /// Forms that are being filled stay: their answers come, and say what becomes of them.
+    fn drop_where(&mut self, sizes: &mut Sizes, which: impl Fn(&Form) -> bool) {
+        self.forms.retain(|form| {
+            let goes = !matches!(form.state, State::Filling(_)) && which(form);
+            if goes {
+                sizes.less(form);
+            }
+            !goes
+        });
+    }
+
+    fn drop_kept(&mut self, sizes: &mut Sizes) {
+        self.drop_where(sizes, |_| true);
+    }
+}
+
+impl Sizes {
+    fn less(&mut self, form: &Form) {
+        self.bytes = self.bytes.saturating_sub(form.bytes());
+        self.copies -= usize::from(matches!(form.state, State::Kept(_)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::gate::OneThread;
+    use super::*;
+
+    const NODE: NodeId = NodeId(0);
+    const ASKED: Asked<'_> = Asked { hash: 7 << 32, key: b"k", database: 0, request: b"GET k", node: NODE, resp3: false };
+
+    fn copies() -> (OneThread, Copies) {
+        let mut copies = Copies::default();
+        copies.limit(1 << 20, 1 << 10);
+        let slot = Slot::new(1).expect("a slot");
+        copies.adopt(&Arc::new(ArmedSet::default().next([(ASKED.hash, slot)], [])));
+        (OneThread::default(), copies)
+    }
+
+    fn read(gates: &OneThread, copies: &mut Copies, asked: Asked<'_>, now_us: u64) -> String {
+        match copies.read(gates, asked, now_us, || now_us, |_| true) {
+            Read::Hit(reply) => String::from_utf8_lossy(reply).into_owned(),
+            other => format!("{other:?}"),
+        }
+    }
+
+    fn fill(gates: &OneThread, copies: &mut Copies, value: &str, ttl: i64) -> Filled {
+        let number = copies.begin(gates, ASKED, 1_000).expect("a fill");
+        copies.told_ttl(number, ttl);
+        copies.end(gates, number, value.as_bytes(), None, 1_000, |_, _| Some(NODE))
+    }
+
+    #[test]
+    fn what_is_asked_takes_room_too() {
+        let (gates, mut copies) = copies();
+        let long = vec![b'x'; 300 << 10];
+        let mut begun = 0;
+        for number in 0..10_u8 {
+            let request = [&long[..], &[number]].concat();
+            let asked = Asked { request: &request, ..ASKED };
+            if copies.read(&gates, asked, 0, || 0, |_| true) == Read::Fill && copies.begin(&gates, asked, 0).is_some() {
+                begun += 1;
+            }
+            assert!(copies.sizes().bytes <= 1 << 20);
+        }
+        assert_eq!(begun, 3);
+    }
+
+    #[test]
+    fn a_key_that_is_asked_for_in_ever_new_forms_has_one_replaced_now_and_then() {
+        let (gates, mut copies) = copies();
+        let begun = |copies: &mut Copies, number: usize, now_us: u64| {
+            let request = format!("SISMEMBER k {number}");
+            let asked = Asked { request: request.as_bytes(), ..ASKED };
+            assert_eq!(copies.read(&gates, asked, now_us, || now_us, |_| true), Read::Fill);
+            let begun = copies.begin(&gates, asked, now_us);
+            begun.map(|number| copies.end(&gates, number, b":0", None, now_us, |_, _| Some(NODE))).is_some()
+        };
+        assert_eq!((0..1_000).filter(|number| begun(&mut copies, *number, 0)).count(), FORMS + 1);
+        assert!(!begun(&mut copies, 1_000, REPLACES_US - 1));
+        assert!(begun(&mut copies, 1_000, REPLACES_US) && !begun(&mut copies, 1_001, REPLACES_US));
+        assert_eq!(copies.sizes().copies, FORMS);
+    }
+
+    #[test]
+    fn a_copy_is_given_until_its_key_is_written() {
+        let (gates, mut copies) = copies();
+        assert_eq!(read(&gates, &mut copies, ASKED, 0), "Fill");
+        assert_eq!(fill(&gates, &mut copies, "one", -1), Ok(()));
+        assert_eq!(read(&gates, &mut copies, ASKED, u64::MAX - 1), "one");
+        assert_eq!(read(&gates, &mut copies, Asked { request: b"STRLEN k", ..ASKED }, 0), "Fill");
+        assert_eq!(read(&gates, &mut copies, Asked { database: 1, ..ASKED }, 0), "Fill");
+        let gate = GateId::of_key(ASKED.hash);
+        gates.raise(gate);
+        assert_eq!(read(&gates, &mut copies, ASKED, 0), "Miss", "while it is written");
+        gates.lower(gate);
+        assert_eq!(read(&gates, &mut copies, ASKED, 0), "Fill", "when it was written");
+        assert_eq!(copies.sizes(), Sizes::default());
+    }
+
+    #[test]
+    fn a_copy_that_was_given_is_found_again_as_long_as_it_is_good() {
+        let (gates, mut copies) = copies();
+        let again = |copies: &mut Copies, request: &[u8], database: u32, now_us: u64| {
+            copies.again(&gates, 9, (database, request, false), now_us, || now_us).map(|again| again.reply.to_vec())
+        };
+        read(&gates, &mut copies, ASKED, 0);
+        assert_eq!(fill(&gates, &mut copies, "one", 500), Ok(()));
+        assert_eq!(again(&mut copies, ASKED.request, 0, 0), None, "nobody has said so");
+        copies.remember(9, &ASKED);
+        assert_eq!(again(&mut copies, ASKED.request, 0, 0), Some(b"one".to_vec()));
+        assert_eq!(again(&mut copies, b"GET x", 0, 0), None, "another command of the same hash");
+        assert_eq!(again(&mut copies, ASKED.request, 1, 0), None, "another database");
+        assert_eq!(again(&mut copies, ASKED.request, 0, 1_000 + 499_000), None, "its time is over");
+        gates.renew(GateId::of_node(NODE));
+        assert_eq!(again(&mut copies, ASKED.request, 0, 0), None, "its node is another");
+        read(&gates, &mut copies, ASKED, 0);
+        assert_eq!(fill(&gates, &mut copies, "two", -1), Ok(()));
+        assert_eq!(again(&mut copies, ASKED.request, 0, 0), Some(b"two".to_vec()));
+        gates.raise(GateId::of_key(ASKED.hash));
+        assert_eq!(again(&mut copies, ASKED.request, 0, 0), None, "it is written");
+        copies.clear();
+        assert_eq!(again(&mut copies, ASKED.request, 0, 0), None, "it is gone");
+    }
+
+    #[test]
+    fn what_was_read_beside_a_write_is_not_kept() {
+        let (gates, mut copies) = copies();
+        for gate in [GateId::of_key(ASKED.hash), GateId::of_node(NODE)] {
+            read(&gates, &mut copies, ASKED, 0);
+            let number = copies.begin(&gates, ASKED, 0).expect("a fill");
+            assert_eq!(read(&gates, &mut copies, ASKED, 0), format!("Wait({number})"), "one fill is enough");
+            gates.renew(gate);
+            assert_eq!(copies.end(&gates, number, b"old", None, 0, |_, _| Some(NODE)), Err(Discarded::Written));
+        }
+        read(&gates, &mut copies, ASKED, 0);
+        let number = copies.begin(&gates, ASKED, 0).expect("a fill");
+        copies.changed(ASKED.hash);
+        assert_eq!(copies.end(&gates, number, b"old", None, 0, |_, _| Some(NODE)), Err(Discarded::Invalidated));
+    }
+
+    #[test]
+    fn a_copy_ends_with_its_key() {
+        let (gates, mut copies) = copies();
+        read(&gates, &mut copies, ASKED, 0);
+        assert_eq!(fill(&gates, &mut copies, "one", 500), Ok(()));
+        assert_eq!(read(&gates, &mut copies, ASKED, 1_000 + 498_999), "one");
+        assert_eq!(read(&gates, &mut copies, ASKED, 1_000 + 499_000), "Fill");
+        assert_eq!(fill(&gates, &mut copies, "one", 1), Err(Discarded::Expired));
+    }
+
+    #[test]
+    fn copies_go_with_their_connection_their_place_and_their_arming() {
+        let (gates, mut copies) = copies();
+        let mut again = |gone: &dyn Fn(&mut Copies)| {
+            assert_eq!(read(&gates, &mut copies, ASKED, 0), "Fill");
+            assert_eq!(fill(&gates, &mut copies, "one", -1), Ok(()));
+            gone(&mut copies);
+            assert_eq!(copies.sizes(), Sizes::default());
+        };
+        again(&|copies| copies.lost(NODE, Discarded::Lost));
+        again(&|copies| copies.place_anew(|_, _| None));
+        again(&|copies| copies.place_anew(|_, _| Some(NodeId(1))));
+        again(&|copies| copies.changed(ASKED.hash));
+        again(&|copies| copies.clear());
+        again(&|copies| {
+            let anew = Arc::new(copies.set().anew());
+            copies.adopt(&anew);
+        });
+    }
+
+    #[test]
+    fn a_fill_comes_to_nothing_whose_key_has_been_elsewhere_meanwhile() {
+        let (gates, mut copies) = copies();
+        for place in [None, Some(NodeId(1))] {
+            assert_eq!(read(&gates, &mut copies, ASKED, 0), "Fill");
+            let number = copies.begin(&gates, ASKED, 0).expect("a fill");
+            copies.place_anew(|_, _| place);
+            copies.place_anew(|_, _| Some(NODE));
+            assert_eq!(copies.end(&gates, number, b"nothing", None, 0, |_, _| Some(NODE)), Err(Discarded::Moved));
+        }
+        assert_eq!(copies.sizes(), Sizes::default());
+    }
+
+    #[test]
+    fn an_error_and_what_is_too_large_are_not_asked_for_at_once_again() {
+        let (gates, mut copies) = copies();
+        for (reply, why) in [("-WRONGTYPE", Discarded::Refused), (&"x".repeat(2_000), Discarded::Large)] {
+            let now_us = if why == Discarded::Large { REST_US * 2 } else { 0 };
+            assert_eq!(read(&gates, &mut copies, ASKED, now_us), "Fill");
+            let number = copies.begin(&gates, ASKED, now_us).expect("a fill");
+            assert_eq!(copies.end(&gates, number, reply.as_bytes(), None, now_us, |_, _| Some(NODE)), Err(why));
+            assert_eq!(read(&gates, &mut copies, ASKED, now_us + REST_US - 1), "Miss");
+        }
+    }
+
+    #[test]
+    fn what_is_not_used_is_swept_and_what_is_used_is_told() {
+        let (gates, mut copies) = copies();
+        read(&gates, &mut copies, ASKED, 0);
+        assert_eq!(fill(&gates, &mut copies, "one", -1), Ok(()));
+        assert_eq!(copies.sweep(10), [(NODE, 0, b"k".as_slice().into())]);
+        assert_eq!(read(&gates, &mut copies, ASKED, 0), "one");
+        assert_eq!(copies.sweep(0), []);
+        assert_eq!(copies.sizes().copies, 1);
+        assert_eq!(copies.sweep(10), []);
+        assert_eq!(copies.sizes(), Sizes::default());
+    }
+}

@@ -1,0 +1,142 @@
+//! SwitchKV's instant report: a key that makes up a part of the last commands to a node is noticed at once, and not at the end of a segment.
+//!
+//! The commands are a ring of hashes. How often each is in it stands in a table of counters that keys share: where one is high enough the ring is looked through, so
+//! nothing is reported by mistake.
+
+use std::collections::BTreeMap;
+
+/// Cells of the table. More than commands in the ring, so that keys seldom share one.
+const CELLS: usize = 1024;
+
+/// The ring is looked through when a counter is at the threshold, and at each of so many above it: a key that is hot already costs no look each time. A key that
+/// shares its cell with others is noticed that much later, at most.
+const LOOK_EVERY: u8 = 8;
+
+/// The last commands of one worker to one node.
+#[derive(Clone, Debug)]
+pub struct Recent {
+    ring: Vec<u32>,
+    at: usize,
+    is_full: bool,
+    counts: Box<[u8; CELLS]>,
+    threshold: u8,
+}
+
+impl Recent {
+    /// The paper's: the last 200 commands, of which more than 8 are for one key. Of so many workers each has its share of the commands; who adds up what they report
+    /// says whether it is enough.
+    #[must_use]
+    pub fn of_one_in(workers: usize) -> Self {
+        let workers = workers.max(1);
+        Self::new(200_usize.div_ceil(workers), 9_usize.div_ceil(workers) as u8)
+    }
+
+    /// The last `commands` (at most 255), of which `threshold` are for one key.
+    #[must_use]
+    pub fn new(commands: usize, threshold: u8) -> Self {
+        let ring = vec![0; commands.clamp(1, 255)];
+        Self { ring, at: 0, is_full: false, counts: Box::new([0; CELLS]), threshold: threshold.max(1) }
+    }
+
+    /// A key is used: how often it is among the last commands, where that is the threshold or more; not each time.
+    #[inline]
+    pub fn note(&mut self, hash: u64) -> Option<u8> {
+        let hash = (hash ^ hash >> 32) as u32;
+        let cell = |hash: u32| hash as usize % CELLS;
+        let old = std::mem::replace(&mut self.ring[self.at], hash);
+        if self.is_full {
+            self.counts[cell(old)] -= 1;
+        }
+        self.at += 1;
+        if self.at == self.ring.len() {
+            (self.at, self.is_full) = (0, true);
+        }
+        self.counts[cell(hash)] += 1;
+        match self.counts[cell(hash)].checked_sub(self.threshold) {
+            Some(above) if above.is_multiple_of(LOOK_EVERY) => self.count(hash),
+            _ => None,
+        }
+    }
+
+    #[cold]
+    fn count(&self, hash: u32) -> Option<u8> {
+        let known = if self.is_full { &self.ring[..] } else { &self.ring[..self.at] };
+        let count = known.iter().filter(|known| **known == hash).count() as u8;
+        (count >= self.threshold).then_some(count)
+    }
+}
+
+/// Adds up what workers notice of the same key.
+#[derive(Clone, Debug, Default)]
+pub struct Notices(BTreeMap<u64, BTreeMap<usize, u8>>);
+
+impl Notices {
+    /// The paper's: more than 8 of the last 200.
+    const ENOUGH: u32 = 9;
+
+    /// A worker has noticed a key so often. Says whether that is enough with what others have noticed; the key is forgotten then.
+    pub fn add(&mut self, worker: usize, hash: u64, count: u8) -> bool {
+        let of_key = self.0.entry(hash).or_default();
+        of_key.insert(worker, count);
+        let is_enough = of_key.values().map(|count| u32::from(*count)).sum::<u32>() >= Self::ENOUGH;
+        if is_enough {
+            self.0.remove(&hash);
+        }
+        is_enough
+    }
+
+    /// What was noticed is too old to be added to.
+    pub fn forget(&mut self) {
+        self.0.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_workers_notice_adds_up() {
+        let mut notices = Notices::default();
+        assert!(notices.add(0, 1, 9), "one alone has seen enough");
+        assert!(!notices.add(0, 2, 3) && !notices.add(0, 2, 4) && !notices.add(1, 2, 3));
+        assert!(!notices.add(2, 3, 8), "another key");
+        assert!(notices.add(3, 2, 2), "4, 3 and 2");
+        assert!(!notices.add(0, 3, 0));
+        notices.forget();
+        assert!(!notices.add(0, 3, 1));
+    }
+
+    #[test]
+    fn a_key_is_noticed_at_its_ninth_use_among_two_hundred() {
+        let mut recent = Recent::of_one_in(1);
+        let mut others = 1_u64..;
+        let mut noticed = Vec::new();
+        for number in 0..400_u64 {
+            // Every 23rd command: nine of them are within 185.
+            let hash = if number % 23 == 0 { u64::MAX } else { others.next().unwrap_or_default() << 40 | number };
+            noticed.extend(recent.note(hash).map(|count| (number, hash, count)));
+        }
+        assert_eq!(noticed.first(), Some(&(8 * 23, u64::MAX, 9)));
+        assert!(noticed.iter().all(|(_, hash, _)| *hash == u64::MAX));
+        // Every 26th: never more than eight.
+        let mut recent = Recent::of_one_in(1);
+        let rare = (0..4000_u64).filter_map(|number| recent.note(if number % 26 == 0 { u64::MAX } else { number << 20 | 1 }));
+        assert_eq!(rare.count(), 0);
+    }
+
+    #[test]
+    fn keys_that_share_a_cell_are_told_apart() {
+        let mut recent = Recent::new(100, 9);
+        for number in 0..1000_u64 {
+            assert_eq!(recent.note((number % 20 * CELLS as u64) | 7), None, "each is five of a hundred");
+        }
+    }
+
+    #[test]
+    fn workers_have_shares() {
+        let mut of_four = Recent::of_one_in(4);
+        let noticed: Vec<_> = (0..50_u64).filter_map(|number| of_four.note(if number % 10 == 0 { 5 } else { 1000 + number })).collect();
+        assert_eq!(noticed, [3], "nine of two hundred are three of fifty at one of them at least");
+    }
+}

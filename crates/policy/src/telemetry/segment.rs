@@ -1,0 +1,351 @@
+//! Space-saving (Metwally et al., ICDT 2005), as SwitchKV has it: the keys that were used most among all that were used, in memory for a few.
+//!
+//! Keys with equal counts are in one bucket, the oldest first, and buckets are in the order of their counts. A use moves its key to the end of the next bucket. A key
+//! that is not known takes the place of the oldest in the lowest bucket, and the count of that one: it may have been used as often before. So a count is never too low,
+//! and too high by no more than all uses over the number of keys that are known.
+//!
+//! What was *seen* of a key since it took its place is counted beside that, and never too high. Whoever reports goes by that: among many keys that are used once each
+//! all counts are high, and nothing was seen.
+
+use super::{Identity, Name};
+
+const NONE: u16 = u16::MAX;
+
+/// How a key is used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum How {
+    /// A command that only reads goes to the node.
+    Read,
+    /// Any other.
+    Write,
+    /// A hot copy answers, and the node hears nothing of it.
+    Hit,
+}
+
+/// One use of a key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Use {
+    /// How.
+    pub how: How,
+    /// Bytes of the command.
+    pub bytes: u32,
+}
+
+/// What a segment has of a key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Counted {
+    /// Its hash.
+    pub hash: u64,
+    /// The database that it is in.
+    pub database: u32,
+    /// Its name.
+    pub name: Name,
+    /// Uses that were seen and only read at the node.
+    pub reads: u32,
+    /// Uses that hot copies answered.
+    pub hits: u32,
+    /// All others.
+    pub writes: u32,
+    /// Bytes of the commands.
+    pub bytes: u64,
+    /// Bytes of what answered them.
+    pub reply_bytes: u64,
+    /// How long the node had them, from sending to the answer, microseconds.
+    pub us: u64,
+    /// So often it may have been used before it was known, at most.
+    pub error: u32,
+}
+
+impl Counted {
+    /// Uses that were seen.
+    #[must_use]
+    pub const fn seen(&self) -> u32 {
+        self.reads + self.writes + self.hits
+    }
+
+    fn new(key: Identity<'_>, error: u32) -> Self {
+        let Identity { hash, database, key } = key;
+        Self { hash, database, name: Name::of(key), reads: 0, hits: 0, writes: 0, bytes: 0, reply_bytes: 0, us: 0, error }
+    }
+}
+
+/// What was counted at a node in a segment.
+#[derive(Clone, Debug, Default)]
+pub struct Counts {
+    /// How many uses there were at the node, of all keys.
+    pub uses: u64,
+    /// How many uses hot copies answered in its place.
+    pub hits: u64,
+    /// The keys that are known, each as often as there are workers that know it.
+    pub keys: Vec<Counted>,
+}
+
+impl Counts {
+    /// What another worker has counted at the same node.
+    pub fn add(&mut self, other: Self) {
+        self.uses += other.uses;
+        self.hits += other.hits;
+        self.keys.extend(other.keys);
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    counted: Counted,
+    bucket: u16,
+    /// In its bucket.
+    older: u16,
+    newer: u16,
+}
+
+/// Keys of one count.
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    count: u32,
+    oldest: u16,
+    newest: u16,
+    lower: u16,
+    higher: u16,
+}
+
+/// What one worker sends to one node in one segment.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    entries: Vec<Entry>,
+    keys_max: usize,
+    buckets: Vec<Bucket>,
+    free: Vec<u16>,
+    lowest: u16,
+    /// Places of entries by their hashes, with linear probing.
+    index: Vec<u16>,
+    uses: u64,
+    hits: u64,
+}
+
+impl Segment {
+    /// An empty one that knows so many keys, from 1 to 16,384.
+    #[must_use]
+    pub fn new(keys_max: usize) -> Self {
+        let keys_max = keys_max.clamp(1, 1 << 14);
+        Self {
+            entries: Vec::new(),
+            keys_max,
+            buckets: Vec::new(),
+            free: Vec::new(),
+            lowest: NONE,
+            index: vec![NONE; (4 * keys_max).next_power_of_two()],
+            uses: 0,
+            hits: 0,
+        }
+    }
+
+    /// A key was used. Costs the same whatever was used before, and allocates nothing.
+    #[inline]
+    pub fn note(&mut self, key: Identity<'_>, used: Use) {
+        let is_hit = used.how == How::Hit;
+        self.uses += u64::from(!is_hit);
+        self.hits += u64::from(is_hit);
+        let at = match self.find(key.hash) {
+            Ok(at) => {
+                self.raise(at);
+                at
+            }
+            Err(place) if self.entries.len() < self.keys_max => self.add(place, key),
+            Err(_) => self.replace(key),
+        };
+        let counted = &mut self.entries[usize::from(at)].counted;
+        counted.reads += u32::from(used.how == How::Read);
+        counted.writes += u32::from(used.how == How::Write);
+        counted.hits += u32::from(is_hit);
+        counted.bytes += u64::from(used.bytes);
+    }
+
+    /// A use is over: so many bytes have answered it, and the node had it for so many microseconds. Nothing is known of a key that has lost its place meanwhile.
+    pub fn answered(&mut self, hash: u64, bytes: u64, us: u64) {
+        if let Ok(at) = self.find(hash) {
+            let counted = &mut self.entries[usize::from(at)].counted;
+            counted.reply_bytes += bytes;
+            counted.us += us;
+        }
+    }
+
+    /// How many uses there were at the node, of all keys.
+    #[must_use]
+    pub const fn uses(&self) -> u64 {
+        self.uses
+    }
+
+    /// How many uses hot copies answered, of all keys.
+    #[must_use]
+    pub const fn hits(&self) -> u64 {
+        self.hits
+    }
+
+    /// A key that is not among those known may have been used so often, at most.
+    #[must_use]
+    pub fn floor(&self) -> u32 {
+        if self.entries.len() < self.keys_max { 0 } else { self.buckets[usize::from(self.lowest)].count }
+    }
+
+    /// The segment ends: its keys, in no order. The next one begins with none.
+    pub fn take(&mut self) -> Counts {
+        let keys = self.entries.drain(..).map(|entry| entry.counted).collect();
+        self.buckets.clear();
+        self.free.clear();
+        self.lowest = NONE;
+        self.index.fill(NONE);
+        Counts { uses: std::mem::take(&mut self.uses), hits: std::mem::take(&mut self.hits), keys }
+    }
+
+    /// Where a key is; or where in the index it would be.
+    #[inline]
+    fn find(&self, hash: u64) -> Result<u16, usize> {
+        let mask = self.index.len() - 1;
+        let mut place = hash as usize & mask;
+        loop {
+            match self.index[place] {
+                NONE => return Err(place),
+                at if self.entries[usize::from(at)].counted.hash == hash => return Ok(at),
+                _ => place = (place + 1) & mask,
+            }
+        }
+    }
+
+    fn add(&mut self, place: usize, key: Identity<'_>) -> u16 {
+        let at = self.entries.len() as u16;
+        self.entries.push(Entry { counted: Counted::new(key, 0), bucket: NONE, older: NONE, newer: NONE });
+        self.index[place] = at;
+        let is_there = self.lowest != NONE && self.buckets[usize::from(self.lowest)].count == 1;
+        let bucket = if is_there { self.lowest } else { self.new_bucket(1, NONE, self.lowest) };
+        self.append(at, bucket);
+        at
+    }
+
+    fn replace(&mut self, key: Identity<'_>) -> u16 {
+        let Bucket { oldest: at, count, .. } = self.buckets[usize::from(self.lowest)];
+        self.forget(self.entries[usize::from(at)].counted.hash);
+        self.entries[usize::from(at)].counted = Counted::new(key, count);
+        if let Err(place) = self.find(key.hash) {
+            self.index[place] = at;
+        }
+        self.raise(at);
+        at
+    }
+
+    /// Takes a hash out of the index. Those behind it that are not in their own place move up.
+    fn forget(&mut self, hash: u64) {
+        let mask = self.index.len() - 1;
+        let mut hole = hash as usize & mask;
+        while self.index[hole] != NONE && self.entries[usize::from(self.index[hole])].counted.hash != hash {
+            hole = (hole + 1) & mask;
+        }
+        let mut next = (hole + 1) & mask;
+        while self.index[next] != NONE {
+            let own = self.entries[usize::from(self.index[next])].counted.hash as usize & mask;
+            // Whether its own place is not behind the hole, seen from where it is.
+            if (next.wrapping_sub(own) & mask) >= (next.wrapping_sub(hole) & mask) {
+                self.index[hole] = self.index[next];
+                hole = next;
+            }
+            next = (next + 1) & mask;
+        }
+        self.index[hole] = NONE;
+    }
+
+    /// One more use of a key that is in a bucket.
+    #[inline]
+    fn raise(&mut self, at: u16) {
+        let from = self.entries[usize::from(at)].bucket;
+        let Bucket { count, oldest, newest, higher, .. } = self.buckets[usize::from(from)];
+        let is_next = higher != NONE && self.buckets[usize::from(higher)].count == count + 1;
+        if oldest == newest && !is_next {
+            // It is alone, and stays so.
+            self.buckets[usize::from(from)].count += 1;
+            return;
+        }
+        let to = if is_next { higher } else { self.new_bucket(count + 1, from, higher) };
+        self.detach(at, from);
+        self.append(at, to);
+    }
+
+    fn new_bucket(&mut self, count: u32, lower: u16, higher: u16) -> u16 {
+        let bucket = Bucket { count, oldest: NONE, newest: NONE, lower, higher };
+        let number = self.free.pop().unwrap_or(self.buckets.len() as u16);
+        match self.buckets.get_mut(usize::from(number)) {
+            Some(place) => *place = bucket,
+            None => self.buckets.push(bucket),
+        }
+        match lower {
+            NONE => self.lowest = number,
+            lower => self.buckets[usize::from(lower)].higher = number,
+        }
+        if higher != NONE {
+            self.buckets[usize::from(higher)].lower = number;
+        }
+        number
+    }
+
+    fn append(&mut self, at: u16, to: u16) {
+        let bucket = &mut self.buckets[usize::from(to)];
+        let older = std::mem::replace(&mut bucket.newest, at);
+        if older == NONE {
+            bucket.oldest = at;
+        } else {
+            self.entries[usize::from(older)].newer = at;
+        }
+        let entry = &mut self.entries[usize::from(at)];
+        (entry.bucket, entry.older, entry.newer) = (to, older, NONE);
+    }
+
+    fn detach(&mut self, at: u16, from: u16) {
+        let Entry { older, newer, .. } = self.entries[usize::from(at)];
+        match older {
+            NONE => self.buckets[usize::from(from)].oldest = newer,
+            older => self.entries[usize::from(older)].newer = newer,
+        }
+        match newer {
+            NONE => self.buckets[usize::from(from)].newest = older,
+            newer => self.entries[usize::from(newer)].older = older,
+        }
+        let Bucket { oldest, lower, higher, .. } = self.buckets[usize::from(from)];
+        if oldest != NONE {
+            return;
+        }
+        match lower {
+            NONE => self.lowest = higher,
+            lower => self.buckets[usize::from(lower)].higher = higher,
+        }
+        if higher != NONE {
+            self.buckets[usize::from(higher)].lower = lower;
+        }
+        self.free.push(from);
+    }
+
+    /// All that must hold, for tests.
+    ///
+    /// # Panics
+    /// If it does not.
+    pub fn check(&self) {
+        let (mut bucket, mut lower, mut known, mut counts) = (self.lowest, NONE, 0, 0_u64);
+        while bucket != NONE {
+            let found = self.buckets[usize::from(bucket)];
+            assert_eq!(found.lower, lower, "buckets know who is below");
+            assert!(lower == NONE || self.buckets[usize::from(lower)].count < found.count, "buckets are in order");
+            let (mut at, mut older) = (found.oldest, NONE);
+            assert_ne!(at, NONE, "no bucket is empty");
+            while at != NONE {
+                let entry = &self.entries[usize::from(at)];
+                assert_eq!((entry.bucket, entry.older), (bucket, older), "an entry knows its place");
+                assert_eq!(self.find(entry.counted.hash), Ok(at), "it is found");
+                assert_eq!(entry.counted.seen() + entry.counted.error, found.count, "seen and not seen are the count");
+                (known, counts) = (known + 1, counts + u64::from(found.count));
+                (older, at) = (at, entry.newer);
+            }
+            assert_eq!(found.newest, older, "a bucket knows its last");
+            (lower, bucket) = (bucket, found.higher);
+        }
+        assert_eq!(known, self.entries.len(), "each entry is in a bucket");
+        assert_eq!(counts, self.uses + self.hits, "counts are all uses");
+        assert_eq!(self.index.iter().filter(|at| **at != NONE).count(), known, "the index has each once");
+    }
+}

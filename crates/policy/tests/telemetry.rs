@@ -1,0 +1,245 @@
+//! What is reported of hot keys: bounds for any stream, the right keys of skewed ones, and what changes.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use switchyard_policy::telemetry::{Board, Counts, Hot, How, Identity, Name, Segment, Use, Weights};
+use switchyard_policy::topology::NodeId;
+
+const NODE: NodeId = NodeId(0);
+
+const READ: Use = Use { how: How::Read, bytes: 10 };
+
+/// Numbers that look random, of a seed.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+/// Ranks by Zipf's law.
+struct Zipf(Vec<f64>);
+
+impl Zipf {
+    fn new(keys: usize, skew: f64) -> Self {
+        let mut sum = 0.0;
+        let sums: Vec<f64> = (1..=keys)
+            .map(|rank| {
+                sum += (rank as f64).powf(-skew);
+                sum
+            })
+            .collect();
+        Self(sums.iter().map(|part| part / sum).collect())
+    }
+
+    fn draw(&self, numbers: &mut Numbers) -> u64 {
+        let at = numbers.unit();
+        self.0.partition_point(|sum| *sum < at) as u64
+    }
+}
+
+/// The hash of a key of a number, as a router's would be.
+fn hash(key: u64) -> u64 {
+    Numbers(key).next()
+}
+
+fn note(segment: &mut Segment, key: u64) {
+    let how = if key.is_multiple_of(3) { How::Write } else { How::Read };
+    segment.note(Identity::new(hash(key), 0, key.to_string().as_bytes()), Use { how, bytes: 10 });
+}
+
+/// A segment of the one node ends.
+fn end(board: &mut Board, segments: &mut [Segment], one_in: u32, us: u64) {
+    let mut counts = Counts::default();
+    segments.iter_mut().for_each(|segment| counts.add(segment.take()));
+    board.segment(BTreeMap::from([(NODE, counts)]), one_in, us);
+}
+
+fn hottest(board: &Board, keys: usize) -> Vec<Hot> {
+    board.nodes(keys).flat_map(|node| node.keys).collect()
+}
+
+proptest! {
+    #[test]
+    fn a_count_is_never_too_low_and_what_was_seen_never_too_high(
+        keys in proptest::collection::vec(prop_oneof![3 => 0_u64..6, 1 => 0_u64..60], 0..600),
+        known in 1_usize..20,
+    ) {
+        let mut segment = Segment::new(known);
+        let mut truth: BTreeMap<u64, u32> = BTreeMap::new();
+        for key in &keys {
+            note(&mut segment, *key);
+            *truth.entry(hash(*key)).or_default() += 1;
+        }
+        segment.check();
+        let (uses, floor) = (segment.uses(), segment.floor());
+        prop_assert_eq!(uses, keys.len() as u64);
+        prop_assert!(u64::from(floor) <= uses / known as u64);
+        let counted = segment.take().keys;
+        prop_assert!(counted.len() <= known && (counted.len() == truth.len() || counted.len() == known));
+        for counted in &counted {
+            let true_count = truth[&counted.hash];
+            prop_assert!(counted.seen() <= true_count && true_count <= counted.seen() + counted.error);
+            prop_assert_eq!(counted.bytes, 10 * u64::from(counted.seen()));
+        }
+        // Whatever is not known was not used more often than the least that is.
+        let is_known = |key: &u64| counted.iter().any(|counted| counted.hash == *key);
+        prop_assert!(truth.iter().filter(|(key, _)| !is_known(key)).all(|(_, count)| *count <= floor));
+        segment.check();
+        prop_assert_eq!((segment.uses(), segment.floor()), (0, 0));
+    }
+}
+
+/// Hashes that fall together cost time, and no key.
+#[test]
+fn keys_of_one_place_in_the_index_are_told_apart() {
+    let mut segment = Segment::new(8);
+    for round in 0..50_u64 {
+        for key in 0..12_u64 {
+            segment.note(Identity::new(key << 32 | 5, 0, b"k"), READ);
+            if round % 7 == key % 7 {
+                segment.note(Identity::new(key << 32 | 6, 0, b"k"), READ);
+            }
+            segment.check();
+        }
+    }
+}
+
+#[test]
+fn the_hottest_keys_of_a_skewed_load_are_found() {
+    for skew in [0.9, 0.99, 1.2] {
+        let (zipf, mut numbers, mut segment) = (Zipf::new(10_000, skew), Numbers(1), Segment::new(256));
+        let mut truth: BTreeMap<u64, u32> = BTreeMap::new();
+        for _ in 0..100_000 {
+            let key = zipf.draw(&mut numbers);
+            note(&mut segment, key);
+            *truth.entry(key).or_default() += 1;
+        }
+        let mut board = Board::new(Weights::default());
+        end(&mut board, std::slice::from_mut(&mut segment), 1, 1_000_000);
+        let mut by_count: Vec<(u64, u32)> = truth.into_iter().collect();
+        by_count.sort_unstable_by_key(|(key, count)| (std::cmp::Reverse(*count), *key));
+        let found: Vec<u64> = hottest(&board, 20).iter().map(|hot| hot.hash).collect();
+        let recall = by_count[..20].iter().filter(|(key, _)| found.contains(&hash(*key))).count();
+        assert!(recall >= 18, "skew {skew}: {recall} of the 20 hottest keys");
+        assert_eq!(found[0], hash(by_count[0].0), "and the hottest is first");
+    }
+}
+
+/// Each of these keys has a high count for the reason that it took somebody's place.
+#[test]
+fn a_flood_of_random_keys_neither_hides_a_hot_key_nor_is_hot() {
+    let (mut numbers, mut segment) = (Numbers(2), Segment::new(64));
+    for number in 0..200_000_u64 {
+        if number % 50 == 0 {
+            note(&mut segment, 7);
+        } else {
+            let key = numbers.next();
+            note(&mut segment, key);
+        }
+    }
+    let mut board = Board::new(Weights { newest: 1.0, ..Weights::default() });
+    end(&mut board, std::slice::from_mut(&mut segment), 1, 1_000_000);
+    let hottest = hottest(&board, 2);
+    assert_eq!((hottest[0].hash, hottest[0].name), (hash(7), Name::of(b"7")));
+    let (hot, flood) = (hottest[0].rates.commands(), hottest[1].rates.commands());
+    assert!((3000.0..=4000.0).contains(&hot) && flood < 100.0, "{hot} and {flood} a second");
+}
+
+/// Two workers of which each sees a half; keys that become hot, and are hot no more.
+#[test]
+fn what_becomes_hot_is_reported_after_one_segment_and_what_was_hot_is_forgotten() {
+    let zipf = Zipf::new(1000, 0.9);
+    let (mut numbers, mut board) = (Numbers(3), Board::new(Weights::default()));
+    let mut second = |board: &mut Board, first: u64| {
+        let mut workers = [Segment::new(128), Segment::new(128)];
+        for number in 0..20_000 {
+            let key = first + zipf.draw(&mut numbers);
+            note(&mut workers[number % 2], key);
+        }
+        end(board, &mut workers, 1, 1_000_000);
+    };
+    for _ in 0..5 {
+        second(&mut board, 0);
+    }
+    let before = hottest(&board, 1)[0];
+    assert_eq!(before.hash, hash(0));
+    // Other keys from now on.
+    second(&mut board, 1_000_000);
+    let (top, now) = (hottest(&board, 2), hash(1_000_000));
+    assert!(top.iter().any(|hot| hot.hash == now), "after one segment");
+    assert!(top.iter().all(|hot| [now, before.hash].contains(&hot.hash)));
+    for _ in 0..30 {
+        second(&mut board, 1_000_000);
+    }
+    assert!(hottest(&board, 256).iter().all(|hot| hot.hash != before.hash), "it is forgotten");
+    let settled = hottest(&board, 1)[0];
+    assert!((settled.rates.commands() / before.rates.commands() - 1.0).abs() < 0.1);
+    // Rates are those of seconds and of all commands, also where the segment is shorter and some are sampled.
+    let mut segment = Segment::new(4);
+    (0..100).for_each(|_| note(&mut segment, 1));
+    let mut board = Board::new(Weights { newest: 1.0, ..Weights::default() });
+    end(&mut board, std::slice::from_mut(&mut segment), 8, 500_000);
+    let hot = hottest(&board, 1)[0];
+    assert_eq!((hot.rates.reads, hot.rates.writes, hot.rates.bytes), (1600.0, 0.0, 16_000.0));
+    assert_eq!(board.nodes(1).map(|node| node.uses).collect::<Vec<_>>(), [1600.0]);
+    // A node that is not used any more is forgotten.
+    board.segment(BTreeMap::new(), 8, 1_000_000);
+    assert_eq!(board.nodes(1).count(), 0);
+}
+
+#[test]
+fn names_are_kept_where_they_are_short() {
+    assert_eq!(Name::of(b"user:1").key(), Some(&b"user:1"[..]));
+    assert_eq!(Name::of(&[b'x'; 64]).key().map(<[u8]>::len), Some(64));
+    assert_eq!((Name::of(&[b'x'; 65]).key(), Name::NONE.key()), (None, None));
+    assert!(!format!("{:?}", Name::of(b"secret")).contains("secret"));
+}
+
+/// A key of one name is another in each database.
+#[test]
+fn keys_of_different_databases_are_told_apart() {
+    let mut segment = Segment::new(8);
+    for database in [0, 0, 0, 1, 1, 7] {
+        segment.note(Identity::new(hash(1), database, b"k"), READ);
+    }
+    segment.check();
+    let mut seen: Vec<(u32, u32)> = segment.take().keys.iter().map(|counted| (counted.database, counted.seen())).collect();
+    seen.sort_unstable();
+    assert_eq!(seen, [(0, 3), (1, 2), (7, 1)]);
+    assert_eq!(Identity::new(5, 0, b"k").hash, 5, "the first database changes nothing");
+}
+
+#[test]
+fn what_a_hot_copy_answers_is_load_of_the_key_and_not_of_the_node() {
+    let mut segment = Segment::new(8);
+    let key = Identity::new(hash(1), 0, b"k");
+    let uses = [(How::Hit, 60), (How::Read, 30), (How::Write, 10)];
+    for (how, count) in uses {
+        (0..count).for_each(|_| segment.note(key, Use { how, bytes: 10 }));
+    }
+    segment.check();
+    segment.answered(key.hash, 5000, 2000);
+    segment.answered(hash(2), 7, 7);
+    let mut board = Board::new(Weights { newest: 1.0, ..Weights::default() });
+    end(&mut board, std::slice::from_mut(&mut segment), 1, 1_000_000);
+    let node = board.nodes(1).next().expect("a node");
+    assert_eq!((node.uses, node.hits), (40.0, 60.0));
+    let rates = node.keys[0].rates;
+    assert_eq!((rates.hits, rates.reads, rates.writes), (60.0, 30.0, 10.0));
+    assert_eq!((rates.commands(), rates.at_node()), (100.0, 40.0));
+    assert_eq!((rates.bytes, rates.reply_bytes, rates.busy), (1000.0, 5000.0, 0.002));
+    // A node all of whose keys are answered by hot copies is still there.
+    segment.note(key, Use { how: How::Hit, bytes: 10 });
+    end(&mut board, std::slice::from_mut(&mut segment), 1, 1_000_000);
+    assert_eq!(board.nodes(1).map(|node| (node.uses, node.hits)).collect::<Vec<_>>(), [(0.0, 1.0)]);
+}

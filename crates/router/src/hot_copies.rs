@@ -1,0 +1,316 @@
+//! What workers share of hot copies ([`switchyard_policy::cache`]): the gates, the set of keys that are armed, and how far each worker is with it.
+//!
+//! A hit reads two gates, and nothing else that is shared. Only writes of armed keys, and of whole nodes, change a gate. The copies themselves are each worker's own:
+//! shared ones would need a lock, or counts of references that all workers write.
+//!
+//! Who chooses the keys is the [`coordinator`], a thread of its own: it looks at what all workers have counted, once a second, and at keys that workers want at once.
+
+mod coordinator;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+use switchyard_policy::cache::{ArmedSet, Gate, GateId, Gates};
+use switchyard_policy::telemetry::Notices;
+use switchyard_policy::topology::{NodeId, Slot};
+
+pub(crate) use coordinator::coordinate;
+
+use crate::shared::lock;
+
+/// Keys that workers may want at once, before the coordinator has looked.
+const WANTED_MAX: usize = 4096;
+
+/// The gates.
+#[derive(Debug)]
+pub(crate) struct Table(Box<[AtomicU64]>);
+
+impl Table {
+    fn new() -> Self {
+        Self((0..GateId::COUNT).map(|_| AtomicU64::new(0)).collect())
+    }
+}
+
+impl Gates for Table {
+    #[inline]
+    fn load(&self, gate: GateId) -> Gate {
+        Gate(self.0[gate.index()].load(Ordering::Acquire))
+    }
+
+    fn add(&self, gate: GateId, what: u64) {
+        // In one order with every load of every gate: what is sent after it is sent after it for all.
+        self.0[gate.index()].fetch_add(what, Ordering::SeqCst);
+    }
+}
+
+/// What a worker goes by.
+#[derive(Clone, Debug)]
+pub(crate) struct Published {
+    pub(crate) set: Arc<ArmedSet>,
+    pub(crate) gates: Arc<Table>,
+    /// Every key that is read is wanted.
+    pub(crate) all: bool,
+    /// Somebody has said that nothing is answered from copies: all gates of nodes are shut.
+    is_suspended: bool,
+}
+
+/// How far a worker is.
+#[derive(Debug, Default)]
+struct Progress {
+    /// The generation from which on it raises gates.
+    adopted: AtomicU64,
+    /// By node number, the oldest generation of what is under way there.
+    drained: Mutex<Vec<u64>>,
+}
+
+/// Keys that are armed no more. Until every worker has the set without them their gates are shut: one that has it raises them no more for its writes, and one that has not
+/// would give its copies.
+#[derive(Debug)]
+struct Leaving {
+    generation: u64,
+    gates: Arc<Table>,
+    shut: Vec<GateId>,
+}
+
+/// What workers share of hot copies.
+#[derive(Debug)]
+pub(crate) struct HotCopies {
+    published: Mutex<Published>,
+    /// The set's generation: looked at once in each turn of a worker.
+    generation: AtomicU64,
+    workers: Vec<Progress>,
+    leaving: Mutex<Vec<Leaving>>,
+    wanted: Mutex<Vec<(u64, Slot)>>,
+    noticed: Mutex<Notices>,
+    /// Rung for the coordinator.
+    bell: Condvar,
+    is_stopped: AtomicBool,
+    /// Nodes that give no copies, and why.
+    refused: Mutex<BTreeMap<NodeId, String>>,
+}
+
+impl HotCopies {
+    pub(crate) fn new(workers: usize) -> Self {
+        let published = Published { set: Arc::default(), gates: Arc::new(Table::new()), all: false, is_suspended: false };
+        Self {
+            published: Mutex::new(published),
+            generation: AtomicU64::new(0),
+            workers: (0..workers).map(|_| Progress::default()).collect(),
+            leaving: Mutex::default(),
+            wanted: Mutex::default(),
+            noticed: Mutex::default(),
+            bell: Condvar::new(),
+            is_stopped: AtomicBool::new(false),
+            refused: Mutex::default(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn published(&self) -> Published {
+        lock(&self.published).clone()
+    }
+
+    /// Another set, of the next generation.
+    fn publish(&self, change: impl FnOnce(&Published) -> Published) {
+        let mut published = lock(&self.published);
+        *published = change(&published);
+        self.generation.store(published.set.generation(), Ordering::Release);
+    }
+
+    /// The next set: with these keys more and without those.
+    fn change(&self, all: bool, more: Vec<(u64, Slot)>, less: Vec<u64>) {
+        self.publish(|published| {
+            let shut: Vec<GateId> = less.iter().map(|hash| GateId::of_key(*hash)).collect();
+            shut.iter().for_each(|gate| published.gates.raise(*gate));
+            let set = published.set.next(more, less);
+            if !shut.is_empty() {
+                lock(&self.leaving).push(Leaving { generation: set.generation(), gates: published.gates.clone(), shut });
+            }
+            Published { set: Arc::new(set), all, ..published.clone() }
+        });
+    }
+
+    /// Opens the gates of keys that are armed nowhere any more. To be called now and then.
+    fn let_go(&self) {
+        let adopted = self.workers.iter().map(|worker| worker.adopted.load(Ordering::Acquire)).min().unwrap_or(u64::MAX);
+        lock(&self.leaving).retain(|leaving| {
+            let is_over = adopted >= leaving.generation;
+            if is_over {
+                leaving.shut.iter().for_each(|gate| leaving.gates.lower(*gate));
+            }
+            !is_over
+        });
+    }
+
+    // ---- how far workers are ----
+
+    /// The worker raises gates by this generation.
+    pub(crate) fn adopted(&self, worker: usize, generation: u64) {
+        self.workers[worker].adopted.store(generation, Ordering::Release);
+    }
+
+    /// The oldest generation of what is under way from the worker, by node.
+    pub(crate) fn drained(&self, worker: usize, by_node: Vec<u64>) {
+        *lock(&self.workers[worker].drained) = by_node;
+    }
+
+    /// Whether a key that came in this generation may be filled from the node: all raise its gate, and all that was sent there before is over.
+    pub(crate) fn may_fill(&self, since: u64, node: NodeId) -> bool {
+        self.workers.iter().all(|worker| {
+            worker.adopted.load(Ordering::Acquire) >= since
+                && lock(&worker.drained).get(node.index()).is_some_and(|oldest| *oldest >= since)
+        })
+    }
+
+    /// A worker has panicked: what it had raised nobody lowers, and what it has under way nobody knows but by its connections. So all gates are new, and all keys
+    /// have to be armed anew.
+    pub(crate) fn forget_worker(&self, worker: usize) {
+        self.workers[worker].adopted.store(0, Ordering::Release);
+        lock(&self.workers[worker].drained).clear();
+        self.publish(|published| {
+            // Others have not noticed yet: what they have is given no more.
+            GateId::of_nodes().for_each(|gate| published.gates.raise(gate));
+            let gates = Table::new();
+            if published.is_suspended {
+                GateId::of_nodes().for_each(|gate| gates.raise(gate));
+            }
+            Published { set: Arc::new(published.set.anew()), gates: Arc::new(gates), ..*published }
+        });
+    }
+
+    // ---- what makes copies past at once, at every worker ----
+
+    /// All of a node: another process is in its place, or will be.
+    pub(crate) fn renew_node(&self, node: NodeId) {
+        lock(&self.published).gates.renew(GateId::of_node(node));
+    }
+
+    /// All copies.
+    pub(crate) fn renew_all(&self) {
+        let published = lock(&self.published);
+        GateId::of_nodes().for_each(|gate| published.gates.renew(gate));
+    }
+
+    /// Those of one key.
+    pub(crate) fn renew_key(&self, hash: u64) {
+        lock(&self.published).gates.renew(GateId::of_key(hash));
+    }
+
+    /// From now on nothing is answered from copies, or (false) it is again. Says whether that is news.
+    pub(crate) fn suspend(&self, is_suspended: bool) -> bool {
+        let mut published = lock(&self.published);
+        let is_news = published.is_suspended != is_suspended;
+        published.is_suspended = is_suspended;
+        if is_news {
+            GateId::of_nodes().for_each(|gate| if is_suspended { published.gates.raise(gate) } else { published.gates.lower(gate) });
+        }
+        is_news
+    }
+
+    // ---- for the coordinator ----
+
+    /// A worker wants a key to be armed at once.
+    pub(crate) fn want(&self, hash: u64, slot: Slot) {
+        let mut wanted = lock(&self.wanted);
+        if wanted.len() < WANTED_MAX {
+            wanted.push((hash, slot));
+            if wanted.len() == 1 {
+                self.bell.notify_one();
+            }
+        }
+    }
+
+    /// A worker has noticed a key so often among its last commands to a node.
+    pub(crate) fn noticed(&self, worker: usize, hash: u64, slot: Slot, count: u8) {
+        if lock(&self.noticed).add(worker, hash, count) {
+            self.want(hash, slot);
+        }
+    }
+
+    pub(crate) fn stop(&self) {
+        self.is_stopped.store(true, Ordering::Release);
+        let _wanted = lock(&self.wanted);
+        self.bell.notify_one();
+    }
+
+    // ---- for people ----
+
+    /// A node gives no copies, or (`None`) does.
+    pub(crate) fn refused(&self, node: NodeId, why: Option<String>) -> bool {
+        let mut refused = lock(&self.refused);
+        match why {
+            Some(why) => refused.insert(node, why.clone()).is_none_or(|before| before != why),
+            None => refused.remove(&node).is_some(),
+        }
+    }
+
+    /// The nodes that give none, with reasons.
+    pub(crate) fn refusals(&self) -> BTreeMap<NodeId, String> {
+        lock(&self.refused).clone()
+    }
+
+    /// Whether nothing is answered from copies.
+    pub(crate) fn is_suspended(&self) -> bool {
+        lock(&self.published).is_suspended
+    }
+
+    /// How many keys are armed.
+    pub(crate) fn keys(&self) -> u64 {
+        lock(&self.published).set.len() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gate_of_a_key_that_goes_is_shut_until_no_worker_gives_its_copies() {
+        let hot = HotCopies::new(2);
+        let (hash, slot) = (77 << 40, Slot::new(7).expect("a slot"));
+        let gate = || hot.published().gates.load(GateId::of_key(hash));
+        hot.change(false, vec![(hash, slot)], Vec::new());
+        hot.let_go();
+        assert!(gate().is_open(), "one that comes");
+        let before = gate();
+        hot.change(false, Vec::new(), vec![hash]);
+        hot.adopted(0, 2);
+        hot.let_go();
+        assert!(!gate().is_open(), "the other worker has the set with it");
+        hot.adopted(1, 2);
+        hot.let_go();
+        assert!(gate().is_open() && gate() != before);
+    }
+
+    #[test]
+    fn a_worker_that_panics_shuts_what_was_read_and_all_keys_come_anew() {
+        let hot = HotCopies::new(2);
+        hot.change(true, vec![(1, Slot::new(7).expect("a slot"))], Vec::new());
+        let before = hot.published();
+        [0, 1].into_iter().for_each(|worker| {
+            hot.adopted(worker, 1);
+            hot.drained(worker, vec![1]);
+        });
+        assert!(hot.may_fill(1, NodeId(0)));
+        hot.forget_worker(1);
+        let after = hot.published();
+        assert!(!before.gates.load(GateId::of_node(NodeId(0))).is_open() && after.gates.load(GateId::of_node(NodeId(0))).is_open());
+        let since = after.set.get(1).expect("armed").since;
+        assert!(since == 2 && after.all && !hot.may_fill(since, NodeId(0)));
+    }
+
+    #[test]
+    fn what_is_suspended_stays_so_with_new_gates() {
+        let hot = HotCopies::new(1);
+        assert!(hot.suspend(true) && !hot.suspend(true));
+        hot.forget_worker(0);
+        assert!(!hot.published().gates.load(GateId::of_node(NodeId(3))).is_open());
+        assert!(hot.suspend(false));
+        assert!(hot.published().gates.load(GateId::of_node(NodeId(3))).is_open());
+    }
+}

@@ -1,0 +1,120 @@
+//! The thread that chooses the keys of which copies are made.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use switchyard_policy::cache::{Admission, Admitted, Knobs, hash_of_name};
+use switchyard_policy::topology::{Slot, slot_of};
+
+use super::HotCopies;
+use crate::settings::{self, Reports};
+use crate::shared::{Shared, lock};
+
+/// What was counted is looked at so often.
+const STEP: Duration = Duration::from_secs(1);
+
+/// The settings are, and what workers want, at least.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Keys of each node that are looked at.
+const KEYS: usize = 8192;
+
+/// So long after other keys may be copied, what workers want is not heard: they may not have heard of it.
+const UNHEARD: Duration = Duration::from_secs(1);
+
+/// Sets follow each other no faster: each costs every worker a look at all its copies.
+const REST: Duration = Duration::from_millis(5);
+
+/// Runs until the router stops.
+pub(crate) fn coordinate(shared: &Shared) {
+    let mut admission = Admission::default();
+    let mut next_step = shared.uptime() + STEP;
+    let mut prefixes = Prefixes::of(&shared.plan().live.hot_copies);
+    let mut hears_from = Duration::ZERO;
+    while !shared.hot.is_stopped.load(Ordering::Acquire) {
+        let wanted = wait(&shared.hot);
+        shared.hot.let_go();
+        let live = shared.plan().live.clone();
+        let settings = &live.hot_copies;
+        if !settings.is_on {
+            let gone = admission.forget();
+            publish(shared, false, Vec::new(), gone);
+            continue;
+        }
+        if Prefixes::of(settings) != prefixes {
+            // Names are not known here, so all go. Those that may be copied come again by what was counted.
+            prefixes = Prefixes::of(settings);
+            let gone = admission.forget();
+            publish(shared, settings.knobs.all, Vec::new(), gone);
+            (next_step, hears_from) = (shared.uptime(), shared.uptime() + UNHEARD);
+            continue;
+        }
+        let wanted = if shared.uptime() < hears_from { Vec::new() } else { wanted };
+        let now_us = shared.uptime().as_micros() as u64;
+        let mut more = admission.want(wanted, &settings.knobs, now_us);
+        let mut less = Vec::new();
+        if shared.uptime() >= next_step {
+            next_step = shared.uptime() + STEP;
+            lock(&shared.hot.noticed).forget();
+            let adds_max = if settings.reports == Reports::Instant { 0 } else { settings.knobs.adds_max };
+            let knobs = Knobs { adds_max, bytes_max: settings.bytes_of_worker(shared.counters.len()), ..settings.knobs };
+            let (came, went) = admission.step(seen(shared, settings), &knobs, now_us);
+            less = went;
+            more.extend(came);
+        }
+        publish(shared, settings.knobs.all, more, less);
+        std::thread::sleep(REST);
+    }
+}
+
+/// Which keys may be copied, by their names.
+#[derive(PartialEq, Eq)]
+struct Prefixes {
+    never: Vec<String>,
+    only: Vec<String>,
+}
+
+impl Prefixes {
+    fn of(settings: &settings::HotCopies) -> Self {
+        Self { never: settings.never.clone(), only: settings.only.clone() }
+    }
+}
+
+/// What workers want at once, after a while at most.
+fn wait(hot: &HotCopies) -> Vec<(u64, Slot)> {
+    let mut wanted = lock(&hot.wanted);
+    if wanted.is_empty() && !hot.is_stopped.load(Ordering::Acquire) {
+        wanted = hot.bell.wait_timeout(wanted, LOOK).unwrap_or_else(std::sync::PoisonError::into_inner).0;
+    }
+    std::mem::take(&mut *wanted)
+}
+
+/// What all workers have counted, of keys that may be copied. One in several databases counts as one.
+fn seen(shared: &Shared, settings: &settings::HotCopies) -> Vec<Admitted> {
+    let mut all: Vec<Admitted> = Vec::new();
+    for hot in shared.board.nodes(KEYS).into_iter().flat_map(|node| node.keys) {
+        // A name that is too long to be kept says neither slot nor prefix.
+        let Some(key) = hot.name.key().filter(|key| settings.may_be(key)) else { continue };
+        let reads = hot.rates.reads + hot.rates.hits;
+        let bytes = (hot.rates.reply_bytes / hot.rates.commands().max(1.0)) as u64;
+        all.push(Admitted { hash: hash_of_name(hot.hash, hot.database), slot: slot_of(key), reads, writes: hot.rates.writes, bytes });
+    }
+    all.sort_unstable_by_key(|key| key.hash);
+    all.dedup_by(|other, first| {
+        let is_same = other.hash == first.hash;
+        if is_same {
+            (first.reads, first.writes, first.bytes) = (first.reads + other.reads, first.writes + other.writes, first.bytes + other.bytes);
+        }
+        is_same
+    });
+    all
+}
+
+fn publish(shared: &Shared, all: bool, more: Vec<(u64, Slot)>, less: Vec<u64>) {
+    let is_news = !more.is_empty() || !less.is_empty() || shared.hot.published().all != all;
+    if !is_news {
+        return;
+    }
+    shared.hot.change(all, more, less);
+    shared.ring_all();
+}

@@ -1,0 +1,640 @@
+//! Hot copies at a worker: what it answers itself, what it asks nodes for, and which gates its writes hold shut.
+//!
+//! Rules and proof are in [`switchyard_policy::cache`] and docs/design/hot-copies.md. Here is what only a worker knows: which keys a command may write ([`hold`]), what is
+//! still under way at a node ([`publish_drained`]), and whom a fill makes wait ([`copied`], [`filled`]).
+//!
+//! Functions and no methods of `Worker`: what they own is [`Hot`], and the rest they ask for.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use switchyard_policy::cache::{Asked, Copies, Discarded, GateId, Holds, Over, Read};
+use switchyard_policy::migration::Fingerprinter;
+use switchyard_policy::topology::{NodeId, Slot, slot_of};
+use switchyard_resp::command::{Command, CommandClass, Flags, Handling, Split};
+use switchyard_resp::request::Args;
+use switchyard_resp::translate::{Shape, to_resp2};
+use switchyard_resp::{encode, reply};
+use tracing::{info, warn};
+
+use super::dispatch::Flow;
+use super::downstream::Client;
+use super::keyed::{Call, EndNumber, Keyed, writes};
+use super::login::guard;
+use super::output::give;
+use super::transit::parsed;
+use super::upstream::{Lane, Pending, Phase, Purpose, UNSENT_HIGH};
+use super::wait::MARK;
+use super::{Stall, Worker};
+use crate::hot_copies::{HotCopies, Published, Table};
+use crate::settings::{Reads, Reports};
+use crate::shared::Plan;
+use crate::slab::Handle;
+use crate::tap::Outcome;
+
+/// Clients wait no longer for a fill: then their nodes answer them.
+const PATIENCE_US: u64 = 50_000;
+
+/// Copies that were not used for so long are dropped, and the nodes hear of those that were.
+const SWEEP_US: u64 = 10_000_000;
+
+/// Keys of which the nodes are told that they are used, at a sweep.
+const TOUCHES: usize = 1_000;
+
+/// A fill under way: whom it makes wait, and what its answer looks like.
+#[derive(Debug, Default)]
+struct Waiting {
+    shape: Shape,
+    clients: Vec<Handle>,
+}
+
+/// What a worker has of hot copies.
+#[derive(Debug)]
+pub(super) struct Hot {
+    copies: Copies,
+    holds: Holds,
+    gates: Arc<Table>,
+    generation: u64,
+    /// Every key that is read is wanted.
+    all: bool,
+    /// Some key is armed: writes raise gates.
+    is_armed: bool,
+    fingerprints: Fingerprinter,
+    waiting: BTreeMap<u32, Waiting>,
+    /// By node number: fields of hashes have times of their own there, which nobody says.
+    fields_expire: Vec<bool>,
+    /// Nodes that have refused PTTL since they were asked last.
+    refusing: Vec<NodeId>,
+    /// The oldest generation under way, by node, as others were told last.
+    drained: Vec<u64>,
+    found: Vec<GateId>,
+    sweeps_at_us: u64,
+}
+
+impl Hot {
+    pub(super) fn new(shared: &HotCopies, fingerprints: Fingerprinter) -> Self {
+        let Published { gates, .. } = shared.published();
+        Self {
+            copies: Copies::default(),
+            holds: Holds::default(),
+            gates,
+            generation: 0,
+            all: false,
+            is_armed: false,
+            fingerprints,
+            waiting: BTreeMap::new(),
+            fields_expire: Vec::new(),
+            refusing: Vec::new(),
+            drained: Vec::new(),
+            found: Vec::new(),
+            sweeps_at_us: 0,
+        }
+    }
+
+    /// Whether a command may be answered here.
+    #[inline]
+    pub(super) const fn is_used(&self) -> bool {
+        self.is_armed || self.all
+    }
+
+    /// Whether writes raise gates.
+    #[inline]
+    pub(super) const fn is_armed(&self) -> bool {
+        self.is_armed
+    }
+
+    /// The generation by which gates are raised.
+    #[inline]
+    pub(super) const fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Copies that a node has given are kept.
+    pub(super) fn has_copies(&self) -> bool {
+        self.copies.sizes().copies > 0
+    }
+
+    fn hash(&self, key: &[u8]) -> u64 {
+        self.fingerprints.of(key).0 as u64
+    }
+
+    /// A command of which somebody wants to hear the end is over.
+    pub(super) fn over(&mut self, end: EndNumber, outcome: Outcome) {
+        let how = if outcome == Outcome::Doubtful { Over::Doubtful } else { Over::Certain };
+        self.holds.over(&*self.gates, end.number(), how);
+    }
+}
+
+// ---- writes ----
+
+/// Whether a command may change a key that it names, or any.
+fn may_write(command: &Command) -> bool {
+    // PFCOUNT keeps what it has counted in its key.
+    writes(command) || &*command.name == "PFCOUNT"
+}
+
+/// A command is about to be sent: shuts the gates of what it may write. Gives the number of its end, where somebody wants to hear of it.
+pub(super) fn hold(worker: &mut Worker, keyed: Keyed<'_>, end: EndNumber) -> EndNumber {
+    let mut found = std::mem::take(&mut worker.hearers.hot.found);
+    found.clear();
+    match keyed.call {
+        Call::Found(command, _) if !may_write(command) => {}
+        Call::Found(command, args) => gates_of(worker, keyed.node, command, args, &mut found),
+        // It changes nothing: every WAIT would end all copies of the node.
+        Call::Bytes(MARK) => {}
+        Call::Bytes(request) => {
+            let plan = worker.plan.clone();
+            parsed(&plan, request, |command, args| {
+                if may_write(command) {
+                    gates_of(worker, keyed.node, command, args, &mut found);
+                }
+            });
+        }
+    }
+    let mut end = end;
+    if !found.is_empty() {
+        if end == EndNumber::NONE {
+            end = worker.hearers.next();
+        }
+        let hot = &mut worker.hearers.hot;
+        hot.holds.sent(&*hot.gates, end.number(), keyed.node, found.drain(..));
+    }
+    worker.hearers.hot.found = found;
+    end
+}
+
+/// The gates of what a command may write.
+fn gates_of(worker: &mut Worker, node: NodeId, command: &Command, args: &Args<'_>, found: &mut Vec<GateId>) {
+    if command.flags.has(Flags::PUBSUB) {
+        return;
+    }
+    let mut places = std::mem::take(&mut worker.keys);
+    places.clear();
+    let has_keys = command.find_keys(args, &mut places).is_ok() && !places.is_empty();
+    let hot = &worker.hearers.hot;
+    let set = hot.copies.set();
+    let keys = places.iter().filter_map(|place| args.get(*place as usize));
+    if command.flags.has(Flags::SCRIPT) {
+        // One that is checked touches keys in the slots of those that it declares, and no others.
+        if worker.plan.live.check_scripts {
+            keys.for_each(|key| found.extend(set.gates_in(slot_of(key))));
+        } else {
+            found.push(GateId::of_node(node));
+        }
+    } else if has_keys {
+        let armed = keys.map(|key| hot.hash(key)).filter(|hash| set.get(*hash).is_some());
+        found.extend(armed.map(GateId::of_key));
+    } else if command.flags.has(Flags::WRITE) && !matches!(command.handling, Handling::Local(_)) {
+        found.push(GateId::of_node(node));
+    }
+    worker.keys = places;
+}
+
+// ---- reads ----
+
+/// What a copy makes of a command that reads one key, instead of its node. `None`: the node answers.
+#[inline]
+pub(super) fn copied(worker: &mut Worker, handle: Handle, plan: &Plan, command: &Command, key: &[u8], raw: &[u8]) -> Option<Flow> {
+    let Worker { clients, hearers, shared, counters, now_us, detour, .. } = worker;
+    let client = clients.get_mut(handle)?;
+    let has_waited = std::mem::take(&mut client.has_waited_for_fill);
+    if *detour || !takes_copies(client) {
+        return None;
+    }
+    let hot = &mut hearers.hot;
+    let quick = rapidhash::v3::rapidhash_v3(raw);
+    let exact = || exact_us(shared);
+    let (database, resp3) = (client.database, client.resp3);
+    // What a client asks a node for in one pipeline is executed in its order.
+    if let Some(again) = hot.copies.again(&*hot.gates, quick, (database, raw, resp3), *now_us, exact)
+        && !client.is_under_way_at(again.node)
+    {
+        let seq = client.owe_at(None, *now_us, command.class() as u8);
+        hearers.telemetry.note_hit(again.node, database, again.key, raw.len(), again.reply.len());
+        counters.hot.hits.add(1);
+        give(client, counters, seq, again.reply, false, *now_us);
+        let is_special = client.gated;
+        clients.mark(handle);
+        if is_special {
+            worker.after_delivery(handle);
+        }
+        return Some(Flow::Next);
+    }
+    let node = plan.topology.lives_at(key);
+    if client.is_under_way_at(node) {
+        return None;
+    }
+    let asked = Asked { hash: hot.hash(key), key, database, request: raw, node, resp3 };
+    let number = match hot.copies.read(&*hot.gates, asked, *now_us, exact, |since| shared.hot.may_fill(since, node)) {
+        Read::Hit(reply) => {
+            let reply = reply.to_vec();
+            hot.copies.remember(quick, &asked);
+            hearers.telemetry.note_hit(node, database, key, raw.len(), reply.len());
+            counters.hot.hits.add(1);
+            worker.answer(handle, command.class() as u8, &reply);
+            return Some(Flow::Next);
+        }
+        Read::Fill if !has_waited => begin(worker, may_be_of_hash(&command.name), &asked)?,
+        Read::Wait(number) if !has_waited => number,
+        Read::Unarmed if hot.all && worker.plan.live.hot_copies.may_be(key) => {
+            shared.hot.want(asked.hash, slot_of(key));
+            return None;
+        }
+        Read::Fill | Read::Wait(_) | Read::Miss | Read::Unarmed => return None,
+    };
+    worker.hearers.hot.waiting.entry(number).or_default().clients.push(handle);
+    Some(Flow::Stall(Stall::Fill))
+}
+
+/// Whether a client may be answered from copies. One that tracks its keys is told of changes of what it has read at the node, one that reads from replicas has said who is
+/// to answer, and what another lane carries for it is not all sent.
+#[inline]
+fn takes_copies(client: &mut Client) -> bool {
+    client.tracked.is_none() && client.reads == Reads::Primary && client.may_take(Lane::Main)
+}
+
+/// What copies make of a command that is split by its keys: EXISTS of one key, and MGET.
+#[allow(clippy::too_many_arguments)] // one call, of what `split` has at hand
+pub(super) fn copies_of(
+    worker: &mut Worker,
+    handle: Handle,
+    plan: &Plan,
+    command: &Command,
+    how: Split,
+    raw: &[u8],
+    args: &Args<'_>,
+    keys: &[u32],
+) -> Option<Flow> {
+    match (how, keys) {
+        (Split::Values, _) => copied_values(worker, handle, plan, command, args, keys),
+        (_, [place]) if command.flags.has(Flags::COPYABLE) => {
+            let key = args.get(*place as usize)?;
+            copied(worker, handle, plan, command, key, raw)
+        }
+        _ => None,
+    }
+}
+
+/// MGET of keys of which all have copies: its reply. Those that could have some and have none are asked for, and nobody waits.
+fn copied_values(worker: &mut Worker, handle: Handle, plan: &Plan, command: &Command, args: &Args<'_>, keys: &[u32]) -> Option<Flow> {
+    let client = worker.clients.get_mut(handle)?;
+    if worker.detour || !takes_copies(client) {
+        return None;
+    }
+    let (database, resp3) = (client.database, client.resp3);
+    let class = command.class() as u8;
+    let large = plan.live.large_value;
+    let mut answer = Vec::new();
+    encode::header(&mut answer, b'*', keys.len());
+    let (mut is_whole, mut hits, mut request) = (true, Vec::new(), Vec::new());
+    for place in keys {
+        let key = args.get(*place as usize)?;
+        request.clear();
+        encode::command(&mut request, [&b"GET"[..], key]);
+        let node = plan.topology.lives_at(key);
+        if worker.clients.get(handle)?.is_under_way_at(node) {
+            return None;
+        }
+        let Worker { hearers, shared, now_us, .. } = &mut *worker;
+        let hot = &mut hearers.hot;
+        let asked = Asked { hash: hot.hash(key), key, database, request: &request, node, resp3 };
+        let exact = || exact_us(shared);
+        match hot.copies.read(&*hot.gates, asked, *now_us, exact, |since| shared.hot.may_fill(since, node)) {
+            Read::Hit(reply) => {
+                // As the node's own reply, one that is large is taken as it comes, and not made whole: names are short, and what they stand for is not.
+                if answer.len() + reply.len() > large {
+                    return None;
+                }
+                hits.push((*place, node, reply.len()));
+                answer.extend_from_slice(reply);
+            }
+            Read::Fill => {
+                is_whole = false;
+                begin(worker, false, &asked);
+            }
+            Read::Wait(_) => is_whole = false,
+            Read::Miss | Read::Unarmed => return None,
+        }
+    }
+    if !is_whole {
+        return None;
+    }
+    for (place, node, bytes) in hits {
+        let key = args.get(place as usize)?;
+        worker.hearers.telemetry.note_hit(node, database, key, key.len(), bytes);
+    }
+    worker.counters.hot.hits.add(1);
+    worker.answer(handle, class, &answer);
+    Some(Flow::Next)
+}
+
+/// Whether what a command answers changes when a field of a hash ends: the hash ends with its last one, also because somebody reads it.
+fn may_be_of_hash(name: &str) -> bool {
+    name.starts_with('H') || matches!(name, "EXISTS" | "TYPE")
+}
+
+/// Asks a node for a copy. `None`: it cannot be asked now.
+fn begin(worker: &mut Worker, is_hash: bool, asked: &Asked<'_>) -> Option<u32> {
+    let Asked { node, database, .. } = *asked;
+    let link_handle = worker.shared_link(node, Lane::Fills, true);
+    let link = worker.links.get(link_handle)?;
+    if link.phase != Phase::Up || link.downgraded || !link.has_room(UNSENT_HIGH / 8) {
+        return None;
+    }
+    let hot = &mut worker.hearers.hot;
+    if is_hash && hot.fields_expire.get(node.index()).copied().unwrap_or(true) {
+        return None;
+    }
+    let number = hot.copies.begin(&*hot.gates, *asked, exact_us(&worker.shared))?;
+    let shape = parsed(&worker.plan, asked.request, |command, args| Shape::of(&command.name, args)).unwrap_or_default();
+    hot.waiting.insert(number, Waiting { shape, clients: Vec::new() });
+    let mut ttl = Vec::new();
+    encode::command(&mut ttl, [&b"PTTL"[..], asked.key]);
+    worker.counters.hot.fills.add(1);
+    for (request, purpose) in [(&ttl[..], Purpose::FillTtl), (asked.request, Purpose::Fill)] {
+        let pending = Pending { seq: number, purpose, class: CommandClass::Read as u8, ..worker.own_pending() };
+        let request = worker.pass(Keyed { call: Call::Bytes(request), node, database }, request, pending);
+        worker.links.push(link_handle, request);
+    }
+    Some(number)
+}
+
+fn exact_us(shared: &crate::shared::Shared) -> u64 {
+    shared.started.elapsed().as_micros() as u64
+}
+
+/// A key makes up a part of the last commands to its node: it is reported at once.
+#[cold]
+pub(super) fn noticed(worker: &mut Worker, key: &[u8], count: u8) {
+    let hash = worker.hearers.hot.hash(key);
+    let is_news = worker.hearers.hot.copies.set().get(hash).is_none();
+    if is_news && worker.plan.live.hot_copies.may_be(key) {
+        worker.shared.hot.noticed(worker.index, hash, slot_of(key), count);
+    }
+}
+
+// ---- what nodes say ----
+
+/// A node has answered PTTL for a fill.
+pub(super) fn told_ttl(worker: &mut Worker, node: NodeId, number: u32, answer: &[u8]) {
+    if reply::is_error(answer) {
+        if !worker.hearers.hot.refusing.contains(&node) {
+            worker.hearers.hot.refusing.push(node);
+        }
+        refused(worker, node, &reply::told_error(answer));
+    } else if let Some(place) = worker.hearers.hot.refusing.iter().position(|refusing| *refusing == node) {
+        worker.hearers.hot.refusing.swap_remove(place);
+        gives_again(worker, node);
+    }
+    let hot = &mut worker.hearers.hot;
+    let longest = worker.plan.live.hot_copies.life_max.map_or(i64::MAX, |most| i64::try_from(most.as_millis()).unwrap_or(i64::MAX));
+    match reply::integer(answer) {
+        Some(ms) if ms >= 0 => hot.copies.told_ttl(number, ms.min(longest)),
+        Some(_) if longest < i64::MAX => hot.copies.told_ttl(number, longest),
+        Some(_) => {}
+        None => hot.copies.spoil(number, Discarded::Refused),
+    }
+}
+
+/// A fill is over: the node has answered, or (`lost`) will not.
+pub(super) fn filled(worker: &mut Worker, number: u32, answer: &[u8], lost: bool) {
+    let Worker { hearers, plan, counters, now_us, .. } = &mut *worker;
+    let hot = &mut hearers.hot;
+    let Some(Waiting { shape, clients }) = hot.waiting.remove(&number) else { return };
+    if lost {
+        hot.copies.spoil(number, Discarded::Lost);
+    }
+    let mut resp2 = Vec::new();
+    let differs = !reply::is_error(answer) && to_resp2(answer, shape, &mut resp2);
+    let outcome = hot.copies.end(&*hot.gates, number, answer, differs.then_some(&resp2), *now_us, |key, slot| lives_at(plan, key, slot));
+    if let Err(why) = outcome {
+        counters.hot.discarded[why as usize].add(1);
+    }
+    count(worker);
+    for client in clients {
+        go_on(worker, client);
+    }
+}
+
+/// The answer is too large to be collected.
+pub(super) fn fill_too_large(worker: &mut Worker, number: u32) {
+    worker.hearers.hot.copies.spoil(number, Discarded::Large);
+    filled(worker, number, b"", false);
+}
+
+/// A client has waited for a fill long enough.
+fn go_on(worker: &mut Worker, handle: Handle) {
+    if let Some(client) = worker.clients.get_mut(handle).filter(|client| client.stall == Stall::Fill) {
+        client.has_waited_for_fill = true;
+        // It comes again, and is one command.
+        client.was_counted = client.guard & guard::COUNTED != 0;
+        worker.unstall(handle);
+    }
+}
+
+/// A node says that keys have changed which were asked for on this connection.
+pub(super) fn invalidated(worker: &mut Worker, node: NodeId, message: &[u8]) {
+    let mut parts = reply::elements(message);
+    if parts.next().and_then(reply::text) != Some(b"invalidate") {
+        return;
+    }
+    let hot = &mut worker.hearers.hot;
+    match parts.next() {
+        Some(keys) if !reply::is_null(keys) => {
+            for key in reply::elements(keys).filter_map(reply::text) {
+                let hash = hot.hash(key);
+                hot.copies.changed(hash);
+                worker.counters.hot.invalidations.add(1);
+            }
+        }
+        _ => {
+            hot.copies.lost(node, Discarded::Invalidated);
+            worker.counters.hot.invalidations.add(1);
+        }
+    }
+    count(worker);
+}
+
+/// The connection for fills is up: the node tracks what is asked for on it.
+pub(super) fn link_up(worker: &mut Worker, node: NodeId, fields_expire: bool) {
+    let hot = &mut worker.hearers.hot;
+    if hot.fields_expire.len() <= node.index() {
+        hot.fields_expire.resize(node.index() + 1, true);
+    }
+    hot.fields_expire[node.index()] = fields_expire;
+    gives_again(worker, node);
+}
+
+fn gives_again(worker: &Worker, node: NodeId) {
+    if worker.shared.hot.refused(node, None) {
+        info!(node = %worker.node_name(node), "node gives hot copies again");
+    }
+}
+
+/// The node refuses to say what changes, or how long a key lives: it gives no copies.
+pub(super) fn refused(worker: &mut Worker, node: NodeId, why: &str) {
+    if worker.shared.hot.refused(node, Some(why.to_owned())) {
+        warn!(node = %worker.node_name(node), why, "no hot copies of this node's keys: it refuses what they need (CLIENT TRACKING, PTTL)");
+    }
+}
+
+/// The connection for fills is lost: the node says nothing more of what was read on it.
+pub(super) fn link_lost(worker: &mut Worker, node: NodeId) {
+    worker.hearers.hot.copies.lost(node, Discarded::Lost);
+    count(worker);
+}
+
+fn count(worker: &Worker) {
+    let sizes = worker.hearers.hot.copies.sizes();
+    worker.counters.hot.copies.set(sizes.copies as u64);
+    worker.counters.hot.bytes.set(sizes.bytes as u64);
+}
+
+// ---- the set, and the plan ----
+
+/// Where a key lives; `None`: its slot is on its way.
+fn lives_at(plan: &Plan, key: &[u8], slot: Slot) -> Option<NodeId> {
+    plan.topology.transit(slot).is_none().then(|| plan.topology.lives_at(key))
+}
+
+/// Another topology is in force.
+pub(super) fn place_anew(worker: &mut Worker) {
+    let Worker { hearers, plan, .. } = &mut *worker;
+    hearers.hot.copies.place_anew(|key, slot| lives_at(plan, key, slot));
+    count(worker);
+}
+
+/// The settings may be others.
+pub(super) fn limit(worker: &mut Worker) {
+    let settings = &worker.plan.live.hot_copies;
+    let share = settings.bytes_of_worker(worker.shared.counters.len());
+    let bytes_max = if settings.is_on { share } else { 0 };
+    worker.hearers.hot.copies.limit(bytes_max, settings.reply_max.min(worker.plan.live.large_value));
+    count(worker);
+}
+
+/// Another set is published: from now on this worker raises gates by it.
+pub(super) fn adopt(worker: &mut Worker) {
+    let Published { set, gates, all, .. } = worker.shared.hot.published();
+    let hot = &mut worker.hearers.hot;
+    if !Arc::ptr_eq(&hot.gates, &gates) {
+        // What was raised there nobody looks at any more. What is under way is older than any key's arming.
+        hot.gates = gates;
+        hot.holds = Holds::default();
+    }
+    hot.copies.adopt(&set);
+    (hot.generation, hot.all, hot.is_armed) = (set.generation(), all, !set.is_empty());
+    limit(worker);
+    hold_waiting(worker);
+    worker.shared.hot.adopted(worker.index, worker.hearers.hot.generation);
+    publish_drained(worker);
+    count(worker);
+}
+
+/// Commands that wait at nodes will write at some time: they hold the gates of keys that are armed now.
+fn hold_waiting(worker: &mut Worker) {
+    for handle in worker.links.handles() {
+        let Some(link) = worker.links.get(handle).filter(|link| link.lane == Lane::Blocking && !link.is_idle()) else { continue };
+        let (node, end) = (link.node, link.pending().last().map_or(EndNumber::NONE, |pending| pending.end));
+        if link.pending().all(|pending| pending.purpose == Purpose::Wait) {
+            // WAIT writes nothing, however long it takes.
+            let generation = worker.hearers.hot.generation;
+            worker.links.get_mut(handle).into_iter().for_each(|link| link.held_by(end, generation as u32));
+            continue;
+        }
+        // One that was told of a time-out may have another command by now, elsewhere.
+        let Some(client) = worker.clients.get(link.holder()).filter(|client| client.held == Some(handle)) else { continue };
+        // What is not known holds up what is filled from its node.
+        let Some(request) = client.waiting.as_ref().map(|waiting| waiting.request().to_vec()) else { continue };
+        let database = client.database;
+        let end = hold(worker, Keyed { call: Call::Bytes(&request), node, database }, end);
+        let generation = worker.hearers.hot.generation;
+        if let Some(link) = worker.links.get_mut(handle) {
+            link.held_by(end, generation as u32);
+        }
+    }
+}
+
+/// Tells others the oldest generation of what is under way at each node.
+pub(super) fn publish_drained(worker: &mut Worker) {
+    let generation = worker.hearers.hot.generation;
+    let mut oldest = vec![generation; worker.plan.topology.node_id_bound()];
+    let mut note = |node: NodeId, low: u32| {
+        // As a distance, because the low bits wrap.
+        let at = generation.saturating_sub(u64::from((generation as u32).wrapping_sub(low)));
+        if let Some(oldest) = oldest.get_mut(node.index()) {
+            *oldest = (*oldest).min(at);
+        }
+    };
+    for (_, link) in worker.links.iter() {
+        if let Some(head) = link.head() {
+            note(link.node, head.armed);
+        }
+    }
+    worker.zombies.iter().for_each(|zombie| note(zombie.node, zombie.armed));
+    if oldest != worker.hearers.hot.drained {
+        worker.shared.hot.drained(worker.index, oldest.clone());
+        worker.hearers.hot.drained = oldest;
+    }
+}
+
+/// Looks at what time changes.
+pub(super) fn tick(worker: &mut Worker) {
+    let Worker { hearers, zombies, .. } = &mut *worker;
+    let hot = &mut hearers.hot;
+    if hot.holds.in_doubt() > 0 {
+        hot.holds.settle(&*hot.gates, |node| zombies.count_at(node) == 0);
+    }
+    look_at_load(worker);
+    if worker.hearers.hot.generation == 0 {
+        return;
+    }
+    let generation = worker.hearers.hot.generation;
+    let is_drained = worker.hearers.hot.drained.iter().all(|oldest| *oldest == generation);
+    if !is_drained || worker.hearers.hot.drained.len() != worker.plan.topology.node_id_bound() {
+        publish_drained(worker);
+    }
+    let hot = &mut worker.hearers.hot;
+    let late: Vec<u32> = hot.copies.late(worker.now_us.saturating_sub(PATIENCE_US)).collect();
+    let mut clients = Vec::new();
+    for number in late {
+        clients.append(&mut hot.waiting.entry(number).or_default().clients);
+    }
+    clients.into_iter().for_each(|client| go_on(worker, client));
+    if worker.now_us >= worker.hearers.hot.sweeps_at_us {
+        worker.hearers.hot.sweeps_at_us = worker.now_us + SWEEP_US;
+        sweep(worker);
+    }
+}
+
+/// Nodes that have much to do report at once.
+fn look_at_load(worker: &mut Worker) {
+    let settings = &worker.plan.live.hot_copies;
+    let least = (settings.is_on && settings.reports != Reports::Periodic).then_some(settings.node_load);
+    let (workers, nodes) = (worker.shared.counters.len(), worker.plan.topology.node_id_bound());
+    let counters = &worker.counters;
+    let sent = |node: NodeId| counters.node(node).classes.iter().map(|class| class.requests.get()).sum();
+    worker.hearers.telemetry.look_at_load(worker.now_us, least, workers, nodes, sent);
+}
+
+/// Drops what nobody uses. Of what is used the node is told, or it would take the key for idle, and evict it first.
+fn sweep(worker: &mut Worker) {
+    for (node, database, key) in worker.hearers.hot.copies.sweep(TOUCHES) {
+        let link_handle = worker.shared_link(node, Lane::Fills, true);
+        if worker.links.up(link_handle).is_none() {
+            continue;
+        }
+        let mut request = Vec::new();
+        encode::command(&mut request, [&b"TOUCH"[..], &key]);
+        let pending = worker.own_pending();
+        let request = worker.pass(Keyed { call: Call::Bytes(&request), node, database }, &request, pending);
+        worker.links.push(link_handle, request);
+    }
+    count(worker);
+}
+
+/// Memory is short: copies are the first to go.
+pub(super) fn clear(worker: &mut Worker) {
+    worker.hearers.hot.copies.clear();
+    count(worker);
+}

@@ -1,0 +1,119 @@
+//! FUNCTION LOAD and FUNCTION RESTORE: what one node refuses is taken back at the others.
+//!
+//! A node may refuse a library that others take: an older version knows not all that it calls, a full one has no room. So each node is asked first what it has, and
+//! one that took the change gets that again where another did not. A node or a client that is lost in the middle leaves them different, and the log says so
+//! (`control/src/care.rs`).
+
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::command::Merge;
+use switchyard_resp::{encode, reply};
+
+use super::dispatch::Flow;
+use super::everywhere::Reach;
+use super::gather::{Whole, with_doubt};
+use super::quiet::Quieting;
+use super::rounds::{Ask, Next, Procedure};
+use super::upstream::Lane;
+use super::{Stall, Worker};
+use crate::slab::Handle;
+
+/// Behind the error of a node, where another one keeps what it took.
+const KEPT: &[u8] = b"; another node has taken it, and could not be given back what it had before";
+
+#[derive(Debug)]
+struct Change {
+    nodes: Vec<NodeId>,
+    lane: Lane,
+    request: Vec<u8>,
+    stage: Stage,
+    /// Nobody copies functions meanwhile.
+    _turn: Option<Box<Quieting>>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// The nodes are asked what they have.
+    Looking,
+    /// They are asked to change it. What each had before.
+    Changing(Vec<Vec<u8>>),
+    /// One has refused, with this error; others get back what they had.
+    TakingBack { error: Vec<u8>, is_kept: bool },
+}
+
+impl Change {
+    fn asks(&self) -> Vec<Ask> {
+        self.nodes.iter().map(|node| Ask { node: *node, lane: self.lane, requests: vec![self.request.clone()] }).collect()
+    }
+
+    /// What a node has answered that counts, and is such.
+    fn first<'p>(&self, worker: &Worker, parts: &'p [Vec<u8>], is: impl Fn(&[u8]) -> bool) -> Option<&'p Vec<u8>> {
+        let counted = self.nodes.iter().zip(parts).filter(|(node, _)| worker.keepers.has(**node));
+        counted.map(|(_, part)| part).find(|part| is(part))
+    }
+}
+
+impl Procedure for Change {
+    fn next(&mut self, worker: &mut Worker, _: bool, parts: Vec<Vec<u8>>) -> Next {
+        match std::mem::replace(&mut self.stage, Stage::Looking) {
+            Stage::Looking => {
+                if let Some(error) = self.first(worker, &parts, |part| part.starts_with(b"-NODE")) {
+                    return Next::Done(error.clone());
+                }
+                self.stage = Stage::Changing(parts);
+                Next::Round(self.asks())
+            }
+            Stage::Changing(before) => {
+                let Some(error) = self.first(worker, &parts, reply::is_error) else {
+                    return Next::Done(self.first(worker, &parts, |_| true).cloned().unwrap_or_default());
+                };
+                let changed = self.nodes.iter().zip(&parts).zip(before).filter(|((_, part), _)| !reply::is_error(part));
+                let (mut asks, mut is_kept) = (Vec::new(), false);
+                for ((node, _), before) in changed {
+                    let Some(dump) = reply::text(&before).filter(|_| !reply::is_error(&before)) else {
+                        is_kept = true;
+                        continue;
+                    };
+                    let mut request = Vec::with_capacity(dump.len() + 64);
+                    encode::command(&mut request, [&b"FUNCTION"[..], b"RESTORE", dump, b"FLUSH"]);
+                    asks.push(Ask { node: *node, lane: self.lane, requests: vec![request] });
+                }
+                if asks.is_empty() {
+                    return Next::Done(if is_kept { told(error) } else { with_doubt(error, &parts) });
+                }
+                self.stage = Stage::TakingBack { error: error.clone(), is_kept };
+                Next::Round(asks)
+            }
+            Stage::TakingBack { error, is_kept } => {
+                let is_kept = is_kept || parts.iter().any(|part| reply::is_error(part));
+                Next::Done(if is_kept { told(&error) } else { error })
+            }
+        }
+    }
+}
+
+fn told(error: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    encode::line(&mut out, b'-', &[reply::text(error).unwrap_or_default(), KEPT].concat());
+    out
+}
+
+/// Has every node change its libraries, or none.
+pub(super) fn change_libraries(worker: &mut Worker, handle: Handle, lane: Lane, class: u8, request: Vec<u8>) -> Flow {
+    let nodes = worker.reachable();
+    let now_us = worker.now_us;
+    let Some(client) = worker.clients.get_mut(handle) else { return Flow::Close };
+    nodes.iter().for_each(|node| client.note_write(*node));
+    if nodes.len() == 1 {
+        worker.gather_every(handle, lane, Reach::Everybody, &[request], class, Whole::Merged(Merge::Same));
+        return Flow::Next;
+    }
+    if client.in_flight() > 0 {
+        return Flow::Stall(Stall::Barrier);
+    }
+    client.wrote_us = now_us;
+    let mut look = Vec::new();
+    encode::command(&mut look, [&b"FUNCTION"[..], b"DUMP"]);
+    let asks = nodes.iter().map(|node| Ask { node: *node, lane, requests: vec![look.clone()] }).collect();
+    let change = Change { nodes, lane, request, stage: Stage::Looking, _turn: client.quieting.take() };
+    worker.begin_alone(handle, class, Box::new(change), asks)
+}

@@ -1,0 +1,295 @@
+//! What a worker counts of the keys that it sends to nodes: one command in some, chosen at random, so that no pattern of a client decides which.
+//!
+//! A command that is not chosen costs one number that is counted down. Every form of command comes by here, because all pass the seam ([`super::keyed`]). A command that is
+//! chosen is followed to its answer: how many bytes that has, and how long the node had the command.
+
+use switchyard_policy::migration::{Fingerprinter, is_temporary};
+use switchyard_policy::telemetry::{Counts, How, Identity, Recent, Segment, Use};
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::command::{Command, Flags};
+use switchyard_resp::request::Args;
+
+use super::keyed::{Call, EndNumber, Keyed, writes};
+use super::transit::parsed;
+use crate::shared::Plan;
+use crate::telemetry::ONE_IN;
+
+/// Keys that are known of all nodes together, and of each at least and at most. Of the 20 hottest of 10,000 by Zipf 0.9 the least are enough to find 18. More are for hot
+/// copies, of which there may be thousands; before many nodes they would take too much memory.
+const KEYS: usize = 12_288;
+const KEYS_OF_NODE: (usize, usize) = (256, 4096);
+
+/// How long a segment is, microseconds.
+const SEGMENT_US: u64 = 1_000_000;
+
+/// How often it is looked whether nodes have much to do, microseconds.
+const LOAD_US: u64 = 100_000;
+
+/// Commands that are followed to their answers. Where more are under way, of the older ones nothing is known but that they were sent.
+const FOLLOWED: usize = 1024;
+
+/// A command with more keys is not followed: what of the answer is of which is not known anyway.
+const FOLLOWED_KEYS: usize = 4;
+
+/// The keys of a command that was counted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Followed {
+    end: EndNumber,
+    node: NodeId,
+    /// It may wait at the node for something: how long says nothing.
+    waits: bool,
+    keys: u8,
+    hashes: [u64; FOLLOWED_KEYS],
+}
+
+impl Followed {
+    /// No key yet.
+    const fn at(node: NodeId, waits: bool) -> Self {
+        Self { end: EndNumber::NONE, node, waits, keys: 0, hashes: [0; FOLLOWED_KEYS] }
+    }
+}
+
+/// The segments of a worker.
+#[derive(Debug)]
+pub(super) struct Telemetry {
+    fingerprints: Fingerprinter,
+    /// Keys that are known of each node.
+    keys_max: usize,
+    /// By node number.
+    segments: Vec<Option<Box<Segment>>>,
+    /// Commands until the next one that is counted.
+    until_next: u32,
+    /// The same of what hot copies answer.
+    until_hit: u32,
+    random: u64,
+    ends_us: u64,
+    places: Vec<u32>,
+    /// By the numbers of their ends.
+    followed: Box<[Followed]>,
+    instant: Instant,
+}
+
+/// Instant reports: what each node that has much to do was asked for last.
+#[derive(Debug, Default)]
+struct Instant {
+    /// By node number; none where the node has little to do.
+    recent: Vec<Option<Box<Recent>>>,
+    /// By node number: commands sent to it when its load was looked at last.
+    sent: Vec<u64>,
+    looks_at_us: u64,
+    is_any: bool,
+}
+
+impl Telemetry {
+    pub(super) fn new(fingerprints: Fingerprinter, worker: usize) -> Self {
+        let random = fingerprints.of(&worker.to_le_bytes()).0 as u64 | 1;
+        let followed = vec![Followed::at(NodeId(0), false); FOLLOWED].into_boxed_slice();
+        let (until_next, until_hit) = (ONE_IN, ONE_IN);
+        let keys_max = KEYS_OF_NODE.0;
+        Self {
+            fingerprints,
+            keys_max,
+            segments: Vec::new(),
+            until_next,
+            until_hit,
+            random,
+            ends_us: 0,
+            places: Vec::new(),
+            followed,
+            instant: Instant::default(),
+        }
+    }
+
+    /// Whether this command is counted.
+    #[inline]
+    pub(super) fn is_due(&mut self) -> bool {
+        self.until_next -= 1;
+        self.until_next == 0
+    }
+
+    /// How many come until the next one that is counted: from 1 to twice the mean, less one.
+    fn draw(&mut self) -> u32 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        1 + (self.random >> 32) as u32 % (2 * ONE_IN - 1)
+    }
+
+    /// Counts the keys of a command; gives those whose answer is to be looked at.
+    #[cold]
+    pub(super) fn note(&mut self, plan: &Plan, keyed: Keyed<'_>, bytes: usize) -> Option<Followed> {
+        self.until_next = self.draw();
+        self.keys_max = (KEYS / plan.topology.node_id_bound().max(1)).clamp(KEYS_OF_NODE.0, KEYS_OF_NODE.1);
+        match keyed.call {
+            Call::Found(command, args) => self.note_keys(keyed, command, args, bytes),
+            Call::Bytes(request) => parsed(plan, request, |command, args| self.note_keys(keyed, command, args, bytes)).flatten(),
+        }
+    }
+
+    fn note_keys(&mut self, keyed: Keyed<'_>, command: &Command, args: &Args<'_>, bytes: usize) -> Option<Followed> {
+        let mut places = std::mem::take(&mut self.places);
+        places.clear();
+        let mut followed = None;
+        if !command.flags.has(Flags::PUBSUB) && command.find_keys(args, &mut places).is_ok() && !places.is_empty() {
+            followed = (places.len() <= FOLLOWED_KEYS).then(|| Followed::at(keyed.node, command.flags.has(Flags::BLOCKING)));
+            let how = if writes(command) { How::Write } else { How::Read };
+            let used = Use { how, bytes: (bytes / places.len()).min(u32::MAX as usize) as u32 };
+            for key in places.iter().filter_map(|place| args.get(*place as usize)).filter(|key| !is_temporary(key)) {
+                let key = self.identity(keyed.database, key);
+                self.segment(keyed.node).note(key, used);
+                if let Some(followed) = &mut followed {
+                    followed.hashes[usize::from(followed.keys)] = key.hash;
+                    followed.keys += 1;
+                }
+            }
+        }
+        self.places = places;
+        followed
+    }
+
+    fn segment(&mut self, node: NodeId) -> &mut Segment {
+        if self.segments.len() <= node.index() {
+            self.segments.resize_with(node.index() + 1, || None);
+        }
+        let keys_max = self.keys_max;
+        self.segments[node.index()].get_or_insert_with(|| Box::new(Segment::new(keys_max)))
+    }
+
+    /// What stands for a key, as in everything that is reported.
+    pub(super) fn identity<'k>(&self, database: u32, key: &'k [u8]) -> Identity<'k> {
+        Identity::new(self.fingerprints.of(key).0 as u64, database, key)
+    }
+
+    /// A hot copy answers in place of a node: so many bytes to a command of so many.
+    #[inline]
+    pub(super) fn note_hit(&mut self, node: NodeId, database: u32, key: &[u8], bytes: usize, reply_bytes: usize) {
+        self.until_hit -= 1;
+        if self.until_hit == 0 {
+            self.count_hit(node, database, key, bytes, reply_bytes);
+        }
+    }
+
+    #[cold]
+    fn count_hit(&mut self, node: NodeId, database: u32, key: &[u8], bytes: usize, reply_bytes: usize) {
+        self.until_hit = self.draw();
+        let key = self.identity(database, key);
+        let segment = self.segment(node);
+        segment.note(key, Use { how: How::Hit, bytes: bytes.min(u32::MAX as usize) as u32 });
+        segment.answered(key.hash, reply_bytes as u64, 0);
+    }
+
+    /// The command ends under this number.
+    pub(super) fn follow(&mut self, end: EndNumber, followed: Followed) {
+        self.followed[end.slot(FOLLOWED)] = Followed { end, ..followed };
+    }
+
+    /// A command is over: so many bytes have answered it, so long after it was sent.
+    pub(super) fn answered(&mut self, end: EndNumber, bytes: u64, us: u64) {
+        let place = &mut self.followed[end.slot(FOLLOWED)];
+        let Followed { node, waits, keys, hashes, .. } = *place;
+        if place.end != end || keys == 0 {
+            return;
+        }
+        place.keys = 0;
+        let us = if waits { 0 } else { us };
+        let share = |whole: u64| whole / u64::from(keys);
+        if let Some(Some(segment)) = self.segments.get_mut(node.index()) {
+            hashes[..usize::from(keys)].iter().for_each(|hash| segment.answered(*hash, share(bytes), share(us)));
+        }
+    }
+
+    /// Whether some node has so much to do that a key is reported as soon as it makes up a part of that.
+    #[inline]
+    pub(super) fn is_instant(&self) -> bool {
+        self.instant.is_any
+    }
+
+    /// A command goes to a node: its key, and how often it is among the last ones, where that is to be reported.
+    #[inline]
+    pub(super) fn notice<'k>(&mut self, keyed: Keyed<'k>) -> Option<(&'k [u8], u8)> {
+        let recent = self.instant.recent.get_mut(keyed.node.index())?.as_mut()?;
+        let Call::Found(command, args) = keyed.call else { return None };
+        let key = args.get(command.first_key_only(args)?)?;
+        // Which of its cells a key falls into nobody outside learns, and what is reported is looked at again by its periodic report.
+        let count = recent.note(rapidhash::v3::rapidhash_v3(key))?;
+        (!is_temporary(key)).then_some((key, count))
+    }
+
+    /// Looks now and then which nodes have more to do than `least` commands in a second, of which one in `workers` goes by here. `sent`: how many were sent to a node in all.
+    pub(super) fn look_at_load(&mut self, now_us: u64, least: Option<usize>, workers: usize, nodes: usize, sent: impl Fn(NodeId) -> u64) {
+        let instant = &mut self.instant;
+        if now_us < instant.looks_at_us {
+            return;
+        }
+        let us = LOAD_US + now_us - instant.looks_at_us;
+        instant.looks_at_us = now_us + LOAD_US;
+        instant.recent.resize_with(nodes, || None);
+        instant.sent.resize(nodes, 0);
+        for (number, (recent, before)) in instant.recent.iter_mut().zip(&mut instant.sent).enumerate() {
+            let now = sent(NodeId(number as u16));
+            let rate = (now - std::mem::replace(before, now)) as f64 * 1e6 / us as f64;
+            if least.is_none_or(|least| rate * (workers as f64) < least as f64) {
+                *recent = None;
+            } else if recent.is_none() {
+                *recent = Some(Box::new(Recent::of_one_in(workers)));
+            }
+        }
+        instant.is_any = instant.recent.iter().any(Option::is_some);
+    }
+
+    /// What was counted, once a segment.
+    pub(super) fn ended(&mut self, now_us: u64) -> Option<Vec<(NodeId, Counts)>> {
+        if now_us < self.ends_us {
+            return None;
+        }
+        self.ends_us = now_us + SEGMENT_US;
+        let of_node = |(number, segment): (usize, &mut Option<Box<Segment>>)| {
+            let segment = segment.as_mut().filter(|segment| segment.uses() + segment.hits() > 0)?;
+            Some((NodeId(number as u16), segment.take()))
+        };
+        Some(self.segments.iter_mut().enumerate().filter_map(of_node).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Counts one in some of what hot copies answer, and of the bytes; each database has keys of its own.
+    #[test]
+    fn hits_are_sampled_and_counted_beside_what_goes_to_the_node() {
+        let mut telemetry = Telemetry::new(Fingerprinter::new(7), 0);
+        let hits = 16_000;
+        for number in 0..hits {
+            telemetry.note_hit(NodeId(1), number % 2, b"hot", 30, 100);
+        }
+        let counts = telemetry.ended(0).expect("the first segment ends");
+        let [(NodeId(1), counts)] = counts.as_slice() else { panic!("one node") };
+        assert_eq!((counts.uses, counts.keys.len()), (0, 2));
+        assert!((900..=1100).contains(&counts.hits), "{} of {hits}", counts.hits);
+        for key in &counts.keys {
+            assert_eq!((key.bytes, key.reply_bytes, key.us), (30 * u64::from(key.hits), 100 * u64::from(key.hits), 0));
+        }
+    }
+
+    #[test]
+    fn an_answer_counts_once_and_only_under_its_own_number() {
+        let mut telemetry = Telemetry::new(Fingerprinter::new(7), 0);
+        let (node, end) = (NodeId(0), EndNumber::of(5));
+        let key = telemetry.identity(0, b"k");
+        telemetry.segment(node).note(key, Use { how: How::Read, bytes: 1 });
+        let of = Followed { keys: 1, hashes: [key.hash, 0, 0, 0], ..Followed::at(node, false) };
+        telemetry.follow(end, of);
+        telemetry.answered(EndNumber::of(5 + FOLLOWED as u32), 1000, 1000);
+        telemetry.answered(end, 50, 20);
+        telemetry.answered(end, 50, 20);
+        let counted = telemetry.segment(node).take().keys[0];
+        assert_eq!((counted.reply_bytes, counted.us), (50, 20));
+        // Of a command that may wait at the node the time says nothing.
+        telemetry.segment(node).note(key, Use { how: How::Read, bytes: 1 });
+        telemetry.follow(end, Followed { waits: true, ..of });
+        telemetry.answered(end, 50, 20);
+        let counted = telemetry.segment(node).take().keys[0];
+        assert_eq!((counted.reply_bytes, counted.us), (50, 0));
+    }
+}

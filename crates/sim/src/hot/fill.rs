@@ -1,0 +1,104 @@
+//! Fills: the connections on which workers ask for copies, and what becomes of the answers.
+
+use switchyard_policy::cache::{Discarded, Filled};
+use switchyard_policy::topology::NodeId;
+
+use super::encode;
+use crate::node::Reply;
+use crate::planted::Bug;
+use crate::world::{Owner, What, World, say};
+
+impl World {
+    pub(super) fn dial_fill(&mut self, ix: usize, node: usize) {
+        if self.workers[ix].hot.links[node].conn.is_none() {
+            let conn = self.connect(node, Owner::Filling(ix));
+            let link = &mut self.workers[ix].hot.links[node];
+            (link.conn, link.ready) = (Some(conn), false);
+        }
+    }
+
+    pub(crate) fn fill_answered(&mut self, ix: usize, conn: u32, what: What, reply: Reply) {
+        let node = self.conns[conn as usize].node;
+        match (what, reply) {
+            (What::Hello, Reply::Hello(process, _)) => {
+                self.hot_meets(node, process);
+                self.workers[ix].hot.links[node].ready = true;
+            }
+            (What::FillTtl(number), Reply::Number(ms)) => {
+                if !self.bug(Bug::LifeForgotten) {
+                    self.workers[ix].hot.copies.told_ttl(number, ms);
+                }
+            }
+            (What::Fill(number), reply) => self.filled(ix, node, number, &reply),
+            (what, reply) => self.violated(format!("worker {ix}: {reply:?} in answer to {what:?}")),
+        }
+    }
+
+    fn filled(&mut self, ix: usize, node: usize, number: u32, reply: &Reply) {
+        let filled = self.end_fill(ix, node, number, reply);
+        say!(self, "worker {ix}: fill {number} ends with {reply:?}: {filled:?}");
+        self.hot.kept += u64::from(filled.is_ok());
+        // What was read before another has asked is no answer for that one, unless nothing was written since.
+        let is_answer = matches!(filled, Ok(()) | Err(Discarded::Large | Discarded::Refused)) || self.bug(Bug::WaitersAreToldThePast);
+        if is_answer {
+            let waiting = self.workers[ix].hot.fills.remove(&number).map(|(_, waiting)| waiting);
+            waiting.into_iter().flatten().for_each(|op| self.client_told(op, node, reply.clone()));
+        } else {
+            self.waits_no_more(ix, number);
+        }
+    }
+
+    fn end_fill(&mut self, ix: usize, node: usize, number: u32, reply: &Reply) -> Filled {
+        let (turn, at) = (self.turn(), NodeId(node as u16));
+        let (kept_beside, on_its_way) = (self.bug(Bug::KeptBesideAWrite), self.bug(Bug::ServedOnItsWay));
+        let serves_observed = self.hot.serves_observed;
+        let worker = &mut self.workers[ix];
+        let mut copies = std::mem::take(&mut worker.hot.copies);
+        let (worker, gates, bytes) = (&*worker, worker.hot.gates.clone(), encode(reply));
+        let lives_at = |key: &[u8]| if on_its_way { Some(at) } else { worker.place_of_copies(key, serves_observed) };
+        let mut filled = copies.end(&*gates, number, &bytes, None, turn, |key, _| lives_at(key));
+        if kept_beside
+            && filled == Err(Discarded::Written)
+            && let Some((key, _)) = worker.hot.fills.get(&number)
+        {
+            let (name, database) = (&self.keys[*key], (*key / self.scenario.keys as usize) as u32);
+            let hash = self.hot.hash(name);
+            let asked = super::Asked { hash, key: name, database, request: super::REQUEST, node: at, resp3: true };
+            if let Some(again) = copies.begin(&*gates, asked, turn) {
+                filled = copies.end(&*gates, again, &bytes, None, turn, |key, _| lives_at(key));
+            }
+        }
+        self.workers[ix].hot.copies = copies;
+        filled
+    }
+
+    /// Whoever waits for a fill asks the node.
+    pub(super) fn waits_no_more(&mut self, ix: usize, number: u32) {
+        let waiting = self.workers[ix].hot.fills.remove(&number).map(|(_, waiting)| waiting);
+        for op in waiting.into_iter().flatten() {
+            if let Some(command) = self.ops.get_mut(&op) {
+                command.past = true;
+                self.look(op);
+            }
+        }
+    }
+
+    pub(crate) fn fill_broke(&mut self, ix: usize, conn: u32) {
+        let node = self.conns[conn as usize].node;
+        let lost = self.close(conn);
+        let of = &mut self.workers[ix].hot;
+        if of.links[node].conn == Some(conn) {
+            of.links[node] = super::FillLink::default();
+        }
+        of.copies.lost(NodeId(node as u16), Discarded::Lost);
+        for pending in lost {
+            if let What::Fill(number) = pending.what {
+                let of = &mut self.workers[ix].hot;
+                let gates = of.gates.clone();
+                let ended = of.copies.end(&*gates, number, b"-", None, self.now, |_, _| None);
+                debug_assert!(ended.is_err(), "its connection is lost");
+                self.waits_no_more(ix, number);
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! `switchyard hot-copies`: what the router answers itself, and how to make it forget that, or stop.
+
+use clap::{ArgGroup, Args, Subcommand};
+use switchyard_control::admin::{HotCopiesDone, HotCopiesReport, HotCopiesRequest};
+use switchyard_resp::units::{describe_size, plural};
+
+use super::Failure;
+use super::admin_client::{AdminClient, AdminFlags};
+use super::table::count;
+
+const PATH: &str = "/api/v1/hot-copies";
+
+/// What the router answers from hot copies; forget some, stop at once, go on
+#[derive(Debug, Args)]
+#[command(
+    long_about = "What the router answers itself, from copies of the keys that are read most. They are never older than what the nodes have. Which keys these are is \
+        decided by their load ([hot-copies] in the configuration); `switchyard hotkeys` shows how often copies answer for each.",
+    after_long_help = "Examples:\n  \
+        switchyard hot-copies\n  \
+        switchyard hot-copies --json | jq '.hits'\n  \
+        switchyard hot-copies evict --key user:1\n  \
+        switchyard hot-copies evict --all\n  \
+        switchyard hot-copies off                  nodes answer everything, at once\n  \
+        switchyard hot-copies on\n\n\
+        Exit codes: 0 it worked; 1 it did not"
+)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Forget copies: the next read of each key asks its node
+    Evict(EvictArguments),
+    /// Answer nothing from copies, at every worker, from now on
+    Off(SwitchArguments),
+    /// Answer from copies again
+    On(SwitchArguments),
+}
+
+#[derive(Debug, Args)]
+#[command(
+    group(ArgGroup::new("what").required(true).args(["key", "prefix", "all"])),
+    long_about = "Forget copies. When this returns no worker gives one that was made before; copies that are made later are as good as any. Nothing is lost: the nodes have \
+        the keys.\n\n\
+        It is of use where somebody wrote past the router to a node that does not tell what changes. What is written through the router needs it never.",
+    after_long_help = "Examples:\n  \
+        switchyard hot-copies evict --key user:1\n  \
+        switchyard hot-copies evict --prefix user:      forgets the copies of all keys, those of the prefix among them\n  \
+        switchyard hot-copies evict --all\n\n\
+        Exit codes: 0 they are forgotten; 1 it was refused"
+)]
+struct EvictArguments {
+    /// Those of this key, in all databases
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+
+    /// Those of keys that begin so
+    #[arg(long, value_name = "PREFIX")]
+    prefix: Option<String>,
+
+    /// All of them
+    #[arg(long)]
+    all: bool,
+
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Switch hot copies off, or on, at every worker at once. That lasts until the other is said, or the router restarts. [hot-copies] mode = \"off\" in \
+        the configuration lasts longer.",
+    after_long_help = "Examples:\n  \
+        switchyard hot-copies off\n  \
+        switchyard hot-copies on\n\n\
+        Exit codes: 0 it is done; 1 it was refused"
+)]
+struct SwitchArguments {
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let (flags, request) = match &arguments.command {
+        None => {
+            let client = AdminClient::new(&arguments.flags)?;
+            return client.print(&client.get(PATH)?, render);
+        }
+        Some(Command::Evict(EvictArguments { key, prefix, all, flags })) => {
+            (flags, HotCopiesRequest { verb: "evict".to_owned(), key: key.clone(), prefix: prefix.clone(), all: *all })
+        }
+        Some(Command::Off(SwitchArguments { flags })) => {
+            (flags, HotCopiesRequest { verb: "off".to_owned(), ..HotCopiesRequest::default() })
+        }
+        Some(Command::On(SwitchArguments { flags })) => (flags, HotCopiesRequest { verb: "on".to_owned(), ..HotCopiesRequest::default() }),
+    };
+    let client = AdminClient::new(flags)?;
+    client.print(&client.post_json(PATH, &request)?, |done: &HotCopiesDone| format!("{}\n", done.says))
+}
+
+fn render(report: &HotCopiesReport) -> String {
+    let state = match report.state.as_str() {
+        "off" => "off: [hot-copies] mode is \"off\" in the configuration",
+        "suspended" => "SUSPENDED: nothing is answered from copies until `switchyard hot-copies on`",
+        state => state,
+    };
+    let line = |what: &str, much: &str| format!("{what:<18}{much}\n");
+    let counted = |number: u64, thing: &str| format!("{} {}", count(number), plural(number, thing));
+    let mut out = format!("hot copies: {state}\n");
+    out.push_str(&line("may have copies", &counted(report.keys, "key")));
+    out.push_str(&line("copies", &format!("{}, {}", count(report.copies), describe_size(report.bytes))));
+    out.push_str(&line("answered", &counted(report.hits, "command")));
+    out.push_str(&line("nodes were asked", &counted(report.fills, "time")));
+    out.push_str(&line("nodes told of", &counted(report.invalidations, "change")));
+    let discarded: Vec<String> =
+        report.discarded.iter().filter(|(_, times)| **times > 0).map(|(why, times)| format!("{why} {}", count(*times))).collect();
+    if !discarded.is_empty() {
+        out.push_str(&line("not kept", &discarded.join(", ")));
+    }
+    for (node, why) in &report.refused {
+        out.push_str(&format!("{node} gives no copies: {why}\n"));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_says_what_is_on_what_there_is_and_what_is_wrong() {
+        let report = HotCopiesReport {
+            state: "on".to_owned(),
+            keys: 3,
+            copies: 6,
+            bytes: 2048,
+            hits: 1_234_567,
+            fills: 1,
+            discarded: [("written".to_owned(), 4), ("lost".to_owned(), 0)].into(),
+            invalidations: 0,
+            refused: [("a:1".to_owned(), "NOPERM".to_owned())].into(),
+        };
+        let shown = render(&report);
+        let lines: Vec<&str> = shown.lines().collect();
+        assert_eq!(
+            lines,
+            [
+                "hot copies: on",
+                "may have copies   3 keys",
+                "copies            6, 2.0 kB",
+                "answered          1 234 567 commands",
+                "nodes were asked  1 time",
+                "nodes told of     0 changes",
+                "not kept          written 4",
+                "a:1 gives no copies: NOPERM",
+            ]
+        );
+        assert!(render(&HotCopiesReport { state: "suspended".to_owned(), ..report }).starts_with("hot copies: SUSPENDED"));
+    }
+}

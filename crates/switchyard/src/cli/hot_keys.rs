@@ -1,0 +1,180 @@
+//! `switchyard hotkeys`: which keys of each node are used most, and what the nodes have to do.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use clap::Args;
+use switchyard_control::admin::{HotKeyReport, HotKeysReport, HotNodeReport};
+use switchyard_resp::units::describe_size;
+
+use super::Failure;
+use super::admin_client::{AdminClient, AdminFlags};
+use super::table::{count, number, table, text};
+
+/// How often they are shown anew.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
+
+/// The keys of each node that are used most, with reads, writes and bytes each second, and the load of each node
+#[derive(Debug, Args)]
+#[command(
+    long_about = "The keys of each node that are used most. One command in sixteen is counted, chosen at random, and the last seconds count most. Nothing at the nodes is asked for it.\n\n\
+        Below them is the load of each node in the last second: commands sent to it, uses of its keys there, what hot copies answer in its place, what its server \
+        takes of one processor, the mean time from sending a command to its answer, and memory used. What is not known is shown as -.\n\n\
+        Names are shown to whoever may use the router's token. A key longer than 64 bytes is shown by its fingerprint, which is the same until the router restarts.",
+    after_long_help = "Examples:\n  \
+        switchyard hotkeys\n  \
+        switchyard hotkeys --watch                         again each second, until Ctrl-C\n  \
+        switchyard hotkeys --node 10.0.0.1:6379 --count 50\n  \
+        switchyard hotkeys --json | jq -r '.nodes[].keys[0].key'\n\n\
+        Exit codes: 0 the router answered; 1 it did not"
+)]
+pub(crate) struct Arguments {
+    /// Of this node only
+    #[arg(long, value_name = "NAME")]
+    node: Option<String>,
+
+    /// So many of each node
+    #[arg(long, value_name = "KEYS", default_value_t = HotKeysReport::KEYS as u64, value_parser = clap::value_parser!(u64).range(1..=HotKeysReport::KEYS_MAX as u64))]
+    count: u64,
+
+    /// Show them anew each second
+    #[arg(long)]
+    watch: bool,
+
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let client = AdminClient::new(&arguments.flags)?;
+    let path = format!("/api/v1/hotkeys?count={}", arguments.count);
+    loop {
+        let mut report: HotKeysReport = client.read(&client.get_all(&path)?)?;
+        if let Some(node) = &arguments.node {
+            if !report.nodes.iter().any(|of| of.node == *node) {
+                return Err(anyhow!("this router serves no node \"{node}\"; `switchyard nodes list` shows them").into());
+            }
+            report.nodes.retain(|of| of.node == *node);
+        }
+        let body = serde_json::to_string(&report).map_err(anyhow::Error::from)?;
+        client.print(&body, render)?;
+        if !arguments.watch {
+            return Ok(());
+        }
+        sleep(WATCH_EVERY);
+        if !arguments.flags.json {
+            println!();
+        }
+    }
+}
+
+fn rate(rate: f64) -> String {
+    count(rate.round() as u64)
+}
+
+fn render(report: &HotKeysReport) -> String {
+    let keys = match report.nodes.iter().all(|node| node.keys.is_empty()) {
+        true => "no key is used now\n".to_owned(),
+        false => render_keys(report),
+    };
+    format!("{keys}\n{}", render_nodes(report))
+}
+
+fn render_keys(report: &HotKeysReport) -> String {
+    let columns = [
+        text("NODE"),
+        text("KEY"),
+        number("DB"),
+        number("SHARE"),
+        number("READS/S"),
+        number("WRITES/S"),
+        number("HITS/S"),
+        text("SENT/S"),
+        text("ANSWERED/S"),
+        number("WAIT"),
+    ];
+    let row = |node: &HotNodeReport, key: &HotKeyReport| {
+        vec![
+            node.node.clone(),
+            key.key.clone().unwrap_or_else(|| format!("({})", key.fingerprint)),
+            key.database.to_string(),
+            format!("{:.1}%", key.percent),
+            rate(key.reads_per_second),
+            rate(key.writes_per_second),
+            rate(key.hits_per_second),
+            describe_size(key.bytes_per_second.round() as u64),
+            describe_size(key.reply_bytes_per_second.round() as u64),
+            format!("{} us", rate(key.wait_us)),
+        ]
+    };
+    let rows: Vec<Vec<String>> = report.nodes.iter().flat_map(|node| node.keys.iter().map(move |key| row(node, key))).collect();
+    table(&columns, &rows)
+}
+
+fn render_nodes(report: &HotKeysReport) -> String {
+    let columns = [
+        text("NODE"),
+        number("REQUESTS/S"),
+        number("USES/S"),
+        number("HITS/S"),
+        number("CPU"),
+        number("ANSWER"),
+        number("MEMORY"),
+        number("MAXMEMORY"),
+    ];
+    let known = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let row = |node: &HotNodeReport| {
+        vec![
+            node.node.clone(),
+            known(node.requests_per_second.map(rate)),
+            rate(node.uses_per_second),
+            rate(node.hits_per_second),
+            known(node.cpu_percent.map(|cpu| format!("{cpu:.0}%"))),
+            known(node.answer_us.map(|us| format!("{} us", rate(us)))),
+            known(node.memory_bytes.map(describe_size)),
+            known(node.memory_max_bytes.map(|max| if max == 0 { "none".to_owned() } else { describe_size(max) })),
+        ]
+    };
+    table(&columns, &report.nodes.iter().map(row).collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_shown_with_their_names_or_with_what_stands_for_them() {
+        let key = |name: Option<&str>| HotKeyReport {
+            key: name.map(str::to_owned),
+            fingerprint: "00ff".to_owned(),
+            database: 3,
+            reads_per_second: 1999.6,
+            writes_per_second: 0.2,
+            hits_per_second: 5000.0,
+            bytes_per_second: 80_000.0,
+            reply_bytes_per_second: 200.0,
+            wait_us: 1234.4,
+            percent: 12.34,
+        };
+        let node = HotNodeReport {
+            node: "a:1".to_owned(),
+            uses_per_second: 16_000.0,
+            hits_per_second: 9.0,
+            requests_per_second: Some(17_000.4),
+            answer_us: Some(1250.0),
+            cpu_percent: Some(97.4),
+            memory_bytes: Some(1_500_000),
+            memory_max_bytes: Some(0),
+            keys: vec![key(Some("user:1")), key(None)],
+        };
+        let idle = HotNodeReport { node: "b:1".to_owned(), memory_max_bytes: Some(2_000_000), ..<_>::default() };
+        let shown = render(&HotKeysReport { nodes: vec![node, idle.clone()] });
+        assert!(shown.contains("user:1   3  12.3%    2 000         0   5 000") && shown.contains("1 234 us"), "{shown}");
+        let nodes = "\n\nNODE  REQUESTS/S  USES/S  HITS/S  CPU    ANSWER  MEMORY  MAXMEMORY\n\
+                     a:1       17 000  16 000       9  97%  1 250 us  1.5 MB       none\n\
+                     b:1            -       0       0    -         -       -     2.0 MB\n";
+        assert!(shown.contains("(00ff)") && shown.ends_with(nodes), "{shown}");
+        assert!(render(&HotKeysReport { nodes: vec![idle] }).starts_with("no key is used now\n\nNODE"));
+    }
+}

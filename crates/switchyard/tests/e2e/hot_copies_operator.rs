@@ -1,0 +1,224 @@
+//! Hot copies as people see and steer them: the report, eviction, the switch, reloads, metrics. That their answers are right is the matter of another module.
+//!
+//! Every key that is read is copied here (`admission = "all"`), so that nothing waits for load.
+
+use serde_json::Value as Json;
+
+use crate::movectl::{ask, done, json};
+use crate::support::{Client, RouterOptions, Site, SiteOptions, bulk, http, ok, until};
+
+const ALL: [&str; 4] = ["--set", "hot-copies.admission=all", "--set", "clients.default-user-rules=operator"];
+
+fn site(args: &[&str]) -> Option<Site> {
+    Site::router_only(1, &SiteOptions::router(RouterOptions::args(args)))
+}
+
+/// A figure of the report.
+fn figure(client: &mut Client, name: &str) -> i64 {
+    client.cmd("SWITCHYARD CACHE").field(name).int()
+}
+
+/// Reads a key until copies answer.
+fn warm(client: &mut Client, key: &str, value: &str) {
+    until("copies answer", || {
+        let before = figure(client, "hits");
+        assert_eq!(client.cmd(&format!("GET {key}")), bulk(value));
+        figure(client, "hits") > before
+    });
+}
+
+/// How many of some reads copies answer, over all workers.
+fn hits_of_reads(site: &Site, key: &str, value: &str) -> i64 {
+    let mut clients: Vec<Client> = (0..8).map(|_| site.client()).collect();
+    let before = figure(&mut clients[0], "hits");
+    for client in &mut clients {
+        (0..5).for_each(|_| assert_eq!(client.cmd(&format!("GET {key}")), bulk(value)));
+    }
+    figure(&mut clients[0], "hits") - before
+}
+
+#[test]
+fn the_report_is_the_same_over_resp_http_and_the_command_line() {
+    let Some(site) = site(&ALL) else { return };
+    let mut client = site.client();
+    assert_eq!(client.cmd("SET key value"), ok());
+    warm(&mut client, "key", "value");
+    let seen = json(site.router(), "hot-copies");
+    let (status, body) = http::get(site.router().admin(), "/api/v1/hot-copies");
+    assert_eq!((status, serde_json::from_str::<Json>(&body).expect("JSON")), (200, seen.clone()));
+    for name in ["keys", "copies", "bytes", "hits", "fills", "invalidations"] {
+        assert_eq!(seen[name].as_i64(), Some(figure(&mut client, name)), "{name} of {seen}");
+    }
+    assert!(seen["hits"].as_u64() > Some(0) && seen["bytes"].as_u64() > Some(5) && seen["keys"] == 1, "{seen}");
+    assert_eq!(seen["discarded"].as_object().map(|by_why| by_why.len()), Some(7), "{seen}");
+    let shown = done(site.router(), "hot-copies");
+    assert!(shown.starts_with("hot copies: on\nmay have copies   1 key\n"), "{shown}");
+    // As a map in RESP3, too.
+    client.cmd("HELLO 3");
+    assert_eq!(client.cmd("SWITCHYARD CACHE").field("state"), bulk("on"));
+    // The same figures in INFO and in the metrics.
+    let info = client.cmd("INFO switchyard").text();
+    let metrics = site.router().metrics();
+    let sample = |name: &str| metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse::<f64>().ok());
+    for (name, figure) in [("hits", &seen["hits"]), ("fills", &seen["fills"])] {
+        assert!(info.lines().any(|line| line == format!("hot_copies_{name}:{figure}")), "{name} of {seen}: {info}");
+        assert_eq!(sample(&format!("switchyard_hot_copies_{name}_total")), figure.as_f64(), "{metrics}");
+    }
+    assert_eq!(sample("switchyard_hot_copies_invalidations_total"), seen["invalidations"].as_f64(), "{metrics}");
+    for (name, figure) in [("", &seen["copies"]), ("_bytes", &seen["bytes"]), ("_keys", &seen["keys"])] {
+        assert_eq!(sample(&format!("switchyard_hot_copies{name}")), figure.as_f64(), "{metrics}");
+    }
+    assert_eq!(sample("switchyard_hot_copies_on"), Some(1.0));
+    for (why, count) in seen["discarded"].as_object().expect("by why") {
+        assert_eq!(sample(&format!("switchyard_hot_copies_discarded_total{{why=\"{why}\"}}")), count.as_f64(), "{why}: {metrics}");
+    }
+}
+
+#[test]
+fn what_is_evicted_is_asked_for_again() {
+    let Some(site) = site(&ALL) else { return };
+    let mut client = site.client();
+    for key in ["user:1", "user:2"] {
+        assert_eq!(client.cmd(&format!("SET {key} v")), ok());
+        warm(&mut client, key, "v");
+    }
+    // A key is asked for again once it is evicted; the other is not.
+    let asked = |client: &mut Client, key: &str| {
+        let before = figure(client, "fills");
+        assert_eq!(client.cmd(&format!("GET {key}")), bulk("v"));
+        figure(client, "fills") > before
+    };
+    // Nothing else ends a copy meanwhile.
+    assert!(!asked(&mut client, "user:1") && !asked(&mut client, "user:2"));
+    let evicted_over = |client: &mut Client, evict: &dyn Fn(&mut Client), others: bool| {
+        evict(client);
+        assert_eq!((asked(client, "user:1"), asked(client, "user:2")), (true, others));
+        ["user:1", "user:2"].into_iter().for_each(|key| warm(client, key, "v"));
+    };
+    let resp = |line: &'static str| {
+        move |client: &mut Client| {
+            let said = client.cmd(line);
+            assert_eq!((said.error(), said.field("state")), (None, bulk("on")), "{line}");
+        }
+    };
+    evicted_over(&mut client, &resp("SWITCHYARD CACHE EVICT KEY user:1"), false);
+    evicted_over(&mut client, &resp("switchyard cache evict prefix user:"), true);
+    evicted_over(&mut client, &resp("SWITCHYARD CACHE EVICT ALL"), true);
+    let cli = |line: &'static str| {
+        let router = site.router();
+        move |_: &mut Client| assert!(done(router, line).contains("given any more"), "{line}")
+    };
+    evicted_over(&mut client, &cli("hot-copies evict --key user:1"), false);
+    evicted_over(&mut client, &cli("hot-copies evict --prefix us"), true);
+    evicted_over(&mut client, &cli("hot-copies evict --all"), true);
+    for line in ["SWITCHYARD CACHE EVICT", "SWITCHYARD CACHE EVICT KEY", "SWITCHYARD CACHE NOW", "SWITCHYARD CACHE OFF 5"] {
+        assert!(client.cmd(line).expect_error().contains("wrong arguments"), "{line}");
+    }
+    for line in ["hot-copies evict", "hot-copies evict --key a --all"] {
+        assert_eq!(ask(site.router(), line).code, 2, "{line}");
+    }
+    let log = site.router().process().log();
+    assert!(log.contains("asked: evict the hot copies of a key") && !log.contains("user:1"), "{log}");
+}
+
+#[test]
+fn the_switch_stops_every_worker_at_once() {
+    let Some(site) = site(&ALL) else { return };
+    let mut client = site.client();
+    assert_eq!(client.cmd("SET key 0"), ok());
+    let mut value = 0;
+    let router = site.router();
+    let over_resp = |client: &mut Client, word: &str| client.cmd(&format!("SWITCHYARD CACHE {word}")).field("state").text();
+    let by_command = |_: &mut Client, word: &str| {
+        done(router, &format!("hot-copies {}", word.to_lowercase()));
+        json(router, "hot-copies")["state"].as_str().expect("a state").to_owned()
+    };
+    type Way<'w> = &'w dyn Fn(&mut Client, &str) -> String;
+    let ways: [Way<'_>; 2] = [&over_resp, &by_command];
+    for way in ways {
+        warm(&mut client, "key", &value.to_string());
+        until("copies answer at more than one worker", || hits_of_reads(&site, "key", &value.to_string()) > 30);
+        assert_eq!(way(&mut client, "OFF"), "suspended");
+        assert_eq!(hits_of_reads(&site, "key", &value.to_string()), 0);
+        assert!(router.metrics().contains("\nswitchyard_hot_copies_on 0\n"));
+        assert!(done(router, "hot-copies").contains("SUSPENDED"));
+        value += 1;
+        assert_eq!(client.cmd(&format!("SET key {value}")), ok());
+        // Neither a second word, nor what evicts, switches them on.
+        assert_eq!(way(&mut client, "OFF"), "suspended");
+        assert_eq!(client.cmd("SWITCHYARD CACHE EVICT ALL").field("state"), bulk("suspended"));
+        assert_eq!(hits_of_reads(&site, "key", &value.to_string()), 0);
+        assert_eq!(way(&mut client, "ON"), "on");
+    }
+    warm(&mut client, "key", &value.to_string());
+    let log = router.process().log();
+    assert!(log.contains("asked: switch hot copies off") && log.contains("asked: switch hot copies on"), "{log}");
+}
+
+#[test]
+fn who_is_no_operator_may_look_and_change_nothing() {
+    let Some(site) = site(&ALL[..2]) else { return };
+    let mut client = site.client();
+    assert_eq!(client.cmd("SWITCHYARD CACHE").field("state"), bulk("on"));
+    for line in ["EVICT ALL", "EVICT KEY k", "EVICT PREFIX k", "OFF", "ON"] {
+        assert!(client.cmd(&format!("SWITCHYARD CACHE {line}")).expect_error().starts_with("NOPERM"), "{line}");
+    }
+    assert_eq!(client.cmd("SWITCHYARD CACHE").field("state"), bulk("on"));
+    let help = client.cmd("SWITCHYARD HELP");
+    assert!(help.items().iter().any(|line| line.text().starts_with("CACHE |")), "{help:?}");
+}
+
+/// Keys that may not be copied any more are answered by their nodes as soon as that is said, and others go on.
+#[test]
+fn a_reload_takes_effect_at_once() {
+    let config = |section: &str| format!("[clients]\ndefault-user-rules = [\"operator\"]\n[hot-copies]\n{section}\n");
+    let Some(site) = Site::router_only(1, &SiteOptions::config(config("admission = \"all\""))) else { return };
+    let mut client = site.client();
+    for key in ["secret:1", "plain:1"] {
+        assert_eq!(client.cmd(&format!("SET {key} v")), ok());
+        warm(&mut client, key, "v");
+    }
+    let reload = |section: &str| {
+        std::fs::write(site.router().config_file(), config(section)).expect("written");
+        site.router().process().signal(rustix::process::Signal::HUP);
+    };
+    for section in ["admission = \"all\"\nnever = [\"secret:\"]", "admission = \"all\"\nallow = [\"plain:\"]"] {
+        reload(section);
+        until("the key has no copies any more", || hits_of_reads(&site, "secret:1", "v") == 0);
+        warm(&mut client, "plain:1", "v");
+        assert_eq!(hits_of_reads(&site, "secret:1", "v"), 0, "{section}");
+        assert_eq!(figure(&mut client, "keys"), 1, "{section}");
+        reload("admission = \"all\"");
+        warm(&mut client, "secret:1", "v");
+    }
+    reload("mode = \"off\"");
+    until("they are off", || client.cmd("SWITCHYARD CACHE").field("state") == bulk("off"));
+    until("none is left", || (figure(&mut client, "copies"), figure(&mut client, "keys")) == (0, 0));
+    assert_eq!(hits_of_reads(&site, "plain:1", "v"), 0);
+    assert!(done(site.router(), "hot-copies on").contains("hot-copies.mode"));
+    reload("admission = \"all\"");
+    warm(&mut client, "plain:1", "v");
+}
+
+#[test]
+fn a_node_that_does_not_tell_of_changes_is_named_with_its_reason() {
+    for right in ["client|tracking", "pttl"] {
+        let Some(site) = site(&ALL) else { return };
+        let mut client = site.client();
+        let node = &site.nodes()[0];
+        assert_eq!(node.cmd(&format!("ACL SETUSER default -{right}")), ok());
+        assert_eq!(client.cmd("SET key value"), ok());
+        let name = node.address().to_string();
+        let why = until("it is told", || {
+            assert_eq!(client.cmd("GET key"), bulk("value"));
+            json(site.router(), "hot-copies")["refused"][&name].as_str().map(str::to_owned)
+        });
+        assert!(why.contains(right), "{why}");
+        assert!(done(site.router(), "hot-copies").contains(&format!("{name} gives no copies: {why}")));
+        assert_eq!(figure(&mut client, "hits"), 0);
+        assert!(done(site.router(), "status").contains("ready: every slot is served"), "the node serves as ever");
+        assert_eq!(node.cmd(&format!("ACL SETUSER default +{right}")), ok());
+        warm(&mut client, "key", "value");
+        until("it is told no more", || json(site.router(), "hot-copies")["refused"].as_object().is_some_and(|refused| refused.is_empty()));
+    }
+}

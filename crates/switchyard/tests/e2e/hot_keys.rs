@@ -1,0 +1,175 @@
+//! Which keys are used most: by the command line, the admin API and RESP, whatever the form of the commands; and who may read their names.
+
+use serde_json::Value as Json;
+
+use crate::movectl::{done, json, refused};
+use crate::support::{Client, RouterOptions, Site, SiteOptions, Value, http, int, ok, until};
+
+/// Some of so many are counted, whatever is drawn.
+const USES: usize = 400;
+
+/// The keys that are reported, with the node's name in front.
+fn reported(site: &Site) -> Vec<(String, Json)> {
+    let report = json(site.router(), "hotkeys --count 256");
+    let nodes = report["nodes"].as_array().expect("nodes").clone();
+    let of_node = |node: Json| {
+        let name = node["node"].as_str().expect("a name").to_owned();
+        node["keys"].as_array().expect("keys").iter().map(|key| (name.clone(), key.clone())).collect::<Vec<_>>()
+    };
+    nodes.into_iter().flat_map(of_node).collect()
+}
+
+fn named<'k>(keys: &'k [(String, Json)], name: &str) -> Option<&'k (String, Json)> {
+    keys.iter().find(|(_, key)| key["key"] == name)
+}
+
+#[test]
+fn every_form_of_command_is_counted() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let mut client = site.client();
+    let large = "x".repeat(70_000);
+    let script = "return redis.call('INCR', KEYS[1])";
+    type Form<'f> = &'f dyn Fn(&mut Client);
+    let forms: [(&str, Form<'_>); 7] = [
+        ("plain", &|client| drop(client.cmd("GET plain"))),
+        ("split", &|client| drop(client.cmd("MGET split {other}"))),
+        ("queued", &|client| ["MULTI", "INCR queued", "EXEC"].into_iter().for_each(|line| drop(client.cmd(line)))),
+        ("script", &|client| assert!(client.call(&["EVAL", script, "1", "script"]).int() > 0)),
+        ("blocking", &|client| {
+            client.cmd("LPUSH {blocking}full x");
+            client.cmd("BLPOP blocking {blocking}full 1");
+        }),
+        ("large", &|client| assert_eq!(client.call(&["SET", "large", &large]), ok())),
+        ("many", &|client| assert_eq!(client.cmd("DEL many {none}"), int(0))),
+    ];
+    for (name, form) in forms {
+        (0..USES).for_each(|_| form(&mut client));
+        until(name, || named(&reported(&site), name).is_some());
+    }
+    // What does not happen any more is forgotten.
+    until("nothing is used", || done(site.router(), "hotkeys").starts_with("no key is used now\n"));
+}
+
+#[test]
+fn a_hot_key_is_first_with_its_node_and_names_are_not_for_everybody() {
+    let options = SiteOptions::router(RouterOptions::args(&["--set", "clients.default-user-rules=operator"]));
+    let Some(site) = Site::router_only(2, &options) else { return };
+    let mut client = site.client();
+    let hot = "secret:hot";
+    let owner = json(site.router(), &format!("where {hot}"))["keys"][0]["node"].clone();
+    let mut round = 0;
+    let keys = until("it is the hottest", || {
+        for number in 0..300 {
+            round += 1;
+            client.cmd(&format!("GET cold:{round}"));
+            client.cmd(&format!("GET {hot}"));
+            if number % 3 == 0 {
+                client.cmd(&format!("SET {hot} {number}"));
+            }
+        }
+        let keys = reported(&site);
+        let (node, key) = named(&keys, hot)?.clone();
+        let of_node: Vec<_> = keys.iter().filter(|(of, _)| *of == node).collect();
+        (of_node[0].1["key"] == hot && key["writes_per_second"].as_f64() > Some(1.0)).then_some(keys)
+    });
+    let (node, key) = named(&keys, hot).expect("it is there");
+    assert_eq!(*node, owner);
+    let rate = |what: &str| key[what].as_f64().expect("a number");
+    assert!(rate("reads_per_second") > rate("writes_per_second") && rate("bytes_per_second") > 20.0 * rate("writes_per_second"), "{key}");
+    assert!((10.0..=100.0).contains(&rate("percent")), "{key}");
+    // People see a table of one node's.
+    let table = done(site.router(), &format!("hotkeys --node {node} --count 1"));
+    assert!(table.starts_with("NODE") && table.lines().nth(1).is_some_and(|line| line.contains(hot)), "{table}");
+    // Over HTTP only with the token, which the command line has found by itself.
+    let (status, body) = http::get(site.router().admin(), "/api/v1/hotkeys");
+    assert!(status == 200 && body.contains("fingerprint") && !body.contains("secret"), "{status} {body}");
+    assert_eq!(http::get(site.router().admin(), "/api/v1/hotkeys?count=0").0, 400);
+    // Over RESP for operators only.
+    let text = |reply: Value| format!("{reply:?}");
+    assert!(text(client.cmd("SWITCHYARD HOTKEYS 5")).contains("secret:hot"));
+    client.cmd("SWITCHYARD HOTKEYS 1000").expect_error();
+    client.cmd("SWITCHYARD HOTKEYS x y").expect_error();
+    assert!(refused(site.router(), "hotkeys --node nobody:1").contains("no node"));
+}
+
+#[test]
+fn users_who_are_no_operators_see_no_names() {
+    let Some(site) = Site::router_only(1, &SiteOptions::default()) else { return };
+    let mut client = site.client();
+    let seen = until("it is seen", || {
+        (0..USES).for_each(|_| drop(client.cmd("GET secret")));
+        let text = format!("{:?}", client.cmd("SWITCHYARD HOTKEYS"));
+        text.contains("fingerprint").then_some(text)
+    });
+    assert!(!seen.contains("secret"), "{seen}");
+}
+
+/// Of one name there is a key in each database. What answers is counted whether it is passed on whole, in pieces or for a transaction.
+#[test]
+fn databases_are_told_apart_and_answers_are_measured() {
+    let Some(site) = Site::router_only(1, &SiteOptions::default()) else { return };
+    let (mut first, mut third) = (site.client(), site.client());
+    third.cmd("SELECT 3");
+    let (small, large) = ("x".repeat(1000), "x".repeat(2 << 20));
+    assert_eq!(first.call(&["SET", "key", &small]), ok());
+    assert_eq!(third.call(&["SET", "key", &large]), ok());
+    assert_eq!(first.call(&["SET", "queued", &small]), ok());
+    until("answers of each are counted", || {
+        for _ in 0..60 {
+            first.cmd("GET key");
+            third.cmd("GET key");
+            ["MULTI", "GET queued", "GET queued", "EXEC"].into_iter().for_each(|line| drop(first.cmd(line)));
+        }
+        let keys = reported(&site);
+        let of = |name: &str, database: u32| keys.iter().find(|(_, key)| key["key"] == name && key["database"] == database);
+        let per_read = |key: &Json| Some(key["reply_bytes_per_second"].as_f64()? / key["reads_per_second"].as_f64()?);
+        let small = per_read(&of("key", 0)?.1)?;
+        let large = per_read(&of("key", 3)?.1)?;
+        let queued = per_read(&of("queued", 0)?.1)?;
+        let waits = keys.iter().all(|(_, key)| key["wait_us"].as_f64() > Some(0.0));
+        (waits && (500.0..=1100.0).contains(&small) && (1e6..=2.2e6).contains(&large) && (500.0..=1100.0).contains(&queued)).then_some(())
+    });
+}
+
+#[test]
+fn the_load_of_each_node_is_shown_beside_its_keys() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let mut client = site.client();
+    let key = "key";
+    let owner = json(site.router(), &format!("where {key}"))["keys"][0]["node"].clone();
+    let of_node = |report: &Json, is_owner: bool| -> Json {
+        let nodes = report["nodes"].as_array().expect("nodes");
+        nodes.iter().find(|node| (node["node"] == owner) == is_owner).expect("both nodes are there").clone()
+    };
+    let number = |node: &Json, what: &str| node[what].as_f64();
+    let value = "x".repeat(3 << 20);
+    assert_eq!(client.call(&["SET", key, &value]), ok());
+    let report = until("the load is known", || {
+        // Writes: hot copies would answer reads.
+        (0..200).for_each(|_| drop(client.cmd(&format!("INCR {{{key}}}number"))));
+        let report = json(site.router(), "hotkeys");
+        let (busy, idle) = (of_node(&report, true), of_node(&report, false));
+        let is_known = number(&busy, "requests_per_second") > Some(20.0)
+            && number(&busy, "cpu_percent") > Some(0.0)
+            && number(&busy, "answer_us") > Some(0.0)
+            && number(&idle, "cpu_percent").is_some();
+        is_known.then_some(report)
+    });
+    let (busy, idle) = (of_node(&report, true), of_node(&report, false));
+    assert!(number(&busy, "answer_us") < Some(1e6) && number(&busy, "cpu_percent") < Some(1000.0), "{busy}");
+    // The value is in the memory of one of them.
+    assert!(number(&busy, "memory_bytes") > number(&idle, "memory_bytes").map(|bytes| bytes + 2e6), "{report}");
+    // Nobody uses a key of the other one, and it is shown.
+    assert!(number(&idle, "requests_per_second") < number(&busy, "requests_per_second") && idle["keys"] == serde_json::json!([]), "{idle}");
+    let table = done(site.router(), "hotkeys");
+    let row = |node: &Json| {
+        let name = node["node"].as_str().expect("a name");
+        table.lines().skip_while(|line| !line.is_empty()).find(|line| line.starts_with(name)).expect("its row").to_owned()
+    };
+    assert!(row(&busy).contains(" us ") && row(&busy).contains('%') && row(&busy).contains(" MB"), "{table}");
+    assert!(row(&idle).contains('%'), "{table}");
+    // A limit is shown as soon as the node has one; what the node itself says is asked each second.
+    let node = site.nodes().iter().find(|node| busy["node"] == node.address().to_string()).expect("the node");
+    assert_eq!(node.cmd("CONFIG SET maxmemory 64mb"), ok());
+    until("its limit", || of_node(&json(site.router(), "hotkeys"), true)["memory_max_bytes"] == 64 << 20);
+}
