@@ -31,8 +31,7 @@ export RUST_TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n + (n + 1) / 2)))
 .PHONY: test
 test: ## every test: units, properties, and end to end against real servers and client libraries
 	@scripts/install-deps.sh test
-	$(CARGO) test --workspace --locked
-	$(CARGO) test --locked -p switchyard-sim --features planted-bugs --test planted
+	@CARGO="$(CARGO)" scripts/test.py $(ARGS)
 
 .PHONY: test-large
 test-large: ## the tests with values of 512 MB, which need 2 GB of memory

@@ -73,6 +73,11 @@ if [ "$task" = test ]; then
     need npm npm "installs a JavaScript client library"
     need java default-jdk-headless "runs a Java client library"
     need mvn maven "fetches a Java client library"
+    # Root can try the package on a copy of the machine.
+    if [ "$(id -u)" -eq 0 ]; then
+        need systemctl systemd "boots the copy of the machine on which the package is tried"
+        need ip iproute2 "gives that copy a network of its own"
+    fi
 fi
 
 if [ "${#missing[@]}" -eq 0 ]; then

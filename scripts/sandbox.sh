@@ -4,12 +4,18 @@
 #   scripts/sandbox.sh SCRIPT [FILE...]
 #
 # The copy is an overlay that is thrown away, in namespaces of its own: processes, mounts, network, host name. The script runs in
-# /sandbox, where the files are too, with its output here. Exit code 77: this machine does not allow it (it needs root, mounts and systemd).
+# /sandbox, where the files are too, with its output here. Exit code 77: this machine does not allow it (it needs root and mounts).
+# Exit code 76: it would, with the package that the message names.
 set -euo pipefail
 
 cannot() {
     echo "no sandbox: $*" >&2
     exit 77
+}
+
+lacks() {
+    echo "no sandbox: $*" >&2
+    exit 76
 }
 
 # The first process of the copy.
@@ -39,9 +45,9 @@ if [ $# -eq 0 ]; then
 fi
 [ "$(id -u)" -eq 0 ] || cannot "only root can mount"
 for tool in unshare nsenter ip; do
-    command -v "$tool" >/dev/null || cannot "$tool is not here"
+    command -v "$tool" >/dev/null || lacks "$tool is not here (packages util-linux and iproute2)"
 done
-[ -x /lib/systemd/systemd ] || cannot "systemd is not here"
+[ -x /lib/systemd/systemd ] || lacks "systemd is not here (package systemd)"
 
 work=$(mktemp -d)
 unshared=

@@ -1,9 +1,12 @@
-//! Ten thousand seeds in each scenario without a finding.
+//! Every scenario without a finding, over some thousand seeds. `make sim` tries many more of each.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use switchyard_policy::migration::Side;
 use switchyard_sim::{Run, Scenario, sweep};
+
+/// Seeds of each scenario.
+const SEEDS: u64 = 2_500;
 
 /// Gives how many transactions were executed of clients that watched.
 fn clean(name: &str, seeds: u64) -> u64 {
@@ -33,52 +36,52 @@ fn clean_and(name: &str, seeds: u64, look: impl Fn(&Run) + Sync) -> u64 {
 
 #[test]
 fn calm() {
-    clean("calm", 10_000);
+    clean("calm", SEEDS);
 }
 
 #[test]
 fn rough() {
-    clean("rough", 10_000);
+    clean("rough", SEEDS);
 }
 
 #[test]
 fn forgetful() {
-    clean("forgetful", 10_000);
+    clean("forgetful", SEEDS);
 }
 
 #[test]
 fn databases() {
-    clean("databases", 10_000);
+    clean("databases", SEEDS);
 }
 
 #[test]
 fn netmigrate() {
-    clean("netmigrate", 10_000);
+    clean("netmigrate", SEEDS);
 }
 
 #[test]
 fn fulva() {
-    clean("fulva", 10_000);
+    clean("fulva", SEEDS);
 }
 
 #[test]
 fn rocksteady() {
-    clean("rocksteady", 10_000);
+    clean("rocksteady", SEEDS);
 }
 
 #[test]
 fn precopy() {
-    clean("precopy", 10_000);
+    clean("precopy", SEEDS);
 }
 
 #[test]
 fn precopy_forgetful() {
-    clean("precopy-forgetful", 10_000);
+    clean("precopy-forgetful", SEEDS);
 }
 
 #[test]
 fn stop_and_copy() {
-    clean("stop-and-copy", 10_000);
+    clean("stop-and-copy", SEEDS);
 }
 
 /// MIGRATE removes at the source before anything is on record, so a target that restarts in the middle loses keys: why the router does it only where that
@@ -93,71 +96,71 @@ fn stop_and_copy_loses_keys_where_nodes_are_killed() {
 
 #[test]
 fn full_disk() {
-    clean("full-disk", 10_000);
+    clean("full-disk", SEEDS);
 }
 
 #[test]
 fn clocks() {
-    clean("clocks", 10_000);
+    clean("clocks", SEEDS);
 }
 
 #[test]
 fn exceptions() {
-    clean("exceptions", 10_000);
+    clean("exceptions", SEEDS);
 }
 
 #[test]
 fn given_up() {
-    clean("given-up", 10_000);
+    clean("given-up", SEEDS);
 }
 
 #[test]
 fn lost() {
     let [to_source, to_target] = std::array::from_fn(|_| AtomicU64::new(0));
-    clean_and("lost", 5_000, |run| {
+    clean_and("lost", SEEDS, |run| {
         to_source.fetch_add(run.without.iter().filter(|owner| **owner == Side::Source).count() as u64, Ordering::Relaxed);
         to_target.fetch_add(run.without.iter().filter(|owner| **owner == Side::Target).count() as u64, Ordering::Relaxed);
     });
     let [to_source, to_target] = [to_source.into_inner(), to_target.into_inner()];
-    assert!(to_source > 300 && to_target > 300, "legs end without either side: {to_source} and {to_target}");
+    assert!(to_source > 150 && to_target > 150, "legs end without either side: {to_source} and {to_target}");
 }
 
 #[test]
 fn watch() {
-    let executed = clean("watch", 10_000);
-    assert!(executed > 10_000, "not every EXEC answered nil: {executed}");
+    let executed = clean("watch", SEEDS);
+    assert!(executed > SEEDS, "not every EXEC answered nil: {executed}");
 }
 
 #[test]
 fn staging() {
     let (in_pieces, whole) = (AtomicU64::new(0), AtomicU64::new(0));
-    clean_and("staging", 10_000, |run| {
+    clean_and("staging", SEEDS, |run| {
         in_pieces.fetch_add(run.in_pieces, Ordering::Relaxed);
         whole.fetch_add(run.whole, Ordering::Relaxed);
     });
     let (in_pieces, whole) = (in_pieces.into_inner(), whole.into_inner());
     println!("staging: {in_pieces} keys moved in pieces, {whole} were to be and moved whole");
-    assert!(in_pieces > 2_000 && whole > 1_000, "both are tried: {in_pieces} in pieces, {whole} whole");
+    assert!(in_pieces > SEEDS / 5 && whole > SEEDS / 10, "both are tried: {in_pieces} in pieces, {whole} whole");
 }
 
 #[test]
 fn slots() {
     let legs = AtomicU64::new(0);
-    clean_and("slots", 10_000, |run| {
+    clean_and("slots", SEEDS, |run| {
         legs.fetch_add(run.outcomes.len() as u64, Ordering::Relaxed);
     });
     let legs = legs.into_inner();
-    assert!(legs > 55_000, "moves are cut into legs: {legs}");
+    assert!(legs > 11 * SEEDS / 2, "moves are cut into legs: {legs}");
 }
 
 #[test]
 fn movers() {
-    clean("movers", 10_000);
+    clean("movers", SEEDS);
 }
 
 #[test]
 fn movers_between_nodes_that_forget() {
-    clean("movers-forget", 10_000);
+    clean("movers-forget", SEEDS);
 }
 
 #[test]
@@ -193,25 +196,25 @@ fn hot(name: &str, seeds: u64, hits_in_a_thousand: u64) {
 
 #[test]
 fn hot_copies() {
-    hot("hot", 4_000, 10_000);
+    hot("hot", 1_000, 10_000);
 }
 
 #[test]
 fn hot_copies_while_keys_move() {
-    hot("hot-moves", 2_000, 4_000);
+    hot("hot-moves", 500, 4_000);
 }
 
 #[test]
 fn hot_copies_of_keys_that_go_and_come_back() {
-    hot("hot-returns", 2_000, 20_000);
+    hot("hot-returns", 500, 20_000);
 }
 
 #[test]
 fn hot_copies_where_anything_may_write() {
-    hot("hot-rough", 2_500, 2_000);
+    hot("hot-rough", 700, 2_000);
 }
 
 #[test]
 fn in_vain() {
-    clean("in-vain", 10_000);
+    clean("in-vain", SEEDS);
 }
