@@ -18,6 +18,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use switchyard_policy::empty_return::Holdings;
 use switchyard_policy::migration::Process;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply;
@@ -26,7 +27,7 @@ use tracing::{debug, info, warn};
 
 use crate::loads::ServerLoad;
 use crate::moves::{Copies, Moves};
-use crate::nodes::holdings::{ANSWER_MAX, databases};
+use crate::nodes::holdings::ANSWER_MAX;
 use crate::nodes::{Functions, NodeConnection, functions};
 use crate::processes::Processes;
 use crate::running::Running;
@@ -63,13 +64,13 @@ impl Care {
             .name("care".to_owned())
             .spawn(move || {
                 let mut known = BTreeMap::new();
-                let mut holdings = Holdings::default();
+                let mut asked = Asked::default();
                 let mut copies = Copies::default();
                 let mut looks = 0_u32;
                 while matches!(stopped.recv_timeout(PERIOD), Err(RecvTimeoutError::Timeout)) {
                     looks = looks.wrapping_add(1);
                     if looks.is_multiple_of(HOLDINGS_ONE_IN) {
-                        holdings.ask(&running);
+                        asked.ask(&running);
                     }
                     processes.note(&store, &running);
                     end_what_is_left(&running);
@@ -93,9 +94,9 @@ impl Care {
 
 /// Connections on which nodes are asked how many keys they have, whether they keep them on disk and what they have to do, each with the process at its end.
 #[derive(Default)]
-struct Holdings(BTreeMap<NodeId, (NodeAccess, NodeConnection, String)>);
+struct Asked(BTreeMap<NodeId, (NodeAccess, NodeConnection, String)>);
 
-impl Holdings {
+impl Asked {
     /// By that a node is told that comes back without what it should have kept. `CONFIG SET` at a node changes what it keeps while its process runs.
     fn ask(&mut self, running: &Running) {
         let looked = running.with(|router| (router.status(), router.node_access(), router.traffic()));
@@ -114,9 +115,10 @@ impl Holdings {
                     unknown.insert((access.clone(), connection, run_id))
                 }
             };
+            let sent = running.with(|router: &Router| router.changes_sent(id)).unwrap_or_default();
             let data = data(connection);
-            if let Ok((keys, persists)) = data {
-                running.with(|router: &Router| router.note_data(id, run_id, keys, persists));
+            if let Ok((holdings, persists)) = data {
+                running.with(|router: &Router| router.note_data(id, run_id, holdings, persists, sent));
             }
             match data.and_then(|_| ServerLoad::ask(connection)) {
                 Ok(load) => running.loads().note_server(id, run_id, Instant::now(), load),
@@ -128,14 +130,14 @@ impl Holdings {
     }
 }
 
-/// How many keys the node has, and whether it keeps them on disk. Where it does not say, it is taken for one that has some and keeps none.
-fn data(connection: &mut NodeConnection) -> std::io::Result<(u64, bool)> {
+/// The keys of the node, and whether it keeps them on disk. A node that does not say counts as one that has some and keeps none.
+fn data(connection: &mut NodeConnection) -> std::io::Result<(Holdings, bool)> {
     let appends = connection.ask(&["INFO", "persistence"])?.text().lines().any(|line| line.trim() == "aof_enabled:1");
     let save = connection.ask(&["CONFIG", "GET", "save"])?;
     let persists = appends || save.error().is_none() && save.items().get(1).is_some_and(|save| !save.text().is_empty());
     let keyspace = connection.ask(&["INFO", "keyspace"])?;
-    let keys = keyspace.error().map_or_else(|| databases(&keyspace.text()).map(|(_, keys)| keys).sum(), |_| 1);
-    Ok((keys, persists))
+    let holdings = keyspace.error().map_or_else(|| Holdings::of_info(&keyspace.text()), |_| Holdings { keys: 1, ..Holdings::default() });
+    Ok((holdings, persists))
 }
 
 /// Why functions could not be copied.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
+use switchyard_policy::empty_return::Known;
 use switchyard_policy::topology::{Fit, NodeId, Sample, Slot, Topology, judge, slot_of};
 use switchyard_resp::units::counted;
 use switchyard_router::{KnownProcess, NodeAccess, Router};
@@ -32,6 +33,9 @@ struct Process {
     had_keys: bool,
     #[serde(default)]
     keys: u64,
+    /// When all of its keys are gone, on average; milliseconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    gone_by_ms: Option<u64>,
     persists: bool,
     #[serde(default)]
     is_held: bool,
@@ -42,22 +46,29 @@ struct Process {
 /// A number of keys that has changed by no more than one in so many is no news: each piece of news waits for the disk.
 const NEWS_ONE_IN: u64 = 32;
 
+/// The same of the time at which keys are gone.
+const NEWS_MS: u64 = 60_000;
+
 impl Process {
     fn of(known: KnownProcess) -> Self {
-        let KnownProcess { run_id, keys, persists, is_held, is_marked } = known;
-        Self { run_id, had_keys: keys > 0, keys, persists, is_held, is_marked }
+        let KnownProcess { run_id, data: Known { keys, gone_by_ms }, persists, is_held, is_marked } = known;
+        Self { run_id, had_keys: keys > 0, keys, gone_by_ms, persists, is_held, is_marked }
     }
 
     fn known(self) -> KnownProcess {
-        let Self { run_id, had_keys, keys, persists, is_held, is_marked } = self;
-        KnownProcess { run_id, keys: keys.max(u64::from(had_keys)), persists, is_held, is_marked }
+        let Self { run_id, had_keys, keys, gone_by_ms, persists, is_held, is_marked } = self;
+        // A time that was no news may be so much later.
+        let data = Known { keys: keys.max(u64::from(had_keys)), gone_by_ms: gone_by_ms.map(|at| at + NEWS_MS) };
+        KnownProcess { run_id, data, persists, is_held, is_marked }
     }
 
     /// Whether it need not be kept anew.
     fn is_as(&self, other: &Self) -> bool {
         let facts = |process: &Self| (process.had_keys, process.persists, process.is_held, process.is_marked);
+        let is_near = |(a, b): (Option<u64>, Option<u64>)| a.is_some() == b.is_some() && a.unwrap_or(0).abs_diff(b.unwrap_or(0)) < NEWS_MS;
         self.run_id == other.run_id
             && facts(self) == facts(other)
+            && is_near((self.gone_by_ms, other.gone_by_ms))
             && self.keys.abs_diff(other.keys) <= self.keys.max(other.keys) / NEWS_ONE_IN
     }
 }
@@ -222,10 +233,21 @@ impl Processes {
         if let Some(why) = one_server_twice(found.iter().map(|(name, found)| (*name, found.run_id.as_str()))) {
             bail!(why);
         }
-        // A mark at any node tells an old copy from the newest. Where they were taken away, only the keys themselves do: all of them.
+        // A mark at any node tells an old copy from the newest. Without one only the keys do: all of them.
         let is_vouched_for = found.iter().any(|(_, found)| found.is_marked == Some(true));
         let unmarked = found.iter().find(|(name, found)| !is_vouched_for && self.has_lost_mark(name, found)).map(|(name, _)| *name);
-        if unmarked.is_some() {
+        let has_keys = found.iter().any(|(_, found)| found.sample.keys > 0);
+        let no_witness = if is_vouched_for || !has_keys {
+            None
+        } else if let Some(name) = unmarked {
+            Some(format!("the mark that would tell is gone from node {name} (ACL LOAD removes it)"))
+        } else if !found.iter().any(|(name, found)| found.sample.keys > 0 && self.is_known(name, &found.run_id)) {
+            Some("all servers are other processes than those that it knows, and none has a mark of it".to_owned())
+        } else {
+            None
+        };
+        if let Some(why) = &no_witness {
+            warn!("{why}: looking at every key of every node");
             *left_over.lock().unwrap_or_else(PoisonError::into_inner) = LeftOver::default();
             found = look(None);
         }
@@ -241,17 +263,19 @@ impl Processes {
             .collect();
         let samples: Vec<Sample> = looked.iter().map(|(_, sample)| *sample).collect();
         let sum = |of: fn(&Sample) -> u64| samples.iter().map(of).sum::<u64>();
-        if let Some(name) = unmarked.filter(|_| sum(|sample| sample.elsewhere) > 0) {
+        let fit = judge(&samples);
+        if let Some(why) = no_witness.filter(|_| fit == Fit::Doubtful) {
             bail!(
-                "the state directory {} may be an old copy: the mark that would tell is gone from node {name} (ACL LOAD removes it), and of {} the slot map looks for \
-                 {} elsewhere. Clients would read nil for them. Start with the state directory of the router that served last (--state-dir); if it is lost, make one from where the \
-                 keys are (`switchyard recover` with an empty --state-dir); or remove these keys, if somebody has written them past the router",
+                "the state directory {} may be an old copy: {why}, and of {} the slot map looks for {} elsewhere. Clients would read nil for them. \
+                 Start with the state directory of the router that served last (--state-dir). If it is lost, make one from where the keys are \
+                 (`switchyard recover` with an empty --state-dir). Or restore state directory and servers from one time (docs/backup.md). \
+                 The last way loses data: remove these keys, if somebody has written them past the router",
                 directory.display(),
                 counted(sum(|sample| sample.keys), "key"),
                 sum(|sample| sample.elsewhere),
             );
         }
-        match judge(&samples) {
+        match fit {
             Fit::Fits => Ok(Vec::new()),
             Fit::Doubtful => Ok(looked
                 .iter()

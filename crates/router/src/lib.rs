@@ -65,6 +65,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use switchyard_policy::cache::Discarded;
+use switchyard_policy::empty_return::{Holdings, Sent};
 use switchyard_policy::migration::Process;
 use switchyard_policy::telemetry::HotNode;
 use switchyard_policy::topology::{MoveId, NodeId, Topology};
@@ -74,7 +75,7 @@ use listener::Listener;
 pub use lua::{is_wrapped_library as is_checked_library, renewed_library};
 
 use metrics::{Counter, HotCounters, NodeCounters, NodeScrape, Scrape, Waits};
-use shared::{NodeFacts, Plan, Shared, lock};
+use shared::{NodeFacts, Plan, Shared, lock, unix_ms};
 use worker::Worker;
 
 /// Why the router did not start.
@@ -354,22 +355,28 @@ impl Router {
     pub fn processes(&self) -> BTreeMap<String, KnownProcess> {
         let plan = self.shared.plan();
         let known = plan.topology.nodes().filter_map(|node| {
-            let writes = self.shared.writes_sent(node.id);
+            let sent = self.shared.changes_sent(node.id);
             self.shared.with_facts(node.id, |facts| {
                 let run_id = facts.run_id.as_deref()?.to_owned();
-                let keys = facts.keys_before(writes);
+                let data = facts.data.to_know(sent);
                 let NodeFacts { persists, is_held, is_marked, .. } = *facts;
-                Some((node.name.clone(), KnownProcess { run_id, keys, persists, is_held, is_marked }))
+                Some((node.name.clone(), KnownProcess { run_id, data, persists, is_held, is_marked }))
             })
         });
         known.collect()
     }
 
-    /// Takes note how many keys a process of a node has now, and whether it keeps them on disk.
-    pub fn note_data(&self, node: NodeId, run_id: &str, keys: u64, persists: bool) {
+    /// Commands that may change the keys of a node, sent to it by now. To be asked before the node is asked what it has.
+    pub fn changes_sent(&self, node: NodeId) -> Sent {
+        self.shared.changes_sent(node)
+    }
+
+    /// Takes note what a process of a node has now, and whether it keeps it on disk. `sent`: [`Router::changes_sent`] before the process was asked.
+    pub fn note_data(&self, node: NodeId, run_id: &str, holdings: Holdings, persists: bool, sent: Sent) {
         self.shared.with_facts(node, |facts| {
             if facts.run_id.as_deref() == Some(run_id) {
-                facts.note_data(keys, persists);
+                facts.data.counted(holdings, unix_ms(), sent);
+                facts.persists = persists;
             }
         });
     }

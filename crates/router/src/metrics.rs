@@ -190,6 +190,9 @@ pub(crate) struct NodeClass {
 pub(crate) struct NodeCounters {
     pub(crate) classes: [NodeClass; CommandClass::COUNT],
     pub(crate) in_flight: Counter,
+    /// Commands that may write, and how many keys may have been removed.
+    pub(crate) writes: Counter,
+    pub(crate) removals: Counter,
     pub(crate) bytes_sent: Counter,
     pub(crate) bytes_received: Counter,
     pub(crate) connections: Counter,

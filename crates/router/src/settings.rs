@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use switchyard_policy::cache::Knobs;
+use switchyard_policy::empty_return::Known;
 use switchyard_policy::topology::NodeId;
 
 use crate::colocate::ColocatePort;
@@ -321,8 +322,8 @@ pub struct Servers {
 pub struct KnownProcess {
     /// Its identity: another one means that it restarted.
     pub run_id: String,
-    /// How many keys it had when it was asked last; at least one where it ever had any, or was written to.
-    pub keys: u64,
+    /// Its data when it was asked last.
+    pub data: Known,
     /// Whether it keeps its data on disk.
     pub persists: bool,
     /// Another process is in its place, which has not what it had, and is not served.

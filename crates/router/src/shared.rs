@@ -6,14 +6,15 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::event::{EventfdFlags, eventfd};
+use switchyard_policy::empty_return::{Data, Sent};
 use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::{Fingerprint, Side};
 use switchyard_policy::scan::{Scans, TICK_MS};
 use switchyard_policy::topology::{MoveId, NodeId, Topology};
-use switchyard_resp::command::{CommandClass, CommandTable};
+use switchyard_resp::command::CommandTable;
 
 use crate::config_set::Overrides;
 use crate::exclusive_bounds::ExclusiveBounds;
@@ -34,6 +35,11 @@ use crate::telemetry::SharedBoard;
 use crate::users::{AclLog, Attempt, Logins, Users};
 use crate::wait_queues::WaitQueues;
 use crate::worker::Lane;
+
+/// The time of day, milliseconds since 1970.
+pub(crate) fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}
 
 /// Everything that a worker adopts together, at one epoch.
 #[derive(Clone, Debug)]
@@ -94,14 +100,12 @@ pub(crate) struct NodeFacts {
     pub(crate) translated: bool,
     /// Whether an attempt to connect has ended, either way.
     pub(crate) tried: bool,
-    /// How many keys this process had when it was asked last; at least one where it ever had any.
-    pub(crate) keys: u64,
+    /// The data of this process.
+    pub(crate) data: Data,
     /// Whether it keeps its data on disk.
     pub(crate) persists: bool,
     /// Whether this process keeps the mark of the router.
     pub(crate) is_marked: bool,
-    /// Commands that write sent to it before this process was met.
-    pub(crate) writes_before: u64,
     /// It is not used because another process answers, without the keys that this one had.
     pub(crate) is_held: bool,
     /// Somebody has said that these are gone.
@@ -111,24 +115,8 @@ pub(crate) struct NodeFacts {
 impl NodeFacts {
     /// What an earlier run of the router has known.
     pub(crate) fn known(process: KnownProcess) -> Self {
-        let KnownProcess { run_id, keys, persists, is_held, is_marked } = process;
-        Self { run_id: Some(run_id.into()), keys, persists, is_held, is_marked, ..Self::default() }
-    }
-
-    /// How many keys this process had, where so many writes have been sent to the node in all: one that was written to had one at least.
-    pub(crate) fn keys_before(&self, writes_sent: u64) -> u64 {
-        self.keys.max(u64::from(writes_sent > self.writes_before))
-    }
-
-    /// A move has stored so many keys at this process, or removed them there: it is asked itself only now and then.
-    pub(crate) fn note_moved(&mut self, stored: u64, removed: u64) {
-        self.keys = (self.keys + stored).saturating_sub(removed).max(self.keys.min(1));
-    }
-
-    /// What this process says of its data now.
-    pub(crate) fn note_data(&mut self, keys: u64, persists: bool) {
-        self.keys = keys.max(self.keys.min(1));
-        self.persists = persists;
+        let KnownProcess { run_id, data, persists, is_held, is_marked } = process;
+        Self { run_id: Some(run_id.into()), data: Data::known(data), persists, is_held, is_marked, ..Self::default() }
     }
 }
 
@@ -610,10 +598,12 @@ impl Shared {
         lock(&self.nodes).values().map(|facts| facts.databases).max().unwrap_or(0)
     }
 
-    /// Commands that write sent to a node, by all workers.
-    pub(crate) fn writes_sent(&self, node: NodeId) -> u64 {
-        let class = CommandClass::Write as usize;
-        self.counters.iter().map(|worker| worker.node(node).classes[class].requests.get()).sum()
+    /// Commands that may change the keys of a node, sent by all workers.
+    pub(crate) fn changes_sent(&self, node: NodeId) -> Sent {
+        self.counters.iter().map(|worker| worker.node(node)).fold(Sent::default(), |sent, node| Sent {
+            writes: sent.writes + node.writes.get(),
+            removals: sent.removals.saturating_add(node.removals.get()),
+        })
     }
 
     /// Changes what is known of a node.

@@ -366,7 +366,7 @@ impl Mover {
             let Some(connection) = &end.connection else { continue };
             self.shared.with_facts(end.node, |facts| {
                 if facts.run_id.as_deref() == Some(&connection.process.run_id) {
-                    facts.note_moved(stored, removed);
+                    facts.data.moved(stored, removed);
                 }
             });
         }

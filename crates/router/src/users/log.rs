@@ -1,9 +1,10 @@
 //! What `ACL LOG` shows: the last commands and logins that were refused.
 
 use std::collections::VecDeque;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use switchyard_resp::encode;
+
+use crate::shared::unix_ms;
 
 /// Entries kept (Redis `acllog-max-len`).
 const ENTRIES_MAX: usize = 128;
@@ -48,7 +49,7 @@ impl AclLog {
     pub(crate) fn note(&mut self, mut refused: Refused) {
         refused.object.truncate(NAME_MAX);
         refused.user.truncate(NAME_MAX);
-        let now = now_ms();
+        let now = unix_ms();
         let is_same = |entry: &Entry| {
             let known = &entry.refused;
             now.saturating_sub(entry.updated_ms) <= SAME_MS
@@ -79,7 +80,7 @@ impl AclLog {
     /// The latest, as `ACL LOG` answers.
     pub(crate) fn show(&self, count: usize, resp3: bool, out: &mut Vec<u8>) {
         let count = count.min(self.entries.len());
-        let now = now_ms();
+        let now = unix_ms();
         encode::header(out, b'*', count);
         for entry in self.entries.iter().take(count) {
             let refused = &entry.refused;
@@ -113,10 +114,6 @@ impl AclLog {
             }
         }
     }
-}
-
-fn now_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
 #[cfg(test)]

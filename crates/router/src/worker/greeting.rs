@@ -6,10 +6,11 @@
 use std::io;
 use std::sync::Arc;
 
-use switchyard_policy::empty_return::has_lost;
+use switchyard_policy::empty_return::{Data, Holdings, Return};
 use switchyard_policy::seat::Standing;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::parse_command_reply;
+use switchyard_resp::units::counted;
 use switchyard_resp::{encode, reply};
 use tracing::{debug, info, warn};
 
@@ -21,7 +22,7 @@ use super::upstream::{Lane, Link, Phase, Purpose};
 use crate::fences;
 use crate::seat::why_not;
 use crate::settings::EmptyReturn;
-use crate::shared::{Commands, Connection, Plan, lock};
+use crate::shared::{Commands, Connection, Plan, lock, unix_ms};
 use crate::slab::Handle;
 
 /// What a process that is not known is asked of its data.
@@ -30,6 +31,9 @@ const ABOUT_DATA: [(Greeting, &[&str]); 3] = [
     (Greeting::Save, &["CONFIG", "GET", "save"]),
     (Greeting::Keyspace, &["INFO", "keyspace"]),
 ];
+
+/// Stands for the keys of a process that does not say.
+const UNKNOWN: Holdings = Holdings { keys: 1, expires: 0, avg_ttl_ms: 0 };
 
 /// A field of INFO, in signs that are safe to show: what a node says must not draw on a terminal, or pass for other lines of the log.
 fn field_of(info: &[u8], name: &str) -> Option<String> {
@@ -41,12 +45,6 @@ fn field_of(info: &[u8], name: &str) -> Option<String> {
 /// The process that INFO is about.
 fn run_id_of(info: &[u8]) -> Option<String> {
     field_of(info, "run_id")
-}
-
-/// How many keys INFO keyspace counts, in all databases.
-fn keys_of(info: &str) -> u64 {
-    let of = |line: &str| line.split_once(":keys=")?.1.split(',').next()?.parse::<u64>().ok();
-    info.lines().filter(|line| line.starts_with("db")).filter_map(of).fold(0, u64::saturating_add)
 }
 
 /// Whether fields of hashes have times of their own there: Redis from 7.4 on, Valkey from 9. What is not understood may.
@@ -106,7 +104,7 @@ impl Worker {
         link.since_us = self.now_us;
         link.writable = true;
         link.greeting.clear();
-        (link.knows_data, link.keys, link.is_loading, link.persists) = (false, None, false, false);
+        (link.knows_data, link.holdings, link.is_loading, link.persists) = (false, None, false, false);
         link.standing = Standing::Untold;
         // It is asked again: what an earlier connection was refused, this one may be allowed.
         link.no_multi = None;
@@ -266,7 +264,7 @@ impl Worker {
             }
             (Greeting::Keyspace, None) => {
                 let text = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
-                link.keys = Some(keys_of(&text));
+                link.holdings = Some(Holdings::of_info(&text));
             }
             (Greeting::Process, None) => self.greet_process(handle, reply::text(answer).unwrap_or_default()),
             (Greeting::Info, None) => {
@@ -370,25 +368,48 @@ impl Worker {
     /// Why a node that is being greeted must not be served, where that is so: it lost what it had, and nobody has said that this is all right.
     fn comes_back_without_data(&self, handle: Handle, run_id: Option<&str>) -> Option<String> {
         let link = self.links.get(handle).filter(|link| link.lane != Lane::Replica)?;
-        let (node, now, is_loading, policy) = (link.node, link.keys?, link.is_loading, self.plan.live.empty_return);
+        let (node, now, is_loading, policy) = (link.node, link.holdings?.keys, link.is_loading, self.plan.live.empty_return);
         // Where no key is looked for, none is missed.
         if !self.plan.topology.keepers().contains(&node) {
             return None;
         }
-        let writes = self.shared.writes_sent(node);
+        let sent = self.shared.changes_sent(node);
+        let name = self.node_name(node);
         self.shared.with_facts(node, |facts| {
-            let is_to_be_held = policy == EmptyReturn::Hold || (policy == EmptyReturn::Auto && facts.persists);
-            let is_another = facts.run_id.is_some() && facts.run_id.as_deref() != run_id;
-            let before = facts.keys_before(writes);
-            let is_lost = is_another && is_to_be_held && !facts.accepted && has_lost(before, now, facts.is_held);
-            if is_lost && is_loading {
+            if facts.run_id.is_none() || facts.run_id.as_deref() == run_id || facts.accepted {
+                facts.is_held = false;
+                return None;
+            }
+            let found = facts.data.judge(sent, now, unix_ms(), facts.is_held);
+            let (is_to_be_held, what) = match (found, policy) {
+                (Return::Intact, _) => (false, None),
+                (Return::Expired, _) => (false, Some("it was away for longer than the mean time to live of its keys".to_owned())),
+                (Return::Removed(keys), _) => {
+                    let what = format!("commands of the last second may have removed {}", counted(keys, "key"));
+                    (policy == EmptyReturn::Hold, Some(what))
+                }
+                (Return::Lost(_), EmptyReturn::Serve) => (false, Some("nodes.empty-return is serve".to_owned())),
+                (Return::Lost(_), EmptyReturn::Auto) if !facts.persists => (false, Some("it keeps no data on disk".to_owned())),
+                (Return::Lost(_), EmptyReturn::Hold | EmptyReturn::Auto) => (true, None),
+            };
+            if is_to_be_held && is_loading {
                 return Some("it is loading its data".to_owned());
             }
-            facts.is_held = is_lost;
+            facts.is_held = is_to_be_held;
+            let before = match found {
+                Return::Lost(before) => before,
+                _ => facts.data.to_know(sent).keys,
+            };
             let with = if now == 0 { "empty".to_owned() } else { format!("with {now} of {before} keys") };
-            is_lost.then(|| {
+            if !is_to_be_held && let Some(why) = what {
+                info!(node = %name, "node came back {with}, and is served: {why}");
+                return None;
+            }
+            is_to_be_held.then(|| {
+                let why = what
+                    .map_or_else(|| "it restarted without its data".to_owned(), |why| format!("{why}, or it restarted without its data"));
                 format!(
-                    "it came back {with} (it restarted without its data). Restore its data, or accept that they are gone: `switchyard nodes accept` with its \
+                    "it came back {with} ({why}). Restore its data, or accept that they are gone: `switchyard nodes accept` with its \
                      address (nodes.empty-return)"
                 )
             })
@@ -426,8 +447,8 @@ impl Worker {
             return;
         }
         self.shared.connection_began(Connection { worker: self.index, node, client_id: link.client_id, run_id: run_id.clone() });
-        let (keys, persists, knows_data, standing) = (link.keys, link.persists, link.knows_data, link.standing);
-        let writes = self.shared.writes_sent(node);
+        let (holdings, persists, knows_data, standing) = (link.holdings, link.persists, link.knows_data, link.standing);
+        let sent = self.shared.changes_sent(node);
         let name = self.node_name(node);
         let mut restarted = false;
         let (recovered, learn) = self.shared.with_facts(node, |facts| {
@@ -442,14 +463,14 @@ impl Worker {
                 facts.commands = Commands::Unknown;
                 facts.databases = start_database + 1;
                 facts.run_id.clone_from(&run_id);
-                (facts.keys, facts.is_marked) = (0, false);
-                facts.writes_before = writes;
+                facts.is_marked = false;
+                // Later counts are those of `Router::note_data`.
+                facts.data = Data::met(holdings.unwrap_or(UNKNOWN), unix_ms(), sent);
             }
             (facts.is_held, facts.accepted) = (false, false);
             facts.is_marked |= standing == Standing::Ours;
             if knows_data {
-                // Where it does not say how many, it is taken for one that has some.
-                facts.note_data(keys.unwrap_or(1), persists);
+                facts.persists = persists;
             }
             facts.flavour = flavour;
             facts.version.clone_from(&version);

@@ -26,6 +26,7 @@ use switchyard_resp::reply;
 use switchyard_resp::request::Args;
 
 use super::Worker;
+use super::changes::Changes;
 use super::hot_copies::{Hot, hold, noticed};
 use super::published::late_writes;
 use super::telemetry::Telemetry;
@@ -139,6 +140,8 @@ pub(super) struct Hearers {
     /// Anybody does: keys are on their way, or there is a tap. Looked at once per command.
     any: bool,
     tap: Option<Arc<dyn Tap>>,
+    /// It counts what may add or remove keys.
+    changes: Changes,
     /// It hears some commands, whatever else there is.
     pub(super) telemetry: Telemetry,
     /// It hears writes of keys that are armed.
@@ -153,10 +156,11 @@ pub(super) struct Hearers {
 }
 
 impl Hearers {
-    pub(super) fn new(telemetry: Telemetry, hot: Hot) -> Self {
+    pub(super) fn new(changes: Changes, telemetry: Telemetry, hot: Hot) -> Self {
         Self {
             any: false,
             tap: None,
+            changes,
             telemetry,
             hot,
             last: EndNumber::NONE,
@@ -188,6 +192,7 @@ impl Worker {
     /// A command is handed to a connection: makes its request.
     #[inline]
     pub(super) fn pass<'r>(&mut self, keyed: Keyed<'_>, bytes: &'r [u8], pending: Pending) -> Request<'r> {
+        self.hearers.changes.note(&self.plan.commands, keyed);
         let followed = if self.hearers.telemetry.is_due() { self.hearers.telemetry.note(&self.plan, keyed, bytes.len()) } else { None };
         if self.hearers.telemetry.is_instant()
             && let Some((key, count)) = self.hearers.telemetry.notice(keyed)

@@ -13,6 +13,7 @@ mod acl;
 mod batching;
 mod blocking;
 mod breaking;
+mod changes;
 mod client_commands;
 mod clients;
 mod cluster;
@@ -177,7 +178,11 @@ impl Worker {
         let slow_us = plan.live.slow_us();
         let counters = shared.counters[index].clone();
         let hot = hot_copies::Hot::new(&shared.hot, shared.board.fingerprints);
-        let hearers = keyed::Hearers::new(telemetry::Telemetry::new(shared.board.fingerprints, index), hot);
+        let hearers = keyed::Hearers::new(
+            changes::Changes::new(Arc::clone(&counters)),
+            telemetry::Telemetry::new(shared.board.fingerprints, index),
+            hot,
+        );
         Ok(Self {
             index,
             clients: clients::Clients::new(counters.clone()),

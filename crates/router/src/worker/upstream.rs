@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use switchyard_policy::empty_return::Holdings;
 use switchyard_policy::seat::Standing;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply::{ReplyFollower, ReplyScan, ReplyScanner};
@@ -211,8 +212,8 @@ pub(super) struct Link {
     pub(super) run_id: Option<Arc<str>>,
     /// It was asked about its data when it was greeted.
     pub(super) knows_data: bool,
-    /// How many keys the node had when it was greeted, where it said so.
-    pub(super) keys: Option<u64>,
+    /// The node's keys when it was greeted, if it said so.
+    pub(super) holdings: Option<Holdings>,
     /// It was still loading them.
     pub(super) is_loading: bool,
     /// It keeps its data on disk.
@@ -283,7 +284,7 @@ impl Link {
             client_id: 0,
             run_id: None,
             knows_data: false,
-            keys: None,
+            holdings: None,
             is_loading: false,
             persists: false,
             start_database: database,

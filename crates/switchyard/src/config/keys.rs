@@ -412,7 +412,7 @@ keys! {
     "empty-return" Reload [] word(EMPTY_RETURNS) live.empty_return,
         "What is done with a node that restarted and lost the keys that it had. serve: it is served, its keys are gone. hold: it is \
          treated as down until SWITCHYARD ACCEPT, or until it has them again. auto: hold where it keeps its data on disk (appendonly, \
-         save), else serve.";
+         save) and commands of the last second cannot have removed the keys, else serve.";
     "tls" Reload ["tls-replication", "tls-cluster"] switch nodes_tls.on,
         "Speak TLS to every node that does not say otherwise.";
     "tls-ca-file" Reload [] file nodes_tls.ca = "\"/etc/switchyard/ca.pem\"",

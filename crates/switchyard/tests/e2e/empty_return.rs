@@ -40,6 +40,17 @@ fn held(client: &mut Client, key: &str) -> String {
     })
 }
 
+/// Waits until the router has counted the keys of the first node, by a question that begins after this call.
+fn until_counted(site: &Site) {
+    let asked = || {
+        let stats = site.nodes()[0].cmd("INFO commandstats").text();
+        let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_config|get:calls=")?.split(',').next()?.parse::<u64>().ok());
+        calls.unwrap_or(0)
+    };
+    let before = asked();
+    until("the router has counted", || asked() >= before + 3);
+}
+
 #[test]
 fn it_is_held_until_somebody_accepts_it() {
     let Some(mut site) = site(false, "hold") else { return };
@@ -95,14 +106,7 @@ fn one_key_of_many_does_not_make_it_served() {
     const KEYS: usize = 300;
     let keys: Vec<String> = (0..KEYS).map(|number| format!("{{{tag}}}{number}")).collect();
     keys.iter().for_each(|key| assert_eq!(client.cmd(&format!("SET {key} v")), ok()));
-    // The router counts keys once a second.
-    let asked = |site: &Site| {
-        let stats = site.nodes()[0].cmd("INFO commandstats").text();
-        let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_config|get:calls=")?.split(',').next()?.parse::<u64>().ok());
-        calls.unwrap_or(0)
-    };
-    let before = asked(&site);
-    until("the router has counted", || asked(&site) >= before + 3);
+    until_counted(&site);
     site.node_mut(0).restart();
     held(&mut client, &keys[0]);
     let stays = |site: &Site, client: &mut Client| {
@@ -199,14 +203,7 @@ fn persistence_that_is_switched_on_later_counts() {
     let mut client = site.client();
     let key = fill(&site, &mut client);
     assert_eq!(site.nodes()[0].cmd("CONFIG SET appendonly yes"), ok());
-    // The router asks for both settings together: a question that began later is answered when there are two more.
-    let asked = || {
-        let stats = site.nodes()[0].cmd("INFO commandstats").text();
-        let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_config|get:calls=")?.split(',').next()?.parse::<u64>().ok());
-        calls.unwrap_or(0)
-    };
-    let before = asked();
-    until("the router has asked", || asked() >= before + 3);
+    until_counted(&site);
     site.node_mut(0).restart();
     held(&mut client, &key);
 }
@@ -321,4 +318,28 @@ fn what_a_move_has_just_taken_away_is_not_missed() {
     assert!(tied(env!("CARGO_BIN_EXE_switchyard")).args(order).output().expect("it runs").status.success());
     site.node_mut(0).restart();
     until("what is left is served", || client.cmd(&format!("GET {stays}")) == bulk("v"));
+}
+
+/// Deleted, flushed or expired: what is gone rightly is not missed.
+#[test]
+fn keys_that_are_gone_rightly_are_not_missed() {
+    let Some(mut site) = site(false, "hold") else { return };
+    let mut client = site.client();
+    let key = fill(&site, &mut client);
+    let served = |client: &mut Client| until("the node is served", || client.cmd(&format!("SET {key} v PX 8000")) == ok());
+    // A write may be under way at the first count.
+    let twice = |site: &Site| (0..2).for_each(|_| until_counted(site));
+    for line in [format!("DEL {key}"), "FLUSHALL".to_owned()] {
+        client.cmd(&line);
+        twice(&site);
+        site.node_mut(0).restart();
+        served(&mut client);
+    }
+    until_counted(&site);
+    site.node_mut(0).kill();
+    // Time is what is tried: the key ends meanwhile.
+    std::thread::sleep(std::time::Duration::from_millis(8100));
+    site.node_mut(0).restart();
+    served(&mut client);
+    site.router().process().expect_log(&["node came back empty, and is served", "mean time to live"]);
 }

@@ -472,7 +472,9 @@ fn nothing_moves_beside_a_router_with_a_copy_of_the_state_directory() {
 /// Nothing is left then that tells an old copy of the state directory but the keys.
 #[test]
 fn an_old_copy_is_refused_where_marks_were_removed() {
-    let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let args = ["--appendonly", "yes", "--appendfsync", "always"].map(str::to_owned).to_vec();
+    let node = NodeOptions { args, ..NodeOptions::default() };
+    let Some(mut site) = Site::router_only(2, &SiteOptions { node, ..SiteOptions::default() }) else { return };
     let mut client = site.client();
     for number in 0..KEYS {
         assert_eq!(client.cmd(&format!("SET {} {number}", key(number))), ok());
@@ -502,6 +504,10 @@ fn an_old_copy_is_refused_where_marks_were_removed() {
     }
     let log = refused_start(&listed, copy.path());
     assert!(log.contains("may be an old copy") && log.contains("switchyard recover"), "{log}");
+    // The servers' own restart takes the marks away, too, and no process is known then.
+    (0..2).for_each(|node| site.node_mut(node).restart());
+    let log = refused_start(&listed, copy.path());
+    assert!(log.contains("may be an old copy") && log.contains("other processes than those that it knows"), "{log}");
     // The newest one fits.
     site.router_mut().start_again(&listed);
     all_are_found(site.router());

@@ -1,0 +1,118 @@
+//! Counts the commands that may add or remove keys of a node: by that the guard of nodes that come back empty ([`switchyard_policy::empty_return`]) knows what may be
+//! gone rightly.
+//!
+//! In the seam, because the class of a command does not show whether it removes: DEL and MSET are of one class.
+
+use std::sync::Arc;
+
+use switchyard_policy::empty_return::ANY_NUMBER;
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::command::{Command, CommandTable, Flags, Lookup};
+use switchyard_resp::request::{Args, Scanner};
+
+use super::keyed::{Call, Keyed};
+use crate::metrics::{NodeCounters, WorkerCounters};
+
+/// The counters of one worker.
+#[derive(Debug)]
+pub(super) struct Changes {
+    all: Arc<WorkerCounters>,
+    /// By node number, those that were used: taking one from `all` needs a lock.
+    nodes: Vec<Option<Arc<NodeCounters>>>,
+}
+
+impl Changes {
+    pub(super) fn new(all: Arc<WorkerCounters>) -> Self {
+        Self { all, nodes: Vec::new() }
+    }
+
+    /// A command goes to a node.
+    #[inline]
+    pub(super) fn note(&mut self, commands: &CommandTable, keyed: Keyed<'_>) {
+        match keyed.call {
+            Call::Found(command, _) if command.flags.has(Flags::READONLY) => {}
+            Call::Found(command, args) => self.note_write(keyed.node, command, args),
+            Call::Bytes(bytes) => self.note_bytes(commands, keyed.node, bytes),
+        }
+    }
+
+    fn note_write(&mut self, node: NodeId, command: &Command, args: &Args<'_>) {
+        let (writes, removes) = (command.flags.has(Flags::WRITE), removes(command, args));
+        if writes || removes > 0 {
+            let counters = self.of(node);
+            counters.writes.add(u64::from(writes));
+            counters.removals.add(removes);
+        }
+    }
+
+    /// Parts of MGET and MSET are most of what the router makes itself. These are known by their first bytes, and MSET only adds.
+    fn note_bytes(&mut self, commands: &CommandTable, node: NodeId, bytes: &[u8]) {
+        let name = bytes.iter().position(|byte| *byte == b'$').map_or(&[][..], |at| &bytes[at..]);
+        if name.starts_with(b"$4\r\nMGET") {
+            return;
+        }
+        if name.starts_with(b"$4\r\nMSET") {
+            return self.of(node).writes.add(1);
+        }
+        let Some(scanner) = Scanner::again(bytes) else { return };
+        let args = scanner.args(bytes);
+        if let Lookup::Command(command) = commands.find(&args)
+            && !command.flags.has(Flags::READONLY)
+        {
+            self.note_write(node, command, &args);
+        }
+    }
+
+    #[inline]
+    fn of(&mut self, node: NodeId) -> &NodeCounters {
+        if self.nodes.len() <= node.index() {
+            self.nodes.resize(node.index() + 1, None);
+        }
+        self.nodes[node.index()].get_or_insert_with(|| self.all.node(node))
+    }
+}
+
+/// How many keys a command may remove, at most. One that may use memory (Redis's flag) does not remove keys.
+fn removes(command: &Command, args: &Args<'_>) -> u64 {
+    if command.flags.has(Flags::SCRIPT) {
+        ANY_NUMBER
+    } else if !command.flags.has(Flags::WRITE) || command.flags.has(Flags::DENY_OOM) {
+        0
+    } else if args.len() == 1 || matches!(&*command.name, "FLUSHALL" | "FLUSHDB" | "SWAPDB") {
+        ANY_NUMBER
+    } else {
+        args.len() as u64 - 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use switchyard_resp::encode;
+
+    use super::*;
+
+    #[test]
+    fn what_may_remove_keys_is_counted_by_keys() {
+        let (commands, node) = (CommandTable::builtin(), NodeId(0));
+        for (line, writes, removals) in [
+            ("GET k", 0, 0),
+            ("SET k v", 1, 0),
+            ("MSET a 1 b 2", 1, 0),
+            ("MGET a b", 0, 0),
+            ("DEL a b c", 1, 3),
+            ("RPOP queue", 1, 1),
+            ("FLUSHALL", 1, ANY_NUMBER),
+            ("FLUSHDB ASYNC", 1, ANY_NUMBER),
+            ("EVAL x 0", 0, ANY_NUMBER),
+            ("EVAL_RO x 0", 0, 0),
+            ("PUBLISH c m", 0, 0),
+        ] {
+            let mut bytes = Vec::new();
+            encode::command(&mut bytes, line.split(' ').map(str::as_bytes).collect::<Vec<_>>());
+            let all = Arc::new(WorkerCounters::default());
+            Changes::new(Arc::clone(&all)).note(&commands, Keyed { call: Call::Bytes(&bytes), node, database: 0 });
+            let found = (all.node(node).writes.get(), all.node(node).removals.get());
+            assert_eq!(found, (writes, removals), "{line}");
+        }
+    }
+}
