@@ -32,6 +32,9 @@ is "the server's key is there" 1 redis-cli -p 6380 get before
 is "it runs as a user of its own" switchyard sh -c 'ps -o user= -p $(systemctl show -P MainPID switchyard)'
 is "status in systemctl" yes sh -c 'systemctl show -P StatusText switchyard | grep -q node && echo yes'
 switchyard status || fail "status"
+is "the package's file is the default one" yes sh -c 'switchyard check-config | grep -q "/etc/switchyard.toml:" && echo yes'
+is "doctor looks at the state directory of the running router" 0 sh -c 'switchyard doctor 2>&1 | grep -c "its state directory is not" || true'
+is "recover finds it, too" yes sh -c 'switchyard recover --dry-run 2>&1 | grep -q "a router runs on the state directory /var/lib/switchyard" && echo yes'
 
 echo 'clients.no-such-key = 1' >>/etc/switchyard.toml
 systemctl reload switchyard 2>/dev/null && fail "a reload with a mistake in the file has passed"

@@ -2,7 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
@@ -13,7 +13,7 @@ use switchyard_control::admin::{Token, TokenReport};
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
 use super::Failure;
-use crate::config::{ADMIN_PORT, Config, Endpoint, SecretSource, Sources, certificates_in, provider, trusted_certificates};
+use crate::config::{ADMIN_PORT, Config, Endpoint, SecretSource, Sources, certificates_in, default_file, provider, trusted_certificates};
 
 /// Which router to ask.
 // Global: they may also stand before the name of a subcommand (`switchyard nodes --admin HOST:PORT remove NODE`).
@@ -23,7 +23,7 @@ pub(super) struct AdminFlags {
     #[arg(long, global = true, value_name = "HOST:PORT")]
     admin: Option<String>,
 
-    /// Configuration file of the router, for the address and the token of its admin port
+    /// Configuration file of the router, for the address and the token of its admin port [default: /etc/switchyard.toml, if it is there and no --admin is given]
     #[arg(short, long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -99,7 +99,8 @@ fn owned(der: &[u8]) -> Certificate<'static> {
 
 impl AdminClient {
     pub(super) fn new(flags: &AdminFlags) -> Result<Self, Failure> {
-        let config = match &flags.config {
+        let file = flags.config.clone().or_else(|| if flags.admin.is_none() { default_file() } else { None });
+        let config = match &file {
             Some(file) => Some(Sources { file: Some(file.clone()), overrides: Vec::new() }.read()?),
             None => None,
         };
@@ -129,6 +130,12 @@ impl AdminClient {
     pub(super) fn of(config: &Config) -> anyhow::Result<Self> {
         let tls = config.admin_tls.then(|| AdminFlags::default().tls()).transpose()?;
         Self::to(&config.admin_listen, config.admin_token.as_ref(), tls)
+    }
+
+    /// The folder of the token that the router has made: its state directory. `None` where the configuration gives a token.
+    pub(super) fn state_dir(&self) -> anyhow::Result<Option<PathBuf>> {
+        let token: TokenReport = self.read(&self.get("/api/v1/token")?)?;
+        Ok(token.file.as_deref().and_then(Path::parent).map(Path::to_owned))
     }
 
     /// `tls`: it speaks HTTPS.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Command};
 
-use crate::config::{DATA_PORT, Override, Raw, Sources};
+use crate::config::{DATA_PORT, Override, Raw, Sources, default_file};
 
 /// Flags that are of use to `serve` alone. Others take them too, so that the words of a command line can be tried elsewhere, and do not show them.
 const OF_SERVE: &str = "listen port bind workers pin password_file password_env allow_open_listener database max_clients shutdown_timeout cluster \
@@ -20,7 +20,7 @@ pub(crate) fn hide_flags_of_serve(command: Command) -> Command {
 /// `-c FILE`, and a flag for each key that is often given by hand; `--set` reaches the rest.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ConfigFlags {
-    /// Configuration file (TOML); flags win over it
+    /// Configuration file (TOML); flags win over it [default: /etc/switchyard.toml, if it is there and no --node is given]
     #[arg(short, long, value_name = "FILE", visible_alias = "conf-file")]
     config: Option<PathBuf>,
 
@@ -180,7 +180,8 @@ impl ConfigFlags {
                 add(flag, path, Raw::Bool(true));
             }
         }
-        Sources { file: self.config.clone(), overrides }
+        let file = self.config.clone().or_else(|| if self.node.is_empty() { default_file() } else { None });
+        Sources { file, overrides }
     }
 }
 

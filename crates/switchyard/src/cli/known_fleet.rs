@@ -3,11 +3,11 @@
 //! The state directory knows, and where a router runs on it, that router says it. Nothing is changed here, and nothing made.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use switchyard_control::Processes;
-use switchyard_control::admin::{MisplacedReport, NodeReport, NodesReport, TokenReport};
+use switchyard_control::admin::{MisplacedReport, NodeReport, NodesReport};
 use switchyard_control::members::recall;
 use switchyard_control::store::{RedbStore, Store, StoreError};
 use switchyard_policy::topology::Topology;
@@ -41,6 +41,13 @@ impl KnownFleet {
     }
 
     fn try_find(config: &mut Config) -> anyhow::Result<Self> {
+        // Nobody has named one: that of the router that runs here, if one does.
+        if config.has_default_state_dir()
+            && let Ok(Some(folder)) = AdminClient::of(config).and_then(|client| client.state_dir())
+            && folder.is_dir()
+        {
+            config.state_dir = folder;
+        }
         // Opening it would make one.
         if !config.state_dir.join("state.redb").try_exists().unwrap_or(true) {
             return Ok(Self::Unplaced);
@@ -71,13 +78,9 @@ impl KnownFleet {
 /// The router that runs on the state directory.
 fn router_on(config: &Config) -> anyhow::Result<AdminClient> {
     let client = AdminClient::of(config)?;
-    let token: TokenReport = client.read(&client.get("/api/v1/token")?)?;
-    let is_of = |file: &Path| file.parent().and_then(|parent| parent.canonicalize().ok()) == config.state_dir.canonicalize().ok();
-    if let Some(file) = token.file.filter(|file| !is_of(file)) {
-        bail!(
-            "the router at the admin address has another state directory: its token is in {}; give the right one with --admin",
-            file.display()
-        );
+    let is_ours = |folder: &PathBuf| folder.canonicalize().ok() == config.state_dir.canonicalize().ok();
+    if let Some(folder) = client.state_dir()?.filter(|folder| !is_ours(folder)) {
+        bail!("the router at the admin address has another state directory, {}; give the right one with --admin", folder.display());
     }
     Ok(client)
 }

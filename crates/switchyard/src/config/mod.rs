@@ -206,6 +206,13 @@ impl Default for Config {
     }
 }
 
+impl Config {
+    /// Whether nobody has named a state directory.
+    pub(crate) fn has_default_state_dir(&self) -> bool {
+        self.state_dir == default_state_dir(|name| std::env::var_os(name).map(PathBuf::from))
+    }
+}
+
 /// `$STATE_DIRECTORY` is what systemd sets for `StateDirectory=`, several folders separated by colons.
 fn default_state_dir(env: impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
     let set = |name| env(name).filter(|path| !path.as_os_str().is_empty());
@@ -278,6 +285,14 @@ pub(crate) struct Override {
 pub(crate) struct Sources {
     pub(crate) file: Option<PathBuf>,
     pub(crate) overrides: Vec<Override>,
+}
+
+/// Read by every subcommand that is given no file and no nodes of its own.
+const DEFAULT_FILE: &str = "/etc/switchyard.toml";
+
+/// The file that is read where none is given, if this user may read it.
+pub(crate) fn default_file() -> Option<PathBuf> {
+    std::fs::File::open(DEFAULT_FILE).is_ok().then(|| PathBuf::from(DEFAULT_FILE))
 }
 
 impl Sources {

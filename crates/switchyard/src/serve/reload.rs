@@ -256,7 +256,9 @@ impl Reloader {
             if same || access.address.is_none() || access.address != old.address {
                 continue;
             }
-            if let Err(why) = NodeConnection::open(access, live.connect_timeout) {
+            // Operators end the connections of the old password right after a change, and may end this one. So it is tried twice.
+            let open = || NodeConnection::open(access, live.connect_timeout).map(drop);
+            if let Err(why) = open().or_else(|_| open()) {
                 error!("node {} {why}: its connections keep the old credentials; correct them and reload again", access.name);
                 *access = old.clone();
             }
