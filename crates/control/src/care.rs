@@ -99,9 +99,10 @@ struct Asked(BTreeMap<NodeId, (NodeAccess, NodeConnection, String)>);
 impl Asked {
     /// By that a node is told that comes back without what it should have kept. `CONFIG SET` at a node changes what it keeps while its process runs.
     fn ask(&mut self, running: &Running) {
-        let looked = running.with(|router| (router.status(), router.node_access(), router.traffic()));
-        let Some((status, access, traffic)) = looked else { return };
+        let looked = running.with(|router| (router.status(), router.node_access(), router.traffic(), router.slot_counts()));
+        let Some((status, access, traffic, slots)) = looked else { return };
         running.loads().note_traffic(Instant::now(), traffic);
+        running.loads().note_slots(Instant::now(), slots);
         let up: BTreeMap<NodeId, &NodeAccess> =
             status.nodes.iter().filter(|node| node.link == Link::Up).filter_map(|node| Some((node.id, access.get(&node.id)?))).collect();
         self.0.retain(|id, (access, ..)| up.get(id) == Some(&&*access));

@@ -7,10 +7,12 @@
 //! What goes to a node is counted by workers since the start ([`Traffic`]); the same thread looks at that once a second.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use switchyard_policy::load::{Answers, NodeLoad, SlotCount, SlotLoad, SlotRates};
 use switchyard_policy::topology::NodeId;
 use switchyard_router::Traffic;
 
@@ -53,29 +55,14 @@ fn field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
-/// What is known of a node now.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Load {
-    /// Commands that are sent to it, each second.
-    pub(crate) requests: Option<f64>,
-    /// The mean time from sending one to the answer, microseconds. None also where nothing was answered.
-    pub(crate) answer_us: Option<f64>,
-    /// Processors that its server keeps busy: 1.0 is one.
-    pub(crate) cpu: Option<f64>,
-    /// Bytes that the server uses.
-    pub(crate) memory: Option<u64>,
-    /// How many it may; 0: no limit.
-    pub(crate) memory_max: Option<u64>,
-}
-
 /// The two newest of some numbers that are looked at again and again.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Lately<T> {
     last: (Instant, T),
     before: Option<(Instant, T)>,
 }
 
-impl<T: Copy> Lately<T> {
+impl<T> Lately<T> {
     fn of(at: Instant, value: T) -> Self {
         Self { last: (at, value), before: None }
     }
@@ -89,10 +76,10 @@ impl<T: Copy> Lately<T> {
     }
 
     /// Seconds between the two, the older one and the newer one.
-    fn both(&self) -> Option<(f64, T, T)> {
-        let (began, before) = self.before?;
-        let seconds = self.last.0.saturating_duration_since(began).as_secs_f64();
-        (seconds > 0.0).then_some((seconds, before, self.last.1))
+    fn both(&self) -> Option<(f64, &T, &T)> {
+        let (began, before) = self.before.as_ref()?;
+        let seconds = self.last.0.saturating_duration_since(*began).as_secs_f64();
+        (seconds > 0.0).then_some((seconds, before, &self.last.1))
     }
 }
 
@@ -105,6 +92,8 @@ struct Inner {
     traffic: BTreeMap<NodeId, Lately<Traffic>>,
     /// With the process that has said it: another one counts from zero.
     servers: BTreeMap<NodeId, (String, Lately<ServerLoad>)>,
+    slots: SlotRates,
+    slots_at: Option<Instant>,
 }
 
 impl Loads {
@@ -117,7 +106,10 @@ impl Loads {
         let known = &mut self.inner().traffic;
         known.retain(|node, _| traffic.contains_key(node));
         for (node, traffic) in traffic {
-            known.entry(node).and_modify(|lately| lately.note(at, traffic)).or_insert_with(|| Lately::of(at, traffic));
+            match known.entry(node) {
+                Entry::Occupied(lately) => lately.into_mut().note(at, traffic),
+                Entry::Vacant(unknown) => drop(unknown.insert(Lately::of(at, traffic))),
+            }
         }
     }
 
@@ -135,21 +127,42 @@ impl Loads {
         self.inner().servers.retain(|node, _| answers(*node));
     }
 
-    /// What is known of a node.
-    pub(crate) fn of(&self, node: NodeId, now: Instant) -> Load {
+    /// Uses of the keys of each slot since the start.
+    pub(crate) fn note_slots(&self, at: Instant, counts: Vec<SlotCount>) {
+        let mut inner = self.inner();
+        let seconds = inner.slots_at.map_or(0.0, |before| at.saturating_duration_since(before).as_secs_f64());
+        inner.slots_at = Some(at);
+        inner.slots.counted(counts, seconds);
+    }
+
+    /// The load of each slot.
+    pub(crate) fn slots(&self) -> Vec<SlotLoad> {
+        self.inner().slots.rates().to_vec()
+    }
+
+    /// The load of a node.
+    pub(crate) fn of(&self, node: NodeId, now: Instant) -> NodeLoad {
         let inner = self.inner();
-        let traffic = inner.traffic.get(&node).filter(|lately| lately.is_fresh(now)).and_then(Lately::both);
+        let traffic = inner.traffic.get(&node).filter(|lately| lately.is_fresh(now));
+        let both = traffic.and_then(Lately::both);
         let server = inner.servers.get(&node).map(|(_, lately)| lately).filter(|lately| lately.is_fresh(now));
-        let cpu = |(seconds, before, last): (f64, ServerLoad, ServerLoad)| Some((last.cpu? - before.cpu?).max(0.0) / seconds);
-        Load {
-            requests: traffic.map(|(seconds, before, last)| last.requests.saturating_sub(before.requests) as f64 / seconds),
-            answer_us: traffic.and_then(|(_, before, last)| {
-                let answers = last.answers.saturating_sub(before.answers);
-                (answers > 0).then(|| last.answers_us.saturating_sub(before.answers_us) as f64 / answers as f64)
-            }),
+        let cpu = |(seconds, before, last): (f64, &ServerLoad, &ServerLoad)| Some((last.cpu? - before.cpu?).max(0.0) / seconds);
+        let answers = |(_, before, last): (f64, &Traffic, &Traffic)| {
+            let count = last.answers.count_since(&before.answers);
+            Some(Answers {
+                mean_us: last.answers_us.saturating_sub(before.answers_us) as f64 / count as f64,
+                p50_us: last.answers.percentile_since(&before.answers, 50)?,
+                p99_us: last.answers.percentile_since(&before.answers, 99)?,
+            })
+        };
+        NodeLoad {
+            requests: both.map(|(seconds, before, last)| last.requests.saturating_sub(before.requests) as f64 / seconds),
+            answers: both.and_then(answers),
+            in_flight: traffic.map_or(0, |lately| lately.last.1.in_flight),
             cpu: server.and_then(Lately::both).and_then(cpu),
             memory: server.and_then(|lately| lately.last.1.memory),
             memory_max: server.and_then(|lately| lately.last.1.memory_max),
+            ..NodeLoad::default()
         }
     }
 }
@@ -183,9 +196,13 @@ mod tests {
         let (loads, start) = (Loads::default(), Instant::now());
         let said = |cpu| ServerLoad { cpu: Some(cpu), memory: Some(5), memory_max: Some(9) };
         let at = |seconds: u32| start + seconds * SECOND;
-        assert_eq!(loads.of(NODE, start), Load::default());
+        assert_eq!(loads.of(NODE, start), NodeLoad::default());
         loads.note_server(NODE, "one", at(0), said(100.0));
-        assert_eq!(loads.of(NODE, at(0)), Load { memory: Some(5), memory_max: Some(9), ..<_>::default() }, "one answer is no difference");
+        assert_eq!(
+            loads.of(NODE, at(0)),
+            NodeLoad { memory: Some(5), memory_max: Some(9), ..<_>::default() },
+            "one answer is no difference"
+        );
         loads.note_server(NODE, "one", at(2), said(101.5));
         assert!(about(loads.of(NODE, at(2)).cpu, 0.75));
         loads.note_server(NODE, "one", at(3), said(101.75));
@@ -194,27 +211,34 @@ mod tests {
         assert_eq!(loads.of(NODE, at(4)).cpu, None, "another process counts from zero");
         loads.note_server(NODE, "two", at(5), said(3.5));
         assert!(about(loads.of(NODE, at(5)).cpu, 0.5));
-        assert_eq!(loads.of(NODE, at(15)), Load::default(), "too long ago");
+        assert_eq!(loads.of(NODE, at(15)), NodeLoad::default(), "too long ago");
         loads.keep_servers(|_| true);
         assert!(loads.of(NODE, at(5)).cpu.is_some());
         loads.keep_servers(|_| false);
-        assert_eq!(loads.of(NODE, at(5)), Load::default());
+        assert_eq!(loads.of(NODE, at(5)), NodeLoad::default());
     }
 
     #[test]
     fn traffic_is_a_difference_over_time() {
         let (loads, start) = (Loads::default(), Instant::now());
-        let note = |seconds: u32, requests, answers, answers_us| {
-            loads.note_traffic(start + seconds * SECOND, [(NODE, Traffic { requests, answers, answers_us })].into());
+        let mut traffic = Traffic::default();
+        let mut note = |seconds: u32, requests: u64, us: &[u64]| {
+            traffic.requests += requests;
+            us.iter().for_each(|us| traffic.answers.note(*us));
+            traffic.answers_us += us.iter().sum::<u64>();
+            loads.note_traffic(start + seconds * SECOND, [(NODE, traffic.clone())].into());
             loads.of(NODE, start + seconds * SECOND)
         };
-        assert_eq!(note(0, 1000, 900, 1_000_000), Load::default());
-        let load = note(2, 3000, 1900, 1_200_000);
-        assert!(about(load.requests, 1000.0) && about(load.answer_us, 200.0), "{load:?}");
-        let load = note(3, 3001, 1900, 1_200_000);
-        assert!(about(load.requests, 1.0) && load.answer_us.is_none(), "nothing was answered: {load:?}");
-        assert_eq!(loads.of(NODE, start + 13 * SECOND), Load::default(), "too long ago");
+        assert_eq!(note(0, 1000, &[9; 9]), NodeLoad::default());
+        let times: Vec<u64> = [vec![100; 97], vec![10_000; 3]].concat();
+        let load = note(2, 2000, &times);
+        let answers = load.answers.expect("answered");
+        assert!(about(load.requests, 1000.0) && about(Some(answers.mean_us), 397.0), "{load:?}");
+        assert!((100..=125).contains(&answers.p50_us) && (10_000..=12_500).contains(&answers.p99_us), "{answers:?}");
+        let load = note(3, 1, &[]);
+        assert!(about(load.requests, 1.0) && load.answers.is_none(), "nothing was answered: {load:?}");
+        assert_eq!(loads.of(NODE, start + 13 * SECOND), NodeLoad::default(), "too long ago");
         loads.note_traffic(start + 4 * SECOND, BTreeMap::new());
-        assert_eq!(loads.of(NODE, start + 4 * SECOND), Load::default(), "a node no more");
+        assert_eq!(loads.of(NODE, start + 4 * SECOND), NodeLoad::default(), "a node no more");
     }
 }

@@ -8,6 +8,7 @@ pub mod colocate;
 pub mod empty_return;
 pub mod failover;
 pub mod limits;
+pub mod load;
 pub mod migration;
 pub mod routing;
 pub mod scan;

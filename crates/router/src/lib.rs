@@ -42,7 +42,7 @@ pub use fences::left_behind;
 pub use function_turns::CopyTurn;
 pub use limits::{KEY_RATE_MAX, KeyLimit};
 pub use memory::heap_used;
-pub use metrics::Traffic;
+pub use metrics::{Traffic, Waits};
 pub use mover::{BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveProgress, MoveTask, SoFar, Steer, are_all_that_is_left};
 pub use operator::{OperatorCommand, OperatorPort};
 pub use seat::{Seat, mark_in, question_of, site_of_mark, why_not};
@@ -66,6 +66,7 @@ use std::time::{Duration, Instant};
 
 use switchyard_policy::cache::Discarded;
 use switchyard_policy::empty_return::{Holdings, Sent};
+use switchyard_policy::load::SlotCount;
 use switchyard_policy::migration::Process;
 use switchyard_policy::telemetry::HotNode;
 use switchyard_policy::topology::{MoveId, NodeId, Topology};
@@ -74,7 +75,7 @@ use switchyard_resp::command::CommandTable;
 use listener::Listener;
 pub use lua::{is_wrapped_library as is_checked_library, renewed_library};
 
-use metrics::{Counter, HotCounters, NodeCounters, NodeScrape, Scrape, Waits};
+use metrics::{Counter, HotCounters, NodeCounters, NodeScrape, Scrape};
 use shared::{NodeFacts, Plan, Shared, lock, unix_ms};
 use worker::Worker;
 
@@ -545,6 +546,11 @@ impl Router {
             }
         }
         nodes
+    }
+
+    /// Uses of the keys of each slot since the start, estimated of a sample.
+    pub fn slot_counts(&self) -> Vec<SlotCount> {
+        self.shared.board.slots()
     }
 
     /// What has gone to each node since the start. Not part of [`Router::status`]: only who looks again and again can make something of it.

@@ -78,9 +78,15 @@ impl Histogram {
     }
 }
 
-/// How long clients have waited for replies, so far: two of them give how long lately.
-#[derive(Clone, Debug)]
-pub(crate) struct Waits([u64; BUCKETS]);
+/// Times that were counted so far: two of them give those of late.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waits([u64; BUCKETS]);
+
+impl Default for Waits {
+    fn default() -> Self {
+        Self([0; BUCKETS])
+    }
+}
 
 impl Waits {
     /// Of all workers, over commands that one node answers, and those that failed: a node that is too busy lets commands time out.
@@ -90,16 +96,36 @@ impl Waits {
         Self(sum.buckets)
     }
 
-    /// What 99 of 100 did not exceed since `before`, microseconds, to within a fifth; `None` where there were too few to tell.
+    /// The time that 99 of 100 did not exceed since `before`, microseconds, to within a fifth; `None` if there were too few to tell.
     pub(crate) fn p99_since(&self, before: &Self) -> Option<u64> {
-        let since: Vec<u64> = self.0.iter().zip(&before.0).map(|(now, then)| now.saturating_sub(*then)).collect();
-        let count: u64 = since.iter().sum();
+        (self.count_since(before) >= 200).then(|| self.percentile_since(before, 99))?
+    }
+
+    /// How many were counted since `before`.
+    #[must_use]
+    pub fn count_since(&self, before: &Self) -> u64 {
+        self.since(before).sum()
+    }
+
+    /// The time that so many of 100 did not exceed since `before`, microseconds, to within a fifth; `None` if there were none.
+    #[must_use]
+    pub fn percentile_since(&self, before: &Self, percent: u64) -> Option<u64> {
+        let count = self.count_since(before);
         let mut seen = 0;
-        let bucket = since.iter().position(|of_bucket| {
+        let bucket = self.since(before).position(|of_bucket| {
             seen += of_bucket;
-            seen * 100 >= count * 99
+            seen * 100 >= count * percent
         })?;
-        (count >= 200).then(|| upper_bound(bucket))
+        (count > 0).then(|| upper_bound(bucket))
+    }
+
+    fn since<'a>(&'a self, before: &'a Self) -> impl Iterator<Item = u64> + 'a {
+        self.0.iter().zip(&before.0).map(|(now, then)| now.saturating_sub(*then))
+    }
+
+    /// One more, for tests of those who look at two of them.
+    pub fn note(&mut self, us: u64) {
+        self.0[bucket_of(us)] += 1;
     }
 }
 
@@ -205,15 +231,16 @@ pub(crate) struct NodeCounters {
     pub(crate) unconfirmed: Counter,
 }
 
-/// What has gone to a node since the start, and how long its answers took: two of them give how it is lately. Sums of what workers count anyway, added up by
-/// whoever looks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Commands to a node since the start, and the times of its answers: two of them give those of late. Workers count both anyway, and whoever looks adds them up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Commands sent to it.
     pub requests: u64,
-    /// Its answers, but those to commands that may wait there and to an operator's.
-    pub answers: u64,
-    /// How long these took, all together, from sending the command, microseconds.
+    /// Of these, not yet answered.
+    pub in_flight: u64,
+    /// Times from sending a command to its answer; without commands that may wait there, and without an operator's.
+    pub answers: Waits,
+    /// The sum of these times, microseconds.
     pub answers_us: u64,
 }
 
@@ -224,7 +251,8 @@ impl Traffic {
         let answers = Sum::of(workers.iter().flat_map(|w| timed.iter().map(|class| &w.classes[*class as usize].upstream)));
         Self {
             requests: workers.iter().flat_map(|w| &w.classes).map(|class| class.requests.get()).sum(),
-            answers: answers.count(),
+            in_flight: workers.iter().map(|worker| worker.in_flight.get()).sum(),
+            answers: Waits(answers.buckets),
             answers_us: answers.sum_us,
         }
     }
@@ -360,7 +388,8 @@ mod tests {
                 worker.classes[class as usize].upstream.record(us);
             });
         }
-        assert_eq!(Traffic::of(&workers), Traffic { requests: 6, answers: 4, answers_us: 600 });
+        let traffic = Traffic::of(&workers);
+        assert_eq!((traffic.requests, traffic.answers.count_since(&Waits::default()), traffic.answers_us), (6, 4, 600));
     }
 
     #[test]

@@ -7,14 +7,23 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Mutex;
 use std::time::Instant;
 
+use switchyard_policy::load::SlotCount;
 use switchyard_policy::migration::Fingerprinter;
 use switchyard_policy::telemetry::{Board, Counts, HotNode, Weights};
-use switchyard_policy::topology::NodeId;
+use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot};
 
 use crate::shared::lock;
 
 /// One command in so many is counted.
 pub(crate) const ONE_IN: u32 = 16;
+
+/// The counts of a worker, of one command in [`ONE_IN`].
+#[derive(Debug)]
+pub(crate) struct Counted {
+    pub(crate) nodes: Vec<(NodeId, Counts)>,
+    /// Slots of which something was counted.
+    pub(crate) slots: Vec<(Slot, SlotCount)>,
+}
 
 /// What workers share, once a second.
 #[derive(Debug)]
@@ -28,22 +37,34 @@ pub(crate) struct SharedBoard {
 struct Inner {
     board: Board,
     counts: BTreeMap<NodeId, Counts>,
+    /// By slot, since the start, scaled to all commands.
+    slots: Vec<SlotCount>,
     since: Instant,
 }
 
 impl Default for SharedBoard {
     fn default() -> Self {
         let half = |number: u8| u128::from(RandomState::new().hash_one(number));
-        let inner = Inner { board: Board::new(Weights::default()), counts: BTreeMap::new(), since: Instant::now() };
+        let inner = Inner {
+            board: Board::new(Weights::default()),
+            counts: BTreeMap::new(),
+            slots: vec![SlotCount::default(); SLOT_COUNT],
+            since: Instant::now(),
+        };
         Self { fingerprints: Fingerprinter::new(half(0) << 64 | half(1)), inner: Mutex::new(inner) }
     }
 }
 
 impl SharedBoard {
     /// What a worker has counted since it said so last. `ends`: it is the one that ends segments.
-    pub(crate) fn take(&self, counts: Vec<(NodeId, Counts)>, ends: bool) {
+    pub(crate) fn take(&self, counted: Counted, ends: bool) {
         let mut inner = lock(&self.inner);
-        for (node, more) in counts {
+        let scale = |count: u64| count * u64::from(ONE_IN);
+        for (slot, more) in counted.slots {
+            let SlotCount { commands, writes, bytes } = more;
+            inner.slots[slot.index()].add(SlotCount { commands: scale(commands), writes: scale(writes), bytes: scale(bytes) });
+        }
+        for (node, more) in counted.nodes {
             inner.counts.entry(node).or_default().add(more);
         }
         if ends {
@@ -51,6 +72,11 @@ impl SharedBoard {
             let us = std::mem::replace(&mut inner.since, Instant::now()).elapsed().as_micros() as u64;
             inner.board.segment(counts, ONE_IN, us);
         }
+    }
+
+    /// By slot, since the start: an estimate for all commands.
+    pub(crate) fn slots(&self) -> Vec<SlotCount> {
+        lock(&self.inner).slots.clone()
     }
 
     /// The nodes that are used, each with so many of its keys.

@@ -10,6 +10,7 @@
 mod guard;
 mod hot_copies;
 mod listener;
+mod load;
 mod moves;
 mod page;
 mod report;
@@ -26,6 +27,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 
 pub use hot_copies::{HotCopiesDone, HotCopiesOrder, HotCopiesReport, HotCopiesRequest};
+pub use load::{LoadReport, NodeLoadReport, SlotLoadReport};
 pub use moves::{
     AbortRequest, AddNodeRequest, BalanceRequest, BigKeyReport, ExceptionsReport, GoalRequest, HomeReport, HotKeyReport, HotKeysReport,
     HotNodeReport, HowRequest, JournalReport, KeyReport, Lose, MaxRateRequest, MisplacedReport, MoveReport, MoveRequest, MoveState,

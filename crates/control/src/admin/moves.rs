@@ -25,6 +25,8 @@ pub enum Operation {
         /// Whoever asks may read their names.
         named: bool,
     },
+    /// The load of nodes and slots.
+    Load,
     /// What is answered from hot copies.
     HotCopies,
     /// Do something to them.
@@ -53,7 +55,7 @@ impl Operation {
     #[must_use]
     pub fn changes(&self) -> bool {
         match self {
-            Self::Moves | Self::Slots | Self::Misplaced | Self::Where(_) | Self::HotKeys { .. } | Self::HotCopies => false,
+            Self::Moves | Self::Slots | Self::Misplaced | Self::Where(_) | Self::HotKeys { .. } | Self::Load | Self::HotCopies => false,
             Self::Move(request) => !request.dry_run,
             Self::Balance(request) => !request.dry_run,
             Self::DrainNode(request) => !request.dry_run,

@@ -31,6 +31,7 @@ const READY: &str = "/readyz";
 const TOKEN: &str = "/api/v1/token";
 const WHERE: &str = "/api/v1/where";
 const HOT_KEYS: &str = "/api/v1/hotkeys";
+const LOAD: &str = "/api/v1/load";
 const HOT_COPIES: &str = "/api/v1/hot-copies";
 const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
 
@@ -38,7 +39,7 @@ const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
 const STYLED: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
 
 /// Path, what it is for, and its handler.
-fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 23] {
+fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 24] {
     [
         ("/", "this page", get(index)),
         ("/metrics", "all metrics as Prometheus reads them: a long page of text", get(metrics)),
@@ -68,6 +69,7 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 23] {
             "the keys of each node that are used most: ?count=10; with their names where the request carries the token; as JSON",
             get(hot_keys),
         ),
+        (LOAD, "the load of each node, and the slots that are used most, as JSON", get(load)),
         (
             HOT_COPIES,
             "what is answered from hot copies, as JSON; POST {\"do\": \"evict\", and \"key\", \"prefix\" or \"all\"}, {\"do\": \"off\"} or {\"do\": \"on\"}",
@@ -230,6 +232,10 @@ async fn hot_keys(
         return Err(refuse(HOT_KEYS, StatusCode::BAD_REQUEST, &format!("count is a number from 1 to {}", HotKeysReport::KEYS_MAX)));
     };
     operate(HOT_KEYS, source, from, Operation::HotKeys { keys, named }).await
+}
+
+async fn load(State(source): State<Shared>, from: From) -> Result<Response, Response> {
+    operate(LOAD, source, from, Operation::Load).await
 }
 
 async fn hot_copies(State(source): State<Shared>, from: From) -> Result<Response, Response> {

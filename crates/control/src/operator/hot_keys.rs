@@ -1,14 +1,13 @@
 //! The keys of each node that are used most, and what the node has to do, as people see them.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
 
+use switchyard_policy::load::NodeLoad;
 use switchyard_policy::telemetry::{Hot, HotNode};
 use switchyard_policy::topology::{Node, NodeId};
 
 use super::Operator;
 use crate::admin::{HotKeyReport, HotKeysReport, HotNodeReport, Refused};
-use crate::loads::Load;
 
 impl Operator {
     /// So many of each node. `named`: with their names, which are not for everybody.
@@ -16,17 +15,17 @@ impl Operator {
         let topology = self.moves.topology_now()?;
         let hot = self.running.with(|router| router.hot_keys(keys)).unwrap_or_default();
         let mut hot: BTreeMap<NodeId, HotNode> = hot.into_iter().map(|hot| (hot.node, hot)).collect();
-        let now = Instant::now();
+        let loads = self.observed(&topology, 0).nodes;
         // One whose keys nobody uses may have much to do all the same.
         let of_node = |node: &Node| {
             let (uses, hits, keys) = hot.remove(&node.id).map_or((0.0, 0.0, Vec::new()), |hot| (hot.uses, hot.hits, hot.keys));
-            let Load { requests, answer_us, cpu, memory, memory_max } = self.running.loads().of(node.id, now);
+            let NodeLoad { requests, answers, cpu, memory, memory_max, .. } = loads.get(&node.id).copied().unwrap_or_default();
             HotNodeReport {
                 node: node.name.clone(),
                 uses_per_second: uses,
                 hits_per_second: hits,
                 requests_per_second: requests,
-                answer_us,
+                answer_us: answers.map(|answers| answers.mean_us),
                 cpu_percent: cpu.map(|cpu| cpu * 100.0),
                 memory_bytes: memory,
                 memory_max_bytes: memory_max,

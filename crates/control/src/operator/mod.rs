@@ -6,6 +6,7 @@ mod commands;
 mod hot_copies;
 mod hot_keys;
 mod keys;
+mod load;
 mod map;
 mod misplaced;
 mod nodes;
@@ -83,6 +84,7 @@ impl Operator {
                 | Operation::Misplaced
                 | Operation::Where(_)
                 | Operation::HotKeys { .. }
+                | Operation::Load
                 | Operation::HotCopies
                 | Operation::Balance(BalanceRequest { dry_run: true, .. })
                 | Operation::DrainNode(NodeRequest { dry_run: true, .. })
@@ -104,6 +106,7 @@ impl Operator {
             Operation::Misplaced => return json(&self.misplaced()?),
             Operation::Where(keys) => return json(&where_report(&*self.moves.topology_now()?, &keys)),
             Operation::HotKeys { keys, named } => return json(&self.hot_keys(keys, named)?),
+            Operation::Load => return json(&self.load()?),
             Operation::HotCopies => return json(&self.hot_copies()?),
             Operation::SteerHotCopies(order) => return json(&self.steer_hot_copies(&order)?),
             Operation::Steer { id, what } => return json(&self.moves.steer(MoveId(id), &what)?),
@@ -222,6 +225,7 @@ fn told(operation: &Operation) -> String {
         Operation::Slots => "slots".to_owned(),
         Operation::Misplaced => "keys that the slot map looks for elsewhere".to_owned(),
         Operation::HotKeys { .. } => "keys that are used most".to_owned(),
+        Operation::Load => "the load of nodes and slots".to_owned(),
         Operation::HotCopies => "hot copies".to_owned(),
         Operation::SteerHotCopies(order) => match order {
             HotCopiesOrder::EvictKey(_) => "evict the hot copies of a key".to_owned(),

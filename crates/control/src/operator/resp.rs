@@ -33,6 +33,7 @@ fn answer(operator: &Operator, command: &OperatorCommand) -> Vec<u8> {
         // Names of keys are bytes.
         [verb, _, ..] if verb.eq_ignore_ascii_case("WHERE") => Ok(Asked::Operation(Operation::Where(command.words()[1..].to_vec()))),
         [verb, rest @ ..] if verb.eq_ignore_ascii_case("CACHE") => hot_copies(rest, command.words()),
+        [verb, rest @ ..] if verb.eq_ignore_ascii_case("LOAD") => load(rest),
         [verb, count @ ..] if verb.eq_ignore_ascii_case("HOTKEYS") => hot_keys(count, command.may_operate()),
         _ => parse(&words).map(Asked::Operation).map_err(|why| format!("ERR {why}. Try SWITCHYARD HELP.")),
     };
@@ -90,6 +91,14 @@ fn hot_keys<'w>(count: &[&str], named: bool) -> Result<Asked<'w>, String> {
     };
     let keys = keys.ok_or_else(|| format!("ERR wrong arguments: HOTKEYS [count], from 1 to {}", HotKeysReport::KEYS_MAX))?;
     Ok(Asked::Operation(Operation::HotKeys { keys, named }))
+}
+
+/// `SWITCHYARD LOAD`.
+fn load<'w>(rest: &[&str]) -> Result<Asked<'w>, String> {
+    match rest {
+        [] => Ok(Asked::Operation(Operation::Load)),
+        _ => Err("ERR wrong arguments: LOAD".to_owned()),
+    }
 }
 
 /// `SWITCHYARD CACHE [EVICT KEY k | EVICT PREFIX p | EVICT ALL | OFF | ON]`. `bytes`: all words, CACHE first, because names of keys are bytes.

@@ -108,7 +108,14 @@ impl Topology {
     #[inline]
     #[must_use]
     pub fn lives_at(&self, key: &[u8]) -> NodeId {
-        self.lives_at_of(slot_of(key), key)
+        self.lives_at_of(self.slot_of(key), key)
+    }
+
+    /// The slot of a key.
+    #[inline]
+    #[must_use]
+    pub fn slot_of(&self, key: &[u8]) -> Slot {
+        slot_of(key)
     }
 
     /// The same, where the slot is known.

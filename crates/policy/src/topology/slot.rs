@@ -13,6 +13,9 @@ pub const SLOT_COUNT: usize = 16384;
 pub struct Slot(u16);
 
 impl Slot {
+    /// The lowest one.
+    pub const FIRST: Self = Self(0);
+
     /// The slot of that number; `None` from [`SLOT_COUNT`] on.
     #[must_use]
     pub const fn new(number: u16) -> Option<Self> {

@@ -343,7 +343,7 @@ impl Worker {
         let mut out = Vec::new();
         let subcommand = args.get(1).map(|s| String::from_utf8_lossy(s).to_ascii_uppercase());
         match subcommand.as_deref() {
-            Some("MOVE" | "MOVES" | "BALANCE" | "ACCEPT" | "SLOTS" | "WHERE" | "HOTKEYS" | "CACHE") => {
+            Some("MOVE" | "MOVES" | "BALANCE" | "ACCEPT" | "SLOTS" | "WHERE" | "HOTKEYS" | "LOAD" | "CACHE") => {
                 return self.ask_operator(handle, class, args);
             }
             Some("NODES") if args.len() > 2 => return self.ask_operator(handle, class, args),
@@ -399,6 +399,8 @@ impl Worker {
                     "    The slot map: ranges by node, what is in transit, keys that were moved alone.",
                     "WHERE <key> [<key> ...]",
                     "    Where keys are: slot, hash tag, node, whether in transit, whether moved there alone.",
+                    "LOAD",
+                    "    The load of each node (requests, times of answers, CPU, memory), and the slots that are used most.",
                     "HOTKEYS [<count>]",
                     "    The keys of each node that are used most (default 10 of each), with their names for operators.",
                     "CACHE | CACHE EVICT (KEY <key> | PREFIX <prefix> | ALL) | CACHE OFF | CACHE ON",

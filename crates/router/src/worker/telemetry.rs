@@ -3,16 +3,17 @@
 //! A command that is not chosen costs one number that is counted down. Every form of command comes by here, because all pass the seam ([`super::keyed`]). A command that is
 //! chosen is followed to its answer: how many bytes that has, and how long the node had the command.
 
+use switchyard_policy::load::SlotCount;
 use switchyard_policy::migration::{Fingerprinter, is_temporary};
-use switchyard_policy::telemetry::{Counts, How, Identity, Recent, Segment, Use};
-use switchyard_policy::topology::NodeId;
+use switchyard_policy::telemetry::{How, Identity, Recent, Segment, Use};
+use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot, Topology};
 use switchyard_resp::command::{Command, Flags};
 use switchyard_resp::request::Args;
 
 use super::keyed::{Call, EndNumber, Keyed, writes};
 use super::transit::parsed;
 use crate::shared::Plan;
-use crate::telemetry::ONE_IN;
+use crate::telemetry::{Counted, ONE_IN};
 
 /// Keys that are known of all nodes together, and of each at least and at most. Of the 20 hottest of 10,000 by Zipf 0.9 the least are enough to find 18. More are for hot
 /// copies, of which there may be thousands; before many nodes they would take too much memory.
@@ -40,12 +41,49 @@ pub(super) struct Followed {
     waits: bool,
     keys: u8,
     hashes: [u64; FOLLOWED_KEYS],
+    slots: [Slot; FOLLOWED_KEYS],
 }
 
 impl Followed {
     /// No key yet.
     const fn at(node: NodeId, waits: bool) -> Self {
-        Self { end: EndNumber::NONE, node, waits, keys: 0, hashes: [0; FOLLOWED_KEYS] }
+        Self { end: EndNumber::NONE, node, waits, keys: 0, hashes: [0; FOLLOWED_KEYS], slots: [Slot::FIRST; FOLLOWED_KEYS] }
+    }
+}
+
+/// Commands of a sample, by slot, since they were handed over last.
+#[derive(Debug)]
+struct Slots {
+    counts: Box<[SlotCount]>,
+    /// Those with a count.
+    used: Vec<Slot>,
+}
+
+impl Slots {
+    fn new() -> Self {
+        Self { counts: vec![SlotCount::default(); SLOT_COUNT].into_boxed_slice(), used: Vec::new() }
+    }
+
+    fn note(&mut self, slot: Slot, used: Use) {
+        let count = &mut self.counts[slot.index()];
+        if *count == SlotCount::default() {
+            self.used.push(slot);
+        }
+        count.add(SlotCount { commands: 1, writes: u64::from(used.how == How::Write), bytes: u64::from(used.bytes) });
+    }
+
+    /// A command was counted here, and so many bytes have answered it. They may belong to a count that is handed over by now: then they begin the next one.
+    fn answered(&mut self, slot: Slot, bytes: u64) {
+        let count = &mut self.counts[slot.index()];
+        if *count == SlotCount::default() {
+            self.used.push(slot);
+        }
+        count.bytes += bytes.max(1);
+    }
+
+    fn take(&mut self) -> Vec<(Slot, SlotCount)> {
+        let counts = &mut self.counts;
+        self.used.drain(..).map(|slot| (slot, std::mem::take(&mut counts[slot.index()]))).collect()
     }
 }
 
@@ -57,6 +95,7 @@ pub(super) struct Telemetry {
     keys_max: usize,
     /// By node number.
     segments: Vec<Option<Box<Segment>>>,
+    slots: Slots,
     /// Commands until the next one that is counted.
     until_next: u32,
     /// The same of what hot copies answer.
@@ -90,6 +129,7 @@ impl Telemetry {
             fingerprints,
             keys_max,
             segments: Vec::new(),
+            slots: Slots::new(),
             until_next,
             until_hit,
             random,
@@ -121,12 +161,14 @@ impl Telemetry {
         self.until_next = self.draw();
         self.keys_max = (KEYS / plan.topology.node_id_bound().max(1)).clamp(KEYS_OF_NODE.0, KEYS_OF_NODE.1);
         match keyed.call {
-            Call::Found(command, args) => self.note_keys(keyed, command, args, bytes),
-            Call::Bytes(request) => parsed(plan, request, |command, args| self.note_keys(keyed, command, args, bytes)).flatten(),
+            Call::Found(command, args) => self.note_keys(&plan.topology, keyed, command, args, bytes),
+            Call::Bytes(request) => {
+                parsed(plan, request, |command, args| self.note_keys(&plan.topology, keyed, command, args, bytes)).flatten()
+            }
         }
     }
 
-    fn note_keys(&mut self, keyed: Keyed<'_>, command: &Command, args: &Args<'_>, bytes: usize) -> Option<Followed> {
+    fn note_keys(&mut self, topology: &Topology, keyed: Keyed<'_>, command: &Command, args: &Args<'_>, bytes: usize) -> Option<Followed> {
         let mut places = std::mem::take(&mut self.places);
         places.clear();
         let mut followed = None;
@@ -135,10 +177,13 @@ impl Telemetry {
             let how = if writes(command) { How::Write } else { How::Read };
             let used = Use { how, bytes: (bytes / places.len()).min(u32::MAX as usize) as u32 };
             for key in places.iter().filter_map(|place| args.get(*place as usize)).filter(|key| !is_temporary(key)) {
+                let slot = topology.slot_of(key);
                 let key = self.identity(keyed.database, key);
                 self.segment(keyed.node).note(key, used);
+                self.slots.note(slot, used);
                 if let Some(followed) = &mut followed {
                     followed.hashes[usize::from(followed.keys)] = key.hash;
+                    followed.slots[usize::from(followed.keys)] = slot;
                     followed.keys += 1;
                 }
             }
@@ -186,13 +231,14 @@ impl Telemetry {
     /// A command is over: so many bytes have answered it, so long after it was sent.
     pub(super) fn answered(&mut self, end: EndNumber, bytes: u64, us: u64) {
         let place = &mut self.followed[end.slot(FOLLOWED)];
-        let Followed { node, waits, keys, hashes, .. } = *place;
+        let Followed { node, waits, keys, hashes, slots, .. } = *place;
         if place.end != end || keys == 0 {
             return;
         }
         place.keys = 0;
         let us = if waits { 0 } else { us };
         let share = |whole: u64| whole / u64::from(keys);
+        slots[..usize::from(keys)].iter().for_each(|slot| self.slots.answered(*slot, share(bytes)));
         if let Some(Some(segment)) = self.segments.get_mut(node.index()) {
             hashes[..usize::from(keys)].iter().for_each(|hash| segment.answered(*hash, share(bytes), share(us)));
         }
@@ -237,8 +283,8 @@ impl Telemetry {
         instant.is_any = instant.recent.iter().any(Option::is_some);
     }
 
-    /// What was counted, once a segment.
-    pub(super) fn ended(&mut self, now_us: u64) -> Option<Vec<(NodeId, Counts)>> {
+    /// The counts of a sample, once a segment.
+    pub(super) fn ended(&mut self, now_us: u64) -> Option<Counted> {
         if now_us < self.ends_us {
             return None;
         }
@@ -247,7 +293,7 @@ impl Telemetry {
             let segment = segment.as_mut().filter(|segment| segment.uses() + segment.hits() > 0)?;
             Some((NodeId(number as u16), segment.take()))
         };
-        Some(self.segments.iter_mut().enumerate().filter_map(of_node).collect())
+        Some(Counted { nodes: self.segments.iter_mut().enumerate().filter_map(of_node).collect(), slots: self.slots.take() })
     }
 }
 
@@ -264,7 +310,7 @@ mod tests {
             telemetry.note_hit(NodeId(1), number % 2, b"hot", 30, 100);
         }
         let counts = telemetry.ended(0).expect("the first segment ends");
-        let [(NodeId(1), counts)] = counts.as_slice() else { panic!("one node") };
+        let [(NodeId(1), counts)] = counts.nodes.as_slice() else { panic!("one node") };
         assert_eq!((counts.uses, counts.keys.len()), (0, 2));
         assert!((900..=1100).contains(&counts.hits), "{} of {hits}", counts.hits);
         for key in &counts.keys {

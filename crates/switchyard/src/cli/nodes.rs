@@ -203,6 +203,15 @@ fn notes(report: &PlanReport) -> String {
 }
 
 /// The table of nodes; `status` shows it too.
+/// One word for the connection to a node.
+pub(super) fn link(node: &NodeReport) -> &'static str {
+    match &node.link {
+        LinkReport::Up => "up",
+        LinkReport::Connecting => "connecting",
+        LinkReport::Down { .. } => "DOWN",
+    }
+}
+
 pub(super) fn render(nodes: &[NodeReport]) -> String {
     let columns = [
         number("ID"),
@@ -220,12 +229,7 @@ pub(super) fn render(nodes: &[NodeReport]) -> String {
             vec![
                 node.id.to_string(),
                 node.address.clone(),
-                match &node.link {
-                    LinkReport::Up => "up",
-                    LinkReport::Connecting => "connecting",
-                    LinkReport::Down { .. } => "DOWN",
-                }
-                .to_owned(),
+                link(node).to_owned(),
                 count(node.slots),
                 node.version.clone().unwrap_or_else(|| "?".to_owned()),
                 count(node.requests),

@@ -1,14 +1,18 @@
-//! `switchyard status`: how a running router does.
+//! `switchyard status`: how a running router does, and with `--watch` the load of its nodes.
 
+use std::thread::sleep;
 use std::time::Duration;
 
 use clap::Args;
-use switchyard_control::admin::StatusReport;
-use switchyard_resp::units::{describe_time, plural};
+use switchyard_control::admin::{LoadReport, NodeLoadReport, NodeReport, StatusReport};
+use switchyard_resp::units::{describe_size, describe_time, plural};
 
 use super::admin_client::{AdminClient, AdminFlags};
-use super::table::count;
+use super::table::{count, number, table, text};
 use super::{Failure, nodes};
+
+/// How often the load is shown anew.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 /// Show how a running router does
 #[derive(Debug, Args)]
@@ -16,22 +20,82 @@ use super::{Failure, nodes};
     long_about = "Show how a running router does: whether every slot can be served, clients, commands, and each node.",
     after_long_help = "Examples:\n  \
         switchyard status\n  \
+        switchyard status --watch                      the load of each node, again each second, until Ctrl-C\n  \
         switchyard status -c /etc/switchyard.toml      address and token of the admin port from there\n  \
         switchyard status --json | jq .ready\n\n\
         Exit codes: 0 the router answered, ready or not; 1 it did not"
 )]
 pub(crate) struct Arguments {
+    /// Show the load of each node, anew each second
+    #[arg(long)]
+    watch: bool,
+
     #[command(flatten)]
     flags: AdminFlags,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let client = AdminClient::new(&arguments.flags)?;
-    let body = client.get("/api/v1/status")?;
-    client.print(&body, render)
+    loop {
+        let body = client.get("/api/v1/status")?;
+        if !arguments.watch {
+            return client.print(&body, render);
+        }
+        let (status, load): (StatusReport, LoadReport) = (client.read(&body)?, client.read(&client.get("/api/v1/load")?)?);
+        if arguments.flags.json {
+            println!("{}", serde_json::to_string(&load).map_err(anyhow::Error::from)?);
+        } else {
+            println!("{}{}", render_state(&status), render_load(&status, &load));
+        }
+        sleep(WATCH_EVERY);
+    }
+}
+
+/// The load of each node, in the order of the nodes.
+fn render_load(status: &StatusReport, load: &LoadReport) -> String {
+    let columns = [
+        text("NODE"),
+        text("LINK"),
+        number("REQUESTS/S"),
+        number("P50"),
+        number("P99"),
+        number("CPU"),
+        number("MEMORY"),
+        number("KEYS"),
+        number("IN FLIGHT"),
+        number("CLIENTS"),
+        number("REPLICAS"),
+    ];
+    let known = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let row = |node: &NodeReport| {
+        let unknown = NodeLoadReport::default();
+        let load = load.nodes.iter().find(|load| load.node == node.address).unwrap_or(&unknown);
+        let time = |us: Option<u64>| {
+            known(us.map(|us| if us < 10_000 { format!("{} us", count(us)) } else { format!("{} ms", count(us / 1000)) }))
+        };
+        vec![
+            node.address.clone(),
+            nodes::link(node).to_owned(),
+            known(load.requests_per_second.map(|rate| count(rate.round() as u64))),
+            time(load.p50_us),
+            time(load.p99_us),
+            known(load.cpu_percent.map(|cpu| format!("{cpu:.0}%"))),
+            known(load.memory_bytes.map(describe_size)),
+            known(load.keys.map(count)),
+            count(load.in_flight),
+            known(load.clients.map(count)),
+            node.replicas.len().to_string(),
+        ]
+    };
+    table(&columns, &status.nodes.iter().map(row).collect::<Vec<_>>())
 }
 
 fn render(status: &StatusReport) -> String {
+    format!("{}{}", render_state(status), nodes::render(&status.nodes))
+}
+
+/// Everything but the nodes.
+fn render_state(status: &StatusReport) -> String {
     let readiness = status.readiness();
     let state = if status.draining {
         "draining: it was told to stop".to_owned()
@@ -59,14 +123,13 @@ fn render(status: &StatusReport) -> String {
     let troubles: String = status.troubles.iter().map(|trouble| format!("{}\n", trouble.what)).collect();
     let uptime = Duration::try_from_secs_f64(status.uptime_seconds).unwrap_or_default();
     format!(
-        "switchyard {}  {state}\nup {} (start {})  epoch {}  clients {}  commands {}\n{troubles}\n{}",
+        "switchyard {}  {state}\nup {} (start {})  epoch {}  clients {}  commands {}\n{troubles}\n",
         status.version,
         describe_time(uptime),
         status.incarnation,
         status.epoch,
         count(status.clients),
         count(status.commands),
-        nodes::render(&status.nodes)
     )
 }
 

@@ -3,6 +3,7 @@
 use serde_json::Value as Json;
 
 use crate::movectl::{done, json, refused};
+use crate::support::slots::slot;
 use crate::support::{Client, RouterOptions, Site, SiteOptions, Value, http, int, ok, until};
 
 /// Some of so many are counted, whatever is drawn.
@@ -163,6 +164,22 @@ fn the_load_of_each_node_is_shown_beside_its_keys() {
     assert!(number(&busy, "memory_bytes") > number(&idle, "memory_bytes").map(|bytes| bytes + 2e6), "{report}");
     // Nobody uses a key of the other one, and it is shown.
     assert!(number(&idle, "requests_per_second") < number(&busy, "requests_per_second") && idle["keys"] == serde_json::json!([]), "{idle}");
+    // The same as one value, with times of answers and slots; also for those who live in redis-cli.
+    let (status, body) = http::get(site.router().admin(), "/api/v1/load");
+    let load: Json = serde_json::from_str(&body).expect("JSON");
+    let busy_load = of_node(&load, true);
+    assert!(
+        status == 200 && number(&busy_load, "p50_us") > Some(0.0) && number(&busy_load, "p99_us") >= number(&busy_load, "p50_us"),
+        "{body}"
+    );
+    let slot = u64::from(slot(key.as_bytes()));
+    let hottest = load["slots"][0].clone();
+    assert!(hottest["slot"] == slot && hottest["node"] == owner, "{body}");
+    assert!(
+        number(&hottest, "writes_per_second") > Some(1.0) && number(&hottest, "bytes_per_second") > number(&hottest, "commands_per_second"),
+        "{body}"
+    );
+    assert!(format!("{:?}", client.cmd("SWITCHYARD LOAD")).contains("p99_us"));
     let table = done(site.router(), "hotkeys");
     let row = |node: &Json| {
         let name = node["node"].as_str().expect("a name");
