@@ -19,7 +19,7 @@ pub enum Limit {
     Unnamed,
     /// It runs code that is not proved to keep to the keys that it names: an error only where it does not.
     Unproved,
-    /// It concerns every node, and is part of a transaction.
+    /// It concerns every node, and they cannot execute it at one instant: `SWAPDB`, and what concerns every node in a transaction.
     EveryNode,
 }
 
@@ -42,7 +42,7 @@ impl Limit {
             Self::Slots => "keys of several slots",
             Self::Unnamed => "keys that it does not name",
             Self::Unproved => "code that may use keys that it does not name: an error where it does",
-            Self::EveryNode => "a command for every node in a transaction",
+            Self::EveryNode => "it concerns every node at one instant",
         }
     }
 

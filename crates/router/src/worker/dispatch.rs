@@ -119,7 +119,8 @@ impl Worker {
             Handling::Every(merge) => self.every(handle, command, merge, raw, args),
             Handling::Any => self.any(plan, handle, command, raw, args),
             Handling::Local(local) => self.local(plan, handle, command, local, raw, args),
-            Handling::Refused(_) => {
+            Handling::OnlyNode(_) if plan.topology.only_node().is_some() => self.at_only_node(plan, handle, command, raw, args),
+            Handling::OnlyNode(_) | Handling::Refused(_) => {
                 let text = errors::not_served(command).unwrap_or_default();
                 self.refuse(handle, class, &text)
             }
@@ -256,6 +257,20 @@ impl Worker {
             return self.script(plan, handle, command, node, raw, args);
         }
         self.forward(handle, command, args, node, raw)
+    }
+
+    /// A command without keys of which nothing says which nodes it concerns, or that several nodes cannot execute at one instant.
+    #[cold]
+    fn at_only_node(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
+        let Some(node) = plan.topology.only_node() else { return self.refuse_all_down(handle, command.class() as u8) };
+        let flow = match command.flags.has(Flags::BLOCKING) {
+            true => self.block(handle, command, node, Waited::Nothing, raw, args),
+            false => self.forward(handle, command, args, node, raw),
+        };
+        if flow == Flow::Next {
+            self.tally.note(&command.name, Limit::EveryNode);
+        }
+        flow
     }
 
     /// A command that is served because its node has every key: it would meet a limit if there were two.

@@ -185,7 +185,7 @@ fn gates_of(worker: &mut Worker, node: NodeId, command: &Command, args: &Args<'_
     } else if has_keys {
         let armed = keys.map(|key| hot.hash(key)).filter(|hash| set.get(*hash).is_some());
         found.extend(armed.map(GateId::of_key));
-    } else if keys_found == Err(KeyError::Undescribed) {
+    } else if keys_found == Err(KeyError::Undescribed) || matches!(command.handling, Handling::OnlyNode(_)) {
         // The only node is given it all the same.
         found.push(GateId::of_node(node));
     } else if command.flags.has(Flags::WRITE) && !matches!(command.handling, Handling::Local(_)) {

@@ -326,7 +326,7 @@ impl Worker {
                 Queueing::Refuse("ERR Switchyard does not serve FUNCTION LIST WITHCODE inside MULTI. Call it outside".into())
             }
             Handling::Any | Handling::Local(Local::Ping | Local::Echo | Local::Time | Local::Unwatch) => Queueing::Queue(None),
-            Handling::Every(_) if is_only => Queueing::Alone(Limit::EveryNode),
+            Handling::Every(_) | Handling::OnlyNode(_) if is_only => Queueing::Alone(Limit::EveryNode),
             Handling::Every(_) => Queueing::Refuse(format!(
                 "ERR Switchyard does not serve {name} inside MULTI: it concerns every node, and a transaction is executed by one. Call it outside"
             )),
@@ -341,7 +341,7 @@ impl Worker {
             Handling::Local(_) => Queueing::Refuse(format!(
                 "ERR Switchyard does not serve {name} inside MULTI: Switchyard answers it, and the node executes the transaction. Call it outside"
             )),
-            Handling::Refused(_) => Queueing::Refuse(errors::not_served(command).unwrap_or_default()),
+            Handling::OnlyNode(_) | Handling::Refused(_) => Queueing::Refuse(errors::not_served(command).unwrap_or_default()),
         }
     }
 

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::movectl::{done, json, owns, refused};
+use crate::movectl::{ask, done, json, owns, refused};
 use crate::support::slots::slot;
 use crate::support::{Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, simple, until};
 
@@ -89,6 +89,7 @@ const BLOCKS: &[&[&str]] = &[
         "GET by-function",
         "FUNCTION DELETE lib",
     ],
+    &["SET a 1", "SWAPDB 0 1", "EXISTS a", "MULTI", "SWAPDB 0 1", "EXEC", "GET a"],
     &[
         "PFADD h1 a",
         "PFADD h2 b",
@@ -288,6 +289,9 @@ fn what_two_nodes_would_refuse_is_counted_and_named() {
             metrics.contains(&format!("switchyard_limited_commands_total{{command=\"{command}\",limit=\"{limit}\"}} {count}\n"))
         })
     });
+    let [node, state] = [site.nodes()[0].address().to_string(), site.router().state_dir().display().to_string()];
+    let doctor = ask(site.router(), &format!("doctor --node {node} --state-dir {state}"));
+    assert!(doctor.out.contains("2 calls of RENAME that two nodes would not serve as one does: keys of several slots"), "{}", doctor.out);
     let info = client.cmd("INFO switchyard").text();
     assert!(info.contains("\r\nlimited_rename:slots=2\r\n"), "{info}");
     let text = refused(site.router(), &format!("nodes add {}", second.address()));
