@@ -22,7 +22,7 @@ use switchyard_policy::empty_return::Holdings;
 use switchyard_policy::migration::Process;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply;
-use switchyard_router::{Link, NodeAccess, Router, renewed_library};
+use switchyard_router::{Link, NodeAccess, Router};
 use tracing::{debug, info, warn};
 
 use crate::loads::ServerLoad;
@@ -63,7 +63,7 @@ impl Care {
         let thread = std::thread::Builder::new()
             .name("care".to_owned())
             .spawn(move || {
-                let mut known = BTreeMap::new();
+                let mut known = Known::default();
                 let mut asked = Asked::default();
                 let mut copies = Copies::default();
                 let mut looks = 0_u32;
@@ -185,12 +185,21 @@ fn run_id(connection: &mut NodeConnection) -> Option<String> {
     info.lines().find_map(|line| line.strip_prefix("run_id:")).map(|run_id| run_id.trim().to_owned())
 }
 
-/// Looks whether a node is a new process; then, at their functions.
-fn look_after(running: &Running, known: &mut BTreeMap<NodeId, String>) {
-    let Some((status, access)) = running.with(|router| (router.status(), router.node_access())) else { return };
+/// The nodes whose functions were looked at last.
+#[derive(Default)]
+struct Known {
+    processes: BTreeMap<NodeId, String>,
+    /// There was one node, whose functions may use every key.
+    was_one: bool,
+}
+
+/// Looks whether a node is a new process, or whether one node has become several or several one; then, at their functions.
+fn look_after(running: &Running, known: &mut Known) {
+    let looked = running.with(|router| (router.status(), router.node_access(), router.is_one_node()));
+    let Some((status, access, is_one)) = looked else { return };
     let up: BTreeMap<NodeId, String> =
         status.nodes.iter().filter(|n| n.link == Link::Up).filter_map(|n| Some((n.id, n.run_id.clone()?))).collect();
-    let changed = up.iter().any(|(id, run_id)| known.get(id) != Some(run_id));
+    let changed = is_one != known.was_one || up.iter().any(|(id, run_id)| known.processes.get(id) != Some(run_id));
     // Nothing is read at a node that may still store something, and it is given nothing.
     if !changed || running.with(|router| router.functions_left().iter().all(|(node, _)| !up.contains_key(node))) != Some(true) {
         return;
@@ -212,9 +221,9 @@ fn look_after(running: &Running, known: &mut BTreeMap<NodeId, String>) {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    let why = match share_functions(&mut nodes) {
+    let why = match share_functions(running, &mut nodes) {
         Ok(()) => {
-            *known = up;
+            *known = Known { processes: up, was_one: is_one };
             return;
         }
         Err(Trouble::Failed(why)) => why,
@@ -243,11 +252,17 @@ fn store(connection: &mut NodeConnection, id: NodeId, node: &NodeAccess, args: &
     }
 }
 
-/// Puts the present check before libraries that an older router has put its own before. True where there were any.
-fn renew(connection: &mut NodeConnection, found: Option<&Functions>, id: NodeId, node: &NodeAccess) -> Result<bool, Trouble> {
+/// Puts the check before libraries that lack it or have that of an older router; takes it away at the only node. True where there were any such.
+fn renew(
+    running: &Running,
+    connection: &mut NodeConnection,
+    found: Option<&Functions>,
+    id: NodeId,
+    node: &NodeAccess,
+) -> Result<bool, Trouble> {
     let mut any = false;
     for (name, code) in found.iter().flat_map(|found| &found.code) {
-        match renewed_library(code.as_bytes()) {
+        match running.with(|router| router.renewed_library(code.as_bytes())).flatten() {
             None => {}
             Some(Ok(code)) => {
                 if let Some(error) = store(connection, id, node, &[b"FUNCTION", b"LOAD", b"REPLACE", &code])? {
@@ -255,7 +270,7 @@ fn renew(connection: &mut NodeConnection, found: Option<&Functions>, id: NodeId,
                 }
                 any = true;
             }
-            Some(Err(why)) => warn!("library {name} of node {} keeps the check of an older router: {why}", node.name),
+            Some(Err(why)) => warn!("library {name} of node {} cannot be kept to the keys that its callers name: {why}", node.name),
         }
     }
     Ok(any)
@@ -272,11 +287,11 @@ fn meet((id, node): (NodeId, &NodeAccess)) -> Result<Met<'_>, String> {
 }
 
 /// Gives the functions of the others to nodes that have none.
-fn share_functions(nodes: &mut [Met<'_>]) -> Result<(), Trouble> {
+fn share_functions(running: &Running, nodes: &mut [Met<'_>]) -> Result<(), Trouble> {
     let (mut having, mut lacking) = (Vec::new(), Vec::new());
     for (id, node, connection) in nodes {
         let mut found = functions(connection);
-        if renew(connection, found.as_ref(), *id, node)? {
+        if renew(running, connection, found.as_ref(), *id, node)? {
             found = functions(connection);
         }
         match found {

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use switchyard_policy::topology::Topology;
-use switchyard_router::{Link, Status};
+use switchyard_router::{Limited, Link, Status};
 
-use crate::admin::{LinkReport, NodeReport, NotReady, Operation, Readiness, Refused, Source, StatusReport};
+use crate::admin::{LimitedReport, LinkReport, NodeReport, NotReady, Operation, Readiness, Refused, Source, StatusReport};
 use crate::journal::Sync;
 use crate::members::NodeList;
 use crate::metrics::Page;
@@ -88,6 +88,15 @@ impl Fleet {
             commands: status.commands,
             nodes,
             troubles: Vec::new(),
+            limited: status
+                .limited
+                .iter()
+                .map(|Limited { command, limit, count }| LimitedReport {
+                    command: command.clone(),
+                    limit: limit.text().to_owned(),
+                    count: *count,
+                })
+                .collect(),
         }
     }
 }

@@ -95,6 +95,7 @@ fn start(options: AdminOptions) -> Running {
         commands: 99,
         nodes: vec![node(0, LinkReport::Up, 16384), node(1, LinkReport::Connecting, 0)],
         troubles: Vec::new(),
+        limited: Vec::new(),
     };
     let fake = Arc::new(Fake(Mutex::new((status, "a_total 1\n# EOF\n".into()))));
     let source = Arc::clone(&fake);

@@ -10,6 +10,8 @@ use crate::topology::{NodeId, Slot, Topology, slot_of};
 pub enum Route {
     /// At this node: the owner of this slot, which all keys share, or where they live as exceptions.
     Owner(Slot, NodeId),
+    /// At this node: its keys are in different slots, and the node has every key.
+    Together(NodeId),
     /// It names no key: any node will do.
     Anywhere,
     /// Its keys lie in different slots, so no node may execute it.
@@ -18,15 +20,15 @@ pub enum Route {
     Parted(Slot),
 }
 
-/// Routes a command that must be executed at one node: its keys must share a slot, as in a Redis Cluster. Keys in different slots
-/// are refused even where one node owns both today, because a move may part them tomorrow.
+/// Routes a command that must be executed at one node: its keys must share a slot, as in a Redis Cluster, unless there is one node only. Several nodes
+/// refuse keys in different slots even where one node owns both today, because a move may part them tomorrow.
 #[inline]
 pub fn route<'k>(topology: &Topology, mut keys: impl Iterator<Item = &'k [u8]> + Clone) -> Route {
     let all = keys.clone();
     let Some(first) = keys.next() else { return Route::Anywhere };
     let slot = slot_of(first);
     if !keys.all(|key| slot_of(key) == slot) {
-        return Route::CrossSlot;
+        return topology.only_node().map_or(Route::CrossSlot, Route::Together);
     }
     if topology.is_exceptional(slot) { route_exceptional(topology, slot, all) } else { Route::Owner(slot, topology.owner(slot)) }
 }
@@ -88,6 +90,17 @@ mod tests {
         assert!(matches!(route(&topology, [&b"{a}1"[..], b"{a}2"].into_iter()), Route::Owner(_, node) if node == owner));
         assert_eq!(route(&topology, [&b"a"[..], b"b"].into_iter()), Route::CrossSlot);
         assert_eq!(route(&topology, std::iter::empty()), Route::Anywhere);
+    }
+
+    #[test]
+    fn the_only_node_takes_keys_of_several_slots() {
+        let names = ["127.0.0.1:7001".to_owned(), "127.0.0.1:7002".to_owned()];
+        let one = Topology::even(&names[..1]).expect("one node");
+        let keys = || [&b"a"[..], b"b"].into_iter();
+        assert_eq!(route(&one, keys()), Route::Together(NodeId(0)));
+        assert!(matches!(route(&one, [&b"{a}1"[..], b"{a}2"].into_iter()), Route::Owner(..)));
+        let two = Topology::place(Some(&one), &names).expect("one joins").topology;
+        assert_eq!((two.keepers(), route(&two, keys())), (vec![NodeId(0)], Route::CrossSlot), "the second may own something soon");
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod lua;
 mod memory;
 mod metrics;
 mod mover;
+mod one_node;
 pub mod open_files;
 mod operator;
 mod poll;
@@ -44,6 +45,7 @@ pub use limits::{KEY_RATE_MAX, KeyLimit};
 pub use memory::heap_used;
 pub use metrics::{Traffic, Waits};
 pub use mover::{BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveProgress, MoveTask, SoFar, Steer, are_all_that_is_left};
+pub use one_node::{Limit, Limited};
 pub use operator::{OperatorCommand, OperatorPort};
 pub use seat::{Seat, mark_in, question_of, site_of_mark, why_not};
 pub use settings::{
@@ -73,7 +75,7 @@ use switchyard_policy::topology::{MoveId, NodeId, Topology};
 use switchyard_resp::command::CommandTable;
 
 use listener::Listener;
-pub use lua::{is_wrapped_library as is_checked_library, renewed_library};
+pub use lua::is_wrapped_library as is_checked_library;
 
 use metrics::{Counter, HotCounters, NodeCounters, NodeScrape, Scrape};
 use shared::{NodeFacts, Plan, Shared, lock, unix_ms};
@@ -142,6 +144,8 @@ pub struct Status {
     pub uptime: Duration,
     /// The nodes, by number.
     pub nodes: Vec<NodeStatus>,
+    /// Commands that were served because there is one node, and would meet a limit if there were two.
+    pub limited: Vec<Limited>,
 }
 
 /// What the router answers from hot copies.
@@ -528,6 +532,7 @@ impl Router {
             commands,
             uptime: self.shared.uptime(),
             nodes,
+            limited: self.limited(),
         }
     }
 
@@ -551,6 +556,23 @@ impl Router {
     /// Uses of the keys of each slot since the start, estimated of a sample.
     pub fn slot_counts(&self) -> Vec<SlotCount> {
         self.shared.board.slots()
+    }
+
+    /// Whether one node has every key, so that it takes every command.
+    pub fn is_one_node(&self) -> bool {
+        self.shared.plan().topology.only_node().is_some()
+    }
+
+    /// A library of functions at a node as it must become, checked or not: `None` where it is so already; `Err` has
+    /// the reason why it cannot be.
+    pub fn renewed_library(&self, code: &[u8]) -> Option<Result<Vec<u8>, String>> {
+        let plan = self.shared.plan();
+        lua::renewed_library(code, plan.libraries(), &plan.commands)
+    }
+
+    /// Commands that were served because there is one node, and would meet a limit if there were two.
+    pub fn limited(&self) -> Vec<Limited> {
+        self.shared.alone.counted()
     }
 
     /// What has gone to each node since the start. Not part of [`Router::status`]: only who looks again and again can make something of it.
@@ -611,6 +633,7 @@ impl Router {
             clients_max: live.max_clients,
             moved: *lock(&self.shared.moved),
             hot: (self.shared.hot.keys(), live.hot_copies.is_on && !self.shared.hot.is_suspended()),
+            limited: self.limited(),
             exclusive_max: [live.large_connections_max, live.watch_connections_max, live.blocking_connections_max],
         }
         .text()

@@ -102,12 +102,26 @@ pub fn is_wrapped_library(code: &[u8]) -> bool {
     divided(code).1.starts_with(OF_LIBRARY.as_bytes())
 }
 
-/// What a library becomes that an older router has put its prelude before: `None` for any other; `Err` has the reason why it cannot be.
-pub fn renewed_library(code: &[u8]) -> Option<Result<Vec<u8>, String>> {
-    if is_wrapped_library(code) || unwrapped_library(code).is_none() {
-        return None;
+/// The form in which libraries are at nodes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Libraries {
+    /// Kept to their keys.
+    Checked,
+    /// As their authors wrote them: the only node has every key.
+    Plain,
+    /// Whatever they are: nothing is checked.
+    Any,
+}
+
+/// A library at a node in the form that is wanted: `None` where it has it; `Err` has the reason why it cannot be.
+pub(crate) fn renewed_library(code: &[u8], wanted: Libraries, table: &CommandTable) -> Option<Result<Vec<u8>, String>> {
+    match wanted {
+        Libraries::Plain => unwrapped_library(code).map(Ok),
+        _ if is_wrapped_library(code) => None,
+        // Also the line of an older router.
+        Libraries::Any if unwrapped_library(code).is_none() => None,
+        Libraries::Any | Libraries::Checked => Some(wrapped_library(code, table).map_err(|why| why.to_string())),
     }
-    Some(wrapped_library(code, &CommandTable::builtin()).map_err(|why| why.to_string()))
 }
 
 /// The library as its author wrote it, where this router or an older one has put a prelude before it.

@@ -22,8 +22,10 @@ use crate::fences::Fences;
 use crate::function_turns::FunctionTurns;
 use crate::hot_copies::HotCopies;
 use crate::limits::Limits;
+use crate::lua::Libraries;
 use crate::metrics::{WaitsLately, WorkerCounters};
 use crate::mover::{Moved, Moves, SharedMove, SharedTracker};
+use crate::one_node::Alone;
 use crate::pubsub::Subscriptions;
 use crate::scripts::Scripts;
 use crate::seat::Seat;
@@ -61,6 +63,20 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// Whether scripts and functions are kept to the keys that they declare. The only node has all keys, so there is nothing to keep them from.
+    pub(crate) fn checks_scripts(&self) -> bool {
+        self.live.check_scripts && self.topology.only_node().is_none()
+    }
+
+    /// The form in which libraries are to be at nodes.
+    pub(crate) fn libraries(&self) -> Libraries {
+        match self.live.check_scripts {
+            true if self.checks_scripts() => Libraries::Checked,
+            true => Libraries::Plain,
+            false => Libraries::Any,
+        }
+    }
+
     /// This plan by other settings of the configuration. Users that are configured as before stay as clients have changed them.
     pub(crate) fn reconfigured(&self, mut live: Live, overrides: Arc<Overrides>) -> Self {
         let configured_users = live.users.clone();
@@ -273,6 +289,8 @@ pub(crate) struct Shared {
     pub(crate) pause: Mutex<Option<Pause>>,
     connections: Mutex<Vec<Connection>>,
     pub(crate) wait_queues: WaitQueues,
+    /// Commands that were served and would meet a limit if there were two nodes.
+    pub(crate) alone: Alone,
     exclusive_bounds: Mutex<BTreeMap<NodeId, Arc<ExclusiveBounds>>>,
     pub(crate) mailboxes: Arc<Mailboxes>,
     pub(crate) logins: Arc<Logins>,
@@ -406,6 +424,7 @@ impl Shared {
             connections: Mutex::default(),
             limits: Limits::default(),
             wait_queues: WaitQueues::default(),
+            alone: Alone::default(),
             exclusive_bounds: Mutex::default(),
             errors_before: Mutex::default(),
             logins: Arc::new(Logins::new(mailboxes.clone())),

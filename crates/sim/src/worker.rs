@@ -220,7 +220,7 @@ impl Worker {
             return keys.next().map(|key| topology.owner_of(key).index());
         }
         match route(topology, keys) {
-            Route::Owner(_, node) => Some(node.index()),
+            Route::Owner(_, node) | Route::Together(node) => Some(node.index()),
             Route::Parted(_) | Route::Anywhere | Route::CrossSlot => None,
         }
     }

@@ -408,6 +408,9 @@ pub struct AddNodeRequest {
     /// Give it its share of the slots at once.
     #[serde(default)]
     pub rebalance: bool,
+    /// Go on although clients use commands that meet limits when there are two nodes.
+    #[serde(default)]
+    pub allow_limits: bool,
     /// How, where it gets some.
     #[serde(flatten)]
     pub how: HowRequest,

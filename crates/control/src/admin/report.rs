@@ -60,6 +60,20 @@ pub struct StatusReport {
     /// What is wrong beside the nodes: slots that wait for one, moves that come no further, a disk that is full.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub troubles: Vec<Trouble>,
+    /// Commands served because there is one node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limited: Vec<LimitedReport>,
+}
+
+/// Commands that were served because there is one node, and that would meet a limit if there were two.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitedReport {
+    /// The command's name.
+    pub command: String,
+    /// The limit, for people.
+    pub limit: String,
+    /// The number of times since the router has started.
+    pub count: u64,
 }
 
 /// Something that somebody should look at.
@@ -131,6 +145,9 @@ pub struct NodesReport {
     pub epoch: u64,
     /// The nodes, by number.
     pub nodes: Vec<NodeReport>,
+    /// Commands served because there is one node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limited: Vec<LimitedReport>,
 }
 
 /// Whether traffic should be sent to this router, and if not, why.

@@ -190,7 +190,7 @@ async fn status(State(source): State<Shared>) -> Result<Response, Response> {
 
 async fn nodes(State(source): State<Shared>) -> Result<Json<NodesReport>, Response> {
     let status = ask("/api/v1/nodes", source, |source| source.status()).await?;
-    Ok(Json(NodesReport { epoch: status.epoch, nodes: status.nodes }))
+    Ok(Json(NodesReport { epoch: status.epoch, nodes: status.nodes, limited: status.limited }))
 }
 
 async fn accept(State(source): State<Shared>, Path(node): Path<String>) -> Result<Response, Response> {

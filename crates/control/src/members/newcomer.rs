@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use switchyard_policy::topology::Topology;
 use switchyard_resp::units::counted;
-use switchyard_router::{Link, NodeAccess};
+use switchyard_router::{Limited, Link, NodeAccess};
 use tracing::{error, warn};
 
 use crate::nodes::fit::{is_older, is_router, unfit};
@@ -26,6 +26,8 @@ pub struct FleetFacts {
     nodes: Vec<(String, Option<String>, Option<String>)>,
     /// Clients may use databases below this number.
     databases: u32,
+    /// Commands that its only node serves, and two would not.
+    limited: Vec<Limited>,
 }
 
 impl FleetFacts {
@@ -36,7 +38,7 @@ impl FleetFacts {
             (access.name.clone(), said.field("run_id").map(str::to_owned), said.version())
         };
         let databases = nodes.iter().find_map(|access| databases_of(access, patience)).unwrap_or_default();
-        Self { router: String::new(), site, nodes: at_once(nodes, ask), databases }
+        Self { router: String::new(), site, nodes: at_once(nodes, ask), databases, limited: Vec::new() }
     }
 
     /// The fleet as its router knows it; `None` where that does not serve.
@@ -53,7 +55,14 @@ impl FleetFacts {
             None => (node.name, node.run_id, node.version),
         });
         let nodes = nodes.collect();
-        Some(Self { router, site, nodes, databases: setting.unwrap_or(used) })
+        let limited = if topology.nodes().len() == 1 { status.limited } else { Vec::new() };
+        Some(Self { router, site, nodes, databases: setting.unwrap_or(used), limited })
+    }
+
+    /// Those that meet limits as soon as there is a second node: `RENAME (3: keys of several slots)`.
+    pub(crate) fn limits(&self) -> Option<String> {
+        let shown = self.limited.iter().map(|Limited { command, limit, count }| format!("{command} ({count}: {})", limit.text()));
+        Some(shown.collect::<Vec<_>>().join(", ")).filter(|limits| !limits.is_empty())
     }
 
     /// Of nodes that a configuration lists and that are not in the slot map: the names of those that may not join. Each is told with the reason.
@@ -63,6 +72,9 @@ impl FleetFacts {
             match self.meet(place, patience) {
                 Ok((_, newcomer, notes)) => {
                     notes.iter().for_each(|note| warn!("node {note}"));
+                    if let Some(limits) = self.limits() {
+                        warn!("node {} joins: from now on these commands of clients meet limits: {limits}", place.name);
+                    }
                     let run_id = newcomer.field("run_id").map(str::to_owned);
                     self.nodes.push((place.name.clone(), run_id, newcomer.version()));
                 }
@@ -220,7 +232,7 @@ mod tests {
     fn fleet() -> FleetFacts {
         let node = |name: &str, run_id: &str, version: &str| (name.to_owned(), Some(run_id.to_owned()), Some(version.to_owned()));
         let nodes = vec![node("a:1", "aaa", "redis 7.0.15"), ("b:1".to_owned(), None, None), node("c:1", "ccc", "redis 7.2.4")];
-        FleetFacts { router: "me".to_owned(), site: "0a1b2c3d".to_owned(), nodes, databases: 16 }
+        FleetFacts { router: "me".to_owned(), site: "0a1b2c3d".to_owned(), nodes, databases: 16, ..FleetFacts::default() }
     }
 
     fn server(more: &str) -> Newcomer {

@@ -159,7 +159,7 @@ impl Operator {
         if request.rebalance {
             self.nothing_under_way("a node joins and gets its share of the slots")?;
         }
-        let notes = self.check_newcomer(&topology, &name, request.rebalance.then_some(how))?;
+        let notes = self.check_newcomer(&topology, &name, request, how)?;
         self.list.change(MemberChange::Add(name.clone())).map_err(Refused::Failed)?;
         let settled =
             self.wait_for_link(&name).and_then(|()| if request.rebalance { self.give_share(how) } else { Ok(PlanReport::default()) });
@@ -174,15 +174,25 @@ impl Operator {
         self.moves.accept(&topology, orders(self.even(&topology)?, how))
     }
 
-    /// Looks at a server that is to join. `how`: it is to get slots at once.
-    fn check_newcomer(&self, topology: &Topology, name: &str, how: Option<How>) -> Result<Vec<String>, Refused> {
+    /// Looks at a server that is to join. `how`: as it gets slots, where it is to get some at once.
+    fn check_newcomer(&self, topology: &Topology, name: &str, request: &AddNodeRequest, how: How) -> Result<Vec<String>, Refused> {
         let place = self.list.find(name).map_err(conflict)?;
         let patience = self.moves.patience();
         let fleet = FleetFacts::of(&self.running, topology, self.moves.site(), patience);
         let fleet = fleet.ok_or_else(|| Refused::Unavailable("the router is stopping".to_owned()))?;
-        let (access, _, notes) = fleet.meet(&place, patience).map_err(conflict)?;
-        if let Some(how) = how {
+        let (access, _, mut notes) = fleet.meet(&place, patience).map_err(conflict)?;
+        if request.rebalance {
             check_node(&access, patience, Some(how.durability), how.direct_clients, &self.moves.own()).map_err(conflict)?;
+        }
+        match fleet.limits() {
+            None => {}
+            Some(limits) if request.allow_limits => notes.push(format!("from now on these meet limits: {limits}")),
+            Some(limits) => {
+                return Err(conflict(format!(
+                    "since the router started, clients have used commands that one node serves and two do not: {limits}. docs/commands.md says what to do \
+                     instead; --allow-limits goes on all the same"
+                )));
+            }
         }
         Ok(notes)
     }

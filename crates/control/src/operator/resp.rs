@@ -184,8 +184,9 @@ fn parse(words: &[&str]) -> Result<Operation, String> {
         (["NODES", "ADD"], [_, _, address, rest @ ..]) => {
             let mut request = AddNodeRequest { address: (*address).to_owned(), ..AddNodeRequest::default() };
             read(rest, &mut request.how, |option, _| match option {
-                "REBALANCE" => {
-                    request.rebalance = true;
+                flag @ ("REBALANCE" | "ALLOW-LIMITS") => {
+                    request.rebalance |= flag == "REBALANCE";
+                    request.allow_limits |= flag == "ALLOW-LIMITS";
                     Ok(false)
                 }
                 _ => Err(format!("unknown option {option}")),

@@ -100,6 +100,16 @@ impl Topology {
         self.nodes.iter()
     }
 
+    /// The node that has every key, and keeps it: it is the only one, and nothing is on its way. Then no command is refused for its keys.
+    #[inline]
+    #[must_use]
+    pub fn only_node(&self) -> Option<NodeId> {
+        match self.nodes.as_slice() {
+            [node] if self.is_settled() && !self.has_exceptions() => Some(node.id),
+            _ => None,
+        }
+    }
+
     /// One more than the highest number of a node: the length of an array indexed by [`NodeId`]. It never shrinks while the highest
     /// node stays, and entries of removed nodes stay unused.
     #[must_use]

@@ -207,6 +207,11 @@ pub enum KeyError {
 }
 
 impl KeyError {
+    /// Whether only a place is unknown: the node that has every key knows what the command uses.
+    pub fn is_about_places(self) -> bool {
+        matches!(self, Self::SortPattern(_) | Self::Undescribed)
+    }
+
     /// The error for the client, with its code.
     pub fn text(self, command: &Command) -> String {
         let name = command.name.to_ascii_lowercase();

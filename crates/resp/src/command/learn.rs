@@ -89,7 +89,7 @@ impl LearntCommand {
 /// Who answers a command that was learnt.
 pub(super) fn handling(keys: &Keys) -> Handling {
     match keys {
-        Keys::None => Handling::Refused(
+        Keys::None => Handling::OnlyNode(
             "it is a node's own command without keys, so that nothing says which nodes it concerns. Call it at the nodes themselves",
         ),
         _ => Handling::Keyed,

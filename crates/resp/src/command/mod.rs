@@ -200,6 +200,8 @@ pub enum Handling {
     Any,
     /// The router answers.
     Local(Local),
+    /// The only node executes it; where there are several it is refused for a reason, which is the text.
+    OnlyNode(&'static str),
     /// Refused for a reason, which is the text.
     Refused(&'static str),
 }
@@ -313,7 +315,7 @@ impl Command {
             Handling::Keyed => CommandClass::Write,
             Handling::Split(_) | Handling::Every(_) => CommandClass::Many,
             Handling::Local(_) => CommandClass::Local,
-            Handling::Any | Handling::Refused(_) => CommandClass::Admin,
+            Handling::Any | Handling::OnlyNode(_) | Handling::Refused(_) => CommandClass::Admin,
         }
     }
 }

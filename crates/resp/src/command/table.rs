@@ -17,7 +17,7 @@ use super::access::{Access, Categories};
 use super::{Flags, Handling, Keys};
 
 use super::{Local::*, Merge::*, Split::*};
-use Handling::{Any, Every, Keyed, Local, Refused, Split};
+use Handling::{Any, Every, Keyed, Local, OnlyNode, Refused, Split};
 
 pub(super) struct Row {
     pub(super) name: &'static str,
@@ -488,7 +488,7 @@ rows! {
     "SLOWLOG|HELP"               2 []                                    NONE              []     []                    => Any;
     "SLOWLOG|LEN"                2 [ADMIN]                               NONE              []     []                    => Local(SlowlogLen);
     "SLOWLOG|RESET"              2 [ADMIN]                               NONE              []     []                    => Local(SlowlogReset);
-    "SWAPDB"                     3 [WRITE FAST]                          NONE              []     [dangerous keyspace]  => Refused(SWAPPING);
+    "SWAPDB"                     3 [WRITE FAST]                          NONE              []     [dangerous keyspace]  => OnlyNode(SWAPPING);
     "SYNC"                       1 [ADMIN]                               NONE              []     []                    => Refused(REPLICATION);
     "TIME"                       1 [FAST]                                NONE              []     []                    => Local(Time);
 

@@ -20,7 +20,8 @@ fn words(handling: Handling) -> (u8, String) {
         Handling::Every(_) => (2, "every node; all must agree".into()),
         Handling::Any => (3, "any one node".into()),
         Handling::Local(_) => (4, "Switchyard, with the nodes' help where it needs it".into()),
-        Handling::Refused(reason) => (5, format!("nobody: {reason}")),
+        Handling::OnlyNode(reason) => (5, format!("the only node; of several nobody: {reason}")),
+        Handling::Refused(reason) => (6, format!("nobody: {reason}")),
     }
 }
 

@@ -110,7 +110,7 @@ fn what_is_learnt_is_forwarded_only_where_its_keys_can_be_told() {
     assert_eq!(get("JSON.DEBUG|MEMORY").handling, Handling::Keyed);
     assert_eq!(get("json.get").handling, Handling::Keyed);
     assert_eq!(get("json.get").keys, Keys::FIRST);
-    assert!(matches!(get("FT.SEARCH").handling, Handling::Refused(_)));
+    assert!(matches!(get("FT.SEARCH").handling, Handling::OnlyNode(_)));
     assert_eq!(get("cms.merge").keys, Keys::Unknown);
     assert!(get("cms.merge").flags.has(Flags::WRITE.and(Flags::DENY_OOM)));
     assert_eq!(get("w.wait").handling, Handling::Keyed);
@@ -259,7 +259,7 @@ fn handling_fits_the_keys() {
             // Shard channels count as keys for clients of a cluster.
             Handling::Local(_) if command.flags.has(Flags::PUBSUB) => {}
             Handling::Every(_) | Handling::Any | Handling::Local(_) => assert!(!has_keys, "{} has keys", command.name),
-            Handling::Refused(text) => {
+            Handling::OnlyNode(text) | Handling::Refused(text) => {
                 assert!(!text.is_empty());
                 assert!(errors::not_served(command).is_some_and(|t| t.starts_with("ERR ") && t.contains(text)));
             }

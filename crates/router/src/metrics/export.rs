@@ -16,6 +16,7 @@ use switchyard_resp::command::CommandClass;
 use super::{Counter, Errors, Histogram, NodeClass, NodeCounters, Sum, WorkerCounters};
 use crate::exclusive_bounds::{ExclusiveBounds, KINDS};
 use crate::mover::Moved;
+use crate::one_node::Limited;
 
 /// What a scrape sees.
 pub(crate) struct Scrape {
@@ -30,6 +31,8 @@ pub(crate) struct Scrape {
     pub(crate) moved: Moved,
     /// Keys that may have hot copies, and whether anything is answered from copies.
     pub(crate) hot: (u64, bool),
+    /// Commands that were served because there is one node.
+    pub(crate) limited: Vec<Limited>,
     /// How many exclusive connections of each kind there may be to a node.
     pub(crate) exclusive_max: [usize; KINDS],
 }
@@ -331,6 +334,10 @@ impl Scrape {
         page.gauges("clients_max", "How many client connections there may be (max-clients)", alone(self.clients_max as u64))?;
         let errors = Errors::of_all(&self.workers);
         page.counters("errors", "Errors that clients got, by code", errors.iter().map(|(code, count)| of("code", code, *count)))?;
+        let limited = self.limited.iter().map(|Limited { command, limit, count }| {
+            (Labels(vec![("command", command.clone()), ("limit", limit.name().to_owned())]), *count)
+        });
+        page.counters("limited_commands", "Commands that the only node took, and that would meet this limit if there were two", limited)?;
         let classes = CommandClass::ALL;
         let commands = classes.map(|class| of("class", class.name(), total(&self.workers, |w| &w.commands[class as usize])));
         page.counters("commands", "Commands of clients, by class", commands)?;

@@ -9,10 +9,15 @@ use switchyard_resp::reply;
 use super::connection::{error_text, field};
 use super::run::{Halt, Mover};
 use super::side;
+use crate::function_turns::CopyTurn;
+use crate::lua::{Libraries, renewed_library};
 use crate::shared::lock;
 
 /// Times to live are moved as points in time: by so much the two clocks may differ, microseconds.
 const SKEW_MAX_US: i64 = 1_000_000;
+
+/// The name of a library that is not kept to its callers' keys, and the code that is; or why there is none.
+type Unchecked = (String, Result<Vec<u8>, String>);
 
 impl Mover {
     /// Whether the nodes can do it.
@@ -51,7 +56,7 @@ impl Mover {
         if !self.select(Side::Target, highest)? {
             return Err(Halt::Stop(format!("{target} has fewer databases than {source}, which has {}", highest + 1)));
         }
-        Ok(())
+        self.check_libraries()
     }
 
     /// The version of the format that DUMP gives: that of a key which nobody sees, or of the functions of a node that is full.
@@ -170,7 +175,88 @@ impl Mover {
             self.call(Side::Target, &[b"SCRIPT", b"LOAD", &body])?;
             self.pump()?;
         }
-        // Nobody changes functions until the target has what is read here. A node that may still store others is read and given none before.
+        // Nobody changes functions until the target has what is read here.
+        let turn = self.turn_to_copy()?;
+        if let Some((name, _)) = self.unchecked_libraries()?.into_iter().next() {
+            return Err(Halt::Stop(format!(
+                "library {name} was loaded at {} past the check meanwhile: begin the move again",
+                self.name(self.life.order().source)
+            )));
+        }
+        let theirs = self.call(Side::Source, &[b"FUNCTION", b"DUMP"])?;
+        if reply::is_error(&theirs) {
+            return Ok(()); // before 7.0 there were none
+        }
+        let ours = self.call(Side::Target, &[b"FUNCTION", b"DUMP"])?;
+        let (Some(theirs), Some(ours)) = (reply::text(&theirs), reply::text(&ours)) else { return Ok(()) };
+        if theirs == ours {
+            return Ok(());
+        }
+        let theirs = theirs.to_vec();
+        match self.store_functions(Side::Target, &[b"FUNCTION", b"RESTORE", &theirs, b"REPLACE"], turn)? {
+            Ok(_) => Ok(()),
+            Err(why) => Err(Halt::Stop(format!(
+                "{} does not take the functions of {}: {why}",
+                self.name(self.life.order().target),
+                self.name(self.life.order().source),
+            ))),
+        }
+    }
+
+    /// Functions may use any key of the only node, and before several each keeps to the keys that its caller names. This has all of the source do that before
+    /// anything moves.
+    fn check_libraries(&mut self) -> Result<(), Halt> {
+        if self.unchecked_libraries()?.is_empty() {
+            return Ok(());
+        }
+        let mut turn = self.turn_to_copy()?;
+        let source = self.name(self.life.order().source);
+        for (name, checked) in self.unchecked_libraries()? {
+            let refused = |why: String| {
+                Halt::Stop(format!(
+                    "library {name} of {source} cannot be kept to the keys that its callers name ({why}): delete it, or see scripts.undeclared-keys"
+                ))
+            };
+            let code = checked.map_err(refused)?;
+            turn = self.store_functions(Side::Source, &[b"FUNCTION", b"LOAD", b"REPLACE", &code], turn)?.map_err(refused)?;
+        }
+        Ok(())
+    }
+
+    /// Libraries of the source that are not kept to the keys of their callers, each with what it is to be.
+    fn unchecked_libraries(&mut self) -> Result<Vec<Unchecked>, Halt> {
+        let plan = self.shared.plan();
+        if plan.libraries() != Libraries::Checked {
+            return Ok(Vec::new());
+        }
+        // Before 7.0 there are none.
+        let list = self.call(Side::Source, &[b"FUNCTION", b"LIST", b"WITHCODE"])?;
+        let unchecked = |library: &[u8]| {
+            let fields: Vec<&[u8]> = reply::elements(library).map(|field| reply::text(field).unwrap_or_default()).collect();
+            let of = |name: &[u8]| fields.iter().position(|field| *field == name).and_then(|at| fields.get(at + 1).copied());
+            let checked = renewed_library(of(b"library_code")?, Libraries::Checked, &plan.commands)?;
+            Some((String::from_utf8_lossy(of(b"library_name").unwrap_or_default()).into_owned(), checked))
+        };
+        Ok(if reply::is_error(&list) { Vec::new() } else { reply::elements(&list).filter_map(unchecked).collect() })
+    }
+
+    /// Has a node store functions; gives the turn back, or the node's refusal.
+    fn store_functions(&mut self, side: Side, args: &[&[u8]], turn: CopyTurn) -> Result<Result<CopyTurn, String>, Halt> {
+        let node = self.end(side).node;
+        let Some(process) = self.end(side).connection.as_ref().map(|connection| connection.process.clone()) else { return Err(Halt::Lost) };
+        match self.call(side, args) {
+            Ok(answer) if reply::is_error(&answer) => Ok(Err(error_text(&answer))),
+            Ok(_) => Ok(Ok(turn)),
+            Err(halt) => {
+                // It may still be executed, also when this move has ended.
+                self.shared.fences.broke_with_functions(node, process, turn);
+                Err(halt)
+            }
+        }
+    }
+
+    /// Nobody changes functions until this is dropped. A node that may still store others is read and given none before.
+    fn turn_to_copy(&mut self) -> Result<CopyTurn, Halt> {
         let turn = loop {
             let free = self.shared.functions.to_copy().filter(|_| {
                 let left = self.shared.fences.with_functions();
@@ -189,35 +275,7 @@ impl Mover {
             self.wait(Duration::from_millis(5));
             self.pump()?;
         }
-        let theirs = self.call(Side::Source, &[b"FUNCTION", b"DUMP"])?;
-        if reply::is_error(&theirs) {
-            return Ok(()); // before 7.0 there were none
-        }
-        let ours = self.call(Side::Target, &[b"FUNCTION", b"DUMP"])?;
-        let (Some(theirs), Some(ours)) = (reply::text(&theirs), reply::text(&ours)) else { return Ok(()) };
-        if theirs == ours {
-            return Ok(());
-        }
-        let theirs = theirs.to_vec();
-        let Some(process) = self.target.connection.as_ref().map(|connection| connection.process.clone()) else { return Err(Halt::Lost) };
-        let answer = match self.call(Side::Target, &[b"FUNCTION", b"RESTORE", &theirs, b"REPLACE"]) {
-            Ok(answer) => answer,
-            Err(halt) => {
-                // It may still be executed, also when this move has ended.
-                self.shared.fences.broke_with_functions(self.life.order().target, process, turn);
-                return Err(halt);
-            }
-        };
-        drop(turn);
-        if reply::is_error(&answer) {
-            return Err(Halt::Stop(format!(
-                "{} does not take the functions of {}: {}",
-                self.name(self.life.order().target),
-                self.name(self.life.order().source),
-                error_text(&answer)
-            )));
-        }
-        Ok(())
+        Ok(turn)
     }
 
     /// Whether the target's memory is enough for these slots.

@@ -12,7 +12,7 @@
 //! **A node that freezes** while clients wait there shows nothing on their connections, and silence is what one expects of them. So while
 //! anybody waits, the main connection is probed with PING; if that one is given up, so are those that wait.
 
-use switchyard_policy::topology::{NodeId, Slot};
+use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, CommandClass, Flags};
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
@@ -21,7 +21,7 @@ use tracing::warn;
 use super::dispatch::Flow;
 use super::downstream::Client;
 use super::keyed::Call;
-use super::kind::Task;
+use super::kind::{Task, Waited};
 use super::pool::Acquired;
 use super::recalled::Ended;
 use super::upstream::{Lane, Link, Phase, Purpose};
@@ -93,15 +93,7 @@ impl Unblocks {
 impl Worker {
     /// Sends a command that may wait at the node.
     #[cold]
-    pub(super) fn block(
-        &mut self,
-        handle: Handle,
-        command: &Command,
-        node: NodeId,
-        slot: Option<Slot>,
-        raw: &[u8],
-        args: &Args<'_>,
-    ) -> Flow {
+    pub(super) fn block(&mut self, handle: Handle, command: &Command, node: NodeId, waited: Waited, raw: &[u8], args: &Args<'_>) -> Flow {
         // Also for XREAD, whose other calls do not wait.
         let class = CommandClass::Blocking as u8;
         if self.clients.get(handle).is_some_and(Client::is_recalled) {
@@ -114,7 +106,7 @@ impl Worker {
             Err(flow) => return flow,
         };
         let waits_us = command.waits_us(args);
-        let ticket = slot.map(|slot| self.shared.wait_queues.enter(slot, self.index, handle));
+        let ticket = waited.line().map(|slot| self.shared.wait_queues.enter(slot, self.index, handle));
         if let Some((ticket, false)) = ticket {
             // Others wait for keys of this slot that are on their way to this node: behind them.
             self.give_back(handle, link);
@@ -130,18 +122,18 @@ impl Worker {
         if let (Some(seq), Some((ticket, _))) = (self.clients.get(handle).map(Client::last_owed), ticket) {
             self.keep_waiting(handle, raw, seq, ticket, waits_us);
         }
-        self.wait_at_node(handle, link, slot, waits_us);
+        self.wait_at_node(handle, link, waited, waits_us);
         Flow::Next
     }
 
     /// A command that may wait has been sent on `link`: for so long, us; `None` without end.
-    pub(super) fn wait_at_node(&mut self, handle: Handle, link_handle: Handle, slot: Option<Slot>, waits_us: Option<u64>) {
+    pub(super) fn wait_at_node(&mut self, handle: Handle, link_handle: Handle, waited: Waited, waits_us: Option<u64>) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let gone = client.hangup || client.half_closed;
         self.stall(handle, Stall::Blocked);
         let grace_us = self.plan.live.command_timeout.as_micros() as u64;
         let until_us = waits_us.map_or(u64::MAX, |us| self.now_us.saturating_add(us).saturating_add(grace_us));
-        self.links.get_mut(link_handle).into_iter().for_each(|link| link.set_task(Task::Waiting { slot, until_us }));
+        self.links.get_mut(link_handle).into_iter().for_each(|link| link.set_task(Task::Waiting { waited, until_us }));
         if gone {
             // It has closed its side: it gets what is there at once, but nobody waits for it.
             self.unblock(link_handle, false, None);
@@ -318,10 +310,15 @@ impl Worker {
         }
     }
 
-    /// Whether the keys that a client waits for in this slot are used where it waits.
-    fn is_waiting_well(&self, slot: Slot, holder: Handle, node: NodeId) -> bool {
+    /// Whether the keys that a client waits for are used where it waits.
+    fn is_waiting_well(&self, waited: Waited, holder: Handle, node: NodeId) -> bool {
+        let slot = match waited {
+            Waited::Nothing => return true,
+            Waited::OfSeveral(_) => return self.plan.topology.only_node() == Some(node),
+            Waited::Of(slot) => slot,
+        };
         let waiting = self.clients.get(holder).and_then(|c| c.waiting.as_ref());
-        waiting.map_or_else(|| self.are_used_at(slot, std::iter::empty(), node), |waiting| self.is_used_at(slot, waiting.request(), node))
+        waiting.map_or_else(|| self.plan_of_moved().topology.owner(slot) == node, |waiting| self.is_used_at(slot, waiting.request(), node))
     }
 
     /// A new topology: what waits at the right node goes on under its epoch, so that a command that waits for ever does not hold up the
@@ -331,12 +328,12 @@ impl Worker {
         for handle in self.links.handles() {
             let Some(link) = self.links.get(handle).filter(|l| l.lane == Lane::Blocking && !l.is_idle()) else { continue };
             let (node, holder) = (link.node, link.holder());
-            let slot = if let Task::Waiting { slot, .. } = link.task() { slot } else { None };
-            if slot.is_some_and(|slot| !self.is_waiting_well(slot, holder, node)) {
+            let waited = if let Task::Waiting { waited, .. } = link.task() { waited } else { Waited::Nothing };
+            if !self.is_waiting_well(waited, holder, node) {
                 self.recall_waiting(handle);
                 continue;
             }
-            if slot.is_some_and(|slot| self.plan.topology.transit(slot).is_some()) {
+            if waited.line().is_some_and(|slot| self.plan.topology.transit(slot).is_some()) {
                 self.note_kept(holder, node);
             }
             self.links.get_mut(handle).into_iter().for_each(|link| link.restamp(epoch));

@@ -7,20 +7,23 @@ use std::sync::Arc;
 
 use switchyard_policy::colocate::Wanted;
 use switchyard_policy::routing::{Route, anywhere, route, split};
-use switchyard_policy::topology::NodeId;
+use switchyard_policy::topology::{NodeId, slot_of};
 use switchyard_resp::command::{Command, Flags, Handling, Lookup, Merge, Split, errors};
 use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
+use super::cross_slot::spans_slots;
 use super::double_read::double_read;
 use super::element_scan::element_scan;
 use super::everywhere::Reach;
 use super::gather::Whole;
 use super::hot_copies::{copied, copies_of};
 use super::keyed::{Call, EndNumber, Keyed};
+use super::kind::Waited;
 use super::transit::Transit;
 use super::upstream::{Lane, Pending, Purpose, UNSENT_HIGH};
 use super::{Stall, Worker};
+use crate::one_node::Limit;
 use crate::settings::Reads;
 use crate::shared::{Commands, Plan};
 use crate::slab::Handle;
@@ -116,7 +119,8 @@ impl Worker {
             Handling::Every(merge) => self.every(handle, command, merge, raw, args),
             Handling::Any => self.any(plan, handle, command, raw, args),
             Handling::Local(local) => self.local(plan, handle, command, local, raw, args),
-            Handling::Refused(_) => {
+            Handling::OnlyNode(_) if plan.topology.only_node().is_some() => self.at_only_node(plan, handle, command, raw, args),
+            Handling::OnlyNode(_) | Handling::Refused(_) => {
                 let text = errors::not_served(command).unwrap_or_default();
                 self.refuse(handle, class, &text)
             }
@@ -225,7 +229,11 @@ impl Worker {
                 let target = route(&plan.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
                 self.keys = keys;
                 match (found, target) {
-                    (Err(error), _) => return self.refuse(handle, class, &error.text(command)),
+                    (Err(error), _) => match plan.topology.only_node().filter(|_| error.is_about_places()) {
+                        Some(node) => return self.together(plan, handle, command, node, Limit::Unnamed, raw, args),
+                        None => return self.refuse(handle, class, &error.text(command)),
+                    },
+                    (Ok(()), Route::Together(node)) => return self.together(plan, handle, command, node, Limit::Slots, raw, args),
                     (Ok(()), Route::Owner(slot, _) | Route::Parted(slot))
                         if plan.topology.is_exceptional(slot) && self.uses_undeclared(plan, command, args) =>
                     {
@@ -234,7 +242,7 @@ impl Worker {
                         return waits.unwrap_or_else(|text| self.refuse(handle, class, &text));
                     }
                     (Ok(()), Route::Owner(slot, node)) if command.flags.has(Flags::BLOCKING) && command.blocks(args) => {
-                        return self.block(handle, command, node, Some(slot), raw, args);
+                        return self.block(handle, command, node, Waited::Of(slot), raw, args);
                     }
                     (Ok(()), Route::Owner(_, node)) => node,
                     (Ok(()), Route::CrossSlot | Route::Parted(_)) => return self.cross_slot(plan, handle, command, raw, args),
@@ -249,6 +257,49 @@ impl Worker {
             return self.script(plan, handle, command, node, raw, args);
         }
         self.forward(handle, command, args, node, raw)
+    }
+
+    /// A command without keys of which nothing says which nodes it concerns, or that several nodes cannot execute at one instant.
+    #[cold]
+    fn at_only_node(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
+        let Some(node) = plan.topology.only_node() else { return self.refuse_all_down(handle, command.class() as u8) };
+        let flow = match command.flags.has(Flags::BLOCKING) {
+            true => self.block(handle, command, node, Waited::Nothing, raw, args),
+            false => self.forward(handle, command, args, node, raw),
+        };
+        if flow == Flow::Next {
+            self.tally.note(&command.name, Limit::EveryNode);
+        }
+        flow
+    }
+
+    /// A command that is served because its node has every key: it would meet a limit if there were two.
+    #[cold]
+    #[allow(clippy::too_many_arguments)] // what `keyed` has found out
+    fn together(
+        &mut self,
+        plan: &Plan,
+        handle: Handle,
+        command: &Command,
+        node: NodeId,
+        limit: Limit,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
+        let flow = if command.flags.has(Flags::BLOCKING) && command.blocks(args) {
+            let first = self.keys.first().and_then(|place| args.get(*place as usize)).unwrap_or_default();
+            self.block(handle, command, node, Waited::OfSeveral(slot_of(first)), raw, args)
+        } else if command.flags.has(Flags::SCRIPT) {
+            self.script(plan, handle, command, node, raw, args)
+        } else {
+            self.forward(handle, command, args, node, raw)
+        };
+        // Some are served all the same.
+        let is_limited = limit != Limit::Slots || plan.live.cross_slot_max == 0 || !spans_slots(command);
+        if flow == Flow::Next && is_limited {
+            self.tally.note(&command.name, limit);
+        }
+        flow
     }
 
     /// Hands a command to the shared connection of a node.

@@ -91,7 +91,7 @@ impl Worker {
                     return Some(Err(self.undeclared_text(plan, slot)));
                 }
                 match route(&plan.topology, keys.clone()) {
-                    Route::Owner(_, node) => Some(Ok(node)),
+                    Route::Owner(_, node) | Route::Together(node) => Some(Ok(node)),
                     Route::Anywhere => None,
                     Route::CrossSlot | Route::Parted(_) => Some(Err(self.not_together(plan, keys))),
                 }
@@ -131,13 +131,13 @@ impl Worker {
         Wanted::Keys(wanted)
     }
 
-    /// Whether these keys of one slot are all used at this node now, going by what has moved.
-    pub(super) fn are_used_at<'k>(&self, slot: Slot, mut keys: impl Iterator<Item = &'k [u8]>, node: NodeId) -> bool {
+    /// Whether these keys are all used at this node now, going by what has moved.
+    pub(super) fn are_used_at<'k>(&self, mut keys: impl Iterator<Item = &'k [u8]>, node: NodeId) -> bool {
         let topology = &self.plan_of_moved().topology;
-        if topology.is_exceptional(slot) { keys.all(|key| topology.lives_at(key) == node) } else { topology.owner(slot) == node }
+        keys.all(|key| topology.lives_at(key) == node)
     }
 
-    /// The same for the keys of a request.
+    /// The same for the keys of a request, which are in this slot.
     pub(super) fn is_used_at(&self, slot: Slot, request: &[u8], node: NodeId) -> bool {
         let plan = self.plan_of_moved();
         if !plan.topology.is_exceptional(slot) {
@@ -146,7 +146,7 @@ impl Worker {
         let all = parsed(plan, request, |command, args| {
             let mut keys = Vec::new();
             command.find_keys(args, &mut keys).ok()?;
-            Some(self.are_used_at(slot, keys.iter().filter_map(|k| args.get(*k as usize)), node))
+            Some(self.are_used_at(keys.iter().filter_map(|k| args.get(*k as usize)), node))
         });
         all.flatten().unwrap_or(false)
     }

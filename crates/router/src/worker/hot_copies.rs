@@ -11,7 +11,7 @@ use std::sync::Arc;
 use switchyard_policy::cache::{Asked, Copies, Discarded, GateId, Holds, Over, Read};
 use switchyard_policy::migration::Fingerprinter;
 use switchyard_policy::topology::{NodeId, Slot, slot_of};
-use switchyard_resp::command::{Command, CommandClass, Flags, Handling, Split};
+use switchyard_resp::command::{Command, CommandClass, Flags, Handling, KeyError, Split};
 use switchyard_resp::request::Args;
 use switchyard_resp::translate::{Shape, to_resp2};
 use switchyard_resp::{encode, reply};
@@ -170,13 +170,14 @@ fn gates_of(worker: &mut Worker, node: NodeId, command: &Command, args: &Args<'_
     }
     let mut places = std::mem::take(&mut worker.keys);
     places.clear();
-    let has_keys = command.find_keys(args, &mut places).is_ok() && !places.is_empty();
+    let keys_found = command.find_keys(args, &mut places);
+    let has_keys = keys_found.is_ok() && !places.is_empty();
     let hot = &worker.hearers.hot;
     let set = hot.copies.set();
     let keys = places.iter().filter_map(|place| args.get(*place as usize));
     if command.flags.has(Flags::SCRIPT) {
-        // One that is checked touches keys in the slots of those that it declares, and no others.
-        if worker.plan.live.check_scripts {
+        // One that is checked touches keys in the slots of those that it declares, and no others. A library may have come to its node past the check.
+        if worker.plan.checks_scripts() && !command.name.starts_with("FCALL") {
             keys.for_each(|key| found.extend(set.gates_in(slot_of(key))));
         } else {
             found.push(GateId::of_node(node));
@@ -184,6 +185,9 @@ fn gates_of(worker: &mut Worker, node: NodeId, command: &Command, args: &Args<'_
     } else if has_keys {
         let armed = keys.map(|key| hot.hash(key)).filter(|hash| set.get(*hash).is_some());
         found.extend(armed.map(GateId::of_key));
+    } else if keys_found == Err(KeyError::Undescribed) || matches!(command.handling, Handling::OnlyNode(_)) {
+        // The only node is given it all the same.
+        found.push(GateId::of_node(node));
     } else if command.flags.has(Flags::WRITE) && !matches!(command.handling, Handling::Local(_)) {
         found.push(GateId::of_node(node));
     }

@@ -18,6 +18,7 @@ use super::local::oldest;
 use super::upstream::Lane;
 use super::{Stall, Worker};
 use crate::metrics::{Counter, Errors};
+use crate::one_node::Limited;
 use crate::pubsub::Kind;
 use crate::shared::{Plan, lock};
 use crate::slab::Handle;
@@ -372,6 +373,11 @@ impl Worker {
             ("hot_copies_hits".into(), workers.iter().map(|w| w.hot.hits.get()).sum::<u64>().to_string()),
             ("hot_copies_fills".into(), workers.iter().map(|w| w.hot.fills.get()).sum::<u64>().to_string()),
         ];
+        let mut limited: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for Limited { command, limit, count } in self.shared.alone.counted() {
+            limited.entry(format!("limited_{}", command.to_ascii_lowercase())).or_default().push(format!("{}={count}", limit.name()));
+        }
+        own.extend(limited.into_iter().map(|(name, counts)| (name, counts.join(","))));
         let mut slots = vec![0_u32; topology.node_id_bound()];
         Slot::all().for_each(|slot| slots[topology.owner(slot).index()] += 1);
         for node in topology.nodes() {

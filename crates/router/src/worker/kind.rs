@@ -75,15 +75,36 @@ pub(super) enum Tenure {
     Held(Handle),
 }
 
+/// The keys that a command waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Waited {
+    /// None.
+    Nothing,
+    /// All are in this slot.
+    Of(Slot),
+    /// They are in several slots, the first in this one: only a node that has every key has them together.
+    OfSeveral(Slot),
+}
+
+impl Waited {
+    /// The slot in whose line it waits.
+    pub(super) fn line(self) -> Option<Slot> {
+        match self {
+            Self::Nothing => None,
+            Self::Of(slot) | Self::OfSeveral(slot) => Some(slot),
+        }
+    }
+}
+
 /// What the node does for the holder, beside answering.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Task {
     Nothing,
     /// It watches keys.
     Watching,
-    /// The command under way may wait there, for keys of this slot, until then (us).
+    /// The command under way may wait there, for these keys, until then (us).
     Waiting {
-        slot: Option<Slot>,
+        waited: Waited,
         until_us: u64,
     },
     /// The last request of `pending` is still being uploaded: its time at the node has not begun.

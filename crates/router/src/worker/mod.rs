@@ -79,6 +79,7 @@ use switchyard_resp::request::Scanner;
 
 use crate::listener::Listener;
 use crate::metrics::WorkerCounters;
+use crate::one_node::Tally;
 use crate::poll::{Poll, Ready, Token};
 use crate::shared::{Message, Plan, Shared};
 use crate::slab::{Handle, Slab};
@@ -126,6 +127,8 @@ pub(crate) struct Worker {
     links: links::Links,
     /// Who hears of commands with keys.
     hearers: keyed::Hearers,
+    /// Commands that it has sent and that would meet a limit if there were two nodes.
+    tally: Tally,
     keepers: everywhere::Keepers,
     gathers: Slab<Gather>,
     pubsub: pubsub::Topics,
@@ -194,6 +197,7 @@ impl Worker {
             door,
             links: links::Links::new(),
             hearers,
+            tally: Tally::default(),
             keepers: everywhere::Keepers::default(),
             gathers: Slab::new(),
             pubsub: pubsub::Topics::new(),
@@ -403,6 +407,7 @@ impl Worker {
         self.enter_waiting();
         self.transit.forget_before(self.now_us);
         self.publish_drained();
+        self.tally.add_to(&self.shared.alone);
         hot_copies::tick(self);
         if let Some(counts) = self.hearers.telemetry.ended(self.now_us) {
             self.shared.board.take(counts, self.index == 0);

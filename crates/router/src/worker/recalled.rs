@@ -329,7 +329,7 @@ impl Worker {
         }
         let (request, seq, ticket, until_us) = (waiting.request.clone(), waiting.seq, waiting.ticket, waiting.until_us);
         let request = if waiting.ends.is_empty() { request } else { with_arguments(&request, &waiting.ends).unwrap_or(request) };
-        let (node, slot) = match self.place_again(handle, &request) {
+        let (node, waited) = match self.place_again(handle, &request) {
             Ok(Some(place)) => place,
             Ok(None) => return,
             Err(text) => return self.end_recalled(handle, Ended::Error(text)),
@@ -354,7 +354,7 @@ impl Worker {
         let left_us = until_us.map(|until| until.saturating_sub(self.now_us).max(1000));
         let request = left_us.and_then(|us| with_time_left(&request, us.div_ceil(1000))).unwrap_or(request);
         self.push_exclusive(handle, link, Call::Bytes(&request), &request, CommandClass::Blocking as u8, Some(seq));
-        self.wait_at_node(handle, link, slot, left_us);
+        self.wait_at_node(handle, link, waited, left_us);
         if let Some(client) = self.clients.get_mut(handle) {
             client.note_write(node);
             if let Some(waiting) = client.waiting.as_mut() {

@@ -23,6 +23,7 @@ use super::rounds::{Ask, Next, Procedure};
 use super::upstream::{Lane, Link, Pending, Purpose};
 use crate::functions_dump;
 use crate::lua::{Verdict, unwrapped_library, wrapped_library};
+use crate::one_node::Limit;
 use crate::scripts::{Script, sha_of};
 use crate::shared::{Plan, lock};
 use crate::slab::Handle;
@@ -80,17 +81,41 @@ impl ScriptsMet {
 impl Worker {
     /// Sends a script or function call to the node that has its keys.
     pub(super) fn script(&mut self, plan: &Plan, handle: Handle, command: &Command, node: NodeId, raw: &[u8], args: &Args<'_>) -> Flow {
-        match self.checked_script(plan, command, args) {
+        let flow = match self.checked_script(plan, command, args) {
             Ok(None) => self.forward(handle, command, args, node, raw),
             Ok(Some(request)) => self.forward(handle, command, args, node, &request),
-            Err(text) => self.refuse(handle, command.class() as u8, &text),
+            Err(text) => return self.refuse(handle, command.class() as u8, &text),
+        };
+        if flow == Flow::Next
+            && let Some(limit) = self.limit_of_code(plan, command, args)
+        {
+            self.tally.note(&command.name, limit);
+        }
+        flow
+    }
+
+    /// The limit that a script or function meets where there are several nodes, while there is one.
+    pub(super) fn limit_of_code(&mut self, plan: &Plan, command: &Command, args: &Args<'_>) -> Option<Limit> {
+        if !plan.live.check_scripts || plan.checks_scripts() {
+            return None;
+        }
+        let text = args.get(1).unwrap_or_default();
+        let script = match &*command.name {
+            "EVAL" | "EVAL_RO" => Some(self.met(text, &plan.commands)),
+            "EVALSHA" | "EVALSHA_RO" => self.met_by_sha(text),
+            _ => None,
+        };
+        match script.map(|script| &script.verdict) {
+            Some(Verdict::Proved) => None,
+            Some(Verdict::Refused(_)) => Some(Limit::Unnamed),
+            Some(Verdict::Wrapped(_)) | None => Some(Limit::Unproved),
         }
     }
 
     /// What is sent in place of a script call: `None`, where it is sent as it is.
     pub(super) fn checked_script(&mut self, plan: &Plan, command: &Command, args: &Args<'_>) -> Result<Option<Vec<u8>>, String> {
         let text = args.get(1).unwrap_or_default();
-        let check = plan.live.check_scripts;
+        let check = plan.checks_scripts();
         let by_sha = command.name.starts_with("EVALSHA");
         let script = match &*command.name {
             "EVAL" | "EVAL_RO" => self.met(text, &plan.commands),
@@ -136,7 +161,7 @@ impl Worker {
             return None;
         }
         let sha = args.get(1)?;
-        match self.met_by_sha(sha).filter(|_| plan.live.check_scripts) {
+        match self.met_by_sha(sha).filter(|_| plan.checks_scripts()) {
             Some(script) => Some(script.wrapped_sha),
             None => sha.to_ascii_lowercase().try_into().ok(),
         }
@@ -170,7 +195,7 @@ impl Worker {
     /// SCRIPT and FUNCTION subcommands that concern every node and need more than passing on; `None` for the others.
     pub(super) fn every_script(&mut self, handle: Handle, lane: Lane, command: &Command, args: &Args<'_>) -> Option<Flow> {
         let plan = self.plan.clone();
-        let check = plan.live.check_scripts;
+        let check = plan.checks_scripts();
         let class = command.class() as u8;
         match &*command.name {
             "SCRIPT|LOAD" => {
@@ -238,7 +263,7 @@ impl Worker {
             // The router knows it from here on, as if it had gone to every node.
             let script = self.met(args.get(2).unwrap_or_default(), &plan.commands);
             return match &script.verdict {
-                Verdict::Refused(why) if plan.live.check_scripts => Err(why.to_string()),
+                Verdict::Refused(why) if plan.checks_scripts() => Err(why.to_string()),
                 _ => Ok(None),
             };
         }
@@ -307,7 +332,7 @@ fn with_sha(error: &[u8], other: impl Fn(&[u8; 40]) -> Option<[u8; 40]>) -> Cow<
 fn checked_libraries(plan: &Plan, command: &Command, args: &Args<'_>) -> Result<Option<Vec<u8>>, String> {
     let checked = |code: &[u8]| wrapped_library(code, &plan.commands);
     let (place, with) = match &*command.name {
-        _ if !plan.live.check_scripts => return Ok(None),
+        _ if !plan.checks_scripts() => return Ok(None),
         "FUNCTION|LOAD" => (args.len() - 1, checked(args.get(args.len() - 1).unwrap_or_default())),
         "FUNCTION|RESTORE" => match functions_dump::with_code(args.get(2).unwrap_or_default(), checked) {
             Some(payload) => (2, payload),

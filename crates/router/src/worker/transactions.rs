@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use switchyard_policy::routing::{Route, route};
-use switchyard_policy::topology::{NodeId, Slot};
+use switchyard_policy::topology::{NodeId, Slot, slot_of};
 use switchyard_resp::command::{Command, Flags, Handling, KeyError, Local, errors};
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
@@ -33,13 +33,11 @@ use super::pubsub::Kind;
 use super::upstream::{Lane, Link, MULTI, Pending, Phase, Purpose, UNSENT_HIGH};
 use super::wait::Wait;
 use super::{Stall, Worker};
+use crate::one_node::Limit;
 use crate::shared::{Plan, lock};
 use crate::slab::Handle;
 
 const QUEUED: &[u8] = b"+QUEUED\r\n";
-/// Another node has joined since a command was queued that concerns every node.
-const NOT_ALONE: &str = "EXECABORT Transaction discarded because of: a command in it concerns every node, and another node has joined since. Call it outside of MULTI";
-
 const ABORTED: &str = "EXECABORT Transaction discarded because of previous errors.";
 
 /// Bytes of commands queued by one client; as much as one request may have.
@@ -85,8 +83,8 @@ pub(super) struct Multi {
     slot: Option<Slot>,
     slow: bool,
     writes: bool,
-    /// A command concerns every node, so there may be only one.
-    every_node: bool,
+    /// A command is executed only while there is one node, because of this limit.
+    alone: Option<Limit>,
     /// A command was refused: EXEC will be, too.
     aborted: bool,
     /// The database after the last SELECT.
@@ -146,7 +144,10 @@ impl Session {
 /// What a client watches.
 #[derive(Debug)]
 pub(super) struct Watch {
+    /// That of the first.
     slot: Slot,
+    /// They are in several slots: they are watched only while there is one node.
+    are_apart: bool,
     node: NodeId,
     /// What is watched: a key may move to another node without its slot.
     keys: Vec<Box<[u8]>>,
@@ -178,6 +179,8 @@ impl Client {
 enum Queueing {
     /// Queued; its keys are in this slot, if it has any.
     Queue(Option<Slot>),
+    /// The same, for as long as there is one node.
+    Alone(Limit),
     /// The same, for a SELECT.
     Select(u32),
     Refuse(String),
@@ -200,9 +203,10 @@ impl Worker {
             Handling::Local(Local::Watch) => return self.refuse(handle, class, "ERR WATCH inside MULTI is not allowed"),
             _ => {}
         }
-        let (slot, select) = match self.queueing(plan, handle, command, args) {
-            Queueing::Queue(slot) => (slot, None),
-            Queueing::Select(database) => (None, Some(database)),
+        let (slot, select, alone) = match self.queueing(plan, handle, command, args) {
+            Queueing::Queue(slot) => (slot, None, None),
+            Queueing::Alone(limit) => (None, None, Some(limit)),
+            Queueing::Select(database) => (None, Some(database), None),
             Queueing::Refuse(text) => {
                 self.spoil(handle);
                 return self.refuse(handle, class, &text);
@@ -216,6 +220,7 @@ impl Worker {
                 return self.refuse(handle, class, &text);
             }
         };
+        let code = if command.flags.has(Flags::SCRIPT) { self.limit_of_code(plan, command, args) } else { None };
         let sha = self.sha_sent(plan, command, args);
         let raw = checked.as_deref().unwrap_or(raw);
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
@@ -225,7 +230,7 @@ impl Worker {
             multi.select = select.or(multi.select);
             multi.slow |= command.flags.has(Flags::SLOW);
             multi.writes |= !command.flags.has(Flags::READONLY);
-            multi.every_node |= matches!(command.handling, Handling::Every(_));
+            multi.alone = multi.alone.or(alone).or(code);
             let kind = match command.handling {
                 Handling::Local(Local::Publish) => Some(Kind::Channel),
                 Handling::Local(Local::Spublish) => Some(Kind::Shard),
@@ -272,6 +277,7 @@ impl Worker {
         let name = command.name.replace('|', " ");
         let Some(session) = self.clients.get(handle).and_then(|c| c.session.as_ref()) else { return Queueing::Queue(None) };
         let known = session.multi.slot.or(session.watch.as_ref().map(|w| w.slot));
+        let is_only = plan.topology.only_node().is_some();
         if session.multi.bytes() > QUEUE_MAX {
             return Queueing::Refuse(format!("ERR Switchyard queues at most {QUEUE_MAX} bytes of commands in a transaction"));
         }
@@ -299,10 +305,14 @@ impl Worker {
                         _,
                     )
                     | (Ok(()), Route::Anywhere) => Queueing::Queue(None),
+                    (Err(error), _) if error.is_about_places() && is_only => Queueing::Alone(Limit::Unnamed),
                     (Err(error), _) => Queueing::Refuse(error.text(command)),
                     // Where they live is looked at with EXEC.
                     (Ok(()), Route::Owner(slot, _) | Route::Parted(slot)) if known.is_none_or(|k| k == slot) => Queueing::Queue(Some(slot)),
-                    (Ok(()), Route::Owner(..) | Route::Parted(_) | Route::CrossSlot) => Queueing::Refuse(errors::CROSSSLOT.into()),
+                    (Ok(()), Route::Owner(..) | Route::Together(_)) if is_only => Queueing::Alone(Limit::Slots),
+                    (Ok(()), Route::Owner(..) | Route::Together(_) | Route::Parted(_) | Route::CrossSlot) => {
+                        Queueing::Refuse(errors::CROSSSLOT.into())
+                    }
                 }
             }
             // Executed where the transaction is; subscriptions are at every node. A shard channel must belong there.
@@ -310,13 +320,13 @@ impl Worker {
             // Its reply would be the node's, with what Switchyard has put before libraries.
             Handling::Any
                 if &*command.name == "FUNCTION|LIST"
-                    && plan.live.check_scripts
+                    && plan.checks_scripts()
                     && args.iter().any(|arg| arg.eq_ignore_ascii_case(b"WITHCODE")) =>
             {
                 Queueing::Refuse("ERR Switchyard does not serve FUNCTION LIST WITHCODE inside MULTI. Call it outside".into())
             }
             Handling::Any | Handling::Local(Local::Ping | Local::Echo | Local::Time | Local::Unwatch) => Queueing::Queue(None),
-            Handling::Every(_) if plan.topology.nodes().len() == 1 => Queueing::Queue(None),
+            Handling::Every(_) | Handling::OnlyNode(_) if is_only => Queueing::Alone(Limit::EveryNode),
             Handling::Every(_) => Queueing::Refuse(format!(
                 "ERR Switchyard does not serve {name} inside MULTI: it concerns every node, and a transaction is executed by one. Call it outside"
             )),
@@ -331,7 +341,7 @@ impl Worker {
             Handling::Local(_) => Queueing::Refuse(format!(
                 "ERR Switchyard does not serve {name} inside MULTI: Switchyard answers it, and the node executes the transaction. Call it outside"
             )),
-            Handling::Refused(_) => Queueing::Refuse(errors::not_served(command).unwrap_or_default()),
+            Handling::OnlyNode(_) | Handling::Refused(_) => Queueing::Refuse(errors::not_served(command).unwrap_or_default()),
         }
     }
 
@@ -387,7 +397,13 @@ impl Worker {
         let class = command.class() as u8;
         let keys = args.iter().skip(1);
         let target = route(&plan.topology, keys.clone());
-        let Route::Owner(slot, node) = target else {
+        let only = plan.topology.only_node();
+        let place = match target {
+            Route::Owner(slot, node) => Some((slot, node)),
+            Route::Together(node) => args.get(1).map(|first| (slot_of(first), node)),
+            Route::Parted(_) | Route::CrossSlot | Route::Anywhere => None,
+        };
+        let Some((slot, node)) = place else {
             let text = self.not_together(plan, keys.clone());
             let waits = match target {
                 Route::Parted(_) => self.wait_for_colocation(handle, &command.name, wanted_of(plan, keys), text),
@@ -405,7 +421,8 @@ impl Worker {
             return Flow::Next;
         }
         let before = client.session().watch.as_ref().map(|w| (w.slot, w.link, w.node));
-        if before.is_some_and(|(other, ..)| other != slot) {
+        let are_apart = matches!(target, Route::Together(_)) || before.is_some_and(|(other, ..)| other != slot);
+        if are_apart && only.is_none() {
             self.watch_failed(handle);
             return self.refuse(handle, class, errors::CROSSSLOT);
         }
@@ -454,15 +471,15 @@ impl Worker {
         if let Some(client) = self.clients.get_mut(handle) {
             client.held = None;
         }
-        self.note_watch(handle, slot, node, link, args);
-        Flow::Next
-    }
-
-    fn note_watch(&mut self, handle: Handle, slot: Slot, node: NodeId, link: Handle, args: &Args<'_>) {
         if let Some(client) = self.clients.get_mut(handle) {
-            let watch = client.session().watch.get_or_insert(Watch { slot, node, keys: Vec::new(), link });
+            let watch = client.session().watch.get_or_insert(Watch { slot, are_apart, node, keys: Vec::new(), link });
+            watch.are_apart |= are_apart;
             watch.keys.extend(args.iter().skip(1).map(Box::from));
         }
+        if are_apart {
+            self.tally.note(&command.name, Limit::Slots);
+        }
+        Flow::Next
     }
 
     /// A WATCH failed, and its client gets the error. EXEC will answer nil, once: the client may have sent its transaction without waiting
@@ -486,7 +503,7 @@ impl Worker {
     /// back there, and as it was, when EXEC comes. So the watch counts no more from now on.
     pub(super) fn fail_watches_left_behind(&mut self) {
         let holders = self.links.iter().filter(|(_, link)| link.task() == Task::Watching).map(|(_, link)| link.holder());
-        let is_left = |watch: &Watch| !self.are_used_at(watch.slot, watch.keys.iter().map(|key| &**key), watch.node);
+        let is_left = |watch: &Watch| !self.are_used_at(watch.keys.iter().map(|key| &**key), watch.node);
         let watch = |client: &Client| client.session.as_ref().and_then(|s| s.watch.as_ref()).is_some_and(is_left);
         let left: Vec<Handle> = holders.filter(|holder| self.clients.get(*holder).is_some_and(watch)).collect();
         for holder in left {
@@ -516,7 +533,7 @@ impl Worker {
         let Some(session) = client.session.as_deref() else { return false };
         session.watch_failed
             || session.watch.as_ref().is_some_and(|watch| {
-                let moved = !self.are_used_at(watch.slot, watch.keys.iter().map(|key| &**key), watch.node);
+                let moved = !self.are_used_at(watch.keys.iter().map(|key| &**key), watch.node);
                 let other_protocol = self.links.get(watch.link).is_some_and(|l| l.resp3 != client.resp3);
                 moved || other_protocol || !self.is_watching(handle, watch.link, watch.node)
             })
@@ -531,9 +548,10 @@ impl Worker {
             self.discard(handle);
             return self.refuse(handle, class, ABORTED);
         }
-        if multi.every_node && plan.topology.nodes().len() > 1 {
+        let alone = multi.alone.or(watch.filter(|watch| watch.are_apart).map(|_| Limit::Slots));
+        if let Some(limit) = alone.filter(|_| plan.topology.only_node().is_none()) {
             self.discard(handle);
-            return self.refuse(handle, class, NOT_ALONE);
+            return self.refuse(handle, class, limit.aborted());
         }
         if watch.is_some() && client.in_flight() > 0 {
             // Not before the node has said that it watches.
@@ -674,6 +692,9 @@ impl Worker {
         client.wrote_us = self.now_us;
         let (database, no_touch) = (client.database, client.no_touch);
         let mut multi = std::mem::take(&mut client.session().multi);
+        if let Some(limit) = multi.alone {
+            self.tally.note("EXEC", limit);
+        }
         client.session().select = multi.select;
         if !multi.published.is_empty() {
             client.session().published.push_back((seq, std::mem::take(&mut multi.published)));

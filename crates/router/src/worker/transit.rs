@@ -14,13 +14,14 @@ use std::sync::atomic::Ordering;
 use switchyard_policy::migration::published::Way;
 use switchyard_policy::migration::{Fingerprint, Key, Look, Waits, Wanted, moved, observed};
 use switchyard_policy::routing::{Route, route};
-use switchyard_policy::topology::{MoveId, NodeId, Slot, slot_of};
-use switchyard_resp::command::{Command, Flags, Handling, Local, Lookup, Touched, is_option};
+use switchyard_policy::topology::{MoveId, NodeId, slot_of};
+use switchyard_resp::command::{Command, Flags, Handling, Local, Lookup, Touched, errors, is_option};
 use switchyard_resp::request::{Args, Scanner};
 
 use super::dispatch::Flow;
 use super::double_read::{Asks, fetch_sampled, may_double_read};
 use super::keyed::writes;
+use super::kind::Waited;
 use super::published::as_published;
 use super::{Stall, Worker};
 use crate::mover::{SharedLeg, Told};
@@ -352,7 +353,7 @@ impl Worker {
 
     /// Where a request of a client that was sent before, or waited at a node, belongs now. `None`: the client waits for its keys.
     /// `Err`: it waits no more.
-    pub(super) fn place_again(&mut self, handle: Handle, request: &[u8]) -> Result<Option<(NodeId, Option<Slot>)>, Arc<str>> {
+    pub(super) fn place_again(&mut self, handle: Handle, request: &[u8]) -> Result<Option<(NodeId, Waited)>, Arc<str>> {
         let plan = self.plan.clone();
         if let Some(text) = self.clients.get_mut(handle).and_then(|c| c.moving.as_mut()?.refusal.take()) {
             self.end_hold(handle);
@@ -368,16 +369,23 @@ impl Worker {
                 let is_at_source = look.way() == Some(Way::Source);
                 let now = self.transit.moved.as_ref().filter(|_| !is_at_source).unwrap_or(&plan);
                 match route(&now.topology, keys.clone()) {
-                    Route::Owner(slot, node) => Some(Ok((slot, node))),
+                    Route::Owner(slot, node) => Some(Ok((node, Waited::Of(slot)))),
+                    Route::Together(node) => {
+                        Some(Ok((node, keys.clone().next().map_or(Waited::Nothing, |key| Waited::OfSeveral(slot_of(key))))))
+                    }
                     Route::Parted(_) => Some(Err(self.not_together(now, keys))),
-                    Route::Anywhere | Route::CrossSlot => None,
+                    Route::CrossSlot => {
+                        // Wherever they go, they are not together.
+                        look = Look::default();
+                        Some(Err(format!("{}, and another node has joined since this command began to wait", errors::CROSSSLOT)))
+                    }
+                    Route::Anywhere => None,
                 }
             });
             let Some(place) = place.flatten() else { return Err("ERR switchyard: a command cannot be understood again".into()) };
             if look.is_over() {
                 self.end_hold(handle);
-                let (slot, node) = place?;
-                return Ok(Some((node, Some(slot))));
+                return Ok(Some(place?));
             }
             if self.wait_for(handle, look) {
                 self.stall(handle, Stall::Keys);

@@ -16,6 +16,7 @@ use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
 use super::keyed::Call;
+use super::kind::Waited;
 use super::local::parse;
 use super::pool::Acquired;
 use super::upstream::{Lane, Link, Pending, Purpose};
@@ -51,7 +52,7 @@ impl Worker {
         let Some(timeout_ms) = args.get(last).and_then(parse::<u64>).filter(|ms| counts && *ms < i64::MAX as u64 / 2000) else {
             // The error is the node's. But not on a shared connection: what makes no sense to us may be a time to it.
             return match self.choose_node(plan) {
-                Some(node) => self.block(handle, command, node, None, raw, args),
+                Some(node) => self.block(handle, command, node, Waited::Nothing, raw, args),
                 None => self.refuse_all_down(handle, class),
             };
         };
@@ -131,7 +132,7 @@ impl Worker {
         if let Some(pending) = self.links.get_mut(link).and_then(Link::last_mut) {
             pending.purpose = Purpose::Wait;
         }
-        self.wait_at_node(handle, link, None, left_us);
+        self.wait_at_node(handle, link, Waited::Nothing, left_us);
     }
 
     /// A node's answer.

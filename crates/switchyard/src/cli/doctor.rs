@@ -8,7 +8,7 @@ use anyhow::anyhow;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use switchyard_control::admin::{LinkReport, MisplacedReport, NodeReport};
+use switchyard_control::admin::{LimitedReport, LinkReport, MisplacedReport, NodesReport};
 use switchyard_control::misplaced_text;
 use switchyard_control::nodes::holdings::{FirstStart, first_start, primaries};
 use switchyard_control::nodes::servers_of;
@@ -111,7 +111,7 @@ fn find(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Finding
         let looks: Vec<_> = resolved.nodes.iter().map(|node| scope.spawn(move || look_at(node))).collect();
         looks.into_iter().filter_map(|look| look.join().ok()).flatten().collect()
     });
-    let mut findings = examine(&seen, &needs(&resolved.live, config.workers));
+    let mut findings = examine(&seen, &needs(&resolved.live, config.workers, resolved.nodes.len()));
     findings.extend(placement(resolved, config, fleet));
     let routers: BTreeSet<&String> = seen.iter().flat_map(|node| &node.routers).collect();
     if matches!(fleet, KnownFleet::Unplaced) && !routers.is_empty() {
@@ -128,12 +128,17 @@ fn find(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Finding
 }
 
 /// What a running router says of its nodes: which it does not use, and where keys are that its slot map looks for elsewhere.
-fn running(nodes: &[NodeReport], misplaced: &anyhow::Result<MisplacedReport>) -> Vec<Finding> {
+fn running(report: &NodesReport, misplaced: &anyhow::Result<MisplacedReport>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut add = |level, node: Option<&String>, check, found: String, advice: &str| {
         findings.push(Finding { level, node: node.cloned(), check, found, advice: advice.to_owned() });
     };
-    for node in nodes {
+    for LimitedReport { command, limit, count } in report.limited.iter().filter(|_| report.nodes.len() == 1) {
+        let found = format!("{} of {command} that two nodes would not serve as one does: {limit}", counted(*count, "call"));
+        let advice = "before a second node joins: give keys that are used together a common hash tag, and scripts all of their keys in KEYS (docs/commands.md)";
+        add(Level::Note, None, "one node", found, advice);
+    }
+    for node in &report.nodes {
         if let LinkReport::Down { reason } = &node.link {
             let found = format!("the running router does not use it: {reason}");
             add(Level::Error, Some(&node.address), "not served", found, "docs/dead-server.md has the ways out");
@@ -159,7 +164,7 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
     let finding = |level, found: String, advice: &str| Finding { level, node: None, check: "slot map", found, advice: advice.to_owned() };
     let patience = resolved.live.connect_timeout;
     match fleet {
-        KnownFleet::Running { nodes, misplaced } => running(nodes, misplaced),
+        KnownFleet::Running { report, misplaced } => running(report, misplaced),
         KnownFleet::Hidden(why) => {
             let advice = "name its state directory and admin address (--state-dir, --admin), and run this as a user who may read both";
             vec![finding(Level::Warning, format!("only nodes that the configuration lists were looked at: {why}"), advice)]
@@ -205,12 +210,13 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
 }
 
 /// What the router will ask of a node.
-pub(crate) fn needs(live: &switchyard_router::Live, workers: usize) -> Needs {
+pub(crate) fn needs(live: &switchyard_router::Live, workers: usize, nodes: usize) -> Needs {
     let alone = live.large_connections_max + live.watch_connections_max + live.blocking_connections_max;
     Needs {
         connections: (workers * 2, workers * 4 + alone),
         argument_max: live.argument_max,
-        check_scripts: live.check_scripts,
+        // Of the only node a function may use every key.
+        check_scripts: live.check_scripts && nodes > 1,
         hot_copies: live.hot_copies.is_on,
     }
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use switchyard_control::Processes;
-use switchyard_control::admin::{MisplacedReport, NodeReport, NodesReport};
+use switchyard_control::admin::{MisplacedReport, NodesReport};
 use switchyard_control::members::recall;
 use switchyard_control::store::{RedbStore, Store, StoreError};
 use switchyard_policy::topology::Topology;
@@ -23,7 +23,7 @@ pub(super) enum KnownFleet {
     /// Its state directory has one, and no router runs on it.
     Placed { topology: Topology, processes: Processes },
     /// A router runs on its state directory, and has told its nodes, and what it finds at them, where it can.
-    Running { nodes: Vec<NodeReport>, misplaced: anyhow::Result<MisplacedReport> },
+    Running { report: NodesReport, misplaced: anyhow::Result<MisplacedReport> },
     /// It cannot be known; the text says why.
     Hidden(String),
 }
@@ -36,8 +36,8 @@ impl KnownFleet {
 
     /// The server that a running router uses as the primary of this node, where it says so.
     pub(super) fn primary_of(&self, node: &str) -> Option<SocketAddr> {
-        let Self::Running { nodes, .. } = self else { return None };
-        nodes.iter().find(|report| report.address == node)?.primary
+        let Self::Running { report, .. } = self else { return None };
+        report.nodes.iter().find(|report| report.address == node)?.primary
     }
 
     fn try_find(config: &mut Config) -> anyhow::Result<Self> {
@@ -68,7 +68,7 @@ impl KnownFleet {
                 let names: Vec<String> = report.nodes.iter().map(|node| node.address.clone()).collect();
                 config.apply_membership(&names, &[])?;
                 let misplaced = client.get("/api/v1/misplaced").and_then(|body| client.read(&body));
-                Ok(Self::Running { nodes: report.nodes, misplaced })
+                Ok(Self::Running { report, misplaced })
             }
             Err(error) => bail!(error),
         }

@@ -61,7 +61,9 @@ struct AcceptArguments {
 #[command(
     long_about = "Let a server join as a node. It is looked at first: it must be reachable with the user, the password and the TLS of [nodes], a primary of \
         Redis 6.2 or later or of Valkey, without cluster mode, empty, and no node yet, by any name. If anything speaks against it, nothing changes.\n\n\
-        The node is remembered in the state directory, so that no file has to be edited. It owns no slots until some are moved to it.",
+        The node is remembered in the state directory, so that no file has to be edited. It owns no slots until some are moved to it.\n\n\
+        One node takes every command; with two, keys that are used together must share a slot. Before a second node joins, the commands that clients have used \
+        and that would be refused from then on are named with counts, and it joins only with --allow-limits.",
     after_long_help = "Examples:\n  \
         switchyard nodes add 127.0.0.1:7003\n  \
         switchyard nodes add 127.0.0.1:7003 --rebalance --wait      and give it its share of the slots\n  \
@@ -75,6 +77,10 @@ struct AddArguments {
     /// Give it its share of the slots at once
     #[arg(long)]
     rebalance: bool,
+
+    /// Go on although clients use commands that meet limits when there are two nodes
+    #[arg(long)]
+    allow_limits: bool,
 
     #[command(flatten)]
     how: HowFlags,
@@ -164,7 +170,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         Some(Command::Add(given)) => {
             let client = AdminClient::new(&given.flags)?;
-            let request = AddNodeRequest { address: given.address.clone(), rebalance: given.rebalance, how: given.how.request() };
+            let request = AddNodeRequest {
+                address: given.address.clone(),
+                rebalance: given.rebalance,
+                allow_limits: given.allow_limits,
+                how: given.how.request(),
+            };
             let body = client.post_json("/api/v1/nodes", &request)?;
             if given.rebalance {
                 return finish(&client, &body, given.wait, given.flags.json);

@@ -41,6 +41,7 @@ mod movectl_moves;
 mod movectl_nodes;
 mod movekeys;
 mod multikey;
+mod one_node;
 mod operators;
 mod package;
 mod pipelines;

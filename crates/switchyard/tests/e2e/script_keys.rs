@@ -1,6 +1,6 @@
 //! A script may not silently touch another node's keys: what it does not declare is found out while it runs.
 
-use crate::support::{Client, RouterOptions, Site, SiteOptions, Value, bulk, encode, int, ok};
+use crate::support::{RouterOptions, Site, SiteOptions, Value, bulk, encode, int, ok};
 
 fn site(nodes: usize) -> Option<Site> {
     Site::router_only(nodes, &SiteOptions::default())
@@ -398,45 +398,4 @@ fn no_library_passes_for_checked_that_is_not() {
     let nodes: Vec<_> = site.nodes().iter().map(|n| n.address()).collect();
     site.router_mut().restart(&nodes);
     crate::support::until("the library has the present check", || stored(&site).contains(&prelude));
-}
-
-/// Before one node a transaction takes commands that otherwise go to every node: code in it is checked all the same.
-#[test]
-fn code_that_comes_in_a_transaction_is_checked_too() {
-    let site = Site::new(1);
-    let mut client = site.client();
-    let library = "#!lua name=lib\nredis.register_function('any', function(k, a) return redis.call(unpack(a)) end)";
-    let transaction = |client: &mut Client, words: &[&[u8]]| {
-        assert_eq!(client.cmd("MULTI"), ok());
-        client.call(words);
-        client.cmd("EXEC")
-    };
-    let is_checked = |client: &mut Client| {
-        for call in [&["SET", "astray", "x"][..], &["SWAPDB", "0", "1"], &["FLUSHALL"], &["MIGRATE", "127.0.0.1", "1", "k", "0", "1"]] {
-            let reply = client.call(&[&["FCALL", "any", "0"], call].concat());
-            assert!(reply.expect_error().starts_with("ERR Switchyard"), "{call:?}: {reply:?}");
-        }
-        assert_eq!(client.cmd("EXISTS astray"), int(0));
-    };
-    if client.call(&["FUNCTION", "LIST"]).error().is_some() {
-        eprintln!("this server has no functions");
-        return;
-    }
-    assert_eq!(transaction(&mut client, &[b"FUNCTION", b"LOAD", library.as_bytes()]).items(), [bulk("lib")]);
-    is_checked(&mut client);
-    // As it is at a node without a router: unchecked.
-    let mut node = site.nodes()[0].client();
-    assert_eq!(node.call(&["FUNCTION", "LOAD", "REPLACE", library]), bulk("lib"));
-    let Value::Bulk(dump) = node.cmd("FUNCTION DUMP") else { panic!("no dump") };
-    assert_eq!(node.cmd("FUNCTION FLUSH"), ok());
-    assert_eq!(transaction(&mut client, &[b"FUNCTION", b"RESTORE", &dump]).items(), [ok()]);
-    is_checked(&mut client);
-    // A library that is refused spoils the transaction.
-    let evil = library.replace("redis.call", "_G.redis.call");
-    assert!(transaction(&mut client, &[b"FUNCTION", b"LOAD", evil.as_bytes()]).expect_error().starts_with("EXECABORT"));
-    // A script that was loaded in a transaction is known.
-    let script = "return redis.call('SET', ARGV[1], 'x')";
-    let sha = transaction(&mut client, &[b"SCRIPT", b"LOAD", script.as_bytes()]).items()[0].text();
-    assert!(client.call(&["EVALSHA", &sha, "0", "astray"]).expect_error().contains("touches the key"));
-    assert_eq!(client.call(&["EVALSHA", &sha, "1", "k", "k"]), ok());
 }

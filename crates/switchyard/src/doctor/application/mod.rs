@@ -79,7 +79,7 @@ pub(crate) fn examine_commands(nodes: &[NodeAccess], time: Option<Duration>) -> 
 /// The limit that calls of a command may meet. What only an operator calls at a server itself is none of an application's.
 fn limit_of(command: &Command) -> Option<Limit> {
     match command.handling {
-        Handling::Refused(why) => (!command.flags.has(Flags::ADMIN)).then_some(Limit::Refused(why)),
+        Handling::OnlyNode(why) | Handling::Refused(why) => (!command.flags.has(Flags::ADMIN)).then_some(Limit::Refused(why)),
         Handling::Keyed if command.flags.has(Flags::SCRIPT) => Some(Limit::Script),
         Handling::Keyed if !may_have_several_keys(&command.keys) || spans_slots(command) => None,
         Handling::Keyed if command.flags.has(Flags::BLOCKING) => Some(Limit::Blocking),
