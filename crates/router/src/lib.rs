@@ -47,8 +47,8 @@ pub use mover::{BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveProgr
 pub use operator::{OperatorCommand, OperatorPort};
 pub use seat::{Seat, mark_in, question_of, site_of_mark, why_not};
 pub use settings::{
-    Cluster, EmptyReturn, HotCopies, KnownProcess, ListenAddress, ListenerSettings, Live, NodeAccess, Ports, Reads, Reports, Secret,
-    Servers, Settings,
+    Cluster, EmptyReturn, HotCopies, KnownProcess, ListenAddress, ListenerSettings, Live, NodeAccess, OnMissed, Ports, Reads, Reports,
+    Secret, Servers, Settings,
 };
 pub use sys::CountedHeap;
 pub use tap::{Outcome, SentCommand, Tap};

@@ -262,6 +262,8 @@ pub(crate) struct WorkerCounters {
     pub(crate) slow_not_entered: Counter,
     /// Subscribers disconnected because messages for them may have been missed.
     pub(crate) cut_missed: Counter,
+    /// Clients disconnected in a command that waits, because its node was lost or the router ended.
+    pub(crate) cut_waiting: Counter,
     pub(crate) limited_connections: Counter,
     /// Channels and patterns of clients, each client's counted.
     pub(crate) subscriptions: Counter,

@@ -69,9 +69,12 @@ impl Worker {
                 } else if pending.purpose == Purpose::Wait {
                     self.forget_waiting(pending.who);
                 }
+                let waits = self.links.get(handle).is_some_and(|link| link.lane == Lane::Blocking);
                 if streamed {
                     // Half a reply has been sent: nothing can follow it but the end.
                     self.close_client(pending.who);
+                } else if waits {
+                    self.end_as_a_server_would(pending.who, pending.seq);
                 } else {
                     self.deliver(pending.who, pending.seq, error);
                 }
@@ -81,7 +84,8 @@ impl Worker {
             Purpose::Look => self.on_look(pending.who, pending.seq, error),
             // Where the connection is lost, its topics are told together.
             Purpose::Subscribe if self.links.get(handle).is_some_and(|l| l.phase == Phase::Up) => {
-                self.subscribe_timed_out(pending.who, error);
+                let node = self.links.get(handle).map_or(NodeId(0), |l| l.node);
+                self.subscribe_timed_out(pending.who, node);
             }
             Purpose::Track if self.links.get(handle).is_some_and(|l| l.phase == Phase::Up) => {
                 let node = self.links.get(handle).map_or(NodeId(0), |l| l.node);

@@ -206,6 +206,10 @@ impl Worker {
                     let shown = self.scripts_met.with_own_sha(answer);
                     self.deliver(pending.who, pending.seq, &shown);
                 }
+                Purpose::Client | Purpose::Wait if is_error && lane == Lane::Blocking && self.is_end_of_waits(answer) => {
+                    self.forget_waiting(pending.who);
+                    self.end_as_a_server_would(pending.who, pending.seq);
+                }
                 Purpose::Client | Purpose::ClientHealed => self.deliver(pending.who, pending.seq, answer),
                 Purpose::Gather => self.gather_part(pending.who, pending.seq, answer),
                 Purpose::Exec => self.on_exec(handle, pending, answer),
