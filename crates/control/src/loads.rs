@@ -1,20 +1,16 @@
 //! How much each node has to do, for people who ask which keys are hot (`switchyard hotkeys`).
 //!
-//! What nodes say of themselves is asked by [`crate::care`], once a second, beside what it asks them anyway and on the same connection; here it is
-//! remembered. Not asked when somebody wants the report: CPU is a difference over time, so the first answer would have none, two who ask at a time would
-//! shorten each other's time, and whoever asks would wait for a node that is silent. It costs a node two more questions a second.
+//! [`crate::health`] asks nodes once a second, with all else that is wanted of INFO. Here it is remembered. Not asked when somebody wants the report: CPU is a difference over time, so the first answer would have none, two who ask at a time would
+//! shorten each other's time, and whoever asks would wait for a node that is silent.
 //!
 //! What goes to a node is counted by workers since the start ([`Traffic`]); the same thread looks at that once a second.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use switchyard_policy::topology::NodeId;
 use switchyard_router::Traffic;
-
-use crate::nodes::NodeConnection;
 
 /// What was known so long ago says nothing of now.
 const STAYS: Duration = Duration::from_secs(10);
@@ -31,16 +27,10 @@ pub(crate) struct ServerLoad {
 }
 
 impl ServerLoad {
-    /// Asks for it. CPU comes last, so that it is of the moment in which this returns.
-    pub(crate) fn ask(connection: &mut NodeConnection) -> io::Result<Self> {
-        let memory = connection.ask(&["INFO", "memory"])?.text();
-        let cpu = connection.ask(&["INFO", "cpu"])?.text();
-        Ok(Self::parse(&cpu, &memory))
-    }
-
-    fn parse(cpu: &str, memory: &str) -> Self {
-        let seconds = |name| field(cpu, name)?.parse().ok().filter(|seconds: &f64| seconds.is_finite());
-        let bytes = |name| field(memory, name)?.parse().ok();
+    /// Reads it from INFO.
+    pub(crate) fn parse(info: &str) -> Self {
+        let seconds = |name| field(info, name)?.parse().ok().filter(|seconds: &f64| seconds.is_finite());
+        let bytes = |name| field(info, name)?.parse().ok();
         Self {
             cpu: seconds("used_cpu_sys").zip(seconds("used_cpu_user")).map(|(sys, user)| sys + user),
             memory: bytes("used_memory"),
@@ -49,7 +39,8 @@ impl ServerLoad {
     }
 }
 
-fn field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
+/// A field of INFO.
+pub(crate) fn field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
@@ -170,12 +161,12 @@ mod tests {
         let cpu = "# CPU\r\nused_cpu_sys_children:7.5\r\nused_cpu_sys:1.250000\r\nused_cpu_user:2.5\r\nused_cpu_user_main_thread:9\r\n";
         let memory = "# Memory\r\nused_memory:1048576\r\nused_memory_human:1.00M\r\nused_memory_rss:9\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n";
         let all = ServerLoad { cpu: Some(3.75), memory: Some(1 << 20), memory_max: Some(0) };
-        assert_eq!(ServerLoad::parse(cpu, memory), all);
+        assert_eq!(ServerLoad::parse(&format!("{memory}{cpu}")), all);
         assert_eq!(
-            ServerLoad::parse("used_cpu_sys:1\r\n", "used_memory:x\r\nmaxmemory:5\r\n"),
+            ServerLoad::parse("used_cpu_sys:1\r\nused_memory:x\r\nmaxmemory:5\r\n"),
             ServerLoad { memory_max: Some(5), ..<_>::default() }
         );
-        assert_eq!(ServerLoad::parse("used_cpu_sys:nan\nused_cpu_user:1", "NOPERM no permissions"), ServerLoad::default());
+        assert_eq!(ServerLoad::parse("used_cpu_sys:nan\nused_cpu_user:1\n"), ServerLoad::default());
     }
 
     #[test]

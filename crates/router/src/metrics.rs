@@ -200,6 +200,54 @@ pub(crate) struct NodeCounters {
     pub(crate) timeouts: Counter,
     /// Connections that broke with commands in flight and whose end at the node is not confirmed yet.
     pub(crate) unconfirmed: Counter,
+    /// When the oldest slow command was sent that is in flight, us; 0: there is none.
+    pub(crate) slow_since_us: Counter,
+    /// Its errors by which it refuses writes.
+    pub(crate) refusals: [Counter; WriteRefusal::ALL.len()],
+}
+
+impl NodeCounters {
+    /// An error of the node.
+    #[cold]
+    pub(crate) fn note_error(&self, error: &[u8]) {
+        if let Some(refusal) = WriteRefusal::of(error) {
+            self.refusals[refusal as usize].add(1);
+        }
+    }
+}
+
+/// Errors by which a node refuses writes, whatever they write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteRefusal {
+    /// It cannot save what it has.
+    Misconf,
+    /// It has no memory left.
+    Oom,
+    /// It is a replica.
+    Readonly,
+    /// It has too few replicas.
+    Noreplicas,
+}
+
+impl WriteRefusal {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Misconf, Self::Oom, Self::Readonly, Self::Noreplicas];
+
+    /// Its code.
+    pub const fn code(self) -> &'static str {
+        match self {
+            Self::Misconf => "MISCONF",
+            Self::Oom => "OOM",
+            Self::Readonly => "READONLY",
+            Self::Noreplicas => "NOREPLICAS",
+        }
+    }
+
+    /// That of an error reply.
+    fn of(error: &[u8]) -> Option<Self> {
+        let code = error.strip_prefix(b"-")?.split(|b| *b == b' ').next()?;
+        Self::ALL.into_iter().find(|refusal| refusal.code().as_bytes() == code)
+    }
 }
 
 /// What has gone to a node since the start, and how long its answers took: two of them give how it is lately. Sums of what workers count anyway, added up by

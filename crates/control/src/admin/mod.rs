@@ -33,7 +33,7 @@ pub use moves::{
     Refused, SlotsReport, SteerRequest, TransitReport, WhereReport,
 };
 pub(crate) use moves::{conflict, wrong};
-pub use report::{LinkReport, NodeReport, NodesReport, NotReady, Readiness, Source, StatusReport, TokenReport, Trouble};
+pub use report::{LinkReport, NodeReport, NodesReport, NotReady, Readiness, Silence, Source, StatusReport, TokenReport, Trouble};
 
 pub use thread::{AdminThread, access};
 pub use tls::AdminTls;

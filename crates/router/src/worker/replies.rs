@@ -184,6 +184,9 @@ impl Worker {
             self.note_slow(handle);
         }
         let is_error = reply::is_error(answer);
+        if is_error && let Some(link) = self.links.get(handle) {
+            link.counters.note_error(answer);
+        }
         let instead = if is_error { self.in_place_of_redirect(handle, answer) } else { None };
         let answer = instead.as_deref().unwrap_or(answer);
         if is_error && (answer.starts_with(b"-NOSCRIPT") && self.heal_script(handle) || self.take_recalled(handle, answer)) {
