@@ -1,7 +1,7 @@
 //! Keeps what nodes have in common the same on each: functions, which a node that joins or returns empty does not have.
 //!
-//! It also renews the check of scripts in libraries that an older router has stored, asks nodes how many keys they have and whether they keep them on disk, and what they
-//! have to do ([`crate::loads`]), and has the state directory remember their processes. And it removes copies that moves have left.
+//! It also renews the check of scripts in libraries that an older router has stored, and has the state directory remember the nodes' processes. And it removes
+//! copies that moves have left.
 //!
 //! A thread of its own, because it asks nodes and waits. It acts only where a node has no functions at all and the others agree on
 //! theirs; whatever else differs is somebody's decision, and is told. Scripts need no such care: the workers give a node what it lacks
@@ -11,23 +11,19 @@
 //! node. That holds until what was asked is answered, or the end of its connection is confirmed: also what a mover has asked, which may be gone by then.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use switchyard_policy::empty_return::Holdings;
 use switchyard_policy::migration::Process;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply;
-use switchyard_router::{Link, NodeAccess, Router};
+use switchyard_router::{Link, NodeAccess};
 use tracing::{debug, info, warn};
 
-use crate::loads::ServerLoad;
 use crate::moves::{Copies, Moves};
-use crate::nodes::holdings::ANSWER_MAX;
 use crate::nodes::{Functions, NodeConnection, functions};
 use crate::processes::Processes;
 use crate::running::Running;
@@ -36,10 +32,7 @@ use crate::store::RedbStore;
 /// How often it looks whether a node's process is another one.
 const PERIOD: Duration = Duration::from_millis(250);
 
-/// Of so many looks, one asks the nodes how many keys they have, whether they keep them on disk, and what they have to do.
-const HOLDINGS_ONE_IN: u32 = 4;
-
-/// How long a node may take to say that, or to end a connection: others wait behind it.
+/// A node may take so long to end a connection. Others wait behind it.
 const SHORT_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long a node may take to answer.
@@ -64,14 +57,8 @@ impl Care {
             .name("care".to_owned())
             .spawn(move || {
                 let mut known = Known::default();
-                let mut asked = Asked::default();
                 let mut copies = Copies::default();
-                let mut looks = 0_u32;
                 while matches!(stopped.recv_timeout(PERIOD), Err(RecvTimeoutError::Timeout)) {
-                    looks = looks.wrapping_add(1);
-                    if looks.is_multiple_of(HOLDINGS_ONE_IN) {
-                        asked.ask(&running);
-                    }
                     processes.note(&store, &running);
                     end_what_is_left(&running);
                     look_after(&running, &mut known);
@@ -90,55 +77,6 @@ impl Care {
             let _ = self.thread.join();
         }
     }
-}
-
-/// Connections on which nodes are asked how many keys they have, whether they keep them on disk and what they have to do, each with the process at its end.
-#[derive(Default)]
-struct Asked(BTreeMap<NodeId, (NodeAccess, NodeConnection, String)>);
-
-impl Asked {
-    /// By that a node is told that comes back without what it should have kept. `CONFIG SET` at a node changes what it keeps while its process runs.
-    fn ask(&mut self, running: &Running) {
-        let looked = running.with(|router| (router.status(), router.node_access(), router.traffic(), router.slot_counts()));
-        let Some((status, access, traffic, slots)) = looked else { return };
-        running.loads().note_traffic(Instant::now(), traffic);
-        running.loads().note_slots(Instant::now(), slots);
-        let up: BTreeMap<NodeId, &NodeAccess> =
-            status.nodes.iter().filter(|node| node.link == Link::Up).filter_map(|node| Some((node.id, access.get(&node.id)?))).collect();
-        self.0.retain(|id, (access, ..)| up.get(id) == Some(&&*access));
-        for (id, access) in up {
-            let (_, connection, run_id) = match self.0.entry(id) {
-                Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(unknown) => {
-                    let Ok(connection) = NodeConnection::open(access, SHORT_PATIENCE) else { continue };
-                    let mut connection = connection.with_answers_up_to(ANSWER_MAX);
-                    let Some(run_id) = run_id(&mut connection) else { continue };
-                    unknown.insert((access.clone(), connection, run_id))
-                }
-            };
-            let sent = running.with(|router: &Router| router.changes_sent(id)).unwrap_or_default();
-            let data = data(connection);
-            if let Ok((holdings, persists)) = data {
-                running.with(|router: &Router| router.note_data(id, run_id, holdings, persists, sent));
-            }
-            match data.and_then(|_| ServerLoad::ask(connection)) {
-                Ok(load) => running.loads().note_server(id, run_id, Instant::now(), load),
-                // Connected anew with the next question.
-                Err(_) => drop(self.0.remove(&id)),
-            }
-        }
-        running.loads().keep_servers(|node| self.0.contains_key(&node));
-    }
-}
-
-/// The keys of the node, and whether it keeps them on disk. A node that does not say counts as one that has some and keeps none.
-fn data(connection: &mut NodeConnection) -> std::io::Result<(Holdings, bool)> {
-    let appends = connection.ask(&["INFO", "persistence"])?.text().lines().any(|line| line.trim() == "aof_enabled:1");
-    let save = connection.ask(&["CONFIG", "GET", "save"])?;
-    let persists = appends || save.error().is_none() && save.items().get(1).is_some_and(|save| !save.text().is_empty());
-    let keyspace = connection.ask(&["INFO", "keyspace"])?;
-    let holdings = keyspace.error().map_or_else(|| Holdings::of_info(&keyspace.text()), |_| Holdings { keys: 1, ..Holdings::default() });
-    Ok((holdings, persists))
 }
 
 /// Why functions could not be copied.

@@ -2,11 +2,13 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use switchyard_policy::topology::Topology;
 use switchyard_router::{Limited, Link, Status};
 
 use crate::admin::{LimitedReport, LinkReport, NodeReport, NotReady, Operation, Readiness, Refused, Source, StatusReport};
+use crate::health;
 use crate::journal::Sync;
 use crate::members::NodeList;
 use crate::metrics::Page;
@@ -55,6 +57,7 @@ impl Fleet {
     }
 
     fn report(&self, status: &Status, topology: &Topology, draining: bool) -> StatusReport {
+        let now = Instant::now();
         let nodes = status
             .nodes
             .iter()
@@ -76,6 +79,8 @@ impl Fleet {
                 in_flight: node.in_flight,
                 primary: node.servers.as_ref().and_then(|s| s.primary),
                 replicas: node.servers.as_ref().map(|s| s.readable.clone()).unwrap_or_default(),
+                silence: self.running.health().silence(node, now),
+                refuses_writes: self.running.health().refusal(node.id, now),
             })
             .collect();
         StatusReport {
@@ -125,7 +130,9 @@ impl Source for Fleet {
             Phase::Starting => String::new(),
         }));
         self.moves.add_metrics(&mut page);
-        page.gauge("slots_unserved", "Slots whose owner cannot be reached", self.status().readiness().slots_unserved() as f64);
+        let status = self.status();
+        page.gauge("slots_unserved", "Slots whose owner cannot be reached", status.readiness().slots_unserved() as f64);
+        health::add_metrics(&mut page, &status.nodes);
         (self.about_process)(&mut page);
         page.finish()
     }

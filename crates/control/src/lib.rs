@@ -4,7 +4,7 @@
 //! - [`operator`]: what people ask of a fleet, in their words. [`members`]: nodes that join and go.
 //! - [`moves`]: the executor of moves.
 //! - [`placement`]: the slot map in force, and its one owner. [`first_start`] makes the first one.
-//! - [`failover`], [`seat`], [`care`]: threads that watch primaries, other routers, and functions of nodes.
+//! - [`failover`], [`seat`], [`care`], [`health`]: threads that watch primaries, other routers, functions of nodes, and how nodes are.
 //! - [`nodes`]: nodes, asked directly. `loads`: what these have to do, for people who ask.
 //! - [`store`], [`journal`], [`ledger`]: what survives a restart.
 //! - [`admin`], [`metrics`]: what people and their tools talk to.
@@ -17,6 +17,7 @@ pub mod care;
 pub mod failover;
 pub mod first_start;
 mod fleet;
+pub mod health;
 pub mod journal;
 pub mod ledger;
 mod loads;

@@ -1,22 +1,18 @@
 //! How much each node has to do, for people who ask which keys are hot (`switchyard hotkeys`).
 //!
-//! What nodes say of themselves is asked by [`crate::care`], once a second, beside what it asks them anyway and on the same connection; here it is
-//! remembered. Not asked when somebody wants the report: CPU is a difference over time, so the first answer would have none, two who ask at a time would
-//! shorten each other's time, and whoever asks would wait for a node that is silent. It costs a node two more questions a second.
+//! [`crate::health`] asks nodes once a second, with all else that is wanted of INFO. Here it is remembered. Not asked when somebody wants the report: CPU is a difference over time, so the first answer would have none, two who ask at a time would
+//! shorten each other's time, and whoever asks would wait for a node that is silent.
 //!
 //! What goes to a node is counted by workers since the start ([`Traffic`]); the same thread looks at that once a second.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use switchyard_policy::load::{Answers, NodeLoad, SlotCount, SlotLoad, SlotRates};
 use switchyard_policy::topology::NodeId;
 use switchyard_router::Traffic;
-
-use crate::nodes::NodeConnection;
 
 /// What was known so long ago says nothing of now.
 const STAYS: Duration = Duration::from_secs(10);
@@ -30,28 +26,40 @@ pub(crate) struct ServerLoad {
     memory: Option<u64>,
     /// How many these may be; 0: no limit.
     memory_max: Option<u64>,
+    /// Keys in all its databases.
+    keys: Option<u64>,
+    /// Keys evicted since its start.
+    evicted: Option<u64>,
+    clients: Option<u64>,
+    /// Bytes that its slowest replica is behind; none without a replica.
+    replica_lag: Option<u64>,
 }
 
 impl ServerLoad {
-    /// Asks for it. CPU comes last, so that it is of the moment in which this returns.
-    pub(crate) fn ask(connection: &mut NodeConnection) -> io::Result<Self> {
-        let memory = connection.ask(&["INFO", "memory"])?.text();
-        let cpu = connection.ask(&["INFO", "cpu"])?.text();
-        Ok(Self::parse(&cpu, &memory))
-    }
-
-    fn parse(cpu: &str, memory: &str) -> Self {
-        let seconds = |name| field(cpu, name)?.parse().ok().filter(|seconds: &f64| seconds.is_finite());
-        let bytes = |name| field(memory, name)?.parse().ok();
+    /// Reads it from INFO, where that counts so many keys.
+    pub(crate) fn parse(info: &str, keys: u64) -> Self {
+        let seconds = |name| field(info, name)?.parse().ok().filter(|seconds: &f64| seconds.is_finite());
+        let bytes = |name| field(info, name)?.parse().ok();
         Self {
             cpu: seconds("used_cpu_sys").zip(seconds("used_cpu_user")).map(|(sys, user)| sys + user),
             memory: bytes("used_memory"),
             memory_max: bytes("maxmemory"),
+            keys: Some(keys),
+            evicted: bytes("evicted_keys"),
+            clients: bytes("connected_clients"),
+            replica_lag: bytes("master_repl_offset").zip(slowest_replica(info)).map(|(all, slowest)| all.saturating_sub(slowest)),
         }
     }
 }
 
-fn field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
+/// How far the slowest replica is: `slave0:ip=127.0.0.1,port=7002,state=online,offset=42,lag=0`.
+fn slowest_replica(info: &str) -> Option<u64> {
+    let offset = |line: &str| line.strip_prefix("slave")?.split(',').find_map(|field| field.strip_prefix("offset=")?.parse::<u64>().ok());
+    info.lines().filter_map(offset).min()
+}
+
+/// A field of INFO.
+pub(crate) fn field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
@@ -147,6 +155,8 @@ impl Loads {
         let both = traffic.and_then(Lately::both);
         let server = inner.servers.get(&node).map(|(_, lately)| lately).filter(|lately| lately.is_fresh(now));
         let cpu = |(seconds, before, last): (f64, &ServerLoad, &ServerLoad)| Some((last.cpu? - before.cpu?).max(0.0) / seconds);
+        let evictions =
+            |(seconds, before, last): (f64, &ServerLoad, &ServerLoad)| Some(last.evicted?.saturating_sub(before.evicted?) as f64 / seconds);
         let answers = |(_, before, last): (f64, &Traffic, &Traffic)| {
             let count = last.answers.count_since(&before.answers);
             Some(Answers {
@@ -162,7 +172,10 @@ impl Loads {
             cpu: server.and_then(Lately::both).and_then(cpu),
             memory: server.and_then(|lately| lately.last.1.memory),
             memory_max: server.and_then(|lately| lately.last.1.memory_max),
-            ..NodeLoad::default()
+            keys: server.and_then(|lately| lately.last.1.keys),
+            evictions: server.and_then(Lately::both).and_then(evictions),
+            clients: server.and_then(|lately| lately.last.1.clients),
+            replica_lag: server.and_then(|lately| lately.last.1.replica_lag),
         }
     }
 }
@@ -182,19 +195,28 @@ mod tests {
     fn info_is_read() {
         let cpu = "# CPU\r\nused_cpu_sys_children:7.5\r\nused_cpu_sys:1.250000\r\nused_cpu_user:2.5\r\nused_cpu_user_main_thread:9\r\n";
         let memory = "# Memory\r\nused_memory:1048576\r\nused_memory_human:1.00M\r\nused_memory_rss:9\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n";
-        let all = ServerLoad { cpu: Some(3.75), memory: Some(1 << 20), memory_max: Some(0) };
-        assert_eq!(ServerLoad::parse(cpu, memory), all);
+        let all = ServerLoad {
+            cpu: Some(3.75),
+            memory: Some(1 << 20),
+            memory_max: Some(0),
+            keys: Some(7),
+            clients: Some(4),
+            replica_lag: Some(30),
+            ..<_>::default()
+        };
+        let others = "connected_clients:4\r\nmaster_repl_offset:100\r\nslave0:ip=::1,port=2,state=online,offset=90,lag=0\r\nslave1:ip=::1,port=3,state=online,offset=70,lag=1\r\n";
+        assert_eq!(ServerLoad::parse(&format!("{memory}{cpu}{others}"), 7), all);
         assert_eq!(
-            ServerLoad::parse("used_cpu_sys:1\r\n", "used_memory:x\r\nmaxmemory:5\r\n"),
-            ServerLoad { memory_max: Some(5), ..<_>::default() }
+            ServerLoad::parse("used_cpu_sys:1\r\nused_memory:x\r\nmaxmemory:5\r\n", 0),
+            ServerLoad { memory_max: Some(5), keys: Some(0), ..<_>::default() }
         );
-        assert_eq!(ServerLoad::parse("used_cpu_sys:nan\nused_cpu_user:1", "NOPERM no permissions"), ServerLoad::default());
+        assert_eq!(ServerLoad::parse("used_cpu_sys:nan\nused_cpu_user:1\n", 0), ServerLoad { keys: Some(0), ..<_>::default() });
     }
 
     #[test]
     fn cpu_is_a_difference_over_time_of_one_process() {
         let (loads, start) = (Loads::default(), Instant::now());
-        let said = |cpu| ServerLoad { cpu: Some(cpu), memory: Some(5), memory_max: Some(9) };
+        let said = |cpu| ServerLoad { cpu: Some(cpu), memory: Some(5), memory_max: Some(9), ..<_>::default() };
         let at = |seconds: u32| start + seconds * SECOND;
         assert_eq!(loads.of(NODE, start), NodeLoad::default());
         loads.note_server(NODE, "one", at(0), said(100.0));

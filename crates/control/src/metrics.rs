@@ -39,6 +39,16 @@ impl Page {
         }
     }
 
+    /// Figures of one name that may fall and differ by labels. Their values may come from people.
+    pub fn gauges(&mut self, name: &str, help: &str, samples: impl IntoIterator<Item = (Vec<(&'static str, String)>, f64)>) {
+        self.declare(&format!("switchyard_{name}"), "gauge", help);
+        for (labels, value) in samples {
+            let escaped = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let labels: Vec<String> = labels.iter().map(|(label, of)| format!("{label}=\"{}\"", escaped(of))).collect();
+            let _ = writeln!(self.0, "switchyard_{name}{{{}}} {value}", labels.join(","));
+        }
+    }
+
     /// A fact that is told by a label.
     pub fn info(&mut self, name: &str, help: &str, label: &str, fact: &str) {
         self.declare(&format!("switchyard_{name}"), "info", help);

@@ -11,6 +11,7 @@ use tokio::sync::broadcast;
 
 use crate::admin::Refused;
 use crate::failover::Needs;
+use crate::health::Health;
 use crate::loads::Loads;
 use crate::seat::Seats;
 
@@ -32,6 +33,8 @@ pub struct Running {
     needs: Needs,
     /// What nodes have to do.
     loads: Loads,
+    /// The health of nodes.
+    health: Health,
     /// What is left at nodes, so that one router at a time serves them.
     seats: OnceLock<Arc<Seats>>,
 }
@@ -45,6 +48,7 @@ impl Default for Running {
             claimed: Mutex::default(),
             needs: Needs::default(),
             loads: Loads::default(),
+            health: Health::default(),
             seats: OnceLock::new(),
         }
     }
@@ -168,6 +172,11 @@ impl Running {
     /// What nodes have to do, as far as it is known.
     pub(crate) fn loads(&self) -> &Loads {
         &self.loads
+    }
+
+    /// The health of nodes, as it was last seen.
+    pub(crate) fn health(&self) -> &Health {
+        &self.health
     }
 
     /// Makes the router adopt a newer topology. One that is not newer is ignored, as the router does.

@@ -64,6 +64,8 @@ fn node(id: u16, link: LinkReport, slots: u64) -> NodeReport {
         in_flight: 2,
         primary: None,
         replicas: Vec::new(),
+        silence: None,
+        refuses_writes: None,
     }
 }
 

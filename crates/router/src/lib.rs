@@ -43,14 +43,14 @@ pub use fences::left_behind;
 pub use function_turns::CopyTurn;
 pub use limits::{KEY_RATE_MAX, KeyLimit};
 pub use memory::heap_used;
-pub use metrics::{Traffic, Waits};
+pub use metrics::{Traffic, Waits, WriteRefusal};
 pub use mover::{BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveProgress, MoveTask, SoFar, Steer, are_all_that_is_left};
 pub use one_node::{Limit, Limited};
 pub use operator::{OperatorCommand, OperatorPort};
 pub use seat::{Seat, mark_in, question_of, site_of_mark, why_not};
 pub use settings::{
-    Cluster, EmptyReturn, HotCopies, KnownProcess, ListenAddress, ListenerSettings, Live, NodeAccess, Ports, Reads, Reports, Secret,
-    Servers, Settings,
+    Cluster, EmptyReturn, HotCopies, KnownProcess, ListenAddress, ListenerSettings, Live, NodeAccess, OnMissed, Ports, Reads, Reports,
+    Secret, Servers, Settings,
 };
 pub use sys::CountedHeap;
 pub use tap::{Outcome, SentCommand, Tap};
@@ -127,6 +127,10 @@ pub struct NodeStatus {
     pub errors: u64,
     /// Commands sent and not yet answered.
     pub in_flight: u64,
+    /// The time since the oldest slow command in flight was sent.
+    pub slow_for: Option<Duration>,
+    /// Writes that it has refused since the start, by [`WriteRefusal::ALL`].
+    pub refusals: [u64; WriteRefusal::ALL.len()],
     /// Who is who, for a node that has replicas.
     pub servers: Option<Servers>,
 }
@@ -586,6 +590,7 @@ impl Router {
         let counters: Vec<Arc<NodeCounters>> = self.shared.counters.iter().map(|w| w.node(id)).collect();
         let sum = |counter: fn(&NodeCounters) -> u64| counters.iter().map(|c| counter(c)).sum::<u64>();
         let up = sum(|c| c.connections.get()) > 0;
+        let slow_since_us = counters.iter().map(|c| c.slow_since_us.get()).filter(|since_us| *since_us > 0).min();
         NodeStatus {
             id,
             name: name.to_string(),
@@ -599,6 +604,8 @@ impl Router {
             requests: sum(|c| c.classes.iter().map(|k| k.requests.get()).sum()),
             errors: sum(|c| c.classes.iter().map(|k| k.errors.get()).sum()),
             in_flight: sum(|c| c.in_flight.get()),
+            slow_for: slow_since_us.map(|since_us| self.shared.uptime().saturating_sub(Duration::from_micros(since_us))),
+            refusals: WriteRefusal::ALL.map(|refusal| counters.iter().map(|c| c.refusals[refusal as usize].get()).sum()),
             servers: self.shared.plan().servers.get(&id).cloned(),
         }
     }

@@ -101,7 +101,7 @@ impl Waits {
         (self.count_since(before) >= 200).then(|| self.percentile_since(before, 99))?
     }
 
-    /// How many were counted since `before`.
+    /// The number of times counted since `before`.
     #[must_use]
     pub fn count_since(&self, before: &Self) -> u64 {
         self.since(before).sum()
@@ -229,6 +229,54 @@ pub(crate) struct NodeCounters {
     pub(crate) timeouts: Counter,
     /// Connections that broke with commands in flight and whose end at the node is not confirmed yet.
     pub(crate) unconfirmed: Counter,
+    /// When the oldest slow command was sent that is in flight, us; 0: there is none.
+    pub(crate) slow_since_us: Counter,
+    /// Its errors by which it refuses writes.
+    pub(crate) refusals: [Counter; WriteRefusal::ALL.len()],
+}
+
+impl NodeCounters {
+    /// An error of the node.
+    #[cold]
+    pub(crate) fn note_error(&self, error: &[u8]) {
+        if let Some(refusal) = WriteRefusal::of(error) {
+            self.refusals[refusal as usize].add(1);
+        }
+    }
+}
+
+/// Errors by which a node refuses writes, whatever they write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteRefusal {
+    /// It cannot save what it has.
+    Misconf,
+    /// It has no memory left.
+    Oom,
+    /// It is a replica.
+    Readonly,
+    /// It has too few replicas.
+    Noreplicas,
+}
+
+impl WriteRefusal {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Misconf, Self::Oom, Self::Readonly, Self::Noreplicas];
+
+    /// Its code.
+    pub const fn code(self) -> &'static str {
+        match self {
+            Self::Misconf => "MISCONF",
+            Self::Oom => "OOM",
+            Self::Readonly => "READONLY",
+            Self::Noreplicas => "NOREPLICAS",
+        }
+    }
+
+    /// That of an error reply.
+    fn of(error: &[u8]) -> Option<Self> {
+        let code = error.strip_prefix(b"-")?.split(|b| *b == b' ').next()?;
+        Self::ALL.into_iter().find(|refusal| refusal.code().as_bytes() == code)
+    }
 }
 
 /// Commands to a node since the start, and the times of its answers: two of them give those of late. Workers count both anyway, and whoever looks adds them up.
@@ -293,6 +341,8 @@ pub(crate) struct WorkerCounters {
     pub(crate) slow_not_entered: Counter,
     /// Subscribers disconnected because messages for them may have been missed.
     pub(crate) cut_missed: Counter,
+    /// Clients disconnected in a command that waits, because its node was lost or the router ended.
+    pub(crate) cut_waiting: Counter,
     pub(crate) limited_connections: Counter,
     /// Channels and patterns of clients, each client's counted.
     pub(crate) subscriptions: Counter,

@@ -132,6 +132,16 @@ impl Subscriptions {
         })
     }
 
+    /// Whether a message published on this channel at `node` reaches every client that it is for: the subscriptions of their workers are in force there.
+    pub(crate) fn reaches_all(&self, kind: Kind, channel: &[u8], node: NodeId) -> bool {
+        self.read(|names| {
+            let exact = names[kind as usize].get(channel).into_iter();
+            let patterns = names[Kind::Pattern as usize].iter().filter(|(p, _)| kind == Kind::Channel && glob::matches(p, channel));
+            let reaches = |entry: &Entry| entry.clients.iter().all(|(worker, _)| entry.upstream.contains(&(*worker, node)));
+            exact.chain(patterns.map(|(_, entry)| entry)).all(reaches)
+        })
+    }
+
     /// Channels that a client is subscribed to, as far as they match.
     pub(crate) fn channels(&self, kind: Kind, pattern: Option<&[u8]>) -> Vec<Arc<[u8]>> {
         self.read(|names| {
@@ -188,6 +198,8 @@ mod tests {
         assert_eq!(all.audience(Kind::Channel, b"news.1", node), (4, 3));
         assert_eq!(all.audience(Kind::Channel, b"news.2", node), (1, 1));
         assert_eq!(all.audience(Kind::Shard, b"news.1", node), (1, 0));
+        assert!(all.reaches_all(Kind::Channel, b"news.1", node) && !all.reaches_all(Kind::Channel, b"news.1", NodeId(2)));
+        assert!(all.reaches_all(Kind::Channel, b"news.2", NodeId(2)) && !all.reaches_all(Kind::Shard, b"news.1", node));
         assert_eq!(all.channels(Kind::Channel, Some(b"n*")), std::slice::from_ref(&news));
         assert!(all.channels(Kind::Channel, Some(b"x*")).is_empty());
         assert_eq!(all.subscribers(Kind::Channel, b"news.1"), 3);

@@ -138,8 +138,8 @@ pub struct Live {
     pub push_soft_limit: usize,
     /// See `push_soft_limit`.
     pub push_soft_time: Duration,
-    /// Whether subscribers are disconnected when messages for them may have been missed.
-    pub missed_disconnects: bool,
+    /// Which subscribers are disconnected when messages for them may have been missed.
+    pub on_missed: OnMissed,
     /// Channels and patterns that one client may be subscribed to.
     pub subscriptions_max: usize,
     /// Commands of one client that may be in flight; more wait in its socket.
@@ -267,6 +267,17 @@ pub enum EmptyReturn {
     Auto,
 }
 
+/// Which subscribers are disconnected when messages for them may have been missed at a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnMissed {
+    /// Those of a shard channel there; those of channels and patterns when no node serves them any more.
+    Auto,
+    /// All that are subscribed there.
+    Disconnect,
+    /// None.
+    Continue,
+}
+
 /// How the router looks to clients that speak to a Redis Cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cluster {
@@ -361,7 +372,7 @@ impl Default for Live {
             push_limit: 32 << 20,
             push_soft_limit: 8 << 20,
             push_soft_time: Duration::from_secs(60),
-            missed_disconnects: true,
+            on_missed: OnMissed::Auto,
             subscriptions_max: 100_000,
             client_pipeline_max: 4096,
             argument_max: 512 << 20,

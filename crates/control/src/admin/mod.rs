@@ -35,7 +35,9 @@ pub use moves::{
     Refused, SlotsReport, SteerRequest, TransitReport, WhereReport,
 };
 pub(crate) use moves::{conflict, wrong};
-pub use report::{LimitedReport, LinkReport, NodeReport, NodesReport, NotReady, Readiness, Source, StatusReport, TokenReport, Trouble};
+pub use report::{
+    LimitedReport, LinkReport, NodeReport, NodesReport, NotReady, Readiness, Silence, Source, StatusReport, TokenReport, Trouble,
+};
 
 pub use thread::{AdminThread, access};
 pub use tls::AdminTls;

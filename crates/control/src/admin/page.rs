@@ -112,6 +112,7 @@ fn add_nodes(page: &mut String, status: &StatusReport) {
             LinkReport::Connecting => "connecting".to_owned(),
             LinkReport::Down { reason } => format!("down: {reason}"),
         };
+        let link = std::iter::once(link).chain(node.conditions()).collect::<Vec<_>>().join("; ");
         let drained = if node.drained { ", drained" } else { "" };
         let _ = writeln!(
             page,

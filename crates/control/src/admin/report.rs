@@ -121,6 +121,47 @@ pub struct NodeReport {
     /// Its replicas that are fit to be read now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub replicas: Vec<SocketAddr>,
+    /// It does not answer, with or without clients that ask it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub silence: Option<Silence>,
+    /// Why it refuses writes, where it does: the code of its error first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refuses_writes: Option<String>,
+}
+
+impl NodeReport {
+    /// Conditions beside its link, for people.
+    #[must_use]
+    pub fn conditions(&self) -> Vec<String> {
+        let silence = self.silence.as_ref().map(Silence::text);
+        let refusal = self.refuses_writes.as_ref().map(|why| format!("refuses writes: {why}"));
+        silence.into_iter().chain(refusal).collect()
+    }
+}
+
+/// That a node does not answer what it is asked once a second.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum Silence {
+    /// Nobody knows why.
+    Silent {
+        /// For so long.
+        seconds: f64,
+    },
+    /// It executes a slow command that came through the router.
+    Busy {
+        /// For so long.
+        seconds: f64,
+    },
+}
+
+impl Silence {
+    fn text(&self) -> String {
+        match self {
+            Self::Silent { seconds } => format!("silent: it has not answered for {seconds:.0} s"),
+            Self::Busy { seconds } => format!("busy: it has executed a slow command for {seconds:.0} s"),
+        }
+    }
 }
 
 /// Whether a node can be talked to.
@@ -204,10 +245,15 @@ impl StatusReport {
             .iter()
             .filter(|node| node.slots > 0)
             .filter_map(|node| {
-                let reason = match &node.link {
-                    LinkReport::Up => return None,
-                    LinkReport::Connecting => "connecting".to_owned(),
-                    LinkReport::Down { reason } => reason.clone(),
+                let link = match &node.link {
+                    LinkReport::Up => None,
+                    LinkReport::Connecting => Some("connecting".to_owned()),
+                    LinkReport::Down { reason } => Some(reason.clone()),
+                };
+                let silence = node.silence.as_ref().filter(|silence| matches!(silence, Silence::Silent { .. })).map(Silence::text);
+                let reason = match (silence, link) {
+                    (Some(silence), Some(link)) => format!("{silence}; {link}"),
+                    (silence, link) => silence.or(link)?,
                 };
                 Some(NotReady { address: node.address.clone(), slots: node.slots, reason })
             })
@@ -215,7 +261,13 @@ impl StatusReport {
         let mut owners = self.nodes.iter().filter(|node| node.slots > 0);
         let is_untried = self.nodes.iter().any(|node| node.slots > 0 && node.link == LinkReport::Connecting && node.run_id.is_none());
         let serves = !is_untried && owners.any(|node| node.link == LinkReport::Up);
-        let troubles = self.troubles.iter().map(|trouble| trouble.what.clone()).collect();
+        // One that is silent has been named.
+        let is_named = |node: &NodeReport| node.slots > 0 && matches!(node.silence, Some(Silence::Silent { .. }));
+        let conditions = self.nodes.iter().flat_map(|node| {
+            let others = node.conditions().into_iter().skip(usize::from(is_named(node)));
+            others.map(|condition| format!("node {}: {condition}", node.address))
+        });
+        let troubles = conditions.chain(self.troubles.iter().map(|trouble| trouble.what.clone())).collect();
         Readiness { draining: self.draining, not_ready, serves, troubles }
     }
 }

@@ -6,7 +6,6 @@
 mod needs;
 mod sentinel;
 mod server;
-mod wire;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

@@ -11,7 +11,7 @@ use switchyard_router::NodeAccess;
 use tracing::{debug, warn};
 
 use super::Sender;
-use super::wire::{Connection, refuse_error};
+use crate::nodes::wire::{Connection, refuse_error};
 use crate::nodes::{SentinelAddress, SentinelPlace};
 
 /// How often it is asked without an announcement.

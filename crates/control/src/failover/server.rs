@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tracing::debug;
 
 use super::Sender;
-use super::wire::{Connection, refuse_error};
+use crate::nodes::wire::{Connection, refuse_error};
 
 /// How often. A failover that the servers themselves show is found within this and the time of an answer.
 const INTERVAL: Duration = Duration::from_millis(200);

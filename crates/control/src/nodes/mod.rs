@@ -10,6 +10,7 @@ pub(crate) mod fit;
 pub mod holdings;
 mod libraries;
 mod servers;
+pub(crate) mod wire;
 
 use std::net::SocketAddr;
 

@@ -132,6 +132,9 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
     ("clients_cut_output", "Clients cut because they did not read their replies", |w| &w.cut_output),
     ("clients_handshakes_failed", "TLS handshakes with clients that failed or took too long", |w| &w.handshakes_failed),
     ("clients_logins_failed", "Logins with a wrong password or user", |w| &w.logins_failed),
+    ("clients_cut_waiting", "Clients disconnected in a command that waits, because its node was lost or the router ended", |w| {
+        &w.cut_waiting
+    }),
     ("clients_cut_missed", "Subscribers disconnected because messages for them may have been missed", |w| &w.cut_missed),
     ("slow_commands_not_entered", "Commands that took long and were not entered into the slow log, which was full for that second", |w| {
         &w.slow_not_entered

@@ -12,6 +12,8 @@
 //! **A node that freezes** while clients wait there shows nothing on their connections, and silence is what one expects of them. So while
 //! anybody waits, the main connection is probed with PING; if that one is given up, so are those that wait.
 
+use std::sync::atomic::Ordering;
+
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, CommandClass, Flags};
 use switchyard_resp::request::Args;
@@ -101,6 +103,12 @@ impl Worker {
         }
         let link = match self.take_exclusive(handle, node, Lane::Blocking) {
             Ok(Acquired::Link(link)) => link,
+            Ok(Acquired::Refused(_)) if self.node_fails(node) => {
+                // As where it had begun to wait: one server that is not there takes no connection.
+                self.counters.cut_waiting.add(1);
+                self.close_after_replies(handle);
+                return Flow::Close;
+            }
             Ok(Acquired::Refused(text)) => return self.refuse(handle, class, &text),
             Ok(Acquired::Wait) => return Flow::Stall(Stall::Exclusive),
             Err(flow) => return flow,
@@ -140,10 +148,10 @@ impl Worker {
         }
     }
 
-    /// Ends the wait of a client of ours because the router stops: by an error, so that the client knows and nothing is lost.
+    /// Ends the wait of a client of ours because the router stops: at the node first, so that nothing is lost.
     pub(super) fn end_wait(&mut self, handle: Handle) {
         if self.clients.get(handle).is_some_and(Client::is_recalled) {
-            return self.end_recalled(handle, Ended::Unblocked);
+            return self.end_recalled(handle, Ended::Lost);
         }
         let held = self.clients.get(handle).and_then(|c| c.held);
         if let Some(link) = held
@@ -151,6 +159,11 @@ impl Worker {
         {
             self.unblock(link, true, None);
         }
+    }
+
+    /// Whether an error at the end of a wait says that it has ended with the router, or with the node's role.
+    pub(super) fn is_end_of_waits(&self, error: &[u8]) -> bool {
+        error.starts_with(b"-UNBLOCKED force") || error.starts_with(b"-UNBLOCKED") && self.shared.draining.load(Ordering::Relaxed)
     }
 
     /// CLIENT UNBLOCK from a client of any worker.

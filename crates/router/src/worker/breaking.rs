@@ -69,9 +69,12 @@ impl Worker {
                 } else if pending.purpose == Purpose::Wait {
                     self.forget_waiting(pending.who);
                 }
+                let waits = self.links.get(handle).is_some_and(|link| link.lane == Lane::Blocking);
                 if streamed {
                     // Half a reply has been sent: nothing can follow it but the end.
                     self.close_client(pending.who);
+                } else if waits {
+                    self.end_as_a_server_would(pending.who, pending.seq);
                 } else {
                     self.deliver(pending.who, pending.seq, error);
                 }
@@ -81,7 +84,8 @@ impl Worker {
             Purpose::Look => self.on_look(pending.who, pending.seq, error),
             // Where the connection is lost, its topics are told together.
             Purpose::Subscribe if self.links.get(handle).is_some_and(|l| l.phase == Phase::Up) => {
-                self.subscribe_timed_out(pending.who, error);
+                let node = self.links.get(handle).map_or(NodeId(0), |l| l.node);
+                self.subscribe_timed_out(pending.who, node);
             }
             Purpose::Track if self.links.get(handle).is_some_and(|l| l.phase == Phase::Up) => {
                 let node = self.links.get(handle).map_or(NodeId(0), |l| l.node);
@@ -239,13 +243,26 @@ impl Worker {
         }
     }
 
+    /// Says since when each node has executed a slow command, as far as this worker knows.
+    pub(super) fn publish_slow(&self) {
+        let mut since_us = vec![0; self.plan.topology.node_id_bound()];
+        for (_, link) in self.links.iter().filter(|(_, link)| link.is_for_slow()) {
+            let Some(head) = link.head().filter(|_| !link.is_head_expired()) else { continue };
+            let sent_us = self.now_us.saturating_sub(u64::from((self.now_us as u32).wrapping_sub(head.sent_us))).max(1);
+            if let Some(oldest) = since_us.get_mut(link.node.index())
+                && (*oldest == 0 || sent_us < *oldest)
+            {
+                *oldest = sent_us;
+            }
+        }
+        for node in self.plan.topology.nodes() {
+            self.counters.node(node.id).slow_since_us.set(since_us[node.id.index()]);
+        }
+    }
+
     fn tick_up(&mut self, handle: Handle, live: &crate::settings::Live) {
         let Some(link) = self.links.get_mut(handle) else { return };
-        let timeout = if link.lane == Lane::Slow || link.loan().is_some_and(|loan| loan.slow) {
-            live.slow_command_timeout
-        } else {
-            live.command_timeout
-        };
+        let timeout = if link.is_for_slow() { live.slow_command_timeout } else { live.command_timeout };
         let timeout_us = timeout.as_micros() as u32;
         // A node that is in the middle of a reply answers, however long the reply takes on its way.
         let mid_reply = !link.input.is_empty() || !matches!(link.body, Body::Whole(_));

@@ -49,13 +49,16 @@ const SUMMED: &[(&str, &[&str])] = &[
             "lazyfreed_objects",
         ],
     ),
-    ("persistence", &["loading", "rdb_changes_since_last_save", "rdb_bgsave_in_progress", "aof_enabled", "aof_rewrite_in_progress"]),
+    ("persistence", &["rdb_changes_since_last_save", "rdb_bgsave_in_progress", "aof_enabled", "aof_rewrite_in_progress"]),
     ("stats", &["expired_keys", "evicted_keys", "keyspace_hits", "keyspace_misses", "instantaneous_ops_per_sec", "total_reads_processed"]),
     ("cpu", &["used_cpu_sys", "used_cpu_user"]),
 ];
 
 /// Fields of the section `memory` about what every node has alike: the largest figure is the fleet's.
 const LARGEST: [&str; 3] = ["number_of_cached_scripts", "number_of_functions", "number_of_libraries"];
+
+/// Fields of which the smallest is the fleet's. One node that is not loading serves, and libraries would wait for the slowest.
+const SMALLEST: [&str; 1] = ["loading"];
 
 /// Words of the section `memory` that are shown where every node says the same.
 const AGREED: &[&str] = &["mem_allocator", "maxmemory_policy"];
@@ -79,6 +82,7 @@ pub(super) struct Digest {
     answering: usize,
     sums: BTreeMap<&'static str, f64>,
     largest: BTreeMap<&'static str, f64>,
+    smallest: BTreeMap<&'static str, f64>,
     agreed: BTreeMap<&'static str, String>,
     /// Lines of `commandstats`.
     statistics: BTreeMap<String, Figures>,
@@ -116,6 +120,11 @@ impl Digest {
             if let Ok(value) = value.parse::<f64>() {
                 let largest = self.largest.entry(name).or_insert(value);
                 *largest = largest.max(value);
+            }
+        } else if let Some(name) = of(&SMALLEST) {
+            if let Ok(value) = value.parse::<f64>() {
+                let smallest = self.smallest.entry(name).or_insert(value);
+                *smallest = smallest.min(value);
             }
         } else if let Some(name) = of(AGREED) {
             let said = self.agreed.entry(name).or_insert_with(|| value.to_owned());
@@ -300,6 +309,10 @@ impl Worker {
                     list.extend(LARGEST.into_iter().filter_map(|field| Some((field, format_number(*digest.largest.get(field)?)))));
                     list.extend(AGREED.iter().filter_map(|field| Some((*field, digest.agreed.get(field)?.clone()))));
                 }
+                "persistence" => {
+                    let smallest = SMALLEST.into_iter().filter_map(|field| Some((field, format_number(*digest.smallest.get(field)?))));
+                    list.splice(0..0, smallest);
+                }
                 "stats" => {
                     list.push(("total_error_replies", errors.values().sum::<u64>().to_string()));
                     list.push(("total_connections_received", total(|w| &w.accepted).to_string()));
@@ -424,6 +437,13 @@ mod tests {
         assert_eq!((digest.sums["used_memory"], digest.largest["number_of_functions"]), (7.0, 2.0));
         let agreed: Vec<_> = digest.agreed.into_iter().collect();
         assert_eq!(agreed, [("maxmemory_policy", "nodes differ".to_owned()), ("mem_allocator", "jemalloc-5.3.0".to_owned())]);
+    }
+
+    #[test]
+    fn a_fleet_is_loading_where_no_node_serves() {
+        let said = |texts: &[&str]| digest(texts).smallest.get("loading").copied();
+        assert_eq!(said(&["# Persistence\r\nloading:1\r\n", "loading:0\r\n"]), Some(0.0));
+        assert_eq!(said(&["loading:1\r\n", "loading:1\r\n"]), Some(1.0));
     }
 
     #[test]

@@ -418,6 +418,7 @@ impl Worker {
             self.tick_clients();
             self.tick_memory();
             self.recount();
+            self.publish_slow();
         }
     }
 

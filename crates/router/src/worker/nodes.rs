@@ -142,7 +142,12 @@ impl Worker {
 
     /// Why a node takes no commands, as an error reply's text.
     pub(super) fn down_text(&self, node: NodeId) -> String {
-        let why = self.shared.with_facts(node, |f| f.failure.clone()).unwrap_or_else(|| "not connected".into());
+        self.down_text_or(node, "not connected")
+    }
+
+    /// The same, with a reason where the node itself is up.
+    pub(super) fn down_text_or(&self, node: NodeId, why: &str) -> String {
+        let why = self.shared.with_facts(node, |f| f.failure.clone()).unwrap_or_else(|| why.into());
         format!("NODEDOWN {} cannot be reached: {why}", self.node_name(node))
     }
 

@@ -162,6 +162,14 @@ impl Worker {
         }
     }
 
+    /// The end of a client that waits in a command for what will not come. A server that goes away ends the connections of such clients, and libraries
+    /// know that; an error in place of the reply they do not know. Replies that are due before it are sent.
+    pub(super) fn end_as_a_server_would(&mut self, handle: Handle, seq: u32) {
+        self.counters.cut_waiting.add(1);
+        self.close_after_replies(handle);
+        self.deliver(handle, seq, b"");
+    }
+
     pub(super) fn close_if_done(&mut self, handle: Handle) {
         let Some(client) = self.clients.get(handle) else { return };
         if !(client.closing || client.half_closed) || client.in_flight() > 0 || client.unsent() > 0 {

@@ -179,7 +179,7 @@ impl Worker {
     }
 
     /// Whether the last attempt to reach the node failed.
-    fn node_fails(&self, node: NodeId) -> bool {
+    pub(super) fn node_fails(&self, node: NodeId) -> bool {
         self.shared.with_facts(node, |f| f.failure.is_some())
     }
 
@@ -369,8 +369,9 @@ impl Worker {
                 continue;
             }
             if self.node_fails(node) {
-                let text = self.down_text(node);
-                self.refuse_first(node, lane, text);
+                // It asks again, and is answered at once.
+                self.links.pool_mut(node, lane).map(|p| p.waiters.pop_front());
+                self.unstall(front);
                 continue;
             }
             self.grow(node, lane, resp3);

@@ -9,15 +9,14 @@
 //! `CLIENT LIST ID`). Whoever begins to wait for keys of the slot meanwhile goes to the end of that line. A node that refuses to tell, or does
 //! not for [`LOOKS_US`], holds up nobody: there the order is that of sending.
 //!
-//! While it is with us, all that ends a wait is done here: its own time, `CLIENT UNBLOCK`, `CLIENT KILL`, the client going away, a drain.
-
-use std::sync::Arc;
+//! While it is with us, all that ends a wait is done here: its own time, `CLIENT UNBLOCK`, `CLIENT KILL`, the client going away, a drain, a way that is lost.
 
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, CommandClass, stream_options};
 use switchyard_resp::request::{Args, Scanner};
 use switchyard_resp::{encode, reply};
+use tracing::debug;
 
 use super::dispatch::Flow;
 use super::downstream::Client;
@@ -77,22 +76,23 @@ impl Waiting {
 pub(super) enum Ended {
     /// Its own time, or CLIENT UNBLOCK.
     OutOfTime,
-    /// CLIENT UNBLOCK ... ERROR, or a router that stops.
+    /// CLIENT UNBLOCK ... ERROR.
     Unblocked,
-    Error(Arc<str>),
+    /// There is nowhere to wait any more: the router stops, or does not find a way to the keys.
+    Lost,
 }
 
 impl Ended {
-    /// The reply, as a node gives it.
-    fn reply(&self, resp3: bool) -> Vec<u8> {
+    /// The reply, as a node gives it; none where the client's connection ends instead.
+    fn reply(&self, resp3: bool) -> Option<Vec<u8>> {
         let mut out = Vec::new();
         match self {
             Ended::OutOfTime if resp3 => encode::null(&mut out, true),
             Ended::OutOfTime => out.extend_from_slice(b"*-1\r\n"),
             Ended::Unblocked => out.extend_from_slice(b"-UNBLOCKED client unblocked via CLIENT UNBLOCK\r\n"),
-            Ended::Error(text) => encode::error(&mut out, text),
+            Ended::Lost => return None,
         }
-        out
+        Some(out)
     }
 }
 
@@ -311,7 +311,7 @@ impl Worker {
             // A client wanted its end as well: then this is its end, as it was wanted, and once.
             Some(error) => {
                 let end = if error { Ended::Unblocked } else { Ended::OutOfTime };
-                self.deliver(pending.who, pending.seq, &end.reply(resp3));
+                self.deliver(pending.who, pending.seq, &end.reply(resp3).unwrap_or_default());
             }
         }
         for (number, (asker, _)) in askers.into_iter().enumerate() {
@@ -332,7 +332,7 @@ impl Worker {
         let (node, waited) = match self.place_again(handle, &request) {
             Ok(Some(place)) => place,
             Ok(None) => return,
-            Err(text) => return self.end_recalled(handle, Ended::Error(text)),
+            Err(why) => return self.lose_recalled(handle, &why),
         };
         let resp3 = self.clients.get(handle).is_some_and(|client| client.resp3);
         self.make_ahead(node, Lane::Blocking, resp3, |worker, most| worker.recalled_of(resp3, most));
@@ -343,7 +343,7 @@ impl Worker {
         let link = match self.acquire(handle, node, Lane::Blocking) {
             Acquired::Link(link) => link,
             Acquired::Wait => return,
-            Acquired::Refused(text) => return self.end_recalled(handle, Ended::Error(text.into())),
+            Acquired::Refused(why) => return self.lose_recalled(handle, &why),
         };
         // What was true before it had a connection may not be any more.
         if !self.shared.wait_queues.go(ticket, self.index, handle, &self.shared.mailboxes) {
@@ -375,6 +375,14 @@ impl Worker {
         self.recalls.clients.iter().filter(is).take(most).count()
     }
 
+    /// There is no way to the keys that a recalled command waits for.
+    fn lose_recalled(&mut self, handle: Handle, why: &str) {
+        if let Some(client) = self.clients.get(handle) {
+            debug!(client = client.details.id, why, "closing a client that can wait for its keys no more");
+        }
+        self.end_recalled(handle, Ended::Lost);
+    }
+
     /// Ends a wait that is with us.
     pub(super) fn end_recalled(&mut self, handle: Handle, end: Ended) {
         let Some(client) = self.clients.get_mut(handle) else { return };
@@ -388,7 +396,10 @@ impl Worker {
             self.give_back(handle, held);
         }
         self.unstall(handle);
-        self.deliver(handle, waiting.seq, &end.reply(resp3));
+        match end.reply(resp3) {
+            Some(reply) => self.deliver(handle, waiting.seq, &reply),
+            None => self.end_as_a_server_would(handle, waiting.seq),
+        }
         self.leave_line(&waiting);
     }
 

@@ -184,6 +184,9 @@ impl Worker {
             self.note_slow(handle);
         }
         let is_error = reply::is_error(answer);
+        if is_error && let Some(link) = self.links.get(handle) {
+            link.counters.note_error(answer);
+        }
         let instead = if is_error { self.in_place_of_redirect(handle, answer) } else { None };
         let answer = instead.as_deref().unwrap_or(answer);
         if is_error && (answer.starts_with(b"-NOSCRIPT") && self.heal_script(handle) || self.take_recalled(handle, answer)) {
@@ -205,6 +208,10 @@ impl Worker {
                 Purpose::Client | Purpose::ClientHealed if is_error && pending.by_sha => {
                     let shown = self.scripts_met.with_own_sha(answer);
                     self.deliver(pending.who, pending.seq, &shown);
+                }
+                Purpose::Client | Purpose::Wait if is_error && lane == Lane::Blocking && self.is_end_of_waits(answer) => {
+                    self.forget_waiting(pending.who);
+                    self.end_as_a_server_would(pending.who, pending.seq);
                 }
                 Purpose::Client | Purpose::ClientHealed => self.deliver(pending.who, pending.seq, answer),
                 Purpose::Gather => self.gather_part(pending.who, pending.seq, answer),

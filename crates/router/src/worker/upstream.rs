@@ -505,6 +505,11 @@ impl Link {
         refused
     }
 
+    /// Whether what it carries may take long.
+    pub(super) fn is_for_slow(&self) -> bool {
+        self.lane == Lane::Slow || self.loan().is_some_and(|loan| loan.slow)
+    }
+
     /// Whether no command is under way.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {

@@ -1,7 +1,7 @@
 //! `switchyard nodes`: the nodes behind a running router, and how one joins and goes.
 
 use clap::{Args, Subcommand};
-use switchyard_control::admin::{AddNodeRequest, BalanceRequest, LinkReport, NodeReport, NodesReport, PlanReport};
+use switchyard_control::admin::{AddNodeRequest, BalanceRequest, LinkReport, NodeReport, NodesReport, PlanReport, Silence};
 use switchyard_control::nodes::parse_endpoint;
 
 use super::Failure;
@@ -214,12 +214,14 @@ fn notes(report: &PlanReport) -> String {
 }
 
 /// The table of nodes; `status` shows it too.
-/// One word for the connection to a node.
+/// One word for how a node is.
 pub(super) fn link(node: &NodeReport) -> &'static str {
-    match &node.link {
-        LinkReport::Up => "up",
-        LinkReport::Connecting => "connecting",
-        LinkReport::Down { .. } => "DOWN",
+    match (&node.silence, &node.link) {
+        (Some(Silence::Silent { .. }), _) => "SILENT",
+        (_, LinkReport::Down { .. }) => "DOWN",
+        (Some(Silence::Busy { .. }), _) => "busy",
+        (None, LinkReport::Up) => "up",
+        (None, LinkReport::Connecting) => "connecting",
     }
 }
 
@@ -253,6 +255,9 @@ pub(super) fn render(nodes: &[NodeReport]) -> String {
     for node in nodes {
         if let LinkReport::Down { reason } = &node.link {
             out.push_str(&format!("{} is down: {reason}\n", node.address));
+        }
+        for condition in node.conditions() {
+            out.push_str(&format!("{}: {condition}\n", node.address));
         }
         if node.drained {
             out.push_str(&format!("{0}: drained; it gets no slots before `switchyard nodes undrain {0}`\n", node.address));
@@ -290,6 +295,8 @@ mod tests {
             in_flight: 2,
             primary: None,
             replicas: Vec::new(),
+            silence: None,
+            refuses_writes: None,
         };
         let shown = render(&[node(1, LinkReport::Up), node(2, LinkReport::Down { reason: "connection refused".to_owned() })]);
         let lines: Vec<&str> = shown.lines().collect();
@@ -297,6 +304,13 @@ mod tests {
         assert_eq!(lines[1], " 1  127.0.0.1:7001  up    8 192  redis 7.0.15    12 345       0          2");
         assert!(lines[2].contains("DOWN"), "{shown}");
         assert_eq!(lines[3], "127.0.0.1:7002 is down: connection refused");
+
+        let mut silent = node(2, LinkReport::Up);
+        silent.silence = Some(Silence::Silent { seconds: 3.2 });
+        silent.refuses_writes = Some("MISCONF it cannot save".to_owned());
+        let shown = render(&[silent]);
+        assert!(shown.contains("  SILENT  ") && shown.contains("127.0.0.1:7002: silent: it has not answered for 3 s\n"), "{shown}");
+        assert!(shown.ends_with("127.0.0.1:7002: refuses writes: MISCONF it cannot save\n"), "{shown}");
 
         let mut with_replicas = node(3, LinkReport::Up);
         with_replicas.primary = Some("127.0.0.1:7103".parse().expect("an address"));

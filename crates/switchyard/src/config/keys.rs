@@ -10,7 +10,7 @@ use std::time::Duration;
 use switchyard_control::moves::{DURABILITIES, name_of, named};
 use switchyard_policy::migration::Goal;
 use switchyard_resp::units::{format_size, format_time};
-use switchyard_router::{EmptyReturn, KEY_RATE_MAX, Reads, Reports};
+use switchyard_router::{EmptyReturn, KEY_RATE_MAX, OnMissed, Reads, Reports};
 
 use super::listener::{LimitConfig, ListenerConfig, parse_mode};
 use super::memory::MemoryMax;
@@ -350,10 +350,10 @@ keys! {
         "A subscriber for which more bytes of messages than these wait for longer than push-soft-time is cut as well.";
     "push-soft-time" Reload ["pubsub-output-soft-time"] time(MS * 200..=DAY) live.push_soft_time,
         "How long a subscriber may be over push-soft-limit.";
-    "on-missed-messages" Reload [] word([(true, "disconnect"), (false, "continue")]) live.missed_disconnects,
-        "What becomes of a subscriber when messages for it may have been missed, because a node's connection was lost. disconnect: its \
-         connection is closed, as that of a client of one server is when the server is lost; it subscribes again and knows. continue: it \
-         stays, and is not told.";
+    "on-missed-messages" Reload [] word([(OnMissed::Auto, "auto"), (OnMissed::Disconnect, "disconnect"), (OnMissed::Continue, "continue")]) live.on_missed,
+        "Which subscribers are disconnected when messages for them may have been missed, because a node's connection was lost. auto: those of a shard \
+         channel there; those of channels and patterns when no node serves them any more. disconnect: all that are subscribed there, so that each \
+         knows. continue: none.";
     "subscriptions-max" Reload ["max-subscriptions"] count(1..=100_000_000) live.subscriptions_max,
         "Channels and patterns that one client may be subscribed to.";
     "pipeline-max" Reload [] count(1..=1_000_000) live.client_pipeline_max,

@@ -23,6 +23,7 @@ use switchyard_control::admin::{self, AdminAccess, AdminError, AdminOptions, Adm
 use switchyard_control::care::Care;
 use switchyard_control::failover::{self, Observer, Watched};
 use switchyard_control::first_start;
+use switchyard_control::health::HealthThread;
 use switchyard_control::journal::Sync;
 use switchyard_control::members::{self, FleetFacts};
 use switchyard_control::moves::{Moves, MovesThread};
@@ -199,6 +200,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         }
         None => None,
     };
+    let health = HealthThread::start(Arc::clone(&running))?;
     let care = Care::start(Arc::clone(&running), processes, Arc::clone(placement.store()), Arc::clone(&moves))?;
     let observer = Observer::start(watched, Arc::clone(placement.store()), Arc::clone(&running))?;
     let nodes = resolved.nodes;
@@ -217,6 +219,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     notify(&[NotifyState::Stopping]);
     look.into_iter().for_each(first_start::Look::stop);
     care.stop();
+    drop(health);
     stop(&runtime, &mut signals, &running, (&moves, executor), reloads.shutdown_timeout())?;
     seat_thread.stop();
     admin.stop();

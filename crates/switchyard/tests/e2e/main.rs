@@ -15,6 +15,7 @@ mod empty_return;
 mod failure;
 mod first_start;
 mod guides;
+mod health;
 mod hostile;
 mod hot_copies;
 mod hot_copies_operator;

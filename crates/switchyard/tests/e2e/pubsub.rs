@@ -354,7 +354,7 @@ fn keyspace_notifications_come_from_all_nodes() {
 
 #[test]
 fn subscriptions_come_back_with_their_node() {
-    let Some(mut site) = Site::router_only(3, &SiteOptions::config("[clients]\non-missed-messages = \"continue\"\n")) else { return };
+    let Some(mut site) = Site::router_only(3, &SiteOptions::default()) else { return };
     let mut client = site.client();
     client.post("SUBSCRIBE a b c d");
     client.post("PSUBSCRIBE *");
@@ -365,16 +365,19 @@ fn subscriptions_come_back_with_their_node() {
     for _ in 0..2 {
         client.reply(); // the probe, by name and by pattern
     }
+    let shard = format!("{{{}}}shard", site.tags()[victim][0]);
     site.node_mut(victim).kill();
     let mut other = site.client();
-    until("the router has noticed", || other.cmd("PUBLISH a x").error().map(|_| ()));
     until("the loss is counted", || metric(&site, "subscriptions_lost_total") >= 5.0);
-    // Meanwhile: a channel whose owner is down is refused, what concerns all nodes is not.
-    let error = until("a connection has found out", || other.cmd("SUBSCRIBE a").error().map(str::to_owned));
-    assert!(error.starts_with("NODEDOWN "), "{error}");
-    assert_eq!(other.cmd("GET none").error().map(|e| e.starts_with("NODEDOWN")).unwrap_or(false), owner_of_key(&mut other, "none"));
+    // Meanwhile nobody is refused, and another node brings the messages of its channels.
     let mut pattern = site.client();
     assert_eq!(pattern.cmd("PSUBSCRIBE n*").items()[2], int(1));
+    let (mut late_one, mut of_shard) = (site.client(), site.client());
+    assert_eq!(late_one.cmd("SUBSCRIBE a").items()[2], int(1));
+    assert_eq!(of_shard.cmd(&format!("SSUBSCRIBE {shard}")).items()[2], int(1));
+    until("a message passes", || other.cmd("PUBLISH a meanwhile").error().is_none());
+    assert_eq!(late_one.reply(), Value::Array(message("a", "meanwhile")));
+    assert!(other.cmd(&format!("SPUBLISH {shard} x")).expect_error().starts_with("NODEDOWN "));
     site.node_mut(victim).restart();
     let (mut by_name, mut by_pattern, mut late) = (0, 0, 0);
     until("messages arrive again", || {
@@ -391,7 +394,11 @@ fn subscriptions_come_back_with_their_node() {
         }
         by_name > 0 && by_pattern > 0 && late > 0
     });
-    assert!(site.router().process().log().contains("restoring subscriptions at node"));
+    until("they are restored", || site.router().process().log().contains("restoring subscriptions at node"));
+    until("the node itself is heard", || site.nodes()[victim].cmd("PUBLISH a direct") == int(1));
+    until("the shard channel is heard", || other.cmd(&format!("SPUBLISH {shard} again")).error().is_none());
+    assert_eq!(of_shard.reply(), Value::Array(vec![bulk("smessage"), bulk(&shard), bulk("again")]));
+    drop(late_one);
     // In force again: exactly once per name.
     client.listen(Duration::from_millis(100));
     until("all workers are back", || other.cmd("PUBLISH a count").int() == 2);
@@ -401,11 +408,6 @@ fn subscriptions_come_back_with_their_node() {
     let mut kinds: Vec<String> = (0..2).map(|_| client.reply().items()[0].text()).collect();
     kinds.sort();
     assert_eq!(kinds, ["message", "pmessage"]);
-}
-
-/// Whether reading this key fails because its node is down (nothing else may fail).
-fn owner_of_key(client: &mut Client, key: &str) -> bool {
-    client.cmd(&format!("GET {key}")).error().is_some()
 }
 
 #[test]
@@ -431,7 +433,7 @@ fn a_node_that_vanished_without_a_word_is_noticed() {
 
 #[test]
 fn who_may_have_missed_messages_is_disconnected() {
-    let Some(mut site) = Site::router_only(3, &SiteOptions::default()) else { return };
+    let Some(mut site) = Site::router_only(3, &SiteOptions::config("[clients]\non-missed-messages = \"disconnect\"\n")) else { return };
     let (owner, other) = (owner_of(&site, "a"), (owner_of(&site, "a") + 1) % 3);
     let shard = |node: usize| format!("{{{}}}shard", site.tags()[node][0]);
     let (mut channel, mut pattern, mut three, mut own, mut elsewhere, mut plain) =
@@ -458,6 +460,36 @@ fn who_may_have_missed_messages_is_disconnected() {
     until("it can subscribe again", || again.cmd("SUBSCRIBE a").error().is_none());
     until("it is heard", || publisher.cmd("PUBLISH a x") == int(1));
     assert_eq!(again.reply(), Value::Array(message("a", "x")));
+}
+
+/// A shard channel's subscribers go with its node, those of channels and patterns with the last one; then there is nobody to subscribe at.
+#[test]
+fn subscribers_stay_while_any_node_serves() {
+    let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let first = owner_of(&site, "a");
+    let shard = |node: usize| format!("{{{}}}shard", site.tags()[node][0]);
+    let (mut channel, mut pattern, mut own, mut elsewhere) = (site.client(), three(&site), site.client(), site.client());
+    channel.cmd("SUBSCRIBE a");
+    pattern.cmd("PSUBSCRIBE a*");
+    own.cmd(&format!("SSUBSCRIBE {}", shard(first)));
+    elsewhere.cmd(&format!("SSUBSCRIBE {}", shard(1 - first)));
+    site.node_mut(first).kill();
+    assert_eq!(own.listen(PATIENCE), (Vec::new(), true));
+    let mut publisher = site.client();
+    until("a message passes", || publisher.cmd("PUBLISH a x") == int(2));
+    assert_eq!(channel.reply(), Value::Array(message("a", "x")));
+    assert_eq!(pattern.reply().items()[3], bulk("x"));
+    site.node_mut(1 - first).kill();
+    for client in [&mut channel, &mut pattern, &mut elsewhere] {
+        assert_eq!(client.listen(PATIENCE), (Vec::new(), true));
+    }
+    for line in ["SUBSCRIBE a", "PSUBSCRIBE a*", "SSUBSCRIBE a"] {
+        until("nobody can subscribe", || {
+            let mut late = site.client();
+            late.post(line);
+            late.closed_within(Duration::from_secs(1))
+        });
+    }
 }
 
 #[test]

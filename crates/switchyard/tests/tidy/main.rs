@@ -94,6 +94,7 @@ const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("colocate", &["topology"]),
     ("seat", &[]),
     ("telemetry", &["topology"]),
+    ("load", &["telemetry", "topology"]),
     ("cache", &["migration", "telemetry", "topology"]),
 ];
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, Handling, Local};
 use switchyard_resp::encode;
 use switchyard_resp::request::Args;
@@ -106,7 +107,8 @@ impl Worker {
         // A topic that has failed already says so through its waiting list.
         self.settle_failed(handle, seq);
         self.advance_subscriber(handle);
-        Flow::Next
+        // The client is gone if no node serves.
+        if self.clients.get(handle).is_some() { Flow::Next } else { Flow::Close }
     }
 
     fn unsubscribe(&mut self, handle: Handle, class: u8, kind: Kind, args: &Args<'_>) -> Flow {
@@ -128,13 +130,24 @@ impl Worker {
         Flow::Next
     }
 
-    /// A message goes to the owner of its channel's slot. The node's answer counts our workers' subscriptions: the reply counts our clients
-    /// in their place.
+    /// A message goes to the owner of its channel's slot. The owner may be down, or have only some subscriptions in force again. Then another node brings
+    /// it to the subscribers of a channel as well; the message of a shard channel would miss some. The node's answer counts our workers' subscriptions:
+    /// the reply counts our clients in their place.
     fn publish(&mut self, plan: &Plan, handle: Handle, command: &Command, kind: Kind, raw: &[u8], args: &Args<'_>) -> Flow {
         let channel = args.get(1).unwrap_or_default();
-        let node = plan.topology.owner_of(channel);
-        if self.shared.subscriptions.is_empty() {
+        let mut node = plan.topology.owner_of(channel);
+        let subscriptions = &self.shared.subscriptions;
+        if subscriptions.is_empty() {
             return self.forward(handle, command, args, node, raw);
+        }
+        let class = command.class() as u8;
+        if !subscriptions.reaches_all(kind, channel, node) {
+            if kind == Kind::Shard {
+                let text = self.down_text_or(node, "its subscriptions are being restored");
+                return self.refuse(handle, class, &text);
+            }
+            let reaches = |at: &NodeId| self.links.is_up(*at) && subscriptions.reaches_all(kind, channel, *at);
+            node = plan.topology.nodes().map(|n| n.id).find(reaches).unwrap_or(node);
         }
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Main) {
@@ -145,7 +158,6 @@ impl Worker {
         if self.links.is_full(link, handle, UNSENT_HIGH) {
             return Flow::Stall(Stall::Upstream);
         }
-        let class = command.class() as u8;
         let whole = Whole::Publish { kind, channel: channel.into(), node };
         let Some(gather) = self.begin_gather(handle, class, 1, whole) else { return Flow::Close };
         self.send_part(gather, 0, node, Lane::Main, raw, class);
@@ -153,7 +165,7 @@ impl Worker {
     }
 
     /// The reply to PUBLISH from the node's count.
-    pub(in crate::worker) fn published(&self, kind: Kind, channel: &[u8], node: switchyard_policy::topology::NodeId, count: i64) -> i64 {
+    pub(in crate::worker) fn published(&self, kind: Kind, channel: &[u8], node: NodeId, count: i64) -> i64 {
         let (clients, upstream) = self.shared.subscriptions.audience(kind, channel, node);
         clients as i64 + (count - upstream as i64).max(0)
     }

@@ -43,8 +43,6 @@ enum Place {
 struct Topic {
     kind: Kind,
     name: Arc<[u8]>,
-    /// The node without which the subscription is worth nothing: where PUBLISH and SPUBLISH go.
-    owner: Option<NodeId>,
     places: Vec<(NodeId, Place)>,
     subscribers: HashSet<Handle>,
     /// Clients whose commands wait for the outcome: client and number of its command.
@@ -57,7 +55,10 @@ struct Topic {
 enum Standing {
     Unsettled,
     InForce,
-    Failed(String),
+    /// Not one of its nodes can be reached.
+    Down,
+    /// A node's error.
+    Refused(String),
 }
 
 /// The topics of one worker.

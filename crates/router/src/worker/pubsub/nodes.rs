@@ -9,6 +9,7 @@ use switchyard_resp::reply;
 use tracing::{info, warn};
 
 use super::{Item, Kind, Place, Standing, Topic};
+use crate::settings::OnMissed;
 use crate::shared::Plan;
 use crate::slab::Handle;
 use crate::worker::Worker;
@@ -18,11 +19,6 @@ use crate::worker::upstream::{Lane, Pending, Phase, Purpose};
 /// else look like one without messages.
 const QUIET_US: u64 = 1_000_000;
 
-/// Channels on which every node tells of its own keys.
-fn is_keyspace(name: &[u8]) -> bool {
-    name.starts_with(b"__keyspace@") || name.starts_with(b"__keyevent@")
-}
-
 impl Worker {
     /// The topic of this name, made and asked for where there is none.
     pub(super) fn topic(&mut self, kind: Kind, name: &[u8]) -> Handle {
@@ -30,14 +26,11 @@ impl Worker {
             return *topic;
         }
         let name: Arc<[u8]> = name.into();
-        let owner = self.plan.topology.owner_of(&name);
-        let (nodes, owner): (Vec<NodeId>, _) = match kind {
-            Kind::Shard => (self.shard_nodes(&name), Some(owner)),
-            Kind::Channel => (self.plan.topology.nodes().map(|n| n.id).collect(), (!is_keyspace(&name)).then_some(owner)),
-            Kind::Pattern => (self.plan.topology.nodes().map(|n| n.id).collect(), None),
+        let nodes: Vec<NodeId> = match kind {
+            Kind::Shard => self.shard_nodes(&name),
+            Kind::Channel | Kind::Pattern => self.plan.topology.nodes().map(|n| n.id).collect(),
         };
-        let topic =
-            Topic { kind, name: name.clone(), owner, places: Vec::new(), subscribers: HashSet::new(), waiting: Vec::new(), holds: 0 };
+        let topic = Topic { kind, name: name.clone(), places: Vec::new(), subscribers: HashSet::new(), waiting: Vec::new(), holds: 0 };
         let handle = self.pubsub.topics.insert(topic);
         self.pubsub.by_name[kind as usize].insert(name, handle);
         for node in nodes {
@@ -138,13 +131,16 @@ impl Worker {
         let failed = match topic.standing() {
             Standing::Unsettled => return,
             Standing::InForce => None,
-            Standing::Failed(error) => Some(error),
+            // It comes into force with its node, and until then nobody publishes there.
+            Standing::Down if topic.kind == Kind::Shard && self.plan.topology.nodes().any(|node| self.links.is_up(node.id)) => None,
+            Standing::Down => {
+                // No node serves: as one server that is not there.
+                let waiting = std::mem::take(&mut topic.waiting);
+                waiting.into_iter().for_each(|(client, _)| self.close_client(client));
+                return;
+            }
+            Standing::Refused(error) => Some(error),
         };
-        let failed = failed.map(|error| self.with_node_names(handle, error));
-        self.settle_as(handle, failed.as_deref());
-    }
-
-    fn settle_as(&mut self, handle: Handle, failed: Option<&str>) {
         let Some(topic) = self.pubsub.topics.get_mut(handle) else { return };
         let waiting = std::mem::take(&mut topic.waiting);
         for (client, seq) in waiting {
@@ -154,8 +150,8 @@ impl Worker {
                     && *own == seq
                 {
                     *left = left.saturating_sub(1);
-                    if let Some(error) = failed {
-                        fate.get_or_insert_with(|| error.to_string());
+                    if let Some(error) = &failed {
+                        fate.get_or_insert_with(|| error.clone());
                     }
                 }
             }
@@ -174,19 +170,13 @@ impl Worker {
         }
     }
 
-    /// The error for a node that is down says what every command to it gets.
-    fn with_node_names(&self, handle: Handle, error: String) -> String {
-        if !error.is_empty() {
-            return error;
+    /// A node does not answer a subscription in time: it is as one that is down, unless it answers after all.
+    pub(in crate::worker) fn subscribe_timed_out(&mut self, handle: Handle, node: NodeId) {
+        let Some(topic) = self.pubsub.topics.get_mut(handle) else { return };
+        if let Some((_, place)) = topic.places.iter_mut().find(|(at, place)| *at == node && *place == Place::Asked) {
+            *place = Place::Down;
         }
-        let down = self.pubsub.topics.get(handle).and_then(|t| t.owner.or_else(|| t.places.first().map(|p| p.0)));
-        down.map_or_else(|| "NODEDOWN there are no nodes".into(), |node| self.down_text(node))
-    }
-
-    /// A node does not answer a subscription in time.
-    pub(in crate::worker) fn subscribe_timed_out(&mut self, topic: Handle, error: &[u8]) {
-        let text = String::from_utf8_lossy(reply::text(error).unwrap_or_default()).into_owned();
-        self.settle_as(topic, Some(&text));
+        self.settle(handle);
     }
 
     /// Asks every connection of subscriptions for an answer that comes behind all messages under way. Gives their number.
@@ -244,6 +234,7 @@ impl Worker {
         self.tracking_link_lost(node);
         let mut lost = 0;
         let mut missing = Vec::new();
+        let policy = self.plan.live.on_missed;
         for handle in self.pubsub.topics.handles() {
             let Some(topic) = self.pubsub.topics.get_mut(handle) else { continue };
             let Some((_, place)) = topic.places.iter_mut().find(|(n, _)| *n == node) else { continue };
@@ -251,13 +242,13 @@ impl Worker {
             let (kind, name) = (topic.kind, topic.name.clone());
             if was_in_force {
                 lost += 1;
-                missing.extend(&topic.subscribers);
+                missing.extend(topic.to_disconnect(policy));
                 self.note_in_force(kind, &name, node, false);
             }
         }
         // At a node that has left, nothing is published any more.
         let is_member = self.plan.topology.node(node).is_some();
-        let disconnected = if is_member { self.tell_of_missed(missing) } else { 0 };
+        let disconnected = if is_member { self.disconnect_subscribers(missing) } else { 0 };
         if lost > 0 {
             self.counters.subscriptions_lost.add(lost);
             warn!(
@@ -275,12 +266,9 @@ impl Worker {
         }
     }
 
-    /// Messages for these clients may have been missed. A client can only be told so by the end of its connection, as one server's end would: it then
-    /// subscribes again, and reads anew what it follows. Gives how many were.
-    fn tell_of_missed(&mut self, mut clients: Vec<Handle>) -> usize {
-        if !self.plan.live.missed_disconnects {
-            return 0;
-        }
+    /// Messages for these clients may have been missed. Only the end of its connection can show that to a client, as one server's end would: it then
+    /// subscribes again, and reads anew what it follows. Gives how many were disconnected.
+    fn disconnect_subscribers(&mut self, mut clients: Vec<Handle>) -> usize {
         clients.retain(|client| self.clients.get(*client).is_some());
         clients.sort_unstable_by_key(|client| client.index);
         clients.dedup();
@@ -313,8 +301,6 @@ impl Worker {
         self.pubsub.has_old_places = false;
         for handle in self.pubsub.topics.handles() {
             let Some(topic) = self.pubsub.topics.get_mut(handle) else { continue };
-            let owner = plan.topology.owner_of(&topic.name);
-            topic.owner = topic.owner.map(|_| owner);
             let (kind, name) = (topic.kind, topic.name.clone());
             let shard = kind == Kind::Shard;
             let nodes = if shard { self.shard_nodes(&name) } else { Vec::new() };
@@ -454,9 +440,9 @@ impl Worker {
         if reply::is_error(answer) {
             let error = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
             *place = Place::Refused(error.into());
-            let missing: Vec<Handle> = topic.subscribers.iter().copied().collect();
-            if !missing.is_empty() {
-                self.tell_of_missed(missing);
+            if !topic.subscribers.is_empty() {
+                let missing = topic.to_disconnect(self.plan.live.on_missed);
+                self.disconnect_subscribers(missing);
                 self.counters.subscriptions_lost.add(1);
                 warn!(node = %self.node_name(node), error = %reply::told_error(answer), "node refuses to restore a subscription: its messages are missed");
             }
@@ -469,18 +455,25 @@ impl Worker {
 }
 
 impl Topic {
-    /// In force means: at every node that can be reached, and at the owner. An empty error stands for a node that is down.
+    /// In force means: at every node that can be reached.
     fn standing(&self) -> Standing {
         if let Some(error) = self.places.iter().find_map(|(_, p)| if let Place::Refused(e) = p { Some(e) } else { None }) {
-            return Standing::Failed(error.to_string());
-        }
-        let place_of = |node: NodeId| self.places.iter().find(|(n, _)| *n == node).map(|(_, p)| p);
-        if self.owner.and_then(place_of) == Some(&Place::Down) {
-            return Standing::Failed(String::new());
+            return Standing::Refused(error.to_string());
         }
         if self.places.iter().any(|(_, p)| *p == Place::Asked) {
             return Standing::Unsettled;
         }
-        if self.places.iter().any(|(_, p)| *p == Place::InForce) { Standing::InForce } else { Standing::Failed(String::new()) }
+        if self.places.iter().any(|(_, p)| *p == Place::InForce) { Standing::InForce } else { Standing::Down }
+    }
+
+    /// Messages of it may have been missed at one of its nodes: the subscribers that are disconnected for that.
+    fn to_disconnect(&self, policy: OnMissed) -> Vec<Handle> {
+        let is_served = self.kind != Kind::Shard && self.places.iter().any(|(_, place)| *place == Place::InForce);
+        let stay = match policy {
+            OnMissed::Auto => is_served,
+            OnMissed::Disconnect => false,
+            OnMissed::Continue => true,
+        };
+        if stay { Vec::new() } else { self.subscribers.iter().copied().collect() }
     }
 }

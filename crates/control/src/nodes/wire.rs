@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// A server that takes longer counts as silent.
+/// A server that takes longer counts as silent, by default.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A reply larger than this is none that was asked for.
@@ -22,13 +22,19 @@ trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
 
 /// A connection that is asked one question after the other.
-pub(super) struct Connection {
+pub(crate) struct Connection {
     stream: Box<dyn Duplex>,
     input: Vec<u8>,
+    patience: Duration,
 }
 
 impl Connection {
-    pub(super) async fn open(address: SocketAddr, access: &NodeAccess) -> io::Result<Self> {
+    pub(crate) async fn open(address: SocketAddr, access: &NodeAccess) -> io::Result<Self> {
+        Self::open_within(PATIENCE, address, access).await
+    }
+
+    /// The same where each step, and each answer later on, may take so long.
+    pub(crate) async fn open_within(patience: Duration, address: SocketAddr, access: &NodeAccess) -> io::Result<Self> {
         let connect = async {
             let stream = TcpStream::connect(address).await?;
             stream.set_nodelay(true)?;
@@ -36,9 +42,9 @@ impl Connection {
                 None => Box::new(stream),
                 Some(tls) => Box::new(TlsConnector::from(tls.config.clone()).connect(tls.name.clone(), stream).await?),
             };
-            Ok(Self { stream, input: Vec::new() })
+            Ok(Self { stream, input: Vec::new(), patience })
         };
-        let mut connection = within(connect).await?;
+        let mut connection = within(patience, connect).await?;
         if let Some(password) = &access.password {
             let user = access.username.as_deref();
             let args: Vec<&str> = ["AUTH"].into_iter().chain(user).chain([password.0.as_str()]).collect();
@@ -49,18 +55,30 @@ impl Connection {
     }
 
     /// Sends a command and reads its reply.
-    pub(super) async fn ask(&mut self, args: &[&str]) -> io::Result<Vec<u8>> {
+    pub(crate) async fn ask(&mut self, args: &[&str]) -> io::Result<Vec<u8>> {
+        let mut answers = self.ask_together(&[args]).await?;
+        answers.pop().ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    }
+
+    /// Sends commands in one piece and reads their replies.
+    pub(crate) async fn ask_together(&mut self, commands: &[&[&str]]) -> io::Result<Vec<Vec<u8>>> {
         let mut request = Vec::new();
-        encode::command(&mut request, args.iter().map(|arg| arg.as_bytes()));
-        within(async {
+        for args in commands {
+            encode::command(&mut request, args.iter().map(|arg| arg.as_bytes()));
+        }
+        within(self.patience, async {
             self.stream.write_all(&request).await?;
-            self.next().await
+            let mut answers = Vec::with_capacity(commands.len());
+            for _ in commands {
+                answers.push(self.next().await?);
+            }
+            Ok(answers)
         })
         .await
     }
 
     /// Reads one reply, however long it takes to come.
-    pub(super) async fn next(&mut self) -> io::Result<Vec<u8>> {
+    pub(crate) async fn next(&mut self) -> io::Result<Vec<u8>> {
         loop {
             // From the start each time: these replies come in one piece nearly always.
             match ReplyScanner::default().scan(&self.input) {
@@ -75,11 +93,11 @@ impl Connection {
     }
 }
 
-async fn within<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    tokio::time::timeout(PATIENCE, work).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+async fn within<T>(patience: Duration, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::time::timeout(patience, work).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
 /// An error reply, as an error.
-pub(super) fn refuse_error(answer: &[u8]) -> io::Result<()> {
+pub(crate) fn refuse_error(answer: &[u8]) -> io::Result<()> {
     if is_error(answer) { Err(io::Error::other(told_error(answer))) } else { Ok(()) }
 }

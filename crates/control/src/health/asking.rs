@@ -1,0 +1,173 @@
+//! The thread that asks: a task for each node, so that one that is silent holds up no other.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use switchyard_policy::empty_return::Sent;
+use switchyard_policy::topology::NodeId;
+use switchyard_router::{NodeAccess, Router};
+use tokio::sync::oneshot;
+use tokio::task::{AbortHandle, JoinSet};
+use tracing::{debug, info, warn};
+
+use super::INTERVAL;
+use super::said::{QUESTIONS, Said, read};
+use crate::admin::Silence;
+use crate::nodes::wire::Connection;
+use crate::running::Running;
+
+/// A connection on which nothing came for so long is given up: the node may have forgotten it.
+const GIVE_UP: Duration = Duration::from_secs(30);
+
+/// The running thread. Dropping it ends it.
+#[derive(Debug)]
+pub struct HealthThread {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl HealthThread {
+    /// Starts asking the nodes of the router.
+    ///
+    /// # Errors
+    /// If the system refuses a thread.
+    pub fn start(running: Arc<Running>) -> anyhow::Result<Self> {
+        let (stop, stopped) = oneshot::channel();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot ask nodes how they are")?;
+        let thread = std::thread::Builder::new()
+            .name("health".to_owned())
+            .spawn(move || runtime.block_on(watch(running, stopped)))
+            .context("cannot ask nodes how they are")?;
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for HealthThread {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+async fn watch(running: Arc<Running>, mut stop: oneshot::Receiver<()>) {
+    // Dropped at the end, and every task with it.
+    let mut tasks = JoinSet::new();
+    let mut asked: BTreeMap<NodeId, (NodeAccess, AbortHandle)> = BTreeMap::new();
+    let mut told = BTreeMap::new();
+    let mut ticks = tokio::time::interval(INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = &mut stop => return,
+            _ = ticks.tick() => {}
+        }
+        let looked = running.with(|router| (router.node_access(), router.traffic(), router.slot_counts()));
+        let Some((access, traffic, slots)) = looked else { continue };
+        running.loads().note_traffic(Instant::now(), traffic);
+        running.loads().note_slots(Instant::now(), slots);
+        asked.retain(|node, (known, task)| {
+            let stays = access.get(node) == Some(known);
+            if !stays {
+                task.abort();
+            }
+            stays
+        });
+        for (node, access) in &access {
+            asked.entry(*node).or_insert_with(|| (access.clone(), tasks.spawn(ask(*node, access.clone(), Arc::clone(&running)))));
+        }
+        while tasks.try_join_next().is_some() {}
+        running.health().keep(|node| access.contains_key(&node));
+        tell(&running, &mut told);
+    }
+}
+
+/// What the log has said of a node.
+#[derive(Default, PartialEq)]
+struct Told {
+    silence: Option<bool>,
+    refuses: Option<String>,
+}
+
+/// Logs what is new, once.
+fn tell(running: &Running, told: &mut BTreeMap<NodeId, Told>) {
+    let Some(status) = running.with(Router::status) else { return };
+    let now = Instant::now();
+    told.retain(|node, _| status.nodes.iter().any(|known| known.id == *node));
+    for node in &status.nodes {
+        running.health().note_refusals(node.id, now, node.refusals);
+        let silence = running.health().silence(node, now).map(|silence| matches!(silence, Silence::Busy { .. }));
+        let refusal = running.health().refusal(node.id, now);
+        // The code alone: figures in the text change all the time.
+        let code = refusal.as_deref().and_then(|why| why.split(' ').next()).map(str::to_owned);
+        let before = told.entry(node.id).or_default();
+        match (before.silence, silence) {
+            (before, now) if before == now => {}
+            (_, Some(true)) => info!(node = %node.name, "node is busy: it executes a slow command, and answers nothing else"),
+            (_, Some(false)) => warn!(node = %node.name, "node is silent: it does not answer"),
+            (_, None) => info!(node = %node.name, "node answers again, or its connection has ended"),
+        }
+        match (&before.refuses, &code) {
+            (before, now) if before == now => {}
+            (_, Some(_)) => warn!(node = %node.name, why = refusal.as_deref(), "node refuses writes"),
+            (_, None) => info!(node = %node.name, "node takes writes again"),
+        }
+        *before = Told { silence, refuses: code };
+    }
+    let is_heard = |node: NodeId| status.nodes.iter().any(|known| known.id == node && running.health().silence(known, now).is_none());
+    running.loads().keep_servers(is_heard);
+}
+
+/// Asks one node again and again.
+async fn ask(node: NodeId, access: NodeAccess, running: Arc<Running>) {
+    let mut connection = None;
+    loop {
+        let began = Instant::now();
+        running.health().note_asked(node, began);
+        // Before the node counts its keys: what is sent later may or may not be in that count.
+        let sent = running.with(|router: &Router| router.changes_sent(node)).unwrap_or_default();
+        let answered = {
+            let round = pin!(round(&mut connection, &access));
+            tokio::time::timeout(GIVE_UP, round).await
+        };
+        let now = Instant::now();
+        match answered {
+            Ok(Ok(said)) => note(&running, node, now, said, sent),
+            Ok(Err(why)) if why.kind() == io::ErrorKind::TimedOut => connection = None,
+            Ok(Err(why)) => {
+                debug!(node = %access.name, %why, "a node does not say how it is");
+                connection = None;
+                running.health().note_gone(node);
+            }
+            Err(_) => connection = None,
+        }
+        tokio::time::sleep(INTERVAL.saturating_sub(began.elapsed())).await;
+    }
+}
+
+async fn round(connection: &mut Option<Connection>, access: &NodeAccess) -> io::Result<Said> {
+    let connection = match connection {
+        Some(connection) => connection,
+        none => {
+            let address = access.address.ok_or(io::ErrorKind::AddrNotAvailable)?;
+            none.insert(Connection::open_within(GIVE_UP, address, access).await?)
+        }
+    };
+    Ok(read(&connection.ask_together(&QUESTIONS).await?))
+}
+
+/// Gives what a node has said to those who want it.
+fn note(running: &Running, node: NodeId, at: Instant, said: Said, sent: Sent) {
+    running.health().note_answer(node, at, said.is_busy, said.info.as_ref().map(|info| info.refuses.clone()));
+    if let Some(info) = said.info {
+        // By that a node is told that comes back without what it should have kept. `CONFIG SET` at a node changes what it keeps while its process runs.
+        running.with(|router| router.note_data(node, &info.run_id, info.holdings, info.persists, sent));
+        running.loads().note_server(node, &info.run_id, at, info.load);
+    }
+}

@@ -1,0 +1,193 @@
+//! How each node is: whether it answers, whether it takes writes, and what its INFO says.
+//!
+//! One connection to each node is asked once a second ([`asking`]), with or without clients that use the node. So a node that hangs is seen before a client
+//! is, and whoever wants something of INFO has it from here: the guard of nodes that come back empty, the loads of nodes, and what people look at.
+//! Not seen by the router's own connections: these wait behind commands of clients, and say nothing while nobody asks.
+
+mod asking;
+mod said;
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use switchyard_policy::topology::NodeId;
+use switchyard_router::{NodeStatus, WriteRefusal};
+
+use crate::admin::{NodeReport, Silence};
+use crate::metrics::Page;
+
+pub use asking::HealthThread;
+use said::Refusal;
+
+/// How often a node is asked.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// A node that does not answer for so long is silent.
+const SILENT: Duration = Duration::from_secs(2);
+
+/// Workers say only now and then what is under way at nodes.
+const LAG: Duration = Duration::from_millis(600);
+
+/// A refusal that clients got says so long that the node refuses: INFO does not say every reason.
+const REFUSES: Duration = Duration::from_secs(10);
+
+/// What is known of all nodes.
+#[derive(Debug, Default)]
+pub(crate) struct Health(Mutex<BTreeMap<NodeId, Node>>);
+
+/// What is known of one.
+#[derive(Debug, Default)]
+struct Node {
+    /// Since when it has owed an answer.
+    asked: Option<Instant>,
+    /// It has said itself that it executes a script for too long (BUSY), at that time.
+    busy: Option<Instant>,
+    /// By its INFO.
+    refuses: Option<Refusal>,
+    /// The same by what clients got, and when that was seen last.
+    refused: Option<(WriteRefusal, Instant)>,
+    /// Refusals that clients got by then.
+    refusals: Option<[u64; WriteRefusal::ALL.len()]>,
+}
+
+impl Node {
+    fn silence(&self, slow_for: Option<Duration>, now: Instant) -> Option<Silence> {
+        let silent = self.asked.map(|asked| now.saturating_duration_since(asked)).filter(|silent| *silent >= SILENT);
+        let busy = self.busy.map(|since| now.saturating_duration_since(since));
+        match (busy, silent) {
+            (Some(busy), _) => Some(Silence::Busy { seconds: busy.as_secs_f64() }),
+            // A command that was sent before it was asked, and is not answered either.
+            (None, Some(silent)) => Some(match slow_for.filter(|slow| *slow + LAG >= silent) {
+                Some(slow) => Silence::Busy { seconds: slow.as_secs_f64() },
+                None => Silence::Silent { seconds: silent.as_secs_f64() },
+            }),
+            (None, None) => None,
+        }
+    }
+
+    fn refusal(&self, now: Instant) -> Option<String> {
+        let by_clients = self.refused.filter(|(_, at)| now.saturating_duration_since(*at) < REFUSES);
+        match (&self.refuses, by_clients) {
+            (Some(refusal), _) => Some(refusal.to_string()),
+            (None, Some((refusal, _))) => Some(format!("{} (clients got this error)", refusal.code())),
+            (None, None) => None,
+        }
+    }
+}
+
+impl Health {
+    fn nodes(&self) -> MutexGuard<'_, BTreeMap<NodeId, Node>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note_asked(&self, node: NodeId, at: Instant) {
+        self.nodes().entry(node).or_default().asked.get_or_insert(at);
+    }
+
+    /// It answers: `refuses` where its INFO could be read.
+    fn note_answer(&self, node: NodeId, at: Instant, is_busy: bool, refuses: Option<Option<Refusal>>) {
+        let mut nodes = self.nodes();
+        let node = nodes.entry(node).or_default();
+        node.asked = None;
+        node.busy = if is_busy { Some(node.busy.unwrap_or(at)) } else { None };
+        if let Some(refuses) = refuses {
+            node.refuses = refuses;
+        }
+    }
+
+    /// Nothing listens there, or it ended the connection: that is no silence, and what it said is past.
+    fn note_gone(&self, node: NodeId) {
+        let mut nodes = self.nodes();
+        let node = nodes.entry(node).or_default();
+        (node.asked, node.busy, node.refuses) = (None, None, None);
+    }
+
+    fn note_refusals(&self, node: NodeId, at: Instant, refusals: [u64; WriteRefusal::ALL.len()]) {
+        let mut nodes = self.nodes();
+        let node = nodes.entry(node).or_default();
+        let before = node.refusals.replace(refusals).unwrap_or_default();
+        if let Some(refusal) = WriteRefusal::ALL.into_iter().find(|refusal| refusals[*refusal as usize] > before[*refusal as usize]) {
+            node.refused = Some((refusal, at));
+        }
+    }
+
+    fn keep(&self, is_one: impl Fn(NodeId) -> bool) {
+        self.nodes().retain(|node, _| is_one(*node));
+    }
+
+    /// Whether a node does not answer now.
+    pub(crate) fn silence(&self, node: &NodeStatus, now: Instant) -> Option<Silence> {
+        self.nodes().get(&node.id)?.silence(node.slow_for, now)
+    }
+
+    /// Why a node refuses writes now.
+    pub(crate) fn refusal(&self, node: NodeId, now: Instant) -> Option<String> {
+        self.nodes().get(&node)?.refusal(now)
+    }
+}
+
+/// The same as figures.
+pub(crate) fn add_metrics(page: &mut Page, nodes: &[NodeReport]) {
+    let of = |node: &NodeReport, is: bool| (vec![("node", node.address.clone())], f64::from(u8::from(is)));
+    let silent = nodes.iter().map(|node| of(node, matches!(node.silence, Some(Silence::Silent { .. }))));
+    page.gauges("node_silent", "1 where the node has not answered for two seconds, and no slow command explains it", silent);
+    let busy = nodes.iter().map(|node| of(node, matches!(node.silence, Some(Silence::Busy { .. }))));
+    page.gauges("node_busy", "1 where the node does not answer because it executes a slow command", busy);
+    let refusals = nodes.iter().flat_map(|node| {
+        let code = node.refuses_writes.as_deref().and_then(|why| why.split(' ').next());
+        WriteRefusal::ALL.map(|refusal| {
+            let labels = vec![("node", node.address.clone()), ("why", refusal.code().to_owned())];
+            (labels, f64::from(u8::from(code == Some(refusal.code()))))
+        })
+    });
+    page.gauges("node_refuses_writes", "1 where the node refuses writes, by the code of its error", refusals);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NODE: NodeId = NodeId(3);
+
+    fn silence(health: &Health, slow_for: Option<u64>, now: Instant) -> Option<Silence> {
+        health.nodes().get(&NODE)?.silence(slow_for.map(Duration::from_secs), now)
+    }
+
+    #[test]
+    fn a_node_is_silent_after_two_intervals() {
+        let (health, start) = (Health::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        health.note_asked(NODE, at(0));
+        assert_eq!(silence(&health, None, at(1)), None);
+        // It is asked on another connection, and owes the first answer still.
+        health.note_asked(NODE, at(2));
+        assert_eq!(silence(&health, None, at(3)), Some(Silence::Silent { seconds: 3.0 }));
+        assert_eq!(silence(&health, Some(4), at(3)), Some(Silence::Busy { seconds: 4.0 }));
+        assert_eq!(silence(&health, Some(1), at(3)), Some(Silence::Silent { seconds: 3.0 }), "it was silent before that command");
+        health.note_answer(NODE, at(3), false, None);
+        assert_eq!(silence(&health, Some(4), at(3)), None);
+        health.note_answer(NODE, at(4), true, None);
+        health.note_answer(NODE, at(5), true, None);
+        assert_eq!(silence(&health, None, at(6)), Some(Silence::Busy { seconds: 2.0 }), "it says so itself");
+        health.note_asked(NODE, at(6));
+        health.note_gone(NODE);
+        assert_eq!(silence(&health, None, at(16)), None, "what is not there is down");
+    }
+
+    #[test]
+    fn what_clients_got_shows_for_a_while() {
+        let (health, start) = (Health::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        health.note_refusals(NODE, at(0), [0, 0, 0, 0]);
+        assert_eq!(health.refusal(NODE, at(0)), None);
+        health.note_refusals(NODE, at(1), [0, 2, 0, 0]);
+        health.note_refusals(NODE, at(2), [0, 2, 0, 0]);
+        assert_eq!(health.refusal(NODE, at(3)), Some("OOM (clients got this error)".to_owned()));
+        assert_eq!(health.refusal(NODE, at(11)), None);
+        health.note_answer(NODE, at(12), false, Some(Some(Refusal { code: WriteRefusal::Readonly, why: "it is a replica".to_owned() })));
+        assert_eq!(health.refusal(NODE, at(60)), Some("READONLY it is a replica".to_owned()));
+        health.note_answer(NODE, at(61), false, Some(None));
+        assert_eq!(health.refusal(NODE, at(61)), None);
+    }
+}
