@@ -50,7 +50,7 @@ pub use operator::{OperatorCommand, OperatorPort};
 pub use seat::{Seat, mark_in, question_of, site_of_mark, why_not};
 pub use settings::{
     Cluster, EmptyReturn, HotCopies, KnownProcess, ListenAddress, ListenerSettings, Live, NodeAccess, OnMissed, Ports, Reads, Reports,
-    Secret, Servers, Settings,
+    Secret, Servers, Settings, Telemetry,
 };
 pub use sys::CountedHeap;
 pub use tap::{Outcome, SentCommand, Tap};

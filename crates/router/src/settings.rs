@@ -190,6 +190,8 @@ pub struct Live {
     pub blocking_connections_max: usize,
     /// Who answers reads of new clients.
     pub reads: Reads,
+    /// How hot keys and the load of slots become known.
+    pub telemetry: Telemetry,
     /// Copies of what is read much.
     pub hot_copies: HotCopies,
     /// How to reach each node of the topology.
@@ -207,15 +209,28 @@ pub enum Reports {
     Instant,
 }
 
+/// How hot keys and the load of slots become known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Telemetry {
+    /// One command in so many is counted, chosen at random; 0: none.
+    pub sample: usize,
+    /// The reports by which keys are chosen for hot copies.
+    pub reports: Reports,
+    /// Commands in a second to a node from which on it gives instant reports.
+    pub instant_threshold: usize,
+}
+
+impl Default for Telemetry {
+    fn default() -> Self {
+        Self { sample: 16, reports: Reports::Both, instant_threshold: 2_000 }
+    }
+}
+
 /// Copies of what is read much, which the router answers from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HotCopies {
     /// Whether there are any.
     pub is_on: bool,
-    /// Which reports keys are chosen by.
-    pub reports: Reports,
-    /// Commands in a second to a node from which on it gives instant reports.
-    pub node_load: usize,
     /// Which keys, and how many.
     pub knobs: Knobs,
     /// Bytes of one reply.
@@ -230,16 +245,7 @@ pub struct HotCopies {
 
 impl Default for HotCopies {
     fn default() -> Self {
-        Self {
-            is_on: true,
-            reports: Reports::Both,
-            node_load: 2_000,
-            knobs: Knobs::default(),
-            reply_max: 64 << 10,
-            life_max: None,
-            never: Vec::new(),
-            only: Vec::new(),
-        }
+        Self { is_on: true, knobs: Knobs::default(), reply_max: 64 << 10, life_max: None, never: Vec::new(), only: Vec::new() }
     }
 }
 
@@ -398,6 +404,7 @@ impl Default for Live {
             watch_connections_max: 256,
             blocking_connections_max: 5000,
             reads: Reads::Primary,
+            telemetry: Telemetry::default(),
             hot_copies: HotCopies::default(),
             nodes: BTreeMap::new(),
         }

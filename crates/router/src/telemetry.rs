@@ -14,12 +14,11 @@ use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot};
 
 use crate::shared::lock;
 
-/// One command in so many is counted.
-pub(crate) const ONE_IN: u32 = 16;
-
-/// The counts of a worker, of one command in [`ONE_IN`].
+/// The counts of a worker, of a sample.
 #[derive(Debug)]
 pub(crate) struct Counted {
+    /// One command in so many was counted.
+    pub(crate) one_in: u32,
     pub(crate) nodes: Vec<(NodeId, Counts)>,
     /// Slots of which something was counted.
     pub(crate) slots: Vec<(Slot, SlotCount)>,
@@ -59,7 +58,7 @@ impl SharedBoard {
     /// What a worker has counted since it said so last. `ends`: it is the one that ends segments.
     pub(crate) fn take(&self, counted: Counted, ends: bool) {
         let mut inner = lock(&self.inner);
-        let scale = |count: u64| count * u64::from(ONE_IN);
+        let scale = |count: u64| count * u64::from(counted.one_in);
         for (slot, more) in counted.slots {
             let SlotCount { commands, writes, bytes } = more;
             inner.slots[slot.index()].add(SlotCount { commands: scale(commands), writes: scale(writes), bytes: scale(bytes) });
@@ -70,7 +69,7 @@ impl SharedBoard {
         if ends {
             let counts = std::mem::take(&mut inner.counts);
             let us = std::mem::replace(&mut inner.since, Instant::now()).elapsed().as_micros() as u64;
-            inner.board.segment(counts, ONE_IN, us);
+            inner.board.segment(counts, counted.one_in, us);
         }
     }
 

@@ -255,6 +255,9 @@ pub struct HotKeyReport {
     pub reply_bytes_per_second: f64,
     /// From sending a command to the node to its answer, on average, microseconds; without commands that wait there.
     pub wait_us: f64,
+    /// For so long it has been among the keys that are counted, seconds.
+    #[serde(default)]
+    pub since_seconds: f64,
     /// Its share of the uses at its node, percent.
     pub percent: f64,
 }

@@ -49,6 +49,7 @@ fn of_key(hot: &Hot, uses: f64, named: bool) -> HotKeyReport {
         bytes_per_second: rates.bytes,
         reply_bytes_per_second: rates.reply_bytes,
         wait_us: per(rates.busy * 1e6, rates.at_node()),
+        since_seconds: hot.seconds,
         percent: (per(rates.at_node(), uses) * 100.0).min(100.0),
     }
 }

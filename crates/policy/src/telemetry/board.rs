@@ -76,6 +76,8 @@ pub struct Hot {
     pub database: u32,
     /// Its name.
     pub name: Name,
+    /// It has been among the keys that are known for so many seconds.
+    pub seconds: f64,
     /// How much it is used, never more than was seen.
     pub rates: Rates,
 }
@@ -121,7 +123,7 @@ impl Board {
         }
         let scale = f64::from(one_in.max(1)) * 1e6 / us.max(1) as f64;
         for (node, counts) in counts {
-            self.nodes.entry(node).or_default().segment(counts, self.weights, scale);
+            self.nodes.entry(node).or_default().segment(counts, self.weights, scale, us as f64 / 1e6);
         }
         self.nodes.retain(|_, node| node.uses + node.hits > LEAST);
     }
@@ -133,12 +135,13 @@ impl Board {
 }
 
 impl OfNode {
-    fn segment(&mut self, counts: Counts, weights: Weights, scale: f64) {
+    fn segment(&mut self, counts: Counts, weights: Weights, scale: f64, seconds: f64) {
         let weight = weights.newest.clamp(0.0, 1.0);
         let weighed = |load: f64, count: u64| load * (1.0 - weight) + weight * count as f64 * scale;
         (self.uses, self.hits) = (weighed(self.uses, counts.uses), weighed(self.hits, counts.hits));
         for hot in self.keys.values_mut() {
             hot.rates = Rates::default().weighed(1.0 - weight, |_, other| other, hot.rates);
+            hot.seconds += seconds;
         }
         for counted in counts.keys {
             let Counted { hash, database, name, .. } = counted;
@@ -150,7 +153,7 @@ impl OfNode {
                 reply_bytes: counted.reply_bytes as f64 * scale,
                 busy: counted.us as f64 * scale / 1e6,
             };
-            let hot = self.keys.entry(hash).or_insert(Hot { hash, database, name, rates: Rates::default() });
+            let hot = self.keys.entry(hash).or_insert(Hot { hash, database, name, seconds: 0.0, rates: Rates::default() });
             hot.rates = hot.rates.weighed(weight, |own, other| own + other, seen);
         }
         if self.keys.len() > weights.keys_max {

@@ -56,7 +56,7 @@ pub(crate) fn coordinate(shared: &Shared) {
         if shared.uptime() >= next_step {
             next_step = shared.uptime() + STEP;
             lock(&shared.hot.noticed).forget();
-            let adds_max = if settings.reports == Reports::Instant { 0 } else { settings.knobs.adds_max };
+            let adds_max = if live.telemetry.reports == Reports::Instant { 0 } else { settings.knobs.adds_max };
             let knobs = Knobs { adds_max, bytes_max: settings.bytes_of_worker(shared.counters.len()), ..settings.knobs };
             let (came, went) = admission.step(seen(shared, settings), &knobs, now_us);
             less = went;

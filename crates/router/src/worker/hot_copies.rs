@@ -613,8 +613,8 @@ pub(super) fn tick(worker: &mut Worker) {
 
 /// Nodes that have much to do report at once.
 fn look_at_load(worker: &mut Worker) {
-    let settings = &worker.plan.live.hot_copies;
-    let least = (settings.is_on && settings.reports != Reports::Periodic).then_some(settings.node_load);
+    let live = &worker.plan.live;
+    let least = (live.hot_copies.is_on && live.telemetry.reports != Reports::Periodic).then_some(live.telemetry.instant_threshold);
     let (workers, nodes) = (worker.shared.counters.len(), worker.plan.topology.node_id_bound());
     let counters = &worker.counters;
     let sent = |node: NodeId| counters.node(node).classes.iter().map(|class| class.requests.get()).sum();

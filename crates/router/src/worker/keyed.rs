@@ -173,6 +173,7 @@ impl Hearers {
     /// Another plan.
     pub(super) fn adopt(&mut self, plan: &Plan, tap: Option<&Arc<dyn Tap>>) {
         self.tap = tap.cloned();
+        self.telemetry.adopt(plan.live.telemetry.sample);
         self.any = self.tap.is_some() || !plan.topology.is_settled();
     }
 

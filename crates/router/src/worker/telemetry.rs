@@ -13,7 +13,7 @@ use switchyard_resp::request::Args;
 use super::keyed::{Call, EndNumber, Keyed, writes};
 use super::transit::parsed;
 use crate::shared::Plan;
-use crate::telemetry::{Counted, ONE_IN};
+use crate::telemetry::Counted;
 
 /// Keys that are known of all nodes together, and of each at least and at most. Of the 20 hottest of 10,000 by Zipf 0.9 the least are enough to find 18. More are for hot
 /// copies, of which there may be thousands; before many nodes they would take too much memory.
@@ -96,6 +96,8 @@ pub(super) struct Telemetry {
     /// By node number.
     segments: Vec<Option<Box<Segment>>>,
     slots: Slots,
+    /// One command in so many is counted; 0: none.
+    one_in: u32,
     /// Commands until the next one that is counted.
     until_next: u32,
     /// The same of what hot copies answer.
@@ -123,11 +125,12 @@ impl Telemetry {
     pub(super) fn new(fingerprints: Fingerprinter, worker: usize) -> Self {
         let random = fingerprints.of(&worker.to_le_bytes()).0 as u64 | 1;
         let followed = vec![Followed::at(NodeId(0), false); FOLLOWED].into_boxed_slice();
-        let (until_next, until_hit) = (ONE_IN, ONE_IN);
+        let (until_next, until_hit) = (u32::MAX, u32::MAX);
         let keys_max = KEYS_OF_NODE.0;
         Self {
             fingerprints,
             keys_max,
+            one_in: 0,
             segments: Vec::new(),
             slots: Slots::new(),
             until_next,
@@ -137,6 +140,15 @@ impl Telemetry {
             places: Vec::new(),
             followed,
             instant: Instant::default(),
+        }
+    }
+
+    /// From now on one command in so many is counted; 0: none.
+    pub(super) fn adopt(&mut self, one_in: usize) {
+        let one_in = one_in as u32;
+        if one_in != self.one_in {
+            self.one_in = one_in;
+            (self.until_next, self.until_hit) = (self.draw(), self.draw());
         }
     }
 
@@ -152,7 +164,10 @@ impl Telemetry {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        1 + (self.random >> 32) as u32 % (2 * ONE_IN - 1)
+        match self.one_in {
+            0 => u32::MAX,
+            one_in => 1 + (self.random >> 32) as u32 % (2 * one_in - 1),
+        }
     }
 
     /// Counts the keys of a command; gives those whose answer is to be looked at.
@@ -293,7 +308,11 @@ impl Telemetry {
             let segment = segment.as_mut().filter(|segment| segment.uses() + segment.hits() > 0)?;
             Some((NodeId(number as u16), segment.take()))
         };
-        Some(Counted { nodes: self.segments.iter_mut().enumerate().filter_map(of_node).collect(), slots: self.slots.take() })
+        Some(Counted {
+            one_in: self.one_in,
+            nodes: self.segments.iter_mut().enumerate().filter_map(of_node).collect(),
+            slots: self.slots.take(),
+        })
     }
 }
 
@@ -305,6 +324,7 @@ mod tests {
     #[test]
     fn hits_are_sampled_and_counted_beside_what_goes_to_the_node() {
         let mut telemetry = Telemetry::new(Fingerprinter::new(7), 0);
+        telemetry.adopt(16);
         let hits = 16_000;
         for number in 0..hits {
             telemetry.note_hit(NodeId(1), number % 2, b"hot", 30, 100);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use clap::Args;
 use switchyard_control::admin::{HotKeyReport, HotKeysReport, HotNodeReport};
-use switchyard_resp::units::describe_size;
+use switchyard_resp::units::{describe_size, describe_time};
 
 use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags};
@@ -93,6 +93,7 @@ fn render_keys(report: &HotKeysReport) -> String {
         text("SENT/S"),
         text("ANSWERED/S"),
         number("WAIT"),
+        number("SINCE"),
     ];
     let row = |node: &HotNodeReport, key: &HotKeyReport| {
         vec![
@@ -106,6 +107,7 @@ fn render_keys(report: &HotKeysReport) -> String {
             describe_size(key.bytes_per_second.round() as u64),
             describe_size(key.reply_bytes_per_second.round() as u64),
             format!("{} us", rate(key.wait_us)),
+            describe_time(Duration::from_secs(key.since_seconds as u64)),
         ]
     };
     let rows: Vec<Vec<String>> = report.nodes.iter().flat_map(|node| node.keys.iter().map(move |key| row(node, key))).collect();
@@ -155,6 +157,7 @@ mod tests {
             bytes_per_second: 80_000.0,
             reply_bytes_per_second: 200.0,
             wait_us: 1234.4,
+            since_seconds: 61.9,
             percent: 12.34,
         };
         let node = HotNodeReport {
@@ -170,7 +173,7 @@ mod tests {
         };
         let idle = HotNodeReport { node: "b:1".to_owned(), memory_max_bytes: Some(2_000_000), ..<_>::default() };
         let shown = render(&HotKeysReport { nodes: vec![node, idle.clone()] });
-        assert!(shown.contains("user:1   3  12.3%    2 000         0   5 000") && shown.contains("1 234 us"), "{shown}");
+        assert!(shown.contains("user:1   3  12.3%    2 000         0   5 000") && shown.contains("1 234 us  1m 1s"), "{shown}");
         let nodes = "\n\nNODE  REQUESTS/S  USES/S  HITS/S  CPU    ANSWER  MEMORY  MAXMEMORY\n\
                      a:1       17 000  16 000       9  97%  1 250 us  1.5 MB       none\n\
                      b:1            -       0       0    -         -       -     2.0 MB\n";

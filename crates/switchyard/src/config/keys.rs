@@ -33,6 +33,7 @@ pub(crate) enum Section {
     Cluster,
     Scripts,
     Moves,
+    Telemetry,
     HotCopies,
     /// One of the `[[node]]` tables.
     Node,
@@ -55,6 +56,7 @@ impl Section {
             Section::Cluster => "cluster",
             Section::Scripts => "scripts",
             Section::Moves => "moves",
+            Section::Telemetry => "telemetry",
             Section::HotCopies => "hot-copies",
             Section::Node => "node",
             Section::Listener => "listener",
@@ -75,12 +77,13 @@ impl Section {
     pub(crate) const LISTS: [Section; 3] = [Section::Node, Section::Listener, Section::Limit];
 
     /// The sections that are plain tables, in the order in which they are shown.
-    pub(crate) const TABLES: [Section; 9] = [
+    pub(crate) const TABLES: [Section; 10] = [
         Section::Clients,
         Section::Tls,
         Section::Nodes,
         Section::Scripts,
         Section::Moves,
+        Section::Telemetry,
         Section::HotCopies,
         Section::Cluster,
         Section::Admin,
@@ -458,16 +461,20 @@ keys! {
         "How long a command that needs keys together waits for those that were moved alone (move --keys) to be brought home. 0s: they are \
          not brought home, and it is refused with CROSSSLOT.";
 
+    [Telemetry]
+    "sample" Reload ["sampling-rate"] count(0..=1024) live.telemetry.sample,
+        "One command in so many is counted, chosen at random, to find hot keys and the load of slots. 1: each. 0: none, and no key is hot.";
+    "reports" Reload [] word([(Reports::Both, "both"), (Reports::Periodic, "periodic"), (Reports::Instant, "instant")]) live.telemetry.reports,
+        "The reports by which keys are chosen for hot copies: periodic (the counts, once a second), instant (a key that makes up nine of the last 200 commands to a busy \
+         node, at once), or both.";
+    "instant-threshold" Reload [] count(1..=100_000_000) live.telemetry.instant_threshold,
+        "Commands in a second to a node from which on it gives instant reports.";
+
     [HotCopies]
     "mode" Reload ["enabled"] word([(true, "auto"), (false, "off")]) live.hot_copies.is_on,
         "auto: the router answers what is read most itself, from copies that are never stale. off: it asks the nodes each time.";
     "admission" Reload [] word([(false, "load"), (true, "all")]) live.hot_copies.knobs.all,
         "load: copies of the keys that are read most. all: of every key that is read, for tests and to compare.";
-    "reports" Reload [] word([(Reports::Both, "both"), (Reports::Periodic, "periodic"), (Reports::Instant, "instant")]) live.hot_copies.reports,
-        "Which reports keys are chosen by: periodic (what was counted, once a second), instant (a key that makes up nine of the last 200 commands to a node that has much \
-         to do, at once), or both.";
-    "node-load" Reload [] count(1..=100_000_000) live.hot_copies.node_load,
-        "Commands in a second to a node from which on it gives instant reports.";
     "memory" Reload ["maxmemory"] size(64 * KB..=64 * GB) live.hot_copies.knobs.bytes_max,
         "Bytes that all copies may take. They are the first to go where memory is short.";
     "keys-max" Reload [] count(1..=1_000_000) live.hot_copies.knobs.keys_max,

@@ -121,8 +121,8 @@ fn is_ok(value: &Value) -> bool {
 #[test]
 fn what_is_read_much_is_answered_by_the_router() {
     for reports in ["periodic", "instant"] {
-        let reports = format!("hot-copies.reports={reports}");
-        let args = ["--set", "hot-copies.reads-min=50", "--set", &reports, "--set", "hot-copies.node-load=100"];
+        let reports = format!("telemetry.reports={reports}");
+        let args = ["--set", "hot-copies.reads-min=50", "--set", &reports, "--set", "telemetry.instant-threshold=100"];
         let Some(site) = Site::router_only(2, &SiteOptions::router(RouterOptions::args(&args))) else { return };
         let mut client = site.client();
         client.cmd("SET hot value");

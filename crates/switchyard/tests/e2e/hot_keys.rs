@@ -1,5 +1,8 @@
 //! Which keys are used most: by the command line, the admin API and RESP, whatever the form of the commands; and who may read their names.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
 use serde_json::Value as Json;
 
 use crate::movectl::{done, json, refused};
@@ -93,6 +96,39 @@ fn a_hot_key_is_first_with_its_node_and_names_are_not_for_everybody() {
     assert!(refused(site.router(), "hotkeys --node nobody:1").contains("no node"));
 }
 
+/// The rate that is shown is that of the load, also with a sample: a steady load on three nodes, most of it on one key.
+#[test]
+fn the_rate_of_a_hot_key_is_that_of_the_load() {
+    let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
+    let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut client = site.client();
+            while !stop.load(Ordering::Relaxed) {
+                for number in 0..20 {
+                    // Writes: hot copies would answer reads.
+                    client.post("INCR hot");
+                    client.post(&format!("INCR cold:{number}"));
+                }
+                (0..40).for_each(|_| drop(client.reply()));
+                sent.fetch_add(20, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let (mut began, mut before) = (Instant::now(), 0);
+        until("the rates are alike", || {
+            std::thread::sleep(Duration::from_secs(1));
+            let now = sent.load(Ordering::Relaxed);
+            let rate = (now - before) as f64 / began.elapsed().as_secs_f64();
+            (began, before) = (Instant::now(), now);
+            let keys = reported(&site);
+            let shown = named(&keys, "hot")?.1["writes_per_second"].as_f64()?;
+            ((shown / rate - 1.0).abs() <= 0.1).then_some(())
+        });
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
 #[test]
 fn users_who_are_no_operators_see_no_names() {
     let Some(site) = Site::router_only(1, &SiteOptions::default()) else { return };
@@ -173,7 +209,11 @@ fn the_load_of_each_node_is_shown_beside_its_keys() {
         "{body}"
     );
     let slot = u64::from(slot(key.as_bytes()));
-    let hottest = load["slots"][0].clone();
+    let hottest = until("slots are counted", || {
+        (0..200).for_each(|_| drop(client.cmd(&format!("INCR {{{key}}}number"))));
+        let load: Json = serde_json::from_str(&http::get(site.router().admin(), "/api/v1/load").1).expect("JSON");
+        Some(load["slots"][0].clone()).filter(|slot| !slot.is_null())
+    });
     assert!(hottest["slot"] == slot && hottest["node"] == owner, "{body}");
     assert!(
         number(&hottest, "writes_per_second") > Some(1.0) && number(&hottest, "bytes_per_second") > number(&hottest, "commands_per_second"),
