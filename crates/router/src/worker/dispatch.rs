@@ -122,7 +122,15 @@ impl Worker {
             Handling::OnlyNode(_) if plan.topology.only_node().is_some() => self.at_only_node(plan, handle, command, raw, args),
             Handling::OnlyNode(_) | Handling::Refused(_) => {
                 let text = errors::not_served(command).unwrap_or_default();
-                self.refuse(handle, class, &text)
+                self.refuse(handle, class, &text);
+                // Who debugs runs its script next, error or not, and expects that nothing is changed.
+                match &*command.name {
+                    "SCRIPT|DEBUG" => {
+                        self.close_after_replies(handle);
+                        Flow::Close
+                    }
+                    _ => Flow::Next,
+                }
             }
         };
         self.executed(handle, command, args, special, flow);
