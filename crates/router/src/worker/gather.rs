@@ -256,14 +256,14 @@ impl Worker {
             other => other,
         };
         let whole = self.merge(gather, resp3);
-        self.deliver(client, seq, &whole);
+        self.deliver_joined(client, seq, &whole);
     }
 
     fn end_round(&mut self, mut gather: Gather, resp3: bool) {
         let parts = gather.parts.drain(..).flatten().collect();
         let Whole::Rounds(procedure) = &mut gather.whole else { return };
         match procedure.next(self, resp3, parts) {
-            Next::Done(reply) => self.deliver(gather.client, gather.seq, &reply),
+            Next::Done(reply) => self.deliver_joined(gather.client, gather.seq, &reply),
             Next::Round(asks) => {
                 gather.parts = vec![None; asks.len()];
                 gather.left = asks.len();

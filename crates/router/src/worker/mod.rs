@@ -44,10 +44,12 @@ mod memory_stats;
 mod monitor;
 mod nodes;
 mod output;
+mod own_answers;
 mod pause;
 mod pool;
 mod published;
 mod pubsub;
+mod queueing;
 mod quiet;
 mod random_key;
 mod rarely;
@@ -128,6 +130,8 @@ pub(crate) struct Worker {
     hearers: keyed::Hearers,
     /// Commands that it has sent and that would meet a limit if there were two nodes.
     tally: Tally,
+    /// The answer of a command in a transaction that the router answers itself.
+    caught: own_answers::Caught,
     keepers: everywhere::Keepers,
     gathers: Slab<Gather>,
     pubsub: pubsub::Topics,
@@ -193,6 +197,7 @@ impl Worker {
             links: links::Links::new(),
             hearers,
             tally: Tally::default(),
+            caught: own_answers::Caught::default(),
             keepers: everywhere::Keepers::default(),
             gathers: Slab::new(),
             pubsub: pubsub::Topics::new(),
