@@ -6,6 +6,7 @@
 //!
 //! Absent on purpose: locks on the path of a command, knowledge of who changes the topology and why, HTTP, files.
 
+mod busy;
 mod colocate;
 mod config_set;
 mod exclusive_bounds;

@@ -15,6 +15,7 @@ use switchyard_policy::scan::{Scans, TICK_MS};
 use switchyard_policy::topology::{MoveId, NodeId, Topology};
 use switchyard_resp::command::{CommandClass, CommandTable};
 
+use crate::busy::Busy;
 use crate::config_set::Overrides;
 use crate::exclusive_bounds::ExclusiveBounds;
 use crate::fences::Fences;
@@ -301,6 +302,8 @@ pub(crate) struct Shared {
     pub(crate) pause: Mutex<Option<Pause>>,
     connections: Mutex<Vec<Connection>>,
     pub(crate) wait_queues: WaitQueues,
+    /// Nodes that execute slow commands.
+    pub(crate) busy: Busy,
     /// Commands that were served and would meet a limit if there were two nodes.
     pub(crate) alone: Alone,
     exclusive_bounds: Mutex<BTreeMap<NodeId, Arc<ExclusiveBounds>>>,
@@ -436,6 +439,7 @@ impl Shared {
             connections: Mutex::default(),
             limits: Limits::default(),
             wait_queues: WaitQueues::default(),
+            busy: Busy::default(),
             alone: Alone::default(),
             exclusive_bounds: Mutex::default(),
             errors_before: Mutex::default(),

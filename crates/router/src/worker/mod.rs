@@ -45,6 +45,7 @@ mod monitor;
 mod nodes;
 mod output;
 mod own_answers;
+mod patience;
 mod pause;
 mod pool;
 mod published;
@@ -130,6 +131,8 @@ pub(crate) struct Worker {
     hearers: keyed::Hearers,
     /// Commands that it has sent and that would meet a limit if there were two nodes.
     tally: Tally,
+    /// Answers to COMMAND.
+    heard: patience::Heard,
     /// The answer of a command in a transaction that the router answers itself.
     caught: own_answers::Caught,
     keepers: everywhere::Keepers,
@@ -197,6 +200,7 @@ impl Worker {
             links: links::Links::new(),
             hearers,
             tally: Tally::default(),
+            heard: patience::Heard::default(),
             caught: own_answers::Caught::default(),
             keepers: everywhere::Keepers::default(),
             gathers: Slab::new(),
@@ -493,6 +497,7 @@ impl Worker {
         }
         self.large_keys.forget_old(self.now_us);
         self.tick_pools();
+        self.tick_patience();
         self.tick_blocked();
         self.tell_blocked_clients();
     }

@@ -500,6 +500,7 @@ impl Worker {
             class,
             repeatable: false,
             by_sha: false,
+            is_long: false,
             end: EndNumber::NONE,
             armed: self.hearers.hot.generation() as u32,
         };

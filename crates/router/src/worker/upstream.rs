@@ -110,6 +110,8 @@ pub(super) struct Pending {
     pub(super) repeatable: bool,
     /// EVALSHA or a relative: a NOSCRIPT reply can be healed.
     pub(super) by_sha: bool,
+    /// It may take as long as commands of the slow lane.
+    pub(super) is_long: bool,
     /// Who wants to hear of its end.
     pub(super) end: EndNumber,
     /// Low bits of the generation of armed keys by which it shut gates.
@@ -419,6 +421,7 @@ impl Link {
             purpose: Purpose::Nobody,
             repeatable: false,
             by_sha: false,
+            is_long: false,
             end: EndNumber::NONE,
             ..like
         });
@@ -768,6 +771,7 @@ mod tests {
         class: 0,
         repeatable: false,
         by_sha: false,
+        is_long: false,
         end: EndNumber::NONE,
         armed: 0,
     };
