@@ -13,6 +13,7 @@ mod exclusive_bounds;
 mod fences;
 mod function_turns;
 mod functions_dump;
+mod heard;
 mod hot_copies;
 mod limits;
 mod listener;

@@ -20,6 +20,7 @@ use crate::config_set::Overrides;
 use crate::exclusive_bounds::ExclusiveBounds;
 use crate::fences::Fences;
 use crate::function_turns::FunctionTurns;
+use crate::heard::Heard;
 use crate::hot_copies::HotCopies;
 use crate::limits::Limits;
 use crate::lua::Libraries;
@@ -302,6 +303,8 @@ pub(crate) struct Shared {
     pub(crate) pause: Mutex<Option<Pause>>,
     connections: Mutex<Vec<Connection>>,
     pub(crate) wait_queues: WaitQueues,
+    /// Answers to COMMAND.
+    pub(crate) heard: Heard,
     /// Nodes that execute slow commands.
     pub(crate) busy: Busy,
     /// Commands that were served and would meet a limit if there were two nodes.
@@ -440,6 +443,7 @@ impl Shared {
             limits: Limits::default(),
             wait_queues: WaitQueues::default(),
             busy: Busy::default(),
+            heard: Heard::default(),
             alone: Alone::default(),
             exclusive_bounds: Mutex::default(),
             errors_before: Mutex::default(),

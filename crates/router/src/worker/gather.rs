@@ -245,11 +245,14 @@ impl Worker {
             self.clients.get_mut(client).into_iter().for_each(|client| client.wrote_us = self.now_us);
         }
         let Some(gather) = self.begin_gather(client, class, nodes.len(), whole) else { return };
+        let mut excused = Vec::new();
         if reach == Reach::Everybody {
-            let excused = nodes.iter().copied().filter(|node| !self.keepers.has(*node)).collect();
+            excused = nodes.iter().copied().filter(|node| !self.keepers.has(*node)).collect();
             self.gathers.get_mut(gather).into_iter().for_each(|gather| gather.excused.clone_from(&excused));
         }
         for (part, node) in nodes.into_iter().enumerate() {
+            // Slow commands may take for ever, and nobody waits so long for a node whose answer is not needed.
+            let lane = if excused.contains(&node) { Lane::Main } else { lane };
             self.send_parts(gather, part as u32, node, lane, requests, class);
         }
     }
@@ -362,7 +365,7 @@ impl Worker {
             // Never merged: see `gather_part`.
             (Whole::Commands { request }, None) => {
                 out = parts.pop().unwrap_or_default();
-                self.heard.note(resp3, &request, &out);
+                self.shared.heard.note(resp3, &request, &out);
             }
             (Whole::Rounds(_), None) => return protocol_error("a procedure was taken for a merge"),
             // Never merged: see `gather_part`.

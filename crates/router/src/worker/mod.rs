@@ -131,8 +131,6 @@ pub(crate) struct Worker {
     hearers: keyed::Hearers,
     /// Commands that it has sent and that would meet a limit if there were two nodes.
     tally: Tally,
-    /// Answers to COMMAND.
-    heard: patience::Heard,
     /// The answer of a command in a transaction that the router answers itself.
     caught: own_answers::Caught,
     keepers: everywhere::Keepers,
@@ -200,7 +198,6 @@ impl Worker {
             links: links::Links::new(),
             hearers,
             tally: Tally::default(),
-            heard: patience::Heard::default(),
             caught: own_answers::Caught::default(),
             keepers: everywhere::Keepers::default(),
             gathers: Slab::new(),

@@ -1,7 +1,7 @@
 //! What clients ask when they connect (`INFO`, `COMMAND`) waits for no silent node: they would take the router for dead.
 //!
 //! A node that has not answered its oldest command for [`SILENT_US`] is not asked, and who was asked before that is left out then: INFO says what the other nodes
-//! say, and COMMAND what this worker has heard before. `HELLO`, `AUTH` and `CLIENT` need no node.
+//! say, and COMMAND what the router has heard before. `HELLO`, `AUTH` and `CLIENT` need no node.
 
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Command;
@@ -17,31 +17,6 @@ use crate::slab::Handle;
 
 /// A node that does not answer for so long is not waited for.
 const SILENT_US: u64 = 1_000_000;
-
-/// Answers that are kept, and the bytes of one, at most.
-const HEARD_MAX: usize = 8;
-const HEARD_BYTES_MAX: usize = 2 << 20;
-
-/// Answers to COMMAND: they say the same as long as a node's process runs, and differ little between nodes.
-#[derive(Debug, Default)]
-pub(super) struct Heard(Vec<(bool, Vec<u8>, Vec<u8>)>);
-
-impl Heard {
-    /// A node has answered this request, in RESP3 or not.
-    pub(super) fn note(&mut self, resp3: bool, request: &[u8], answer: &[u8]) {
-        self.0.retain(|(protocol, known, _)| *protocol != resp3 || known != request);
-        if request.len() + answer.len() <= HEARD_BYTES_MAX {
-            if self.0.len() >= HEARD_MAX {
-                self.0.remove(0);
-            }
-            self.0.push((resp3, request.to_vec(), answer.to_vec()));
-        }
-    }
-
-    fn answer(&self, resp3: bool, request: &[u8]) -> Option<&[u8]> {
-        self.0.iter().find(|(protocol, known, _)| *protocol == resp3 && known == request).map(|(.., answer)| &answer[..])
-    }
-}
 
 impl Worker {
     /// Whether a node has not answered for longer than whoever connects waits.
@@ -64,7 +39,7 @@ impl Worker {
         }
         let resp3 = client.resp3;
         if talking.is_none()
-            && let Some(answer) = self.heard.answer(resp3, raw).map(<[u8]>::to_vec)
+            && let Some(answer) = self.shared.heard.answer(resp3, raw)
         {
             self.answer(handle, class, &answer);
             return Flow::Next;
@@ -88,32 +63,12 @@ impl Worker {
             let asked = self.gathers.get(handle).and_then(|gather| Some((gather.client(), gather.asks_for_commands()?.to_vec())));
             let known = asked.and_then(|(client, request)| {
                 let resp3 = self.clients.get(client)?.resp3;
-                self.heard.answer(resp3, &request).map(<[u8]>::to_vec)
+                self.shared.heard.answer(resp3, &request)
             });
             let answer = known.unwrap_or_else(|| b"-NODETIMEOUT no node answers now\r\n".to_vec());
             for part in parts {
                 self.gather_part(handle, part, &answer);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn answers_are_kept_by_request_and_protocol_and_few() {
-        let mut heard = Heard::default();
-        heard.note(false, b"COMMAND", b"old");
-        heard.note(false, b"COMMAND", b"new");
-        heard.note(true, b"COMMAND", b"resp3");
-        assert_eq!((heard.answer(false, b"COMMAND"), heard.answer(true, b"COMMAND")), (Some(&b"new"[..]), Some(&b"resp3"[..])));
-        for number in 0..HEARD_MAX {
-            heard.note(false, &[number as u8], b"x");
-        }
-        assert_eq!((heard.0.len(), heard.answer(false, b"COMMAND")), (HEARD_MAX, None));
-        heard.note(false, b"large", &vec![0; HEARD_BYTES_MAX]);
-        assert_eq!(heard.answer(false, b"large"), None);
     }
 }
