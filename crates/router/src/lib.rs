@@ -6,12 +6,14 @@
 //!
 //! Absent on purpose: locks on the path of a command, knowledge of who changes the topology and why, HTTP, files.
 
+mod busy;
 mod colocate;
 mod config_set;
 mod exclusive_bounds;
 mod fences;
 mod function_turns;
 mod functions_dump;
+mod heard;
 mod hot_copies;
 mod limits;
 mod listener;

@@ -152,8 +152,8 @@ pub struct Live {
     pub connect_timeout: Duration,
     /// Time in which a node must answer a command.
     pub command_timeout: Duration,
-    /// The same for commands in the slow lane (KEYS, SORT, EVAL and relatives).
-    pub slow_command_timeout: Duration,
+    /// The same for commands that may be slow (FLUSHALL, KEYS, SORT, EVAL and relatives); `None`: they have all the time that they need.
+    pub slow_command_timeout: Option<Duration>,
     /// Longest pause between two attempts to reconnect to a node.
     pub reconnect_backoff_max: Duration,
     /// Connections for large values to a node, over all workers.
@@ -385,7 +385,7 @@ impl Default for Live {
             large_value: 1 << 20,
             connect_timeout: Duration::from_secs(2),
             command_timeout: Duration::from_secs(5),
-            slow_command_timeout: Duration::from_secs(60),
+            slow_command_timeout: None,
             reconnect_backoff_max: Duration::from_secs(2),
             large_connections_max: 64,
             tls: None,

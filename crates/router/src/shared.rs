@@ -16,10 +16,12 @@ use switchyard_policy::scan::{Scans, TICK_MS};
 use switchyard_policy::topology::{MoveId, NodeId, Topology};
 use switchyard_resp::command::CommandTable;
 
+use crate::busy::Busy;
 use crate::config_set::Overrides;
 use crate::exclusive_bounds::ExclusiveBounds;
 use crate::fences::Fences;
 use crate::function_turns::FunctionTurns;
+use crate::heard::Heard;
 use crate::hot_copies::HotCopies;
 use crate::limits::Limits;
 use crate::lua::Libraries;
@@ -289,6 +291,10 @@ pub(crate) struct Shared {
     pub(crate) pause: Mutex<Option<Pause>>,
     connections: Mutex<Vec<Connection>>,
     pub(crate) wait_queues: WaitQueues,
+    /// Answers to COMMAND.
+    pub(crate) heard: Heard,
+    /// Nodes that execute slow commands.
+    pub(crate) busy: Busy,
     /// Commands that were served and would meet a limit if there were two nodes.
     pub(crate) alone: Alone,
     exclusive_bounds: Mutex<BTreeMap<NodeId, Arc<ExclusiveBounds>>>,
@@ -424,6 +430,8 @@ impl Shared {
             connections: Mutex::default(),
             limits: Limits::default(),
             wait_queues: WaitQueues::default(),
+            busy: Busy::default(),
+            heard: Heard::default(),
             alone: Alone::default(),
             exclusive_bounds: Mutex::default(),
             errors_before: Mutex::default(),

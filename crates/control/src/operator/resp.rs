@@ -401,6 +401,8 @@ mod tests {
         }
         let added = AddNodeRequest { address: "c:1".into(), rebalance: true, ..AddNodeRequest::default() };
         assert_eq!(parse(&["NODES", "ADD", "c:1", "REBALANCE"]), Ok(Operation::AddNode(added)));
+        let added = AddNodeRequest { address: "c:1".into(), allow_limits: true, ..AddNodeRequest::default() };
+        assert_eq!(parse(&["NODES", "ADD", "c:1", "allow-limits"]), Ok(Operation::AddNode(added)));
         let balance = BalanceRequest { dry_run: true, ..BalanceRequest::default() };
         assert_eq!(parse(&["balance", "dry-run"]), Ok(Operation::Balance(balance)));
         for wrong in [

@@ -344,7 +344,7 @@ rows! {
     "FUNCTION"                  -2 []                                    NONE              []     []                    => Any;
     "FUNCTION|DELETE"            3 [WRITE]                               NONE              []     [scripting]           => Every(Same);
     "FUNCTION|DUMP"              2 []                                    NONE              []     [scripting]           => Any;
-    "FUNCTION|FLUSH"            -2 [WRITE]                               NONE              []     [scripting]           => Every(Same);
+    "FUNCTION|FLUSH"            -2 [WRITE SLOW]                          NONE              []     [scripting]           => Every(Same);
     "FUNCTION|HELP"              2 []                                    NONE              []     [scripting]           => Any;
     "FUNCTION|KILL"              2 []                                    NONE              []     [scripting]           => Every(AnyOk);
     "FUNCTION|LIST"             -2 []                                    NONE              []     [scripting]           => Any;
@@ -354,10 +354,10 @@ rows! {
     "SCRIPT"                    -2 []                                    NONE              []     []                    => Any;
     "SCRIPT|DEBUG"               3 []                                    NONE              []     [scripting]           => Refused(DEBUGGING);
     "SCRIPT|EXISTS"             -3 []                                    NONE              []     [scripting]           => Every(AllOnes);
-    "SCRIPT|FLUSH"              -2 []                                    NONE              []     [scripting]           => Every(Same);
+    "SCRIPT|FLUSH"              -2 [SLOW]                                NONE              []     [scripting]           => Every(Same);
     "SCRIPT|HELP"                2 []                                    NONE              []     [scripting]           => Any;
     "SCRIPT|KILL"                2 []                                    NONE              []     [scripting]           => Every(AnyOk);
-    "SCRIPT|LOAD"                3 []                                    NONE              []     [scripting]           => Every(Same);
+    "SCRIPT|LOAD"                3 [SLOW]                                NONE              []     [scripting]           => Every(Same);
     "SCRIPT|SHOW"                3 []                                    NONE              []     [scripting]           => Any;
 
     // Transactions
@@ -429,8 +429,8 @@ rows! {
     "ACL|SETUSER"               -3 [ADMIN]                               NONE              []     []                    => Local(AclChange);
     "ACL|USERS"                  2 [ADMIN]                               NONE              []     []                    => Local(AclUsers);
     "ACL|WHOAMI"                 2 []                                    NONE              []     []                    => Local(AclWhoami);
-    "BGREWRITEAOF"               1 [ADMIN]                               NONE              []     []                    => Every(Same);
-    "BGSAVE"                    -1 [ADMIN]                               NONE              []     []                    => Every(Same);
+    "BGREWRITEAOF"               1 [ADMIN SLOW]                          NONE              []     []                    => Every(Same);
+    "BGSAVE"                    -1 [ADMIN SLOW]                          NONE              []     []                    => Every(Same);
     "COMMAND"                   -1 []                                    NONE              []     [connection]          => Any;
     "COMMAND|COUNT"              2 []                                    NONE              []     [connection]          => Any;
     "COMMAND|DOCS"              -2 []                                    NONE              []     [connection]          => Any;
@@ -465,7 +465,7 @@ rows! {
     "MEMORY|DOCTOR"              2 []                                    NONE              []     []                    => Every(Texts);
     "MEMORY|HELP"                2 []                                    NONE              []     []                    => Any;
     "MEMORY|MALLOC-STATS"        2 []                                    NONE              []     []                    => Every(Texts);
-    "MEMORY|PURGE"               2 []                                    NONE              []     []                    => Every(Same);
+    "MEMORY|PURGE"               2 [SLOW]                                NONE              []     []                    => Every(Same);
     "MEMORY|STATS"               2 []                                    NONE              []     []                    => Every(Figures);
     "MEMORY|USAGE"              -3 [READONLY]                            SECOND            [NO]   []                    => Keyed;
     "MODULE"                    -2 []                                    NONE              []     []                    => Any;

@@ -298,11 +298,13 @@ impl Worker {
         nodes.sort_unstable();
         nodes.dedup();
         let live = &self.plan.live;
+        let command_timeout = live.command_timeout;
         let patience_us = (2 * live.command_timeout + live.connect_timeout).as_micros() as u64;
         for node in nodes {
             let Some(main) = self.links.main(node) else { continue };
             let Some(link) = self.links.get(main) else { continue };
-            if link.phase != Phase::Up && self.now_us.saturating_sub(link.received_us) > patience_us {
+            let is_busy = self.shared.busy.was(node, self.now_us, command_timeout);
+            if link.phase != Phase::Up && !is_busy && self.now_us.saturating_sub(link.received_us) > patience_us {
                 self.break_waiting(node, "the node cannot be reached any more");
             } else if link.phase == Phase::Up && link.is_idle() {
                 self.push_own(main, &[b"PING"], Purpose::Nobody, 0);

@@ -2,6 +2,8 @@
 //!
 //! Apart from `nodes`, because nothing here is on the way of a command that is answered.
 
+use std::time::Duration;
+
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::encode;
 use tracing::{info, warn};
@@ -10,6 +12,7 @@ use super::Worker;
 use super::hot_copies::{filled, link_lost};
 use super::kind::Task;
 use super::upstream::{Body, Lane, Pending, Phase, Purpose};
+use crate::busy::Busy;
 use crate::slab::Handle;
 
 /// Why a connection is given up whose node has been silent for too long.
@@ -213,8 +216,20 @@ impl Worker {
         self.ensure_killer(link.node);
     }
 
+    /// Notes which nodes execute slow commands of this worker, before anything is found late.
+    fn note_busy(&self) {
+        let after_us = Busy::after_us(self.plan.live.command_timeout);
+        let is_long = |sent_us: u32| u64::from((self.now_us as u32).wrapping_sub(sent_us)) > after_us;
+        for (_, link) in self.links.iter().filter(|(_, link)| link.is_slow() && link.phase == Phase::Up) {
+            if link.head().is_some_and(|head| is_long(head.sent_us)) {
+                self.shared.busy.note(link.node, self.now_us);
+            }
+        }
+    }
+
     pub(super) fn tick_links(&mut self) {
         let live = self.plan.live.clone();
+        self.note_busy();
         for handle in self.links.handles() {
             let Some(link) = self.links.get_mut(handle) else { continue };
             let age_us = self.now_us.saturating_sub(link.since_us);
@@ -222,7 +237,8 @@ impl Worker {
                 Phase::Waiting { until_us } if until_us <= self.now_us => self.connect(handle),
                 Phase::Waiting { .. } => {}
                 Phase::Connecting | Phase::Securing | Phase::Greeting => {
-                    if age_us > live.connect_timeout.as_micros() as u64 {
+                    let is_late = age_us > live.connect_timeout.as_micros() as u64;
+                    if is_late && !self.shared.busy.was(link.node, self.now_us, live.connect_timeout) {
                         let doing = match link.phase {
                             Phase::Connecting => "take the connection",
                             Phase::Securing => "finish the TLS handshake",
@@ -246,7 +262,7 @@ impl Worker {
     /// Says since when each node has executed a slow command, as far as this worker knows.
     pub(super) fn publish_slow(&self) {
         let mut since_us = vec![0; self.plan.topology.node_id_bound()];
-        for (_, link) in self.links.iter().filter(|(_, link)| link.is_for_slow()) {
+        for (_, link) in self.links.iter().filter(|(_, link)| link.is_slow()) {
             let Some(head) = link.head().filter(|_| !link.is_head_expired()) else { continue };
             let sent_us = self.now_us.saturating_sub(u64::from((self.now_us as u32).wrapping_sub(head.sent_us))).max(1);
             if let Some(oldest) = since_us.get_mut(link.node.index())
@@ -262,12 +278,20 @@ impl Worker {
 
     fn tick_up(&mut self, handle: Handle, live: &crate::settings::Live) {
         let Some(link) = self.links.get_mut(handle) else { return };
-        let timeout = if link.is_for_slow() { live.slow_command_timeout } else { live.command_timeout };
-        let timeout_us = timeout.as_micros() as u32;
+        let is_slow = link.is_slow();
+        let timeout = if is_slow { live.slow_command_timeout.unwrap_or(Duration::MAX) } else { live.command_timeout };
+        let timeout_us = u32::try_from(timeout.as_micros()).unwrap_or(u32::MAX);
+        let is_busy = if is_slow {
+            live.slow_command_timeout.is_none()
+        } else {
+            // Only where something would fail.
+            let is_old = link.head().is_some_and(|head| (self.now_us as u32).wrapping_sub(head.sent_us) > timeout_us);
+            is_old && self.shared.busy.was(link.node, self.now_us, timeout)
+        };
         // A node that is in the middle of a reply answers, however long the reply takes on its way.
         let mid_reply = !link.input.is_empty() || !matches!(link.body, Body::Whole(_));
         let is_answering = mid_reply && self.now_us.saturating_sub(link.received_us) < u64::from(timeout_us);
-        let busy = link.paused || is_answering || self.now_us < link.waits_until_us();
+        let busy = is_busy || link.paused || is_answering || self.now_us < link.waits_until_us();
         let uploading = link.task() == Task::Uploading;
         let late = if busy { Vec::new() } else { link.expire(self.now_us, timeout_us) };
         let silent = !busy && link.silent_since_us().is_some_and(|since_us| self.now_us.saturating_sub(since_us) > u64::from(timeout_us));

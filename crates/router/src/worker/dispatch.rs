@@ -122,7 +122,15 @@ impl Worker {
             Handling::OnlyNode(_) if plan.topology.only_node().is_some() => self.at_only_node(plan, handle, command, raw, args),
             Handling::OnlyNode(_) | Handling::Refused(_) => {
                 let text = errors::not_served(command).unwrap_or_default();
-                self.refuse(handle, class, &text)
+                self.refuse(handle, class, &text);
+                // Who debugs runs its script next, error or not, and expects that nothing is changed.
+                match &*command.name {
+                    "SCRIPT|DEBUG" => {
+                        self.close_after_replies(handle);
+                        Flow::Close
+                    }
+                    _ => Flow::Next,
+                }
             }
         };
         self.executed(handle, command, args, special, flow);
@@ -346,6 +354,7 @@ impl Worker {
             class,
             repeatable: read_only && !command.flags.has(Flags::SCRIPT),
             by_sha: command.flags.has(Flags::SCRIPT),
+            is_long: false,
             end: EndNumber::NONE,
             armed: self.hearers.hot.generation() as u32,
         };
@@ -374,6 +383,9 @@ impl Worker {
     }
 
     fn any(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
+        if command.name.starts_with("COMMAND") {
+            return self.ask_for_commands(plan, handle, command, raw, args);
+        }
         match self.choose_node(plan) {
             Some(node) if command.name == "FUNCTION|LIST" => self.function_list(handle, command, node, raw, args),
             Some(node) => self.forward(handle, command, args, node, raw),
@@ -501,7 +513,11 @@ impl Worker {
         }
         let about_keys = matches!(&*command.name, "DBSIZE" | "FLUSHALL" | "FLUSHDB" | "KEYS");
         let reach = if about_keys { Reach::Keepers } else { Reach::Everybody };
-        let whole = if command.flags.has(Flags::READONLY) { Whole::Read(merge) } else { Whole::Merged(merge) };
+        let whole = match &*command.name {
+            "FLUSHALL" | "FLUSHDB" => Whole::Long(merge),
+            _ if command.flags.has(Flags::READONLY) => Whole::Read(merge),
+            _ => Whole::Merged(merge),
+        };
         self.gather_every(handle, lane, reach, &[raw], command.class() as u8, whole);
         Flow::Next
     }

@@ -33,12 +33,16 @@ const OTHERS_PERHAPS: &str = "; other parts of the command may have been execute
 pub(super) enum Whole {
     /// As the command table says.
     Merged(Merge),
+    /// The same, of a command that may take long on a connection of short ones, because it must keep its place among its client's.
+    Long(Merge),
     /// The same, of a command that only reads: what failed of it has no half that was executed.
     Read(Merge),
     /// MGET: element `i` of the reply is the next element of part `layout[i]`.
     Values { layout: Vec<u16> },
     /// INFO: the nodes' and our own.
     Info { sections: Vec<String>, digest: Box<Digest> },
+    /// COMMAND, as this request: any node's answer.
+    Commands { request: Vec<u8> },
     /// CLIENT LIST: texts, one after the other.
     ClientList,
     /// CLIENT KILL in its old form: OK, or an error where nobody was killed.
@@ -59,6 +63,16 @@ pub(super) enum Whole {
     Rounds(Box<dyn Procedure>),
 }
 
+impl Whole {
+    fn is_long(&self) -> bool {
+        match self {
+            Self::Long(_) => true,
+            Self::Rounds(procedure) => procedure.is_long(),
+            _ => false,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Gather {
     client: Handle,
@@ -75,12 +89,33 @@ pub(super) struct Gather {
     bytes: usize,
     /// The epoch under which it chose its nodes, also those of later rounds.
     epoch: u64,
+    /// When it began, us.
+    began_us: u64,
     whole: Whole,
     /// Movers that are quiet as long as it lives.
     _quiet: Option<Box<Quieting>>,
 }
 
 impl Gather {
+    pub(super) fn began_us(&self) -> u64 {
+        self.began_us
+    }
+
+    /// Whether it waits for no node that is silent.
+    pub(super) fn is_impatient(&self) -> bool {
+        matches!(self.whole, Whole::Info { .. } | Whole::Commands { .. })
+    }
+
+    /// The COMMAND that it is about.
+    pub(super) fn asks_for_commands(&self) -> Option<&[u8]> {
+        if let Whole::Commands { request } = &self.whole { Some(request) } else { None }
+    }
+
+    /// The parts that have not come.
+    pub(super) fn missing(&self) -> Vec<u32> {
+        (0..).zip(&self.parts).filter(|(_, part)| part.is_none()).map(|(number, _)| number).collect()
+    }
+
     /// The epoch under which it began.
     pub(super) fn epoch(&self) -> u64 {
         self.epoch
@@ -125,6 +160,7 @@ impl Worker {
             left: parts,
             bytes: 0,
             epoch,
+            began_us: self.now_us,
             whole,
             _quiet,
         };
@@ -140,9 +176,9 @@ impl Worker {
     pub(super) fn send_parts<R: AsRef<[u8]>>(&mut self, gather: Handle, part: u32, node: NodeId, lane: Lane, requests: &[R], class: u8) {
         let known = self.gathers.get(gather).and_then(|g| {
             let client = self.clients.get(g.client)?;
-            Some((client.resp3, client.no_touch, g.database, g.epoch as u32))
+            Some((client.resp3, client.no_touch, g.database, g.epoch as u32, g.whole.is_long()))
         });
-        let Some((resp3, no_touch, database, epoch)) = known else {
+        let Some((resp3, no_touch, database, epoch, is_long)) = known else {
             self.gathers.remove(gather);
             return;
         };
@@ -167,6 +203,7 @@ impl Worker {
                 class,
                 repeatable: false,
                 by_sha: false,
+                is_long,
                 end: EndNumber::NONE,
                 armed: self.hearers.hot.generation() as u32,
             };
@@ -200,17 +237,22 @@ impl Worker {
         class: u8,
         whole: Whole,
     ) {
-        let nodes = if reach == Reach::Keepers { self.keepers.all() } else { self.reachable() };
-        if !matches!(whole, Whole::Info { .. }) {
+        let mut nodes = if reach == Reach::Keepers { self.keepers.all() } else { self.reachable() };
+        if matches!(whole, Whole::Info { .. }) {
+            nodes.retain(|node| !self.is_silent(*node));
+        } else {
             // What follows may not be answered from what nodes said before (INFO).
             self.clients.get_mut(client).into_iter().for_each(|client| client.wrote_us = self.now_us);
         }
         let Some(gather) = self.begin_gather(client, class, nodes.len(), whole) else { return };
+        let mut excused = Vec::new();
         if reach == Reach::Everybody {
-            let excused = nodes.iter().copied().filter(|node| !self.keepers.has(*node)).collect();
+            excused = nodes.iter().copied().filter(|node| !self.keepers.has(*node)).collect();
             self.gathers.get_mut(gather).into_iter().for_each(|gather| gather.excused.clone_from(&excused));
         }
         for (part, node) in nodes.into_iter().enumerate() {
+            // Slow commands may take for ever, and nobody waits so long for a node whose answer is not needed.
+            let lane = if excused.contains(&node) { Lane::Main } else { lane };
             self.send_parts(gather, part as u32, node, lane, requests, class);
         }
     }
@@ -256,14 +298,14 @@ impl Worker {
             other => other,
         };
         let whole = self.merge(gather, resp3);
-        self.deliver(client, seq, &whole);
+        self.deliver_joined(client, seq, &whole);
     }
 
     fn end_round(&mut self, mut gather: Gather, resp3: bool) {
         let parts = gather.parts.drain(..).flatten().collect();
         let Whole::Rounds(procedure) = &mut gather.whole else { return };
         match procedure.next(self, resp3, parts) {
-            Next::Done(reply) => self.deliver(gather.client, gather.seq, &reply),
+            Next::Done(reply) => self.deliver_joined(gather.client, gather.seq, &reply),
             Next::Round(asks) => {
                 gather.parts = vec![None; asks.len()];
                 gather.left = asks.len();
@@ -287,7 +329,7 @@ impl Worker {
         let name = |at: usize| nodes.get(at).map_or_else(String::new, |node| self.node_name(*node));
         let mut out = Vec::new();
         match (gather.whole, error) {
-            (Whole::Merged(merge), error) => {
+            (Whole::Merged(merge) | Whole::Long(merge), error) => {
                 let doubtful = error.filter(|_| matches!(merge, Merge::Same | Merge::Sum)).map(|error| with_doubt(error, &parts));
                 return doubtful.unwrap_or_else(|| merged(merge, parts, &name, resp3));
             }
@@ -321,6 +363,10 @@ impl Worker {
                 }
             }
             // Never merged: see `gather_part`.
+            (Whole::Commands { request }, None) => {
+                out = parts.pop().unwrap_or_default();
+                self.shared.heard.note(resp3, &request, &out);
+            }
             (Whole::Rounds(_), None) => return protocol_error("a procedure was taken for a merge"),
             // Never merged: see `gather_part`.
             (Whole::DoubleRead { .. }, None) => return protocol_error("a double read was taken for a merge"),

@@ -221,7 +221,11 @@ impl Worker {
                 && in_flight == 0
                 && (wrote_us == 0 || wrote_us + FRESH_US < digest.asked_us)
         };
-        let known = if asked == 0 { Some(&none) } else { self.info_digest.as_deref().filter(is_fresh) };
+        let known = if asked == 0 || self.reachable().iter().all(|node| self.is_silent(*node)) {
+            Some(&none)
+        } else {
+            self.info_digest.as_deref().filter(is_fresh)
+        };
         if let Some(known) = known {
             let text = self.info_text(known, &sections);
             let mut out = Vec::new();

@@ -199,6 +199,11 @@ impl Link {
         }
     }
 
+    /// Whether what is under way on it may take as long as slow commands do.
+    pub(super) fn is_slow(&self) -> bool {
+        self.lane == Lane::Slow || self.loan().is_some_and(|loan| loan.slow) || self.head().is_some_and(|head| head.is_long)
+    }
+
     /// The replica that it leads to.
     pub(super) fn replica(&self) -> Option<SocketAddr> {
         match self.kind {

@@ -356,7 +356,8 @@ impl Worker {
                 }
                 // It cannot be asked again: pass it on as it comes, if it is its turn.
                 let Some(client) = self.clients.get_mut(pending.who) else { return false };
-                if client.is_first(pending.seq) {
+                let is_own = pending.purpose == Purpose::Exec && client.has_own_answers(pending.seq);
+                if client.is_first(pending.seq) && !is_own {
                     let failed = reply::is_error(part);
                     client.begin_stream(failed);
                     if failed {

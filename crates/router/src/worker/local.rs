@@ -393,7 +393,7 @@ impl Worker {
                     "    Epoch of the topology, nodes, workers, clients, uptime.",
                     "NODES",
                     "    Every node: link, version, run_id, slots.",
-                    "NODES ADD <address> [REBALANCE] | NODES DRAIN <address> [DRY-RUN] | NODES UNDRAIN <address> | NODES REMOVE <address>",
+                    "NODES ADD <address> [REBALANCE] [ALLOW-LIMITS] | NODES DRAIN <address> [DRY-RUN] | NODES UNDRAIN <address> | NODES REMOVE <address>",
                     "    Let a node join, move everything away from one, let it get slots again, let one go that owns no slots.",
                     "SLOTS",
                     "    The slot map: ranges by node, what is in transit, keys that were moved alone.",

@@ -45,10 +45,13 @@ mod memory_stats;
 mod monitor;
 mod nodes;
 mod output;
+mod own_answers;
+mod patience;
 mod pause;
 mod pool;
 mod published;
 mod pubsub;
+mod queueing;
 mod quiet;
 mod random_key;
 mod rarely;
@@ -129,6 +132,8 @@ pub(crate) struct Worker {
     hearers: keyed::Hearers,
     /// Commands that it has sent and that would meet a limit if there were two nodes.
     tally: Tally,
+    /// The answer of a command in a transaction that the router answers itself.
+    caught: own_answers::Caught,
     keepers: everywhere::Keepers,
     gathers: Slab<Gather>,
     pubsub: pubsub::Topics,
@@ -198,6 +203,7 @@ impl Worker {
             links: links::Links::new(),
             hearers,
             tally: Tally::default(),
+            caught: own_answers::Caught::default(),
             keepers: everywhere::Keepers::default(),
             gathers: Slab::new(),
             pubsub: pubsub::Topics::new(),
@@ -494,6 +500,7 @@ impl Worker {
         }
         self.large_keys.forget_old(self.now_us);
         self.tick_pools();
+        self.tick_patience();
         self.tick_blocked();
         self.tell_blocked_clients();
     }

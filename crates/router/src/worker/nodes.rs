@@ -223,6 +223,7 @@ impl Worker {
             class: switchyard_resp::command::CommandClass::Admin as u8,
             repeatable: false,
             by_sha: false,
+            is_long: false,
             end: EndNumber::NONE,
             armed: self.hearers.hot.generation() as u32,
         }

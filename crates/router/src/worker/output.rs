@@ -34,6 +34,9 @@ pub(super) fn give(client: &mut Client, counters: &WorkerCounters, seq: u32, rep
 impl Worker {
     /// Gives a client the reply to the command just read.
     pub(super) fn answer(&mut self, handle: Handle, class: u8, reply: &[u8]) {
+        if self.caught.takes(reply) {
+            return;
+        }
         if let Some(client) = self.clients.get_mut(handle) {
             let seq = client.owe(self.now_us, class);
             self.deliver(handle, seq, reply);

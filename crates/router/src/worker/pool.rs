@@ -285,6 +285,7 @@ impl Worker {
             class,
             repeatable: false,
             by_sha: false,
+            is_long: false,
             end: EndNumber::NONE,
             armed: self.hearers.hot.generation() as u32,
         };
@@ -507,7 +508,8 @@ impl Worker {
         for (node, lane, pool) in self.links.pools_mut().filter(|(_, _, pool)| !pool.waiters.is_empty()) {
             pool.waiters.retain(|waiter| {
                 let Some(client) = self.clients.get(*waiter).filter(|c| c.stall == Stall::Exclusive) else { return false };
-                let is_late = self.now_us.saturating_sub(client.stalled_at_us) > patience_us;
+                let is_late = self.now_us.saturating_sub(client.stalled_at_us) > patience_us
+                    && !self.shared.busy.was(node, self.now_us, self.plan.live.command_timeout);
                 if is_late {
                     late.push((*waiter, node, lane));
                 }

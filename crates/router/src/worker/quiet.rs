@@ -101,6 +101,10 @@ impl Procedure for Flush {
         let failed = parts.iter().find(|p| reply::is_error(p)).map(|error| with_doubt(error, &parts));
         Next::Done(failed.unwrap_or_else(|| parts.into_iter().next().unwrap_or_default()))
     }
+
+    fn is_long(&self) -> bool {
+        true
+    }
 }
 
 /// DBSIZE or KEYS at every node, with the movers quiet until all have answered.

@@ -37,6 +37,11 @@ pub(super) enum Next {
 pub(super) trait Procedure: Debug + Send {
     /// Takes the replies of a round, in the order of its questions.
     fn next(&mut self, worker: &mut Worker, resp3: bool, parts: Vec<Vec<u8>>) -> Next;
+
+    /// Whether its questions may take long on a connection of short ones.
+    fn is_long(&self) -> bool {
+        false
+    }
 }
 
 impl Worker {

@@ -66,21 +66,26 @@ impl Scan {
     }
 }
 
-impl Procedure for Scan {
-    fn next(&mut self, worker: &mut Worker, _: bool, parts: Vec<Vec<u8>>) -> Next {
-        let answer = parts.into_iter().next().unwrap_or_default();
-        if reply::is_error(&answer) {
-            return Next::Done(answer);
+/// A SCAN that is part of a transaction, which the only node executes.
+#[derive(Debug)]
+pub(super) struct QueuedScan(Position);
+
+fn failed(text: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    encode::error(&mut out, text);
+    out
+}
+
+impl Scan {
+    /// Takes the keys that a node has found. What is next, `None` where the scan is at its end; or the error for the client.
+    fn take(&mut self, worker: &Worker, answer: &[u8]) -> Result<Option<Position>, Vec<u8>> {
+        if reply::is_error(answer) {
+            return Err(answer.to_vec());
         }
-        let fail = |text: &str| {
-            let mut out = Vec::new();
-            encode::error(&mut out, text);
-            Next::Done(out)
-        };
-        let mut pair = reply::elements(&answer);
+        let mut pair = reply::elements(answer);
         let inner = pair.next().and_then(|c| parse::<u64>(reply::text(c)?));
         let Some((inner, found)) = inner.zip(pair.next()) else {
-            return fail("ERR switchyard: a node answered SCAN with something else than a cursor and keys");
+            return Err(failed("ERR switchyard: a node answered SCAN with something else than a cursor and keys"));
         };
         let plan = worker.plan.clone();
         let were_moves = !lock(&worker.shared.moves).is_empty();
@@ -95,27 +100,40 @@ impl Procedure for Scan {
             self.found += 1;
         }
         if self.keys.len() > worker.plan.live.client_output_limit {
-            return fail(super::gather::TOO_LARGE);
+            return Err(failed(super::gather::TOO_LARGE));
         }
         let now = worker.shared.scan_tick();
-        let mut scans = lock(&worker.shared.scans);
-        let next = scans.after(self.at, inner, now);
-        // A node that this worker does not know yet is asked in the next call.
-        if let Some(next) = next.filter(|next| plan.topology.node(next.node).is_some())
-            && self.goes_on(next)
-        {
-            self.at = next;
-            self.about = scans.wanted(next).cloned();
-            return Next::Round(vec![self.ask()]);
-        }
-        let Some(cursor) = next.map_or(Some(0), |next| scans.encode(next)) else {
-            return fail("ERR switchyard: a node's SCAN cursor is too large to be carried");
+        Ok(lock(&worker.shared.scans).after(self.at, inner, now))
+    }
+
+    /// The reply to the client, which goes on there.
+    fn reply(&self, worker: &Worker, next: Option<Position>) -> Vec<u8> {
+        let Some(cursor) = next.map_or(Some(0), |next| lock(&worker.shared.scans).encode(next)) else {
+            return failed("ERR switchyard: a node's SCAN cursor is too large to be carried");
         };
         let mut out = b"*2\r\n".to_vec();
         encode::bulk(&mut out, cursor.to_string().as_bytes());
         encode::header(&mut out, b'*', self.found);
-        out.append(&mut self.keys);
-        Next::Done(out)
+        out.extend_from_slice(&self.keys);
+        out
+    }
+}
+
+impl Procedure for Scan {
+    fn next(&mut self, worker: &mut Worker, _: bool, parts: Vec<Vec<u8>>) -> Next {
+        let next = match self.take(worker, &parts.into_iter().next().unwrap_or_default()) {
+            Ok(next) => next,
+            Err(error) => return Next::Done(error),
+        };
+        // A node that this worker does not know yet is asked in the next call.
+        if let Some(next) = next.filter(|next| worker.plan.topology.node(next.node).is_some())
+            && self.goes_on(next)
+        {
+            self.at = next;
+            self.about = lock(&worker.shared.scans).wanted(next).cloned();
+            return Next::Round(vec![self.ask()]);
+        }
+        Next::Done(self.reply(worker, next))
     }
 }
 
@@ -126,6 +144,28 @@ pub(super) fn belongs(plan: &Plan, node: NodeId, key: &[u8]) -> bool {
 }
 
 impl Worker {
+    /// A SCAN in a transaction of the only node: with the node's own cursor. `None`: its cursor is none that this node would go on with.
+    pub(super) fn queued_scan(&self, args: &Args<'_>, node: NodeId) -> Option<(Vec<u8>, QueuedScan)> {
+        let cursor = args.get(1).and_then(parse::<u64>)?;
+        let now = self.shared.scan_tick();
+        let mut scans = lock(&self.shared.scans);
+        let at = scans.decode(cursor, now).filter(|at| at.node == node && scans.wanted(*at).is_none())?;
+        let inner = at.inner.to_string();
+        let mut request = Vec::new();
+        let with_inner = |(place, arg)| if place == 1 { inner.as_bytes() } else { arg };
+        encode::command(&mut request, args.iter().enumerate().map(with_inner).collect::<Vec<&[u8]>>());
+        Some((request, QueuedScan(at)))
+    }
+
+    /// The node's answer to that, with a cursor that the client can carry.
+    pub(super) fn scanned(&self, scan: &QueuedScan, answer: &[u8]) -> Vec<u8> {
+        let mut scan = Scan { at: scan.0, about: None, args: Vec::new(), wanted: 0, rounds_later: 0, found: 0, keys: Vec::new() };
+        match scan.take(self, answer) {
+            Ok(next) => scan.reply(self, next),
+            Err(error) => error,
+        }
+    }
+
     pub(super) fn scan(&mut self, plan: &Plan, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         let Some(cursor) = args.get(1).and_then(parse::<u64>) else {
             return self.refuse(handle, class, "ERR invalid cursor");

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{NodeId, Slot, slot_of};
-use switchyard_resp::command::{Command, Flags, Handling, KeyError, Local, errors};
+use switchyard_resp::command::{Command, Local, errors};
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
@@ -27,9 +27,9 @@ use super::downstream::Client;
 use super::exceptions::wanted_of;
 use super::keyed::{Call, EndNumber, Keyed, Request};
 use super::kind::Task;
-use super::local::parse;
+use super::own_answers::OwnAnswers;
 use super::pool::Acquired;
-use super::pubsub::Kind;
+use super::queueing::{Multi, Published};
 use super::upstream::{Lane, Link, MULTI, Pending, Phase, Purpose, UNSENT_HIGH};
 use super::wait::Wait;
 use super::{Stall, Worker};
@@ -37,14 +37,7 @@ use crate::one_node::Limit;
 use crate::shared::{Plan, lock};
 use crate::slab::Handle;
 
-const QUEUED: &[u8] = b"+QUEUED\r\n";
 const ABORTED: &str = "EXECABORT Transaction discarded because of previous errors.";
-
-/// Bytes of commands queued by one client; as much as one request may have.
-const QUEUE_MAX: usize = 1 << 30;
-
-/// Queues larger than this are not kept for the next transaction.
-const KEPT_MAX: usize = 16 << 10;
 
 /// Somebody who waits for a connection gets that of a client whose WATCH is older than this and has been quiet since.
 const RECALL_US: u64 = 60_000_000;
@@ -53,8 +46,8 @@ const RECALL_US: u64 = 60_000_000;
 #[derive(Debug, Default)]
 pub(super) struct Session {
     pub(super) multi: Multi,
-    /// Transactions under way that publish: numbers of their EXEC.
-    published: VecDeque<(u32, Vec<Published>)>,
+    /// Transactions under way whose reply is not the node's as it is: numbers of their EXEC.
+    under_way: VecDeque<(u32, UnderWay)>,
     pub(super) watch: Option<Watch>,
     /// A WATCH has failed: EXEC answers nil.
     watch_failed: bool,
@@ -63,81 +56,18 @@ pub(super) struct Session {
     pub(super) wait: Option<Wait>,
 }
 
-/// A PUBLISH or SPUBLISH in a transaction: the node's count is made ours when EXEC is answered.
-#[derive(Debug)]
-struct Published {
-    /// Its place among the commands.
-    place: usize,
-    kind: Kind,
-    channel: Box<[u8]>,
-}
-
-/// The commands since MULTI.
+/// What the node's answer to EXEC lacks.
 #[derive(Debug, Default)]
-pub(super) struct Multi {
-    /// Requests, one after the other.
-    queue: Vec<u8>,
-    /// Length and class of each.
-    commands: Vec<(u32, u8)>,
-    /// Where their keys are.
-    slot: Option<Slot>,
-    slow: bool,
-    writes: bool,
-    /// A command is executed only while there is one node, because of this limit.
-    alone: Option<Limit>,
-    /// A command was refused: EXEC will be, too.
-    aborted: bool,
-    /// The database after the last SELECT.
-    select: Option<u32>,
-    /// Scripts called by their SHA-1.
-    scripts: Vec<[u8; 40]>,
+struct UnderWay {
     published: Vec<Published>,
-}
-
-impl Multi {
-    pub(super) fn count(&self) -> usize {
-        self.commands.len()
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.queue.len()
-    }
-
-    /// Bytes that they take.
-    pub(super) fn memory(&self) -> usize {
-        let published: usize = self.published.iter().map(|p| size_of::<Published>() + p.channel.len()).sum();
-        self.queue.capacity() + self.commands.capacity() * size_of::<(u32, u8)>() + self.scripts.capacity() * 40 + published
-    }
-
-    /// The commands, one by one.
-    pub(super) fn requests(&self) -> Vec<Vec<u8>> {
-        let mut at = 0;
-        let request = |(len, _): &(u32, u8)| {
-            let from = at;
-            at += *len as usize;
-            self.queue[from..at].to_vec()
-        };
-        self.commands.iter().map(request).collect()
-    }
-
-    fn clear(&mut self) {
-        let mut queue = std::mem::take(&mut self.queue);
-        let mut commands = std::mem::take(&mut self.commands);
-        queue.clear();
-        commands.clear();
-        *self = Self::default();
-        if queue.capacity() <= KEPT_MAX && commands.capacity() <= KEPT_MAX / 8 {
-            self.queue = queue;
-            self.commands = commands;
-        }
-    }
+    own: OwnAnswers,
 }
 
 impl Session {
-    /// What the transaction publishes whose EXEC has this number. Of those before it none will be answered any more.
-    fn take_published(&mut self, seq: u32) -> Option<Vec<Published>> {
-        let place = self.published.iter().position(|(exec, _)| *exec == seq)?;
-        self.published.drain(..=place).next_back().map(|(_, published)| published)
+    /// What the node's answer lacks of the transaction whose EXEC has this number. Of those before it none will be answered any more.
+    fn take_under_way(&mut self, seq: u32) -> Option<UnderWay> {
+        let place = self.under_way.iter().position(|(exec, _)| *exec == seq)?;
+        self.under_way.drain(..=place).next_back().map(|(_, under_way)| under_way)
     }
 }
 
@@ -145,7 +75,7 @@ impl Session {
 #[derive(Debug)]
 pub(super) struct Watch {
     /// That of the first.
-    slot: Slot,
+    pub(super) slot: Slot,
     /// They are in several slots: they are watched only while there is one node.
     are_apart: bool,
     node: NodeId,
@@ -156,13 +86,18 @@ pub(super) struct Watch {
 }
 
 impl Client {
-    fn session(&mut self) -> &mut Session {
+    pub(super) fn session(&mut self) -> &mut Session {
         self.session.get_or_insert_default()
     }
 
     /// Between WATCH and EXEC.
     pub(super) fn watches(&self) -> bool {
         self.session.as_ref().is_some_and(|s| s.watch.is_some())
+    }
+
+    /// Whether the reply to its EXEC of this number has answers of the router, so that it must be whole.
+    pub(super) fn has_own_answers(&self, seq: u32) -> bool {
+        self.session.as_ref().is_some_and(|s| s.under_way.iter().any(|(exec, under_way)| *exec == seq && !under_way.own.is_empty()))
     }
 
     /// EXEC is answered: `executed` where the node did what was queued.
@@ -175,176 +110,7 @@ impl Client {
     }
 }
 
-/// What is done with a command between MULTI and EXEC.
-enum Queueing {
-    /// Queued; its keys are in this slot, if it has any.
-    Queue(Option<Slot>),
-    /// The same, for as long as there is one node.
-    Alone(Limit),
-    /// The same, for a SELECT.
-    Select(u32),
-    Refuse(String),
-}
-
 impl Worker {
-    /// A command of a client that is between MULTI and EXEC.
-    #[cold]
-    pub(super) fn in_multi(&mut self, plan: &Arc<Plan>, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
-        let class = command.class() as u8;
-        match command.handling {
-            Handling::Local(Local::Exec) => return self.exec(plan, handle, class),
-            Handling::Local(Local::Discard) => {
-                self.discard(handle);
-                self.answer(handle, class, b"+OK\r\n");
-                return Flow::Next;
-            }
-            Handling::Local(local @ (Local::Quit | Local::Reset)) => return self.local(plan, handle, command, local, raw, args),
-            Handling::Local(Local::Multi) => return self.refuse(handle, class, "ERR MULTI calls can not be nested"),
-            Handling::Local(Local::Watch) => return self.refuse(handle, class, "ERR WATCH inside MULTI is not allowed"),
-            _ => {}
-        }
-        let (slot, select, alone) = match self.queueing(plan, handle, command, args) {
-            Queueing::Queue(slot) => (slot, None, None),
-            Queueing::Alone(limit) => (None, None, Some(limit)),
-            Queueing::Select(database) => (None, Some(database), None),
-            Queueing::Refuse(text) => {
-                self.spoil(handle);
-                return self.refuse(handle, class, &text);
-            }
-        };
-        // Code that is checked while it runs is other code for the node.
-        let checked = match self.checked_code(plan, command, args) {
-            Ok(checked) => checked,
-            Err(text) => {
-                self.spoil(handle);
-                return self.refuse(handle, class, &text);
-            }
-        };
-        let code = if command.flags.has(Flags::SCRIPT) { self.limit_of_code(plan, command, args) } else { None };
-        let sha = self.sha_sent(plan, command, args);
-        let raw = checked.as_deref().unwrap_or(raw);
-        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
-        let multi = &mut client.session().multi;
-        if !multi.aborted {
-            multi.slot = multi.slot.or(slot);
-            multi.select = select.or(multi.select);
-            multi.slow |= command.flags.has(Flags::SLOW);
-            multi.writes |= !command.flags.has(Flags::READONLY);
-            multi.alone = multi.alone.or(alone).or(code);
-            let kind = match command.handling {
-                Handling::Local(Local::Publish) => Some(Kind::Channel),
-                Handling::Local(Local::Spublish) => Some(Kind::Shard),
-                _ => None,
-            };
-            let channel = args.get(1).unwrap_or_default().into();
-            multi.published.extend(kind.map(|kind| Published { place: multi.commands.len(), kind, channel }));
-            multi.queue.extend_from_slice(raw);
-            multi.commands.push((raw.len() as u32, class));
-            if let Some(sha) = sha
-                && !multi.scripts.contains(&sha)
-            {
-                multi.scripts.push(sha);
-            }
-        }
-        self.answer(handle, class, QUEUED);
-        Flow::Next
-    }
-
-    /// A command was refused between MULTI and EXEC.
-    pub(super) fn spoil(&mut self, handle: Handle) {
-        if let Some(client) = self.clients.get_mut(handle).filter(|c| c.in_multi) {
-            let multi = &mut client.session().multi;
-            multi.clear();
-            multi.aborted = true;
-        }
-    }
-
-    /// A command with a wrong number of arguments. EXEC with arguments ends the transaction.
-    #[cold]
-    pub(super) fn wrong_arity(&mut self, handle: Handle, command: &Command) -> Flow {
-        let class = command.class() as u8;
-        let text = errors::arity(command);
-        if command.handling == Handling::Local(Local::Exec) {
-            self.discard(handle);
-            let why = text.strip_prefix("ERR ").unwrap_or(&text);
-            return self.refuse(handle, class, &format!("EXECABORT Transaction discarded because of: {why}"));
-        }
-        self.spoil(handle);
-        self.refuse(handle, class, &text)
-    }
-
-    fn queueing(&mut self, plan: &Plan, handle: Handle, command: &Command, args: &Args<'_>) -> Queueing {
-        let name = command.name.replace('|', " ");
-        let Some(session) = self.clients.get(handle).and_then(|c| c.session.as_ref()) else { return Queueing::Queue(None) };
-        let known = session.multi.slot.or(session.watch.as_ref().map(|w| w.slot));
-        let is_only = plan.topology.only_node().is_some();
-        if session.multi.bytes() > QUEUE_MAX {
-            return Queueing::Refuse(format!("ERR Switchyard queues at most {QUEUE_MAX} bytes of commands in a transaction"));
-        }
-        if matches!(&*command.name, "PSYNC" | "SAVE" | "SHUTDOWN" | "SYNC") {
-            return Queueing::Refuse("ERR Command not allowed inside a transaction".into());
-        }
-        match command.handling {
-            Handling::Keyed | Handling::Split(_) | Handling::Local(Local::Spublish) => {
-                let mut keys = std::mem::take(&mut self.keys);
-                keys.clear();
-                let found = command.find_keys(args, &mut keys);
-                let target = route(&plan.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
-                self.keys = keys;
-                match (found, target) {
-                    // The node says what is wrong, and when: at EXEC.
-                    (
-                        Err(
-                            KeyError::Arity
-                            | KeyError::NumkeysNotInteger(_)
-                            | KeyError::NumkeysTooSmall(_)
-                            | KeyError::NumkeysTooLarge(_)
-                            | KeyError::Syntax
-                            | KeyError::UnbalancedStreams,
-                        ),
-                        _,
-                    )
-                    | (Ok(()), Route::Anywhere) => Queueing::Queue(None),
-                    (Err(error), _) if error.is_about_places() && is_only => Queueing::Alone(Limit::Unnamed),
-                    (Err(error), _) => Queueing::Refuse(error.text(command)),
-                    // Where they live is looked at with EXEC.
-                    (Ok(()), Route::Owner(slot, _) | Route::Parted(slot)) if known.is_none_or(|k| k == slot) => Queueing::Queue(Some(slot)),
-                    (Ok(()), Route::Owner(..) | Route::Together(_)) if is_only => Queueing::Alone(Limit::Slots),
-                    (Ok(()), Route::Owner(..) | Route::Together(_) | Route::Parted(_) | Route::CrossSlot) => {
-                        Queueing::Refuse(errors::CROSSSLOT.into())
-                    }
-                }
-            }
-            // Executed where the transaction is; subscriptions are at every node. A shard channel must belong there.
-            Handling::Local(Local::Publish) => Queueing::Queue(None),
-            // Its reply would be the node's, with what Switchyard has put before libraries.
-            Handling::Any
-                if &*command.name == "FUNCTION|LIST"
-                    && plan.checks_scripts()
-                    && args.iter().any(|arg| arg.eq_ignore_ascii_case(b"WITHCODE")) =>
-            {
-                Queueing::Refuse("ERR Switchyard does not serve FUNCTION LIST WITHCODE inside MULTI. Call it outside".into())
-            }
-            Handling::Any | Handling::Local(Local::Ping | Local::Echo | Local::Time | Local::Unwatch) => Queueing::Queue(None),
-            Handling::Every(_) | Handling::OnlyNode(_) if is_only => Queueing::Alone(Limit::EveryNode),
-            Handling::Every(_) => Queueing::Refuse(format!(
-                "ERR Switchyard does not serve {name} inside MULTI: it concerns every node, and a transaction is executed by one. Call it outside"
-            )),
-            Handling::Local(Local::Select) => match args.get(1).and_then(parse::<u32>) {
-                // Out of range: the node says so at EXEC.
-                None => Queueing::Queue(None),
-                Some(database) if self.shared.has_database(&self.keepers.all(), database) => Queueing::Select(database),
-                Some(database) => Queueing::Refuse(format!(
-                    "ERR Switchyard does not serve SELECT {database} inside MULTI before any client has selected that database outside"
-                )),
-            },
-            Handling::Local(_) => Queueing::Refuse(format!(
-                "ERR Switchyard does not serve {name} inside MULTI: Switchyard answers it, and the node executes the transaction. Call it outside"
-            )),
-            Handling::OnlyNode(_) | Handling::Refused(_) => Queueing::Refuse(errors::not_served(command).unwrap_or_default()),
-        }
-    }
-
     /// MULTI, DISCARD and EXEC of a client that is not between MULTI and EXEC, WATCH, UNWATCH.
     pub(super) fn transaction(
         &mut self,
@@ -539,7 +305,7 @@ impl Worker {
             })
     }
 
-    fn exec(&mut self, plan: &Arc<Plan>, handle: Handle, class: u8) -> Flow {
+    pub(super) fn exec(&mut self, plan: &Arc<Plan>, handle: Handle, class: u8) -> Flow {
         let Some(client) = self.clients.get(handle) else { return Flow::Close };
         let resp3 = client.resp3;
         let Some(session) = client.session.as_deref() else { return Flow::Close };
@@ -553,7 +319,14 @@ impl Worker {
             self.discard(handle);
             return self.refuse(handle, class, limit.aborted());
         }
-        if watch.is_some() && client.in_flight() > 0 {
+        let is_watching = watch.is_some();
+        if let Some(flow) = self.ask_before_exec(plan, handle) {
+            return flow;
+        }
+        let Some(client) = self.clients.get(handle) else { return Flow::Close };
+        let Some(session) = client.session.as_deref() else { return Flow::Close };
+        let (multi, watch) = (&session.multi, session.watch.as_ref());
+        if is_watching && client.in_flight() > 0 {
             // Not before the node has said that it watches.
             return Flow::Stall(Stall::Barrier);
         }
@@ -578,8 +351,10 @@ impl Worker {
             return self.send_transaction(handle, link, class);
         }
         if multi.commands.is_empty() {
+            let own = self.clients.get_mut(handle).map(|client| std::mem::take(&mut client.session().multi.own)).unwrap_or_default();
             self.discard(handle);
-            self.answer(handle, class, b"*0\r\n");
+            let reply = self.with_own_answers(handle, own, b"*0\r\n");
+            self.answer(handle, class, &reply);
             return Flow::Next;
         }
         let node = match multi.slot {
@@ -695,9 +470,13 @@ impl Worker {
         if let Some(limit) = multi.alone {
             self.tally.note("EXEC", limit);
         }
-        client.session().select = multi.select;
-        if !multi.published.is_empty() {
-            client.session().published.push_back((seq, std::mem::take(&mut multi.published)));
+        // One that is not known is none: the node says so.
+        let keepers = self.keepers.all();
+        client.session().select = multi.selects.iter().copied().rfind(|database| self.shared.has_database(&keepers, *database));
+        let under_way = UnderWay { published: std::mem::take(&mut multi.published), own: std::mem::take(&mut multi.own) };
+        let has_own = !under_way.own.is_empty();
+        if has_own || !under_way.published.is_empty() {
+            client.session().under_way.push_back((seq, under_way));
         }
         client.in_multi = false;
         self.note_transaction(link_handle, &multi.queue, multi.commands.iter().map(|(len, _)| *len as usize));
@@ -721,6 +500,7 @@ impl Worker {
             class,
             repeatable: false,
             by_sha: false,
+            is_long: false,
             end: EndNumber::NONE,
             armed: self.hearers.hot.generation() as u32,
         };
@@ -736,7 +516,11 @@ impl Worker {
         }
         let exec = self.pass_exec(database, Pending { who: handle, seq, purpose: Purpose::Exec, ..queued });
         self.links.push(link_handle, exec);
-        if multi.select.is_some() {
+        if has_own {
+            // What follows finds what they have changed.
+            self.stall(handle, Stall::Barrier);
+        }
+        if multi.has_select {
             // Whether or not it was executed: the next command finds the connection in the database that we believe it to be in.
             self.push_own(link_handle, &[b"SELECT", database.to_string().as_bytes()], Purpose::Nobody, 0);
             self.stall(handle, Stall::Barrier);
@@ -792,12 +576,15 @@ impl Worker {
         if executed {
             reply::elements(answer).filter(|element| reply::is_error(element)).for_each(|error| self.counters.errors.count(error));
         }
-        let mut text = Vec::new();
+        let (mut text, mut own) = (Vec::new(), OwnAnswers::default());
         if let Some(client) = self.clients.get_mut(pending.who) {
             client.after_exec(executed);
-            let published = client.session.as_mut().and_then(|s| s.take_published(pending.seq)).filter(|_| executed);
-            if let Some(published) = published {
-                text = self.with_counts(node, &published, answer);
+            let under_way = client.session.as_mut().and_then(|s| s.take_under_way(pending.seq)).filter(|_| executed);
+            if let Some(UnderWay { published, own: others }) = under_way {
+                if !published.is_empty() {
+                    text = self.with_counts(node, &published, answer);
+                }
+                own = others;
             }
         }
         match (refused, no_multi) {
@@ -814,7 +601,12 @@ impl Worker {
         }
         let answer = if text.is_empty() { answer } else { &text };
         let shown = if executed { self.scripts_met.with_own_shas(answer) } else { None };
-        self.deliver(pending.who, pending.seq, shown.as_deref().unwrap_or(answer));
+        let shown = shown.as_deref().unwrap_or(answer);
+        if own.is_empty() {
+            return self.deliver(pending.who, pending.seq, shown);
+        }
+        let whole = self.with_own_answers(pending.who, own, shown);
+        self.deliver(pending.who, pending.seq, &whole);
     }
 
     /// A reply to EXEC with our clients counted in the place of our workers, as PUBLISH outside of a transaction has it.

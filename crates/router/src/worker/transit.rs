@@ -332,6 +332,9 @@ impl Worker {
                 continue;
             }
             let between = moving.move_id.and_then(|id| Some((id, self.plan.moves.by_id.get(&id)?)));
+            if between.is_some_and(|(_, m)| [m.source, m.target].iter().any(|node| self.shared.busy.was(*node, self.now_us, patience))) {
+                continue;
+            }
             let what = between.map_or_else(
                 || "the keys' slot is being moved".to_owned(),
                 |(id, m)| {

@@ -111,6 +111,8 @@ pub(super) struct Pending {
     pub(super) repeatable: bool,
     /// EVALSHA or a relative: a NOSCRIPT reply can be healed.
     pub(super) by_sha: bool,
+    /// It may take as long as commands of the slow lane.
+    pub(super) is_long: bool,
     /// Who wants to hear of its end.
     pub(super) end: EndNumber,
     /// Low bits of the generation of armed keys by which it shut gates.
@@ -420,6 +422,7 @@ impl Link {
             purpose: Purpose::Nobody,
             repeatable: false,
             by_sha: false,
+            is_long: false,
             end: EndNumber::NONE,
             ..like
         });
@@ -503,11 +506,6 @@ impl Link {
         }
         self.expired -= told;
         refused
-    }
-
-    /// Whether what it carries may take long.
-    pub(super) fn is_for_slow(&self) -> bool {
-        self.lane == Lane::Slow || self.loan().is_some_and(|loan| loan.slow)
     }
 
     /// Whether no command is under way.
@@ -774,6 +772,7 @@ mod tests {
         class: 0,
         repeatable: false,
         by_sha: false,
+        is_long: false,
         end: EndNumber::NONE,
         armed: 0,
     };

@@ -396,8 +396,9 @@ keys! {
         "Time to establish a connection to a node, authentication included.";
     "command-timeout" Reload ["timeout", "op-timeout", "server-timeout"] time(MS..=HOUR) live.command_timeout,
         "Time in which a node must answer a command; after it the client gets an error that names the node.";
-    "slow-command-timeout" Reload ["busy-reply-threshold", "lua-time-limit"] time(MS..=DAY) live.slow_command_timeout,
-        "The same for commands that may be slow: KEYS, SORT, EVAL and their relatives.";
+    "slow-command-timeout" Reload ["busy-reply-threshold", "lua-time-limit"] time_or_never(Duration::ZERO..=DAY) live.slow_command_timeout,
+        "The same for commands that may be slow: FLUSHALL, KEYS, SORT, EVAL and their relatives. 0s: they have all the time that they need, as at a server. \
+         What waits behind them at the node does not fail for them.";
     "reconnect-backoff-max" Reload ["server-retry-timeout", "server_retry_timeout"] time(MS * 10..=HOUR) live.reconnect_backoff_max,
         "Longest pause between two attempts to reconnect to a node that is down.";
     "large-value" Reload [] size(16 * KB..=GB) live.large_value,

@@ -90,7 +90,7 @@ password = "other-secret"
     assert_eq!(live.memory_max, 1 << 30);
     assert_eq!(live.connect_timeout, Duration::from_millis(250));
     assert_eq!(live.command_timeout, Duration::from_secs(1));
-    assert_eq!(live.slow_command_timeout, Duration::from_secs(120));
+    assert_eq!(live.slow_command_timeout, Some(Duration::from_secs(120)));
     assert_eq!(live.reconnect_backoff_max, Duration::from_secs(5));
     assert_eq!(live.large_connections_max, 4);
     assert_eq!((live.watch_connections_max, live.blocking_connections_max), (5, 6));

@@ -24,6 +24,9 @@ use super::open_files;
 use super::users::Configured;
 use crate::config::{Config, NodeAddress, Sources, Takes};
 
+/// A command without a time-out may hold up a node that leaves for so long, doubled.
+const UNBOUNDED: Duration = Duration::from_secs(60);
+
 /// What the thread that reloads is asked.
 #[derive(Debug)]
 pub(super) enum Ask {
@@ -223,8 +226,8 @@ impl Reloader {
         if leaving.is_empty() {
             self.live = both;
         } else {
-            // A command counts as in flight until its reply or a confirmed kill: twice its own time is ample.
-            let bound = 2 * live.slow_command_timeout.max(live.command_timeout);
+            // A command counts as in flight until its reply or a confirmed kill: twice its own time is ample. One that has no bound may take a minute.
+            let bound = 2 * live.slow_command_timeout.unwrap_or(UNBOUNDED).max(live.command_timeout);
             if wait_for_epoch(running, settled.topology.epoch(), bound) {
                 running.with(|router| router.reconfigure(live.clone()));
                 self.live = live;

@@ -494,3 +494,78 @@ fn a_moment_of_silence_does_not_fill_the_slow_log() {
         .find_map(|line| line.strip_prefix("switchyard_slow_commands_not_entered_total")?.rsplit(' ').next()?.parse::<i64>().ok());
     assert!(counted.is_some_and(|counted| counted + entered >= 2500), "{counted:?} and {entered} of 3000");
 }
+
+/// A server executes one command at a time, and whoever else asks it something waits: so through the router, however long that takes.
+#[test]
+fn a_slow_command_takes_its_time_and_fails_nobody() {
+    let config = "[nodes]\nconnect-timeout = \"400ms\"\ncommand-timeout = \"400ms\"\n";
+    let Some(site) =
+        Site::router_only(2, &SiteOptions::router(RouterOptions { config: config.into(), workers: 1, ..RouterOptions::default() }))
+    else {
+        return;
+    };
+    let keys = keys(&site);
+    let mut clients: Vec<Client> = (0..6).map(|_| site.client()).collect();
+    let script = format!("EVAL \"return 1\" 1 {}", keys[1]);
+    for line in ["KEYS *", &script, "SCRIPT LOAD \"return 1\""] {
+        assert_eq!(clients[0].cmd(line).error(), None, "its connection is there");
+    }
+    for slow in ["FLUSHALL", "KEYS *", "SCRIPT FLUSH", &script] {
+        // It stands still, as one that executes what takes long: nobody can tell the two apart.
+        site.nodes()[1].freeze();
+        clients[0].post(slow);
+        clients[0].post(&format!("SET {} 1", keys[1]));
+        std::thread::sleep(Duration::from_millis(100));
+        let others = [
+            format!("GET {}", keys[1]),
+            format!("WATCH {}", keys[1]),
+            format!("BLPOP {}list 0.1", keys[1]),
+            format!("MGET {} {}", keys[0], keys[1]),
+        ];
+        clients[5].cmd("HELLO 3");
+        for (client, line) in clients[1..5].iter_mut().zip(&others) {
+            client.post(line);
+        }
+        clients[5].post(&format!("SET {} 1", keys[1]));
+        // The other node serves all the while.
+        let until = Instant::now() + Duration::from_secs(2);
+        let mut other = site.client();
+        while Instant::now() < until {
+            assert_eq!(other.cmd(&format!("SET {} 1", keys[0])), ok());
+        }
+        site.nodes()[1].thaw();
+        for client in &mut clients {
+            let reply = client.reply();
+            assert_eq!(reply.error(), None, "{slow}: {reply:?}");
+        }
+        assert_eq!(clients[0].reply(), ok());
+        assert_eq!(clients[2].cmd("UNWATCH"), ok());
+    }
+}
+
+/// A library that connects asks these, and takes an address that does not answer for dead.
+#[test]
+fn a_handshake_waits_for_no_silent_node() {
+    let Some(site) = Site::router_only(2, &options("workers = 1\n[nodes]\ncommand-timeout = \"5m\"\n")) else { return };
+    let keys = keys(&site);
+    let mut before = site.client();
+    let count = before.cmd("COMMAND COUNT");
+    let mut waiting: Vec<Client> = keys.iter().map(|_| site.client()).collect();
+    for (node, client) in waiting.iter_mut().enumerate() {
+        site.nodes()[node].freeze();
+        client.post(&format!("SET {} 1", keys[node]));
+        // At once, and when it is known to be silent.
+        for _ in 0..3 {
+            let mut client = site.client();
+            for line in ["HELLO 2", "CLIENT SETNAME library", "CLIENT SETINFO LIB-NAME library", "SELECT 0", "PING"] {
+                assert_eq!(client.cmd(line).error(), None, "{line}");
+            }
+            assert!(client.cmd("INFO").text().contains("switchyard_version:"));
+            assert_eq!(client.cmd("COMMAND COUNT"), count);
+        }
+    }
+    for (node, client) in waiting.iter_mut().enumerate() {
+        site.nodes()[node].thaw();
+        assert_eq!(client.reply(), ok(), "what needs the node has waited for it");
+    }
+}

@@ -211,6 +211,37 @@ fn no_read_is_older_than_a_write_that_was_answered() {
     assert!(metric(&site, "switchyard_hot_copies_hits_total") > 1000.0, "copies have answered");
 }
 
+/// The only node runs code that nobody has checked, and commands over slots: whatever they write, no copy is older.
+#[test]
+fn no_read_is_old_before_one_node_whatever_code_writes() {
+    let Some(site) = Site::router_only(1, &all()) else { return };
+    let library = "#!lua name=lib\nredis.register_function('put', function(k, a) return redis.call('SET', a[1], a[2]) end)";
+    let has_functions = site.client().call(&["FUNCTION", "LOAD", library]).error().is_none();
+    type Write = fn(&mut Client, &str, i64) -> bool;
+    let writes: [(&str, Write); 4] = [
+        ("EVAL", |client, key, number| {
+            is_ok(&client.call(&["EVAL", "return redis.call('SET', ARGV[1], ARGV[2])", "0", key, &number.to_string()]))
+        }),
+        ("MULTI", |client, key, number| {
+            client.cmd("MULTI");
+            client.cmd(&format!("SET other{key} {number}"));
+            client.call(&["EVAL", "return redis.call('RENAME', ARGV[1], ARGV[2])", "0", &format!("other{key}"), key]);
+            is_ok(&client.cmd("EXEC"))
+        }),
+        ("RENAME", |client, key, number| {
+            client.cmd(&format!("SET from{key} {number}"));
+            is_ok(&client.cmd(&format!("RENAME from{key} {key}")))
+        }),
+        ("FCALL", |client, key, number| is_ok(&client.call(&["FCALL", "put", "0", key, &number.to_string()]))),
+    ];
+    for (form, write) in writes.into_iter().filter(|(form, _)| has_functions || *form != "FCALL") {
+        let keys: Vec<Watched> = (0..4).map(|number| Watched::new(&format!("{form}{number}"))).collect();
+        let reads = watch(&site, &keys, Duration::from_millis(700), &write, || {});
+        assert!(reads > 100, "{form}: {reads} reads");
+    }
+    assert!(metric(&site, "switchyard_hot_copies_hits_total") > 100.0, "copies have answered");
+}
+
 fn watch_trimmed(site: &Site, watched: &Watched, write: fn(&mut Client, &str, i64) -> bool) {
     let (mut writer, mut reader) = (site.client(), site.client());
     for _ in 0..30 {

@@ -399,3 +399,17 @@ fn no_library_passes_for_checked_that_is_not() {
     site.router_mut().restart(&nodes);
     crate::support::until("the library has the present check", || stored(&site).contains(&prelude));
 }
+
+/// `redis-cli --ldb` sends its script behind SCRIPT DEBUG, error or not, and expects that nothing is changed.
+#[test]
+fn script_debug_ends_the_connection_behind_its_error() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let mut client = site.client();
+    for line in ["SET k before", "SCRIPT DEBUG YES", "EVAL \"return redis.call('SET',KEYS[1],'changed')\" 1 k"] {
+        client.post(line);
+    }
+    assert_eq!(client.reply(), ok());
+    assert!(client.reply().expect_error().starts_with("ERR Switchyard does not serve SCRIPT DEBUG"));
+    assert!(client.try_reply().is_err(), "closed");
+    assert_eq!(site.client().cmd("GET k"), bulk("before"));
+}

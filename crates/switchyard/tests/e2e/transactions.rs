@@ -71,12 +71,8 @@ fn what_cannot_be_in_a_transaction_says_so_when_it_is_queued() {
         "SCRIPT LOAD \"return 1\"",
         "HELLO 3",
         "AUTH x",
-        "CLIENT ID",
         "CLIENT REPLY OFF",
-        "INFO",
-        "CONFIG GET save",
         "WAIT 0 0",
-        "SELECT 7",
         "SHUTDOWN ABORT",
         "SAVE",
         "BGSAVE",
@@ -645,4 +641,109 @@ fn a_slow_transaction_behind_a_watch_has_the_time_of_slow_commands() {
     client.send(&["EVAL", script, "1", "k"]);
     assert_eq!(client.reply(), queued());
     assert_eq!(client.cmd("EXEC"), Value::Array(vec![int(1)]));
+}
+
+/// Between what the node executes: commands that the router answers, each at its place, and the effects of those that have any behind EXEC.
+#[test]
+fn what_the_router_answers_stands_at_its_place_in_exec() {
+    let Some(site) = Site::router_only(2, &options("", 1)) else { return };
+    let mut client = site.client();
+    let id = client.cmd("CLIENT ID");
+    let lines = [
+        "MULTI",
+        "CLIENT GETNAME",
+        "SET {t}a 1",
+        "CLIENT SETNAME inside",
+        "CLIENT GETNAME",
+        "INFO server",
+        "GET {t}a",
+        "CLIENT ID",
+        "ROLE",
+        "CONFIG GET maxmemory",
+        "SELECT 3",
+        "SET {t}b 2",
+        "CLIENT NO-EVICT ON",
+        "EXEC",
+        "CLIENT GETNAME",
+        "GET {t}b",
+        "SELECT 0",
+        "CLIENT SETNAME out",
+    ];
+    // One by one, and as a pipeline: what is behind EXEC waits for what is in it.
+    for is_pipeline in [false, true] {
+        let replies: Vec<Value> = if is_pipeline {
+            lines.iter().for_each(|line| client.post(line));
+            lines.iter().map(|_| client.reply()).collect()
+        } else {
+            lines.iter().map(|line| client.cmd(line)).collect()
+        };
+        let [exec, name, found, ..] = &replies[13..] else { panic!("{replies:?}") };
+        assert!(replies[1..13].iter().all(|reply| *reply == queued()), "{replies:?}");
+        let [before, set, named, inside, info, a, own, role, config, select, b, evict] = exec.items() else { panic!("{exec:?}") };
+        assert_eq!(*before, if is_pipeline { bulk("out") } else { Value::Nil });
+        assert_eq!((set, named, inside, a, own), (&ok(), &ok(), &bulk("inside"), &bulk("1"), &id));
+        assert!(info.text().contains("switchyard_version:"), "{info:?}");
+        assert_eq!((&role.items()[0], &config.items()[0]), (&bulk("master"), &bulk("maxmemory")));
+        assert_eq!((select, b, evict), (&ok(), &ok(), &ok()));
+        assert_eq!((name, found), (&bulk("inside"), &bulk("2")), "the name and the database are as the transaction left them");
+    }
+    // A transaction that comes to nothing changes nothing.
+    let mut other = site.client();
+    assert_eq!(client.cmd("WATCH {t}a"), ok());
+    other.cmd("SET {t}a 5");
+    for line in ["MULTI", "SET {t}a 6", "CLIENT SETNAME never", "SELECT 4"] {
+        client.cmd(line);
+    }
+    assert_eq!(client.cmd("EXEC"), Value::Nil);
+    assert_eq!((client.cmd("CLIENT GETNAME"), client.cmd("GET {t}a")), (bulk("out"), bulk("5")));
+    // Nothing for the node, and a database that no node has.
+    for line in ["MULTI", "CLIENT GETNAME", "CLIENT SETNAME \"a b\""] {
+        client.cmd(line);
+    }
+    let exec = client.cmd("EXEC");
+    assert_eq!(exec.items()[0], bulk("out"));
+    assert!(exec.items()[1].expect_error().contains("cannot contain spaces"));
+    for line in ["MULTI", "SELECT 999", "GET {t}a"] {
+        client.cmd(line);
+    }
+    let exec = client.cmd("EXEC");
+    assert_eq!((exec.items()[0].expect_error(), &exec.items()[1]), ("ERR DB index is out of range", &bulk("5")));
+    assert_eq!(client.cmd("GET {t}a"), bulk("5"), "the database is the one before");
+}
+
+#[test]
+fn one_node_takes_what_concerns_all_keys_into_a_transaction() {
+    let Some(site) = Site::router_only(1, &options("", 1)) else { return };
+    let mut client = site.client();
+    for i in 0..50 {
+        client.cmd(&format!("SET key:{i} 1"));
+    }
+    let lines =
+        ["MULTI", "SET more 1", "DBSIZE", "SCAN 0 COUNT 5", "RANDOMKEY", "KEYS mor?", "SCRIPT LOAD \"return 1\"", "SCAN nonsense", "EXEC"];
+    let exec = lines.map(|line| client.cmd(line))[8].clone();
+    let [set, size, page, random, keys, sha, refused] = exec.items() else { panic!("{exec:?}") };
+    assert_eq!((set, size, keys, sha.text().len()), (&ok(), &int(51), &Value::Array(vec![bulk("more")]), 40));
+    assert!(random.text().starts_with("key:") || random.text() == "more");
+    assert_eq!(refused.expect_error(), "ERR invalid cursor");
+    // Its cursor goes on outside, and one from outside goes on in it.
+    let mut found: Vec<String> = page.items()[1].items().iter().map(Value::text).collect();
+    let mut cursor = page.items()[0].text();
+    while cursor != "0" {
+        let page = if found.len().is_multiple_of(2) {
+            client.cmd(&format!("SCAN {cursor} COUNT 5"))
+        } else {
+            client.cmd("MULTI");
+            client.cmd(&format!("SCAN {cursor} COUNT 5"));
+            client.cmd("EXEC").items()[0].clone()
+        };
+        found.extend(page.items()[1].items().iter().map(Value::text));
+        cursor = page.items()[0].text();
+    }
+    found.sort_unstable();
+    found.dedup();
+    assert_eq!(found.len(), 51, "every key");
+    for line in ["MULTI", "FLUSHDB", "SET last 1", "EXEC"] {
+        client.cmd(line);
+    }
+    assert_eq!(client.cmd("KEYS *"), Value::Array(vec![bulk("last")]));
 }

@@ -57,7 +57,7 @@ const LISTED: &[(&str, usize, &str)] = &[
     ("worker/pubsub/nodes.rs", 1, "a connection for subscriptions is opened"),
     ("worker/recalled.rs", 7, "a command that waits for a key of a move"),
     ("worker/renew.rs", 1, "at every tick"),
-    ("worker/scan.rs", 3, "SCAN"),
+    ("worker/scan.rs", 6, "SCAN"),
     ("worker/scripts.rs", 7, "a script that this worker has not met, SCRIPT, and one that a node lacks"),
     ("worker/slowlog.rs", 5, "SLOWLOG, and at a tick after slow commands: so many in a second"),
     ("worker/transactions.rs", 1, "EXEC after EVALSHA: SCRIPT FLUSH at another worker counts"),

@@ -1,0 +1,57 @@
+//! Answers of nodes to COMMAND, for clients that connect while no node answers ([`crate::worker`], its `patience`).
+//!
+//! Not made from the command table: it has no documentation of commands, and libraries read what a server of some version says.
+
+use std::sync::Mutex;
+
+use crate::shared::lock;
+
+/// Answers that are kept, and the bytes of one, at most.
+const HEARD_MAX: usize = 8;
+const HEARD_BYTES_MAX: usize = 2 << 20;
+
+/// Answers to COMMAND: they say the same as long as a node's process runs, and differ little between nodes.
+#[derive(Debug, Default)]
+pub(crate) struct Heard(Mutex<Vec<Known>>);
+
+/// Whether in RESP3, the request, and the answer.
+type Known = (bool, Vec<u8>, Vec<u8>);
+
+impl Heard {
+    /// A node has answered this request, in RESP3 or not.
+    pub(crate) fn note(&self, resp3: bool, request: &[u8], answer: &[u8]) {
+        let mut known = lock(&self.0);
+        known.retain(|(protocol, of, _)| *protocol != resp3 || of != request);
+        if request.len() + answer.len() <= HEARD_BYTES_MAX {
+            if known.len() >= HEARD_MAX {
+                known.remove(0);
+            }
+            known.push((resp3, request.to_vec(), answer.to_vec()));
+        }
+    }
+
+    /// What was answered last.
+    pub(crate) fn answer(&self, resp3: bool, request: &[u8]) -> Option<Vec<u8>> {
+        lock(&self.0).iter().find(|(protocol, of, _)| *protocol == resp3 && of == request).map(|(.., answer)| answer.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_kept_by_request_and_protocol_and_few() {
+        let heard = Heard::default();
+        heard.note(false, b"COMMAND", b"old");
+        heard.note(false, b"COMMAND", b"new");
+        heard.note(true, b"COMMAND", b"resp3");
+        assert_eq!((heard.answer(false, b"COMMAND"), heard.answer(true, b"COMMAND")), (Some(b"new".to_vec()), Some(b"resp3".to_vec())));
+        for number in 0..HEARD_MAX {
+            heard.note(false, &[number as u8], b"x");
+        }
+        assert_eq!((lock(&heard.0).len(), heard.answer(false, b"COMMAND")), (HEARD_MAX, None));
+        heard.note(false, b"large", &vec![0; HEARD_BYTES_MAX]);
+        assert_eq!(heard.answer(false, b"large"), None);
+    }
+}

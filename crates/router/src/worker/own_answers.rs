@@ -1,0 +1,236 @@
+//! Commands that the router answers itself, in a transaction: they are queued, and answered at their place in EXEC's array.
+//!
+//! The node executes the others in one piece and knows nothing of these. One that concerns the client (`CLIENT SETNAME`) is executed when the node's answer to EXEC
+//! is there: a transaction that comes to nothing changes nothing. One for which nodes are asked (`INFO`, `CONFIG GET`) reads only, so it is answered
+//! before EXEC is sent, and no answer of a node is between the others and EXEC's.
+//!
+//! Not sent to the node with the others: its answers are about our connection and about one server.
+
+use switchyard_resp::command::{Handling, Local};
+use switchyard_resp::{encode, reply};
+
+use super::dispatch::Flow;
+use super::downstream::ReplyMode;
+use super::scan::QueuedScan;
+use super::transit::parsed;
+use super::{Stall, Worker};
+use crate::shared::Plan;
+use crate::slab::Handle;
+
+/// When a command of a transaction is answered by the router.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum When {
+    /// Before EXEC is sent: nodes are asked.
+    Before,
+    /// When the node has executed the others.
+    After,
+}
+
+/// When the router answers such a command in a transaction; `None`: it does not.
+pub(super) fn answered(local: Local) -> Option<When> {
+    match local {
+        Local::Info | Local::ConfigGet => Some(When::Before),
+        Local::AclWhoami
+        | Local::ClientCapa
+        | Local::ClientGetname
+        | Local::ClientHelp
+        | Local::ClientId
+        | Local::ClientInfo
+        | Local::ClientNoEvict
+        | Local::ClientNoTouch
+        | Local::ClientSetinfo
+        | Local::ClientSetname
+        | Local::Lolwut
+        | Local::Role => Some(When::After),
+        _ => None,
+    }
+}
+
+/// The answer that is caught instead of given to a client.
+#[derive(Debug, Default)]
+pub(super) enum Caught {
+    /// Answers are given to clients.
+    #[default]
+    Nothing,
+    /// The next one is caught.
+    Wanted,
+    Answer(Vec<u8>),
+}
+
+impl Caught {
+    /// Takes an answer, if it is to be caught.
+    #[inline]
+    pub(super) fn takes(&mut self, answer: &[u8]) -> bool {
+        let is_wanted = matches!(self, Self::Wanted);
+        if is_wanted {
+            *self = Self::Answer(answer.to_vec());
+        }
+        is_wanted
+    }
+
+    fn end(&mut self) -> Option<Vec<u8>> {
+        match std::mem::take(self) {
+            Self::Answer(answer) => Some(answer),
+            Self::Nothing | Self::Wanted => None,
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Answer {
+    None,
+    /// Nodes are asked: the number that the client is owed it under, and the client's database.
+    Awaited(u32, u32),
+    Given(Vec<u8>),
+}
+
+#[derive(Debug)]
+struct Own {
+    /// Its place in EXEC's array; `None`: nothing but its answer is wanted.
+    place: Option<usize>,
+    request: Vec<u8>,
+    when: When,
+    answer: Answer,
+}
+
+/// The commands of a transaction that the node does not answer as its clients see it.
+#[derive(Debug, Default)]
+pub(super) struct OwnAnswers {
+    own: Vec<Own>,
+    /// The places of the node's answers to SCAN among its answers.
+    scans: Vec<(usize, QueuedScan)>,
+}
+
+impl OwnAnswers {
+    pub(super) fn is_empty(&self) -> bool {
+        self.own.is_empty() && self.scans.is_empty()
+    }
+
+    /// How many are in EXEC's array.
+    pub(super) fn count(&self) -> usize {
+        self.own.iter().filter(|own| own.place.is_some()).count()
+    }
+
+    /// Bytes that they take.
+    pub(super) fn bytes(&self) -> usize {
+        self.own.iter().map(|own| size_of::<Own>() + own.request.capacity()).sum::<usize>()
+            + self.scans.len() * size_of::<(usize, QueuedScan)>()
+    }
+
+    /// Queues one at this place of EXEC's array.
+    pub(super) fn queue(&mut self, place: usize, when: When, request: &[u8]) {
+        self.own.push(Own { place: Some(place), request: request.to_vec(), when, answer: Answer::None });
+    }
+
+    /// A SCAN that the node answers, at this place among its answers.
+    pub(super) fn queue_scan(&mut self, place: usize, scan: QueuedScan) {
+        self.scans.push((place, scan));
+    }
+
+    /// Nodes are asked whether they have this database before EXEC is sent.
+    pub(super) fn ask_for_database(&mut self, database: u32) {
+        let mut request = Vec::new();
+        encode::command(&mut request, [&b"SELECT"[..], database.to_string().as_bytes()]);
+        if self.own.iter().all(|own| own.request != request) {
+            self.own.push(Own { place: None, request, when: When::Before, answer: Answer::None });
+        }
+    }
+
+    fn unasked(&mut self) -> Option<&mut Own> {
+        self.own.iter_mut().find(|own| own.when == When::Before && matches!(own.answer, Answer::None))
+    }
+
+    fn awaited(&mut self, seq: u32) -> Option<&mut Own> {
+        self.own.iter_mut().find(|own| matches!(own.answer, Answer::Awaited(of, _) if of == seq))
+    }
+}
+
+impl Worker {
+    /// Asks nodes for what is to be known before EXEC is sent. `None`: all is.
+    #[cold]
+    pub(super) fn ask_before_exec(&mut self, plan: &Plan, handle: Handle) -> Option<Flow> {
+        loop {
+            let client = self.clients.get_mut(handle)?;
+            let (is_owed, mode, database) = (client.in_flight() > 0, client.reply_mode, client.database);
+            let own = client.session.as_mut()?.multi.own.unasked()?;
+            if is_owed {
+                return Some(Flow::Stall(Stall::Barrier));
+            }
+            let request = own.request.clone();
+            // It is EXEC that is answered or not.
+            client.reply_mode = ReplyMode::On;
+            let (flow, answer) = self.caught(plan, handle, &request);
+            let client = self.clients.get_mut(handle)?;
+            client.reply_mode = mode;
+            let seq = client.last_owed();
+            let own = client.session.as_mut()?.multi.own.unasked()?;
+            match (flow, answer) {
+                (_, Some(answer)) => {
+                    own.answer = Answer::Given(answer);
+                    client.database = database;
+                }
+                (Flow::Next, None) => {
+                    own.answer = Answer::Awaited(seq, database);
+                    return Some(Flow::Stall(Stall::Barrier));
+                }
+                (flow, None) => return Some(flow),
+            }
+        }
+    }
+
+    /// Executes a command that the router answers; with its answer, where it is there at once.
+    fn caught(&mut self, plan: &Plan, handle: Handle, request: &[u8]) -> (Flow, Option<Vec<u8>>) {
+        self.caught = Caught::Wanted;
+        let flow = parsed(plan, request, |command, args| match command.handling {
+            Handling::Local(local) => self.local(plan, handle, command, local, request, args),
+            _ => Flow::Next,
+        });
+        (flow.unwrap_or(Flow::Next), self.caught.end())
+    }
+
+    /// Gives a client the answer that several nodes have made together, or its transaction, if that has asked for it.
+    pub(super) fn deliver_joined(&mut self, handle: Handle, seq: u32, answer: &[u8]) {
+        let Some(client) = self.clients.get_mut(handle) else { return };
+        if client.in_multi
+            && let Some(own) = client.session.as_mut().and_then(|session| session.multi.own.awaited(seq))
+            && let Answer::Awaited(_, database) = std::mem::replace(&mut own.answer, Answer::Given(answer.to_vec()))
+        {
+            client.database = database;
+            return self.deliver(handle, seq, b"");
+        }
+        self.deliver(handle, seq, answer);
+    }
+
+    /// The node's answer to EXEC with the router's own answers at their places; what concerns the client is executed now.
+    pub(super) fn with_own_answers(&mut self, handle: Handle, own: OwnAnswers, answer: &[u8]) -> Vec<u8> {
+        let plan = self.plan.clone();
+        let count = own.count();
+        let mut given: Vec<(usize, Vec<u8>)> = Vec::with_capacity(count);
+        for own in own.own {
+            let Some(place) = own.place else { continue };
+            let answer = match own.answer {
+                Answer::Given(answer) => Some(answer),
+                Answer::None | Answer::Awaited(..) => self.caught(&plan, handle, &own.request).1,
+            };
+            given.push((place, answer.unwrap_or_else(|| b"-ERR switchyard: a command of the transaction was not answered\r\n".to_vec())));
+        }
+        let mut elements = reply::elements(answer);
+        let whole = elements.remaining() as usize + count;
+        let mut out = Vec::with_capacity(answer.len() + 64 * count);
+        encode::header(&mut out, b'*', whole);
+        let (mut given, mut place) = (given.into_iter().peekable(), 0);
+        for at in 0..whole {
+            if let Some((_, answer)) = given.next_if(|(place, _)| *place == at) {
+                out.extend_from_slice(&answer);
+                continue;
+            }
+            let Some(element) = elements.next() else { break };
+            match own.scans.iter().find(|(of, _)| *of == place) {
+                Some((_, scan)) => out.extend_from_slice(&self.scanned(scan, element)),
+                None => out.extend_from_slice(element),
+            }
+            place += 1;
+        }
+        out
+    }
+}

@@ -1,0 +1,306 @@
+//! Between MULTI and EXEC: each command is checked and kept, for EXEC to send ([`super::transactions`]).
+//!
+//! Apart from what EXEC does, because nothing here reaches a node.
+
+use std::sync::Arc;
+
+use switchyard_policy::routing::{Route, route};
+use switchyard_policy::topology::Slot;
+use switchyard_resp::command::{Command, Flags, Handling, KeyError, Local, errors};
+use switchyard_resp::request::Args;
+
+use super::Worker;
+use super::dispatch::Flow;
+use super::local::parse;
+use super::own_answers::{OwnAnswers, When, answered};
+use super::pubsub::Kind;
+use super::scan::QueuedScan;
+use crate::one_node::Limit;
+use crate::shared::Plan;
+use crate::slab::Handle;
+
+const QUEUED: &[u8] = b"+QUEUED\r\n";
+
+/// Bytes of commands queued by one client; as much as one request may have.
+const QUEUE_MAX: usize = 1 << 30;
+
+/// Queues larger than this are not kept for the next transaction.
+const KEPT_MAX: usize = 16 << 10;
+
+/// A PUBLISH or SPUBLISH in a transaction: the node's count is made ours when EXEC is answered.
+#[derive(Debug)]
+pub(super) struct Published {
+    /// Its place among the commands.
+    pub(super) place: usize,
+    pub(super) kind: Kind,
+    pub(super) channel: Box<[u8]>,
+}
+
+/// The commands since MULTI.
+#[derive(Debug, Default)]
+pub(super) struct Multi {
+    /// Requests, one after the other.
+    pub(super) queue: Vec<u8>,
+    /// Length and class of each.
+    pub(super) commands: Vec<(u32, u8)>,
+    /// Where their keys are.
+    pub(super) slot: Option<Slot>,
+    pub(super) slow: bool,
+    pub(super) writes: bool,
+    /// A command is executed only while there is one node, because of this limit.
+    pub(super) alone: Option<Limit>,
+    /// A command was refused: EXEC will be, too.
+    pub(super) aborted: bool,
+    /// The databases that it selects.
+    pub(super) selects: Vec<u32>,
+    /// It selects one.
+    pub(super) has_select: bool,
+    /// What the router answers.
+    pub(super) own: OwnAnswers,
+    /// Scripts called by their SHA-1.
+    pub(super) scripts: Vec<[u8; 40]>,
+    pub(super) published: Vec<Published>,
+}
+
+impl Multi {
+    pub(super) fn count(&self) -> usize {
+        self.commands.len()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.queue.len() + self.own.bytes()
+    }
+
+    /// Bytes that they take.
+    pub(super) fn memory(&self) -> usize {
+        let published: usize = self.published.iter().map(|p| size_of::<Published>() + p.channel.len()).sum();
+        self.own.bytes()
+            + self.queue.capacity()
+            + self.commands.capacity() * size_of::<(u32, u8)>()
+            + self.scripts.capacity() * 40
+            + published
+    }
+
+    /// The commands, one by one.
+    pub(super) fn requests(&self) -> Vec<Vec<u8>> {
+        let mut at = 0;
+        let request = |(len, _): &(u32, u8)| {
+            let from = at;
+            at += *len as usize;
+            self.queue[from..at].to_vec()
+        };
+        self.commands.iter().map(request).collect()
+    }
+
+    pub(super) fn clear(&mut self) {
+        let mut queue = std::mem::take(&mut self.queue);
+        let mut commands = std::mem::take(&mut self.commands);
+        queue.clear();
+        commands.clear();
+        *self = Self::default();
+        if queue.capacity() <= KEPT_MAX && commands.capacity() <= KEPT_MAX / 8 {
+            self.queue = queue;
+            self.commands = commands;
+        }
+    }
+}
+
+/// What is done with a command between MULTI and EXEC.
+enum Queueing {
+    /// Queued; its keys are in this slot, if it has any.
+    Queue(Option<Slot>),
+    /// The same, for as long as there is one node.
+    Alone(Limit),
+    /// The same, for a SELECT.
+    Select(u32),
+    /// The same, for a SCAN that the only node executes.
+    Scan(Vec<u8>, QueuedScan),
+    /// The router answers it.
+    Own(When),
+    Refuse(String),
+}
+
+impl Worker {
+    /// A command of a client that is between MULTI and EXEC.
+    #[cold]
+    pub(super) fn in_multi(&mut self, plan: &Arc<Plan>, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
+        let class = command.class() as u8;
+        match command.handling {
+            Handling::Local(Local::Exec) => return self.exec(plan, handle, class),
+            Handling::Local(Local::Discard) => {
+                self.discard(handle);
+                self.answer(handle, class, b"+OK\r\n");
+                return Flow::Next;
+            }
+            Handling::Local(local @ (Local::Quit | Local::Reset)) => return self.local(plan, handle, command, local, raw, args),
+            Handling::Local(Local::Multi) => return self.refuse(handle, class, "ERR MULTI calls can not be nested"),
+            Handling::Local(Local::Watch) => return self.refuse(handle, class, "ERR WATCH inside MULTI is not allowed"),
+            _ => {}
+        }
+        let mut scan = None;
+        let (slot, select, alone) = match self.queueing(plan, handle, command, args) {
+            Queueing::Queue(slot) => (slot, None, None),
+            Queueing::Alone(limit) => (None, None, Some(limit)),
+            Queueing::Select(database) => (None, Some(database), None),
+            Queueing::Scan(request, queued) => {
+                scan = Some((request, queued));
+                (None, None, Some(Limit::EveryNode))
+            }
+            Queueing::Own(when) => {
+                if let Some(multi) = self.clients.get_mut(handle).map(|client| &mut client.session().multi).filter(|multi| !multi.aborted) {
+                    multi.own.queue(multi.commands.len() + multi.own.count(), when, raw);
+                }
+                self.answer(handle, class, QUEUED);
+                return Flow::Next;
+            }
+            Queueing::Refuse(text) => {
+                self.spoil(handle);
+                return self.refuse(handle, class, &text);
+            }
+        };
+        // Code that is checked while it runs is other code for the node.
+        let checked = match self.checked_code(plan, command, args) {
+            Ok(checked) => checked,
+            Err(text) => {
+                self.spoil(handle);
+                return self.refuse(handle, class, &text);
+            }
+        };
+        let code = if command.flags.has(Flags::SCRIPT) { self.limit_of_code(plan, command, args) } else { None };
+        let sha = self.sha_sent(plan, command, args);
+        let (request, scan) = scan.unzip();
+        let raw = request.as_deref().or(checked.as_deref()).unwrap_or(raw);
+        let is_known = select.is_none_or(|database| self.shared.has_database(&self.keepers.all(), database));
+        let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
+        let multi = &mut client.session().multi;
+        if !multi.aborted {
+            multi.slot = multi.slot.or(slot);
+            multi.selects.extend(select);
+            multi.has_select |= select.is_some();
+            if let Some(database) = select.filter(|_| !is_known) {
+                multi.own.ask_for_database(database);
+            }
+            if let Some(scan) = scan {
+                multi.own.queue_scan(multi.commands.len(), scan);
+            }
+            multi.slow |= command.flags.has(Flags::SLOW);
+            multi.writes |= !command.flags.has(Flags::READONLY);
+            multi.alone = multi.alone.or(alone).or(code);
+            let kind = match command.handling {
+                Handling::Local(Local::Publish) => Some(Kind::Channel),
+                Handling::Local(Local::Spublish) => Some(Kind::Shard),
+                _ => None,
+            };
+            let channel = args.get(1).unwrap_or_default().into();
+            multi.published.extend(kind.map(|kind| Published { place: multi.commands.len(), kind, channel }));
+            multi.queue.extend_from_slice(raw);
+            multi.commands.push((raw.len() as u32, class));
+            if let Some(sha) = sha
+                && !multi.scripts.contains(&sha)
+            {
+                multi.scripts.push(sha);
+            }
+        }
+        self.answer(handle, class, QUEUED);
+        Flow::Next
+    }
+
+    /// A command was refused between MULTI and EXEC.
+    pub(super) fn spoil(&mut self, handle: Handle) {
+        if let Some(client) = self.clients.get_mut(handle).filter(|c| c.in_multi) {
+            let multi = &mut client.session().multi;
+            multi.clear();
+            multi.aborted = true;
+        }
+    }
+
+    /// A command with a wrong number of arguments. EXEC with arguments ends the transaction.
+    #[cold]
+    pub(super) fn wrong_arity(&mut self, handle: Handle, command: &Command) -> Flow {
+        let class = command.class() as u8;
+        let text = errors::arity(command);
+        if command.handling == Handling::Local(Local::Exec) {
+            self.discard(handle);
+            let why = text.strip_prefix("ERR ").unwrap_or(&text);
+            return self.refuse(handle, class, &format!("EXECABORT Transaction discarded because of: {why}"));
+        }
+        self.spoil(handle);
+        self.refuse(handle, class, &text)
+    }
+
+    fn queueing(&mut self, plan: &Plan, handle: Handle, command: &Command, args: &Args<'_>) -> Queueing {
+        let name = command.name.replace('|', " ");
+        let Some(session) = self.clients.get(handle).and_then(|c| c.session.as_ref()) else { return Queueing::Queue(None) };
+        let known = session.multi.slot.or(session.watch.as_ref().map(|w| w.slot));
+        let is_only = plan.topology.only_node().is_some();
+        if session.multi.bytes() > QUEUE_MAX {
+            return Queueing::Refuse(format!("ERR Switchyard queues at most {QUEUE_MAX} bytes of commands in a transaction"));
+        }
+        if matches!(&*command.name, "PSYNC" | "SAVE" | "SHUTDOWN" | "SYNC") {
+            return Queueing::Refuse("ERR Command not allowed inside a transaction".into());
+        }
+        match command.handling {
+            Handling::Keyed | Handling::Split(_) | Handling::Local(Local::Spublish) => {
+                let mut keys = std::mem::take(&mut self.keys);
+                keys.clear();
+                let found = command.find_keys(args, &mut keys);
+                let target = route(&plan.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
+                self.keys = keys;
+                match (found, target) {
+                    // The node says what is wrong, and when: at EXEC.
+                    (
+                        Err(
+                            KeyError::Arity
+                            | KeyError::NumkeysNotInteger(_)
+                            | KeyError::NumkeysTooSmall(_)
+                            | KeyError::NumkeysTooLarge(_)
+                            | KeyError::Syntax
+                            | KeyError::UnbalancedStreams,
+                        ),
+                        _,
+                    )
+                    | (Ok(()), Route::Anywhere) => Queueing::Queue(None),
+                    (Err(error), _) if error.is_about_places() && is_only => Queueing::Alone(Limit::Unnamed),
+                    (Err(error), _) => Queueing::Refuse(error.text(command)),
+                    // Where they live is looked at with EXEC.
+                    (Ok(()), Route::Owner(slot, _) | Route::Parted(slot)) if known.is_none_or(|k| k == slot) => Queueing::Queue(Some(slot)),
+                    (Ok(()), Route::Owner(..) | Route::Together(_)) if is_only => Queueing::Alone(Limit::Slots),
+                    (Ok(()), Route::Owner(..) | Route::Together(_) | Route::Parted(_) | Route::CrossSlot) => {
+                        Queueing::Refuse(errors::CROSSSLOT.into())
+                    }
+                }
+            }
+            // Executed where the transaction is; subscriptions are at every node. A shard channel must belong there.
+            Handling::Local(Local::Publish) => Queueing::Queue(None),
+            // Its reply would be the node's, with what Switchyard has put before libraries.
+            Handling::Any
+                if &*command.name == "FUNCTION|LIST"
+                    && plan.checks_scripts()
+                    && args.iter().any(|arg| arg.eq_ignore_ascii_case(b"WITHCODE")) =>
+            {
+                Queueing::Refuse("ERR Switchyard does not serve FUNCTION LIST WITHCODE inside MULTI. Call it outside".into())
+            }
+            Handling::Any | Handling::Local(Local::Ping | Local::Echo | Local::Time | Local::Unwatch) => Queueing::Queue(None),
+            Handling::Every(_) | Handling::OnlyNode(_) if is_only => Queueing::Alone(Limit::EveryNode),
+            Handling::Every(_) => Queueing::Refuse(format!(
+                "ERR Switchyard does not serve {name} inside MULTI: it concerns every node, and a transaction is executed by one. Call it outside"
+            )),
+            Handling::Local(Local::Select) => match args.get(1).and_then(parse::<u32>) {
+                // Out of range: the node says so at EXEC.
+                None => Queueing::Queue(None),
+                Some(database) => Queueing::Select(database),
+            },
+            Handling::Local(Local::RandomKey) if is_only => Queueing::Alone(Limit::EveryNode),
+            Handling::Local(Local::Scan) if let Some(node) = plan.topology.only_node() => match self.queued_scan(args, node) {
+                Some((request, scan)) => Queueing::Scan(request, scan),
+                // What is wrong with it, or that its scan is at an end, the router says.
+                None => Queueing::Own(When::Before),
+            },
+            Handling::Local(local) if let Some(when) = answered(local) => Queueing::Own(when),
+            Handling::Local(_) => Queueing::Refuse(format!(
+                "ERR Switchyard does not serve {name} inside MULTI: Switchyard answers it, and the node executes the transaction. Call it outside"
+            )),
+            Handling::OnlyNode(_) | Handling::Refused(_) => Queueing::Refuse(errors::not_served(command).unwrap_or_default()),
+        }
+    }
+}
