@@ -61,7 +61,8 @@ impl Worker {
             return;
         };
         let Some(address) = self.plan.address_of(link.node, link.replica()) else {
-            self.attempt_failed(handle, "no Sentinel has named its primary yet");
+            let why = access.unresolved.clone().unwrap_or_else(|| "no Sentinel has named its primary yet".to_owned());
+            self.attempt_failed(handle, &why);
             return;
         };
         let tls = access.tls.as_ref().map(|tls| Tls::connect(tls.config.clone(), tls.name.clone())).transpose();
