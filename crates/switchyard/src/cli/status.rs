@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use switchyard_control::admin::{Silence, StatusReport};
+use switchyard_control::admin::StatusReport;
 use switchyard_resp::units::{describe_time, plural};
 
 use super::admin_client::{AdminClient, AdminFlags};
@@ -48,11 +48,9 @@ fn render(status: &StatusReport) -> String {
         if moving > 0 {
             parts.push(format!("keys of {} {} on the way cannot be used", count(moving), plural(moving, "slot")));
         }
-        let limping =
-            status.nodes.iter().filter(|node| matches!(node.silence, Some(Silence::Busy { .. })) || node.refuses_writes.is_some()).count()
-                as u64;
+        let limping = status.nodes.iter().filter(|node| !node.conditions().is_empty()).count() as u64;
         if limping > 0 {
-            parts.push(format!("{limping} {} busy or refusing writes", plural(limping, "node")));
+            parts.push(format!("{limping} {} silent, busy or refusing writes", plural(limping, "node")));
         }
         if status.troubles.iter().any(|trouble| trouble.id.is_none()) {
             parts.push("the state directory needs a look".to_owned());

@@ -129,7 +129,10 @@ impl Worker {
             Standing::Down => {
                 // No node serves: as one server that is not there.
                 let waiting = std::mem::take(&mut topic.waiting);
-                waiting.into_iter().for_each(|(client, _)| self.close_client(client));
+                for (client, _) in waiting {
+                    self.flush_client(client);
+                    self.close_client(client);
+                }
                 return;
             }
             Standing::Refused(error) => Some(error),
