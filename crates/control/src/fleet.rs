@@ -77,6 +77,7 @@ impl Fleet {
                 requests: node.requests,
                 errors: node.errors,
                 in_flight: node.in_flight,
+                resolved: node.address.filter(|address| node.servers.is_none() && address.to_string() != node.name),
                 primary: node.servers.as_ref().and_then(|s| s.primary),
                 replicas: node.servers.as_ref().map(|s| s.readable.clone()).unwrap_or_default(),
                 silence: self.running.health().silence(node, now),

@@ -64,6 +64,7 @@ fn node(id: u16, link: LinkReport, slots: u64) -> NodeReport {
         in_flight: 2,
         primary: None,
         replicas: Vec::new(),
+        resolved: None,
         silence: None,
         refuses_writes: None,
     }

@@ -119,6 +119,8 @@ pub struct NodeStatus {
     pub name: String,
     /// Whether it can be talked to.
     pub link: Link,
+    /// The address that it is connected at: that of its primary, for a node that has replicas.
+    pub address: Option<SocketAddr>,
     /// `run_id` of the server process, once known: another one means that it restarted.
     pub run_id: Option<String>,
     /// `redis` or `valkey`, with its version, once known ("redis 7.0.15").
@@ -419,6 +421,30 @@ impl Router {
         self.shared.change_plan(|plan| plan.reconfigured(live, plan.overrides.clone()));
     }
 
+    /// A node's name leads to this address now; connections that are open stay. An error: to none, and the node keeps the address that it has. A node that
+    /// has replicas keeps its servers. True where anything has changed.
+    pub fn name_resolves(&self, node: NodeId, found: Result<SocketAddr, String>) -> bool {
+        let with = |plan: &Plan| {
+            let access = plan.live.nodes.get(&node).filter(|_| !plan.servers.contains_key(&node))?;
+            let (address, unresolved) = match &found {
+                Ok(address) => (Some(*address), None),
+                Err(why) => (access.address, access.address.is_none().then(|| why.clone())),
+            };
+            let is_taken = plan.live.nodes.iter().any(|(other, known)| *other != node && address.is_some() && known.address == address);
+            if is_taken || (access.address, &access.unresolved) == (address, &unresolved) {
+                return None;
+            }
+            let mut live = (*plan.live).clone();
+            live.nodes.insert(node, NodeAccess { address, unresolved, ..access.clone() });
+            Some(Plan { live: Arc::new(live), ..plan.clone() })
+        };
+        if with(&self.shared.plan()).is_none() {
+            return false;
+        }
+        self.shared.change_plan(|plan| with(plan).unwrap_or_else(|| plan.clone()));
+        true
+    }
+
     /// Forgets what CONFIG SET has changed: the settings are these again. False where it had changed nothing.
     pub fn forget_config_set(&self, live: Live) -> bool {
         let had_any = !self.shared.plan().overrides.is_empty();
@@ -547,6 +573,11 @@ impl Router {
         self.shared.connection_name(what)
     }
 
+    /// The way to each node by its configuration, with the address that its name leads to by now.
+    pub fn configured_access(&self) -> BTreeMap<NodeId, NodeAccess> {
+        self.shared.plan().live.nodes.clone()
+    }
+
     /// How the primary of each node is reached now.
     pub fn node_access(&self) -> BTreeMap<NodeId, NodeAccess> {
         let plan = self.shared.plan();
@@ -601,6 +632,7 @@ impl Router {
                 _ if up => Link::Up,
                 _ => Link::Connecting,
             },
+            address: self.shared.plan().address_of(id, None),
             run_id: facts.run_id.as_deref().map(str::to_string),
             version: (!facts.version.is_empty()).then(|| format!("{} {}", facts.flavour, facts.version)),
             requests: sum(|c| c.classes.iter().map(|k| k.requests.get()).sum()),

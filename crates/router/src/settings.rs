@@ -354,8 +354,10 @@ pub struct KnownProcess {
 pub struct NodeAccess {
     /// Its name in errors, logs and metrics: the address as the user wrote it.
     pub name: String,
-    /// Resolved address. `None` for a node whose primary is found out at run time: see [`Servers`].
+    /// Resolved address. `None` for a node whose primary is found out at run time (see [`Servers`]), or whose name does not resolve.
     pub address: Option<SocketAddr>,
+    /// Why its name does not resolve.
+    pub unresolved: Option<String>,
     /// ACL user to authenticate as; `None` with a password: the default user.
     pub username: Option<String>,
     /// Password of that user.

@@ -115,6 +115,9 @@ pub struct NodeReport {
     pub errors: u64,
     /// Commands sent and not yet answered.
     pub in_flight: u64,
+    /// The address that its name leads to, where the name is no address itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resolved: Option<SocketAddr>,
     /// Its primary now, for a node that has replicas, once known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub primary: Option<SocketAddr>,

@@ -43,6 +43,10 @@ pub struct Watched {
 pub fn watched(topology: &Topology, nodes: &[NodeAddress], store: &RedbStore) -> anyhow::Result<Vec<Watched>> {
     let mut watched = Vec::new();
     for node in nodes.iter().filter(|node| node.sentinel.is_some() || !node.replicas.is_empty()) {
+        if let Some(why) = &node.unresolved {
+            warn!(node = %node.name, why, "a node's replicas are not watched while its name does not resolve; reload when it does");
+            continue;
+        }
         let Some(id) = topology.nodes().find(|known| known.name == node.name).map(|known| known.id) else { continue };
         let stored = store.load_primary(&node.name).with_context(|| format!("node {}", node.name))?;
         let servers = node.address.into_iter().chain(node.replicas.iter().copied()).collect();
@@ -76,7 +80,11 @@ impl Observer {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot watch replicas")?;
         let thread = std::thread::Builder::new()
             .name("observer".to_owned())
-            .spawn(move || runtime.block_on(observe(watched, &store, &running, stopped)))
+            .spawn(move || {
+                runtime.block_on(observe(watched, &store, &running, stopped));
+                // A look-up of a name may take long, and nobody wants its outcome any more.
+                runtime.shutdown_background();
+            })
             .context("cannot watch replicas")?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }

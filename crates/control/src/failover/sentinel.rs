@@ -12,7 +12,7 @@ use tracing::{debug, warn};
 
 use super::Sender;
 use crate::nodes::wire::{Connection, refuse_error};
-use crate::nodes::{SentinelAddress, SentinelPlace};
+use crate::nodes::{Endpoint, SentinelAddress, SentinelPlace};
 
 /// How often it is asked without an announcement.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -21,24 +21,26 @@ const INTERVAL: Duration = Duration::from_millis(500);
 const RETRY: Duration = Duration::from_millis(500);
 
 pub(super) async fn listen(node: usize, place: SentinelPlace, group: SentinelAddress, sender: Sender) {
-    let address = place.address;
-    let access = group.access(&place);
+    let access = group.access(&place, None);
+    let SentinelPlace { endpoint, .. } = place;
     let mut told = false;
     loop {
-        let why = match attend(node, address, &access, &group.master, &sender).await {
+        let why = match attend(node, &endpoint, &access, &group.master, &sender).await {
             Ok(()) => return, // nobody listens to us any more
             Err(why) => why,
         };
         if !std::mem::replace(&mut told, true) {
-            warn!(sentinel = %address, master = group.master, %why, "a Sentinel does not answer; trying again");
+            warn!(sentinel = %endpoint, master = group.master, %why, "a Sentinel does not answer; trying again");
         } else {
-            debug!(sentinel = %address, master = group.master, %why, "a Sentinel does not answer");
+            debug!(sentinel = %endpoint, master = group.master, %why, "a Sentinel does not answer");
         }
         tokio::time::sleep(RETRY).await;
     }
 }
 
-async fn attend(node: usize, address: SocketAddr, access: &NodeAccess, master: &str, sender: &Sender) -> io::Result<()> {
+async fn attend(node: usize, endpoint: &Endpoint, access: &NodeAccess, master: &str, sender: &Sender) -> io::Result<()> {
+    let named = endpoint.clone();
+    let address = tokio::task::spawn_blocking(move || named.resolve()).await?.map_err(io::Error::other)?;
     let mut questions = Connection::open(address, access).await?;
     let mut announcements = Connection::open(address, access).await?;
     refuse_error(&announcements.ask(&["SUBSCRIBE", "+switch-master"]).await?)?;

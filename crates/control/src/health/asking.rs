@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -12,14 +12,18 @@ use switchyard_policy::empty_return::Sent;
 use switchyard_policy::topology::NodeId;
 use switchyard_router::{NodeAccess, Router};
 use tokio::sync::oneshot;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tracing::{debug, info, warn};
 
 use super::INTERVAL;
 use super::said::{QUESTIONS, Said, read};
 use crate::admin::Silence;
+use crate::nodes::Endpoint;
 use crate::nodes::wire::Connection;
 use crate::running::Running;
+
+/// A connection that is not made within this is tried again, perhaps elsewhere.
+const CONNECT: Duration = Duration::from_secs(2);
 
 /// A connection on which nothing came for so long is given up: the node may have forgotten it.
 const GIVE_UP: Duration = Duration::from_secs(30);
@@ -28,7 +32,7 @@ const GIVE_UP: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct HealthThread {
     stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<thread::JoinHandle<()>>,
 }
 
 impl HealthThread {
@@ -39,9 +43,13 @@ impl HealthThread {
     pub fn start(running: Arc<Running>) -> anyhow::Result<Self> {
         let (stop, stopped) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot ask nodes how they are")?;
-        let thread = std::thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("health".to_owned())
-            .spawn(move || runtime.block_on(watch(running, stopped)))
+            .spawn(move || {
+                runtime.block_on(watch(running, stopped));
+                // A look-up of a name may take long, and nobody wants its outcome any more.
+                runtime.shutdown_background();
+            })
             .context("cannot ask nodes how they are")?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
@@ -127,6 +135,7 @@ fn tell(running: &Running, told: &mut BTreeMap<NodeId, Told>) {
 /// Asks one node again and again.
 async fn ask(node: NodeId, access: NodeAccess, running: Arc<Running>) {
     let mut connection = None;
+    let mut name = Name::of(&access);
     loop {
         let began = Instant::now();
         running.health().note_asked(node, began);
@@ -147,7 +156,41 @@ async fn ask(node: NodeId, access: NodeAccess, running: Arc<Running>) {
             }
             Err(_) => connection = None,
         }
+        if connection.is_none() {
+            name.look_up(node, &running);
+        }
         tokio::time::sleep(INTERVAL.saturating_sub(began.elapsed())).await;
+    }
+}
+
+/// The name of a node, which may lead elsewhere than it did: it is looked up again after each attempt that failed, on a thread where that may take its time.
+struct Name {
+    endpoint: Option<Endpoint>,
+    under_way: Option<JoinHandle<()>>,
+}
+
+impl Name {
+    fn of(access: &NodeAccess) -> Self {
+        // Names of Sentinels' nodes are none of hosts; the router knows which these are.
+        let endpoint = Endpoint::parse(&access.name, None).ok().filter(Endpoint::is_name);
+        Self { endpoint, under_way: None }
+    }
+
+    fn look_up(&mut self, node: NodeId, running: &Arc<Running>) {
+        if self.under_way.as_ref().is_some_and(|task| !task.is_finished()) {
+            return;
+        }
+        let Some(endpoint) = self.endpoint.clone() else { return };
+        let running = Arc::clone(running);
+        self.under_way = Some(tokio::task::spawn_blocking(move || {
+            let found = endpoint.resolve();
+            let is_news = running.with(|router| router.name_resolves(node, found.clone())).unwrap_or(false);
+            if let Ok(address) = found
+                && is_news
+            {
+                info!(node = %endpoint, %address, "the name of the node leads to another address now");
+            }
+        }));
     }
 }
 
@@ -156,7 +199,7 @@ async fn round(connection: &mut Option<Connection>, access: &NodeAccess) -> io::
         Some(connection) => connection,
         none => {
             let address = access.address.ok_or(io::ErrorKind::AddrNotAvailable)?;
-            none.insert(Connection::open_within(GIVE_UP, address, access).await?)
+            none.insert(Connection::open_within(CONNECT, address, access).await?.with_patience(GIVE_UP))
         }
     };
     Ok(read(&connection.ask_together(&QUESTIONS).await?))

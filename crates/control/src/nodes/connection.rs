@@ -95,7 +95,10 @@ fn handshake(tls: &NodeTls, mut tcp: TcpStream) -> Result<impl Stream + use<>, S
 impl NodeConnection {
     /// Connects and authenticates as the router does.
     pub fn open(access: &NodeAccess, timeout: Duration) -> Result<Self, String> {
-        let Some(address) = access.address else { return Err("has no known primary".into()) };
+        let Some(address) = access.address else {
+            let why = access.unresolved.as_ref().map(|why| format!("cannot be reached: {why}"));
+            return Err(why.unwrap_or_else(|| "has no known primary".into()));
+        };
         let tcp = TcpStream::connect_timeout(&address, timeout).map_err(|e| format!("cannot be reached: {e}"))?;
         let bounded = tcp.set_read_timeout(Some(timeout)).and_then(|()| tcp.set_write_timeout(Some(timeout)));
         bounded.and_then(|()| tcp.set_nodelay(true)).map_err(|e| e.to_string())?;

@@ -82,6 +82,11 @@ impl Endpoint {
         &self.host
     }
 
+    /// Whether the host is a name, whose address may change.
+    pub fn is_name(&self) -> bool {
+        self.host != "*" && self.host.parse::<IpAddr>().is_err()
+    }
+
     /// Its host and its port.
     pub fn parts(&self) -> (String, u16) {
         (self.host.clone(), self.port)

@@ -35,8 +35,10 @@ pub fn parse_endpoint(text: &str) -> Result<String, String> {
 pub struct NodeAddress {
     /// Its address as the user wrote it, or the name that Sentinels know it by.
     pub name: String,
-    /// `None`: Sentinels say where it is.
+    /// `None`: Sentinels say where it is, or its name does not resolve.
     pub address: Option<SocketAddr>,
+    /// Why its name does not resolve.
+    pub unresolved: Option<String>,
     /// As whom the router logs in.
     pub username: Option<String>,
     /// With what.
@@ -67,18 +69,19 @@ pub struct SentinelAddress {
 /// One Sentinel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SentinelPlace {
-    /// Where it is.
-    pub address: SocketAddr,
+    /// Where it is: its name is looked up whenever it is connected to.
+    pub endpoint: Endpoint,
     /// For a TLS connection to it.
     pub tls: Option<NodeTls>,
 }
 
 impl SentinelAddress {
-    /// How one of the Sentinels is reached.
-    pub fn access(&self, place: &SentinelPlace) -> NodeAccess {
+    /// The way to one of the Sentinels, at this address.
+    pub fn access(&self, place: &SentinelPlace, address: Option<SocketAddr>) -> NodeAccess {
         NodeAccess {
             name: self.master.clone(),
-            address: Some(place.address),
+            address,
+            unresolved: None,
             username: self.username.clone(),
             password: self.password.clone(),
             tls: place.tls.clone(),
@@ -92,6 +95,7 @@ impl NodeAddress {
         NodeAccess {
             name: self.name.clone(),
             address: self.address,
+            unresolved: self.unresolved.clone(),
             username: self.username.clone(),
             password: self.password.clone(),
             tls: self.tls.clone(),

@@ -52,7 +52,7 @@ pub fn servers_of(node: &NodeAddress, in_force: Option<SocketAddr>) -> Vec<Serve
 
 /// Primary and replicas, as one Sentinel knows them. `None`: it does not answer.
 fn told_by_sentinel(group: &SentinelAddress, place: &SentinelPlace) -> Option<(Option<SocketAddr>, Vec<SocketAddr>)> {
-    let mut connection = NodeConnection::open(&group.access(place), PATIENCE).ok()?;
+    let mut connection = NodeConnection::open(&group.access(place, place.endpoint.resolve().ok()), PATIENCE).ok()?;
     let resolve = |host: &str, port: &str| (host, port.parse().ok()?).to_socket_addrs().ok()?.next();
     let answer = connection.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &group.master]).ok()?;
     let primary = match answer.items().as_slice() {

@@ -33,7 +33,7 @@ impl Connection {
         Self::open_within(PATIENCE, address, access).await
     }
 
-    /// The same where each step, and each answer later on, may take so long.
+    /// The same where each step may take so long.
     pub(crate) async fn open_within(patience: Duration, address: SocketAddr, access: &NodeAccess) -> io::Result<Self> {
         let connect = async {
             let stream = TcpStream::connect(address).await?;
@@ -52,6 +52,11 @@ impl Connection {
             refuse_error(&answer)?;
         }
         Ok(connection)
+    }
+
+    /// From here on an answer may take so long.
+    pub(crate) fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     /// Sends a command and reads its reply.

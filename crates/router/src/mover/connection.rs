@@ -359,7 +359,7 @@ mod tests {
             stream.write_all(b"$4\r\nlate\r\n").expect("answered");
             gone.0.send(()).expect("heard");
         });
-        let access = NodeAccess { name: "n".into(), address: Some(address), username: None, password: None, tls: None };
+        let access = NodeAccess { name: "n".into(), address: Some(address), unresolved: None, username: None, password: None, tls: None };
         let mut connection = Connection::open(&access, address, "test", Duration::from_secs(30)).expect("greeted");
         let why = connection.call(&[b"GET", b"key"], Duration::from_millis(1)).expect_err("no answer");
         assert!(why.contains("did not answer"), "{why}");
@@ -386,7 +386,8 @@ mod tests {
                 }
                 sent
             });
-            let access = NodeAccess { name: "n".into(), address: Some(address), username: None, password: None, tls: None };
+            let access =
+                NodeAccess { name: "n".into(), address: Some(address), unresolved: None, username: None, password: None, tls: None };
             let why = Connection::open(&access, address, "test", Duration::from_secs(60)).expect_err("no greeting");
             assert!(why.contains("more than 1048576 bytes") || why.contains("not RESP"), "{why}");
             assert!(node.join().expect("done") < 100 << 20, "{head}");

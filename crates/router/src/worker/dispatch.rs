@@ -332,10 +332,11 @@ impl Worker {
         let link_handle = replica.unwrap_or_else(|| self.shared_link(node, lane, resp3));
         let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
         let class = command.class() as u8;
-        if !link.takes_commands() {
+        if !link.takes_commands() && (replica.is_some() || !self.is_worth_another_try(link_handle)) {
             let text = self.down_text(node);
             return self.refuse(handle, class, &text);
         }
+        let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
         if !link.has_room(UNSENT_HIGH) && self.links.is_full(link_handle, handle, UNSENT_HIGH) {
             return Flow::Stall(Stall::Upstream);
         }
@@ -371,8 +372,8 @@ impl Worker {
         // A node that has just joined may lack what clients call there (functions), and one without keys may be about to go.
         let keeper = anywhere(&plan.topology, self.turn_of_nodes, |node| self.keepers.has(node) && self.links.is_up(node));
         let other = || anywhere(&plan.topology, self.turn_of_nodes, |node| self.links.is_up(node));
-        // Right after a start none is up, and a command with keys would wait for its node, too.
-        let soon = || anywhere(&plan.topology, self.turn_of_nodes, |node| self.links.takes_commands(node));
+        // Right after a start none is up, and a command with keys would wait for its node, too. So it would where others have found a node up.
+        let soon = || anywhere(&plan.topology, self.turn_of_nodes, |node| self.links.takes_commands(node) || !self.node_fails(node));
         keeper.or_else(other).or_else(soon)
     }
 

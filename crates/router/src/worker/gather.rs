@@ -192,7 +192,9 @@ impl Worker {
             let mut error = Vec::new();
             encode::error(&mut error, &self.no_multi_text(node, &why));
             self.gather_part(gather, part, &error);
-        } else if let Some(link) = self.links.get_mut(handle).filter(|l| l.takes_commands()) {
+        } else if self.takes_commands_or_tries(handle)
+            && let Some(link) = self.links.get_mut(handle)
+        {
             let pending = Pending {
                 who: gather,
                 seq: part,

@@ -9,8 +9,8 @@
 //!   together are within the budget before, so what is used never exceeds twice the budget, and with many clients comes nowhere near it.
 //! - **Who goes**: those who have not logged in before all others, or they could have applications cut. One worker at a time evicts, and
 //!   stops as soon as the whole is below. Where another worker has a bigger client it is asked to, but not waited for: from [`PATIENCE`] of the
-//!   budget on, each worker takes its own biggest. Before a client that is to go last (CLIENT NO-EVICT) all others are asked first:
-//!   how much their clients take they say only now and then.
+//!   budget on, each worker takes its own biggest; from half a budget more on also one that is small beside the other's. Before a client that is
+//!   to go last (CLIENT NO-EVICT) all others are asked first: how much their clients take they say only now and then.
 //! - **What stays**: requests kept until they are answered. What was sent may be executed, also if its client is gone; they end with the
 //!   answer, and are not taken for an excess a second time.
 //!
@@ -45,6 +45,9 @@ const REST_US: u64 = 200_000;
 
 /// Part of the budget beyond it from which on a worker does not leave it to another one to cut its bigger client.
 const PATIENCE: usize = 8;
+
+/// A client with less than this part of the biggest one is small: it is cut in its place only where that one's worker is very late.
+const SMALL: u64 = 4;
 
 /// How long others may take to give up what goes before a client that goes last, where one of them is busy.
 const OTHERS_US: u64 = 500_000;
@@ -206,8 +209,7 @@ impl Worker {
             let elsewhere = elsewhere.map(|(worker, counters)| (counters.memory_biggest.get(), worker)).max();
             let own = biggest(&holdings);
             if let Some((bytes, worker)) = elsewhere
-                && bytes > own
-                && (own == 0 || used <= patience(budget))
+                && leaves_it_to(bytes, own, used, budget)
             {
                 shared.mailboxes.send(worker, Message::Evict);
                 self.memory.rest_until_us = self.now_us + TICK.as_micros() as u64;
@@ -383,6 +385,13 @@ fn patience(budget: usize) -> usize {
     budget.saturating_add(budget / PATIENCE)
 }
 
+/// Whether a worker waits until another one has cut its bigger client. That one may be in the middle of one event, or have no processor just now. To cut
+/// somebody small meanwhile frees too little, and it is not their turn.
+fn leaves_it_to(elsewhere: u64, own: u64, used: usize, budget: usize) -> bool {
+    let is_small = own < elsewhere / SMALL;
+    elsewhere > own && (own == 0 || used <= patience(budget) || is_small && used <= budget.saturating_add(budget / 2))
+}
+
 /// How big the one is that goes first, to compare it with those of other workers: a stranger is bigger than whoever has logged in. 0 for
 /// who is spared.
 fn biggest(holdings: &[Holding]) -> u64 {
@@ -397,6 +406,16 @@ fn biggest(holdings: &[Holding]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_small_client_is_not_cut_because_a_worker_is_late() {
+        let mb = |count: u64| count << 20;
+        let leaves = |elsewhere, own, used| leaves_it_to(mb(elsewhere), mb(own), (used as usize) << 20, 128 << 20);
+        assert!(leaves(60, 50, 130) && !leaves(60, 50, 150), "a bigger one is waited for a little");
+        assert!(leaves(60, 4, 150) && leaves(60, 4, 190), "and longer where little is here");
+        assert!(!leaves(60, 4, 200) && !leaves(50, 60, 130), "not for ever, and not for a smaller one");
+        assert!(leaves(60, 0, 1000), "there is nobody here");
+    }
 
     #[test]
     fn before_a_client_that_goes_last_all_others_are_asked_each_time_anew() {

@@ -47,11 +47,32 @@ impl Worker {
             return handle;
         }
         let mut link = Link::new(node, lane, resp3, self.plan.live.database, self.counters.node(node), self.now_us);
-        // A second connection to a node known to be down waits for its turn like the first.
-        link.failures = u32::from(self.shared.with_facts(node, |f| f.failure.is_some()));
+        // A second connection to a node known to be down waits for its turn like the first. If that is up, this one was never tried.
+        link.failures = u32::from(!self.links.is_up(node) && self.node_fails(node));
         let handle = self.links.insert_shared(link);
         self.connect(handle);
         handle
+    }
+
+    /// Whether commands may be handed to a connection, now or with another try.
+    pub(super) fn takes_commands_or_tries(&mut self, handle: Handle) -> bool {
+        self.links.get(handle).is_some_and(Link::takes_commands) || self.is_worth_another_try(handle)
+    }
+
+    /// Whether commands may be handed to a connection that takes none by itself, because attempts to make it have failed. Another connection, perhaps of
+    /// another worker, may have found the node up since. Then the pause is not sat out: it is made now, and they wait for it.
+    #[cold]
+    pub(super) fn is_worth_another_try(&mut self, handle: Handle) -> bool {
+        let Some(node) = self.links.get(handle).map(|link| link.node) else { return false };
+        if self.node_fails(node) {
+            return false;
+        }
+        let Some(link) = self.links.get_mut(handle) else { return false };
+        link.failures = 0;
+        if matches!(link.phase, Phase::Waiting { .. }) {
+            self.connect(handle);
+        }
+        self.links.get(handle).is_some_and(Link::takes_commands)
     }
 
     pub(super) fn connect(&mut self, handle: Handle) {
@@ -61,7 +82,8 @@ impl Worker {
             return;
         };
         let Some(address) = self.plan.address_of(link.node, link.replica()) else {
-            self.attempt_failed(handle, "no Sentinel has named its primary yet");
+            let why = access.unresolved.clone().unwrap_or_else(|| "no Sentinel has named its primary yet".to_owned());
+            self.attempt_failed(handle, &why);
             return;
         };
         let tls = access.tls.as_ref().map(|tls| Tls::connect(tls.config.clone(), tls.name.clone())).transpose();

@@ -11,6 +11,8 @@
 //!
 //! While it is with us, all that ends a wait is done here: its own time, `CLIENT UNBLOCK`, `CLIENT KILL`, the client going away, a drain, a way that is lost.
 
+use std::sync::Arc;
+
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, CommandClass, stream_options};
@@ -80,6 +82,8 @@ pub(super) enum Ended {
     Unblocked,
     /// There is nowhere to wait any more: the router stops, or does not find a way to the keys.
     Lost,
+    /// An error that a server gives as well.
+    Error(Arc<str>),
 }
 
 impl Ended {
@@ -91,6 +95,7 @@ impl Ended {
             Ended::OutOfTime => out.extend_from_slice(b"*-1\r\n"),
             Ended::Unblocked => out.extend_from_slice(b"-UNBLOCKED client unblocked via CLIENT UNBLOCK\r\n"),
             Ended::Lost => return None,
+            Ended::Error(text) => encode::error(&mut out, text),
         }
         Some(out)
     }
@@ -332,7 +337,8 @@ impl Worker {
         let (node, waited) = match self.place_again(handle, &request) {
             Ok(Some(place)) => place,
             Ok(None) => return,
-            Err(why) => return self.lose_recalled(handle, &why),
+            Err(why) if why.starts_with("NODE") => return self.lose_recalled(handle, &why),
+            Err(text) => return self.end_recalled(handle, Ended::Error(text)),
         };
         let resp3 = self.clients.get(handle).is_some_and(|client| client.resp3);
         self.make_ahead(node, Lane::Blocking, resp3, |worker, most| worker.recalled_of(resp3, most));

@@ -342,6 +342,7 @@ pub(crate) fn settings(topology: &Topology, password: Option<&str>) -> Settings 
             let access = NodeAccess {
                 name: node.name.clone(),
                 address: Some(address),
+                unresolved: None,
                 username: None,
                 password: password.map(|p| Secret(p.to_owned())),
                 tls: None,

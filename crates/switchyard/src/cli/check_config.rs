@@ -41,11 +41,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 pub(crate) fn print(flags: &ConfigFlags) -> Result<(), Failure> {
     let mut config = flags.sources().read()?;
     config.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
-    let resolved = config.resolve(|_| None)?;
+    let resolved = config.resolve(|_| None)?.with_every_node()?;
     // More than the number of nodes can be known without the state directory, which a running router has locked.
     switchyard_policy::topology::Topology::even(&config.node_names())
         .map_err(|error| Problems(vec![config::Problem { place: None, text: error.to_string() }]))?;
-    for warning in &resolved.warnings {
+    for warning in resolved.warnings() {
         eprintln!("warning: {warning}");
     }
     print!("{}", config::render(&config));

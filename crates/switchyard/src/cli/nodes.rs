@@ -254,7 +254,8 @@ pub(super) fn render(nodes: &[NodeReport]) -> String {
     let mut out = table(&columns, &rows);
     for node in nodes {
         if let LinkReport::Down { reason } = &node.link {
-            out.push_str(&format!("{} is down: {reason}\n", node.address));
+            let tried = node.resolved.map(|address| format!(" (tried at {address})")).unwrap_or_default();
+            out.push_str(&format!("{} is down: {reason}{tried}\n", node.address));
         }
         for condition in node.conditions() {
             out.push_str(&format!("{}: {condition}\n", node.address));
@@ -295,6 +296,7 @@ mod tests {
             in_flight: 2,
             primary: None,
             replicas: Vec::new(),
+            resolved: None,
             silence: None,
             refuses_writes: None,
         };
@@ -304,6 +306,11 @@ mod tests {
         assert_eq!(lines[1], " 1  127.0.0.1:7001  up    8 192  redis 7.0.15    12 345       0          2");
         assert!(lines[2].contains("DOWN"), "{shown}");
         assert_eq!(lines[3], "127.0.0.1:7002 is down: connection refused");
+
+        let mut named = node(2, LinkReport::Down { reason: "connection refused".to_owned() });
+        named.resolved = Some("10.0.0.9:7002".parse().expect("an address"));
+        let shown = render(&[named]);
+        assert!(shown.ends_with("127.0.0.1:7002 is down: connection refused (tried at 10.0.0.9:7002)\n"), "{shown}");
 
         let mut silent = node(2, LinkReport::Up);
         silent.silence = Some(Silence::Silent { seconds: 3.2 });

@@ -4,7 +4,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use clap::Args;
-use switchyard_control::admin::{LoadReport, NodeLoadReport, NodeReport, Silence, StatusReport};
+use switchyard_control::admin::{LoadReport, NodeLoadReport, NodeReport, StatusReport};
 use switchyard_resp::units::{describe_size, describe_time, plural};
 
 use super::admin_client::{AdminClient, AdminFlags};
@@ -112,11 +112,9 @@ fn render_state(status: &StatusReport) -> String {
         if moving > 0 {
             parts.push(format!("keys of {} {} on the way cannot be used", count(moving), plural(moving, "slot")));
         }
-        let limping =
-            status.nodes.iter().filter(|node| matches!(node.silence, Some(Silence::Busy { .. })) || node.refuses_writes.is_some()).count()
-                as u64;
+        let limping = status.nodes.iter().filter(|node| !node.conditions().is_empty()).count() as u64;
         if limping > 0 {
-            parts.push(format!("{limping} {} busy or refusing writes", plural(limping, "node")));
+            parts.push(format!("{limping} {} silent, busy or refusing writes", plural(limping, "node")));
         }
         if status.troubles.iter().any(|trouble| trouble.id.is_none()) {
             parts.push("the state directory needs a look".to_owned());

@@ -495,11 +495,12 @@ impl Config {
                 None
             }
         };
-        let mut nodes = Vec::new();
+        let (mut nodes, mut not_found) = (Vec::new(), Vec::new());
         let mut by_address: BTreeMap<SocketAddr, String> = BTreeMap::new();
         for node in &self.nodes {
             let Some(name) = node.name() else { continue };
             let place = node.origin.as_ref().map(ToString::to_string);
+            let mut unresolved = None;
             let address = match node.address.as_ref().map(|endpoint| (endpoint.resolve(), known(&name))) {
                 None => None,
                 Some((Ok(address), _)) => Some(address),
@@ -507,34 +508,27 @@ impl Config {
                     warnings.push(format!("node {name}: {why}; staying with {address}"));
                     Some(address)
                 }
-                Some((Err(text), None)) => {
-                    problems.push(Problem { place, text });
-                    continue;
+                Some((Err(why), None)) => {
+                    not_found.push(Problem { place: place.clone(), text: why.clone() });
+                    unresolved = Some(why);
+                    None
                 }
             };
-            let mut resolve_all = |endpoints: &[Endpoint], what: &str| -> Vec<(SocketAddr, Endpoint)> {
-                let mut found = Vec::new();
-                for endpoint in endpoints {
-                    match endpoint.resolve() {
-                        Ok(address) => found.push((address, endpoint.clone())),
-                        // The others may do without it.
-                        Err(why) => warnings.push(format!("node {name}: {what} {endpoint} is left out: {why}")),
-                    }
-                }
-                found
-            };
-            let replicas: Vec<SocketAddr> = resolve_all(&node.replicas, "replica").into_iter().map(|(address, _)| address).collect();
-            let mut sentinels = Vec::new();
-            for (address, endpoint) in resolve_all(&node.sentinels, "Sentinel") {
-                let tls = nodes_tls.as_ref().filter(|_| self.sentinel_tls).map(|shared| NodeFiles::node(shared, endpoint.host()));
-                match tls.transpose() {
-                    Ok(tls) => sentinels.push(SentinelPlace { address, tls }),
-                    Err(text) => problems.push(Problem { place: place.clone(), text }),
+            let mut replicas = Vec::new();
+            for endpoint in &node.replicas {
+                match endpoint.resolve() {
+                    Ok(address) => replicas.push(address),
+                    // The others may do without it.
+                    Err(why) => warnings.push(format!("node {name}: replica {endpoint} is left out: {why}")),
                 }
             }
-            if node.sentinel_master.is_some() && sentinels.is_empty() {
-                problems.push(Problem { place, text: format!("the node {name}: no Sentinel's name can be resolved") });
-                continue;
+            let mut sentinels = Vec::new();
+            for endpoint in &node.sentinels {
+                let tls = nodes_tls.as_ref().filter(|_| self.sentinel_tls).map(|shared| NodeFiles::node(shared, endpoint.host()));
+                match tls.transpose() {
+                    Ok(tls) => sentinels.push(SentinelPlace { endpoint: endpoint.clone(), tls }),
+                    Err(text) => problems.push(Problem { place: place.clone(), text }),
+                }
             }
             let mut twice = None;
             for address in address.iter().chain(&replicas) {
@@ -574,6 +568,7 @@ impl Config {
             nodes.push(NodeAddress {
                 name,
                 address,
+                unresolved,
                 username: node.username.clone().or_else(|| self.nodes_username.clone()),
                 password: own.unwrap_or_else(|| nodes_password.clone()),
                 tls,
@@ -619,7 +614,7 @@ impl Config {
                     memory_max: self.memory_max.bytes(),
                     ..self.live.clone()
                 };
-                Ok(Resolved { listen, admin, admin_token, admin_tls, live, nodes, warnings })
+                Ok(Resolved { listen, admin, admin_token, admin_tls, live, nodes, not_found, warnings })
             }
             _ => Err(Problems(problems)),
         }
@@ -768,8 +763,23 @@ pub(crate) struct Resolved {
     /// Without the nodes: their numbers are not known here.
     pub(crate) live: Live,
     pub(crate) nodes: Vec<NodeAddress>,
+    /// Nodes whose names do not resolve: they are down until they do.
+    not_found: Vec<Problem>,
     /// What works but should be told.
     pub(crate) warnings: Vec<String>,
+}
+
+impl Resolved {
+    /// For whoever has to know where every node is, and cannot wait: a name that does not resolve is a mistake there.
+    pub(crate) fn with_every_node(self) -> Result<Self, Problems> {
+        if self.not_found.is_empty() { Ok(self) } else { Err(Problems(self.not_found)) }
+    }
+
+    /// Notes on what works, and on names that a router can wait for.
+    pub(crate) fn warnings(&self) -> impl Iterator<Item = String> {
+        let not_found = self.not_found.iter().map(|problem| format!("{problem}; the node is down until its name resolves"));
+        self.warnings.iter().cloned().chain(not_found)
+    }
 }
 
 #[cfg(test)]

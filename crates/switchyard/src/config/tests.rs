@@ -237,12 +237,15 @@ fn two_names_of_one_server_are_told() {
 #[test]
 fn a_name_that_no_longer_resolves_keeps_its_address() {
     let config = read("[[node]]\naddress = \"no-such-host.invalid:7001\"\n").expect("reads");
-    let error = resolve(&config).expect_err("unknown name").to_string();
+    let unknown = resolve(&config).expect("the node is down");
+    assert!(unknown.nodes[0].address.is_none() && unknown.nodes[0].unresolved.is_some(), "{:?}", unknown.nodes);
+    assert!(unknown.warnings().any(|warning| warning.contains("is down until its name resolves")));
+    let error = unknown.with_every_node().expect_err("unknown name").to_string();
     assert!(error.contains("switchyard.toml:2") && error.contains("no-such-host.invalid"), "{error}");
     let before: SocketAddr = "10.0.0.9:7001".parse().expect("an address");
     let resolved = config.resolve(|name| (name == "no-such-host.invalid:7001").then_some(before)).expect("known");
     assert_eq!(resolved.nodes[0].address, Some(before));
-    assert!(resolved.warnings.iter().any(|w| w.contains("staying with 10.0.0.9:7001")), "{:?}", resolved.warnings);
+    assert!(resolved.warnings().any(|w| w.contains("staying with 10.0.0.9:7001")), "{:?}", resolved.warnings);
 }
 
 #[test]
@@ -313,7 +316,7 @@ fn replication_is_checked_for_contradictions() {
     let nodes = resolve(&config).expect("resolvable").nodes;
     assert_eq!(nodes[0].address, None);
     let group = nodes[0].sentinel.as_ref().expect("Sentinels");
-    assert_eq!(group.sentinels.iter().map(|place| place.address.to_string()).collect::<Vec<_>>(), ["127.0.0.1:26379", "127.0.0.2:5000"]);
+    assert_eq!(group.sentinels.iter().map(|place| place.endpoint.to_string()).collect::<Vec<_>>(), ["127.0.0.1:26379", "127.0.0.2:5000"]);
 
     let replicas = read("[[node]]\naddress = \"127.0.0.1:1\"\nreplicas = [\"127.0.0.1:2\", \"127.0.0.1\"]\n").expect("good");
     let nodes = resolve(&replicas).expect("resolvable").nodes;

@@ -71,9 +71,11 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         reload::tell_ignored(&config.apply_membership(&remembered.added, &remembered.removed)?);
         resolved = config.resolve(|_| None)?;
     }
-    for warning in &resolved.warnings {
-        warn!("{warning}");
+    if placement.topology().is_none() {
+        // A first start looks at every node to find the keys, and so has to know each address.
+        resolved = resolved.with_every_node()?;
     }
+    resolved.warnings().for_each(|warning| warn!("{warning}"));
     for listener in &resolved.listen {
         if let ListenAddress::Tcp(address) = listener.address {
             std::net::TcpListener::bind(address).map_err(|source| explain_listen(address, "clients", "--listen", source))?;

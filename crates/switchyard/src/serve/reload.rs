@@ -137,8 +137,10 @@ impl Reloader {
     }
 
     /// Where the nodes are by now.
-    fn addresses(&self) -> BTreeMap<&str, SocketAddr> {
-        self.live.nodes.values().filter_map(|node| Some((node.name.as_str(), node.address?))).collect()
+    fn addresses(&self) -> BTreeMap<String, SocketAddr> {
+        let of = |node: &NodeAccess| Some((node.name.clone(), node.address?));
+        let now = self.fleet.running.with(|router| router.configured_access()).unwrap_or_default();
+        self.live.nodes.values().chain(now.values()).filter_map(of).collect()
     }
 
     /// Returns how many changes were applied, or what is wrong.
@@ -177,6 +179,7 @@ impl Reloader {
         config.keep_until_restart(&self.config);
         let known = self.addresses();
         let resolved = config.resolve(|name| known.get(name).copied()).map_err(told)?;
+        let warnings: Vec<String> = resolved.warnings().collect();
         let mut live = resolved.live;
         if let (Some(held), Some(new)) = (&self.admin_tls, &resolved.admin_tls) {
             held.renew(new.config.clone());
@@ -202,9 +205,7 @@ impl Reloader {
         let settled = settled.map_err(|error| vec![format!("{error:#}")])?;
         self.fleet.moves.tune(&config.moves, config.command_timeout());
         self.fleet.operator.tune(&resolved.nodes);
-        for warning in resolved.warnings.iter().chain(&lowered) {
-            warn!("{warning}");
-        }
+        warnings.into_iter().chain(lowered).for_each(|warning| warn!("{warning}"));
         let mut applied = 0;
         for change in &changes {
             match change.takes {

@@ -569,3 +569,29 @@ fn a_handshake_waits_for_no_silent_node() {
         assert_eq!(client.reply(), ok(), "what needs the node has waited for it");
     }
 }
+
+/// A connection rests longer after each attempt that failed. When another one has found the node up, nobody sits that out, or is refused for it.
+#[test]
+fn commands_wait_where_others_have_found_the_node_up() {
+    let options = RouterOptions { workers: 1, ..RouterOptions::config("[nodes]\nreconnect-backoff-max = \"1h\"\n") };
+    let Some(mut site) = Site::router_only(1, &SiteOptions::router(options)) else { return };
+    let mut resting = site.client();
+    assert_eq!(resting.cmd("SET k v"), ok());
+    site.node_mut(0).kill();
+    // The next pause is one of seconds.
+    let failures = || {
+        let metrics = site.router().metrics();
+        let line = metrics.lines().find(|line| line.starts_with("switchyard_node_connection_failures_total")).map(str::to_owned);
+        line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).unwrap_or(0.0)
+    };
+    until("it has failed again and again", || failures() >= 7.0);
+    site.node_mut(0).restart();
+    // Replies of another form come on another connection.
+    let mut other = site.client();
+    other.cmd("HELLO 3");
+    until("the other one finds it up", || other.cmd("GET k").error().is_none());
+    for line in ["GET k", "EVAL \"return 1\" 0", "EVAL \"return 1\" 1 k", "DBSIZE", "MGET k k", "PING"] {
+        let reply = resting.cmd(line);
+        assert!(reply.error().is_none(), "{line}: {reply:?}");
+    }
+}

@@ -42,6 +42,7 @@ mod movectl_moves;
 mod movectl_nodes;
 mod movekeys;
 mod multikey;
+mod names;
 mod one_node;
 mod operators;
 mod package;

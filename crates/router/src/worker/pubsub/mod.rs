@@ -5,10 +5,10 @@
 //! where a message for it can be published, and what comes is given to all its subscribers.
 //!
 //! - Where: a shard channel only at the owner of its slot; channels and patterns at every node. `PUBLISH` through the router goes to the
-//!   owner of the channel's slot and so brings one copy. The other nodes have the subscription too, because scripts, transactions, keyspace
+//!   owner of the channel's slot, or to another node while the owner is down, and so brings one copy. The other nodes have the subscription too, because scripts, transactions, keyspace
 //!   notifications and publishers that talk to a node directly publish where they are, and nodes do not tell each other.
-//! - A client's confirmation is sent when the subscription is in force at every node that can be reached, and at the owner in any case: from
-//!   then on nothing published is missed while the connections last.
+//! - A client's confirmation is sent when the subscription is in force at every node that can be reached: from then on nothing published is missed
+//!   while the connections last. At a node that is down it comes into force before anything is published there through the router.
 //! - Commands of one client (`SUBSCRIBE a`, `UNSUBSCRIBE`, ...) take effect in their order, also where an earlier one still waits for nodes.
 //! - A client hears its own messages (RESP3) behind the reply to what published them (`Subscriber::published`), as in Redis from 7.2 on.
 //!

@@ -57,14 +57,7 @@ impl Worker {
     /// The connection of subscriptions to a node, made where there is none.
     pub(in crate::worker) fn hopeful_link(&mut self, node: NodeId) -> Handle {
         let link = self.shared_link(node, Lane::Pubsub, true);
-        let waits = self.links.get(link).is_some_and(|l| matches!(l.phase, Phase::Waiting { .. }) && l.failures > 0);
-        if waits && self.shared.with_facts(node, |f| f.failure.is_none()) {
-            // Other connections have found the node up again: no reason to sit the pause out.
-            if let Some(l) = self.links.get_mut(link) {
-                l.failures = 0;
-            }
-            self.connect(link);
-        }
+        self.takes_commands_or_tries(link);
         link
     }
 
@@ -136,7 +129,10 @@ impl Worker {
             Standing::Down => {
                 // No node serves: as one server that is not there.
                 let waiting = std::mem::take(&mut topic.waiting);
-                waiting.into_iter().for_each(|(client, _)| self.close_client(client));
+                for (client, _) in waiting {
+                    self.flush_client(client);
+                    self.close_client(client);
+                }
                 return;
             }
             Standing::Refused(error) => Some(error),

@@ -22,6 +22,8 @@ pub(crate) struct RouterOptions {
     pub(crate) args: Vec<String>,
     /// Limit of open files (`prlimit --nofile`).
     pub(crate) open_files: Option<u64>,
+    /// A file in the place of its `/etc/hosts`, in a mount namespace of its own.
+    pub(crate) hosts: Option<PathBuf>,
     /// Wait only until it answers PING, not until every node answers.
     pub(crate) nodes_may_be_down: bool,
     /// Password that its clients need.
@@ -38,6 +40,7 @@ impl Default for RouterOptions {
             config: String::new(),
             args: Vec::new(),
             open_files: None,
+            hosts: None,
             nodes_may_be_down: false,
             password: None,
             user: None,
@@ -190,9 +193,14 @@ fn launch_with_state(
     log: &str,
 ) -> Process {
     let binary = env!("CARGO_BIN_EXE_switchyard");
-    let mut command = match options.open_files {
-        None => tied(binary),
-        Some(limit) => {
+    let mut command = match (options.open_files, &options.hosts) {
+        (None, None) => tied(binary),
+        (_, Some(hosts)) => {
+            let mut command = tied("unshare");
+            command.args(["--mount", "--", "sh", "-c", "mount --bind \"$0\" /etc/hosts && exec \"$@\""]).arg(hosts).arg(binary);
+            command
+        }
+        (Some(limit), None) => {
             let mut command = tied("/usr/bin/prlimit");
             command.arg(format!("--nofile={limit}:{limit}")).arg("--").arg(binary);
             command

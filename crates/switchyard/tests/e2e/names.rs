@@ -1,0 +1,90 @@
+//! Nodes that are named by host names, which resolve elsewhere one day, or not at all. The router has an `/etc/hosts` of its own.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::movectl::done;
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, bulk, ok, until};
+
+const NAME: &str = "node-b.test";
+
+/// The router's `/etc/hosts`.
+struct Hosts(TempDir);
+
+impl Hosts {
+    /// `None` where the machine allows no mounts.
+    fn new() -> Option<Hosts> {
+        let tried = Command::new("unshare").args(["--mount", "--", "mount", "--bind", "/etc/hosts", "/etc/hosts"]).output();
+        if tried.is_ok_and(|tried| tried.status.success()) {
+            return Some(Hosts(TempDir::new().expect("a directory")));
+        }
+        eprintln!("not tried here: mounts are not allowed");
+        None
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.path().join("hosts")
+    }
+
+    /// From now on the name leads there, or nowhere.
+    fn point(&self, address: Option<&str>) {
+        let line = address.map(|address| format!("{address} {NAME}\n")).unwrap_or_default();
+        std::fs::write(self.file(), format!("127.0.0.1 localhost\n{line}")).expect("written");
+    }
+
+    /// A router before these nodes, of which the second is named.
+    fn router(&self, nodes: &[Node; 2]) -> Router {
+        let (first, second) = (nodes[0].address(), nodes[1].address().port());
+        let config = format!("[[node]]\naddress = \"{first}\"\n[[node]]\naddress = \"{NAME}:{second}\"\n");
+        Router::start(&[], &RouterOptions { hosts: Some(self.file()), nodes_may_be_down: true, ..RouterOptions::config(config) })
+    }
+}
+
+/// A key of the second node.
+fn key_of_second(client: &mut Client, nodes: &[Node; 2]) -> String {
+    let names = (0..1000).map(|number| format!("key:{number}"));
+    let mut at_second =
+        names.filter(|key| client.cmd(&format!("SET {key} v")) == ok() && nodes[1].cmd(&format!("EXISTS {key}")).int() == 1);
+    until("the second node serves", || at_second.next())
+}
+
+#[test]
+fn a_name_is_looked_up_again_after_a_failed_connect() {
+    let Some(hosts) = Hosts::new() else { return };
+    let nodes = [(); 2].map(|()| Node::start(&NodeOptions::default()));
+    assert_eq!(nodes[1].cmd("CONFIG SET bind \"127.0.0.1 127.0.0.2\""), ok());
+    hosts.point(Some("127.0.0.2"));
+    let router = hosts.router(&nodes);
+    let mut client = Client::connect(router.address());
+    let key = key_of_second(&mut client, &nodes);
+    // The node goes to another address, before its name does.
+    assert_eq!(nodes[1].cmd("CONFIG SET bind 127.0.0.1"), ok());
+    nodes[1].cmd("CLIENT KILL TYPE normal SKIPME yes");
+    let tried = format!("(tried at 127.0.0.2:{})", nodes[1].address().port());
+    until("status shows the address tried", || done(&router, "status").contains(&tried));
+    hosts.point(Some("127.0.0.1"));
+    until("the node is found", || client.cmd(&format!("GET {key}")) == bulk("v"));
+    until("it is said", || router.process().log().contains("the name of the node leads to another address now"));
+}
+
+#[test]
+fn a_name_that_does_not_resolve_stops_neither_start_nor_reload() {
+    let Some(hosts) = Hosts::new() else { return };
+    let nodes = [(); 2].map(|()| Node::start(&NodeOptions::default()));
+    hosts.point(Some("127.0.0.1"));
+    let mut router = hosts.router(&nodes);
+    let key = key_of_second(&mut Client::connect(router.address()), &nodes);
+    hosts.point(None);
+    router.restart(&[]);
+    let mut client = Client::connect(router.address());
+    let down = until("its node is known to be down", || client.cmd(&format!("GET {key}")).error().map(str::to_owned));
+    assert!(down.starts_with(&format!("NODEDOWN {NAME}:")) && down.contains("cannot resolve the host name"), "{down}");
+    until("the other node serves", || (0..100).any(|number| client.cmd(&format!("GET key:{number}")).error().is_none()));
+    router.process().signal(Signal::HUP);
+    until("it has reloaded", || router.process().log().contains("reloaded: "));
+    hosts.point(Some("127.0.0.1"));
+    until("the node serves", || client.cmd(&format!("GET {key}")) == bulk("v"));
+}
