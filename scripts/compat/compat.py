@@ -64,7 +64,7 @@ def wait_for(port, what):
 
 
 class Target:
-    """A plain server, or a router before two of them. Ended by handle."""
+    """A plain server, or a router before some of them. Ended by handle."""
 
     def __init__(self, server, router=None, nodes=2, port=None):
         self.dir = tempfile.mkdtemp(prefix="compat-")
@@ -73,7 +73,9 @@ class Target:
         self.port = ports[0]
         if router:
             self.port = port or free_port()
-            command = [router, "serve", "--listen", f"127.0.0.1:{self.port}", "--admin", f"127.0.0.1:{free_port()}", "--workers", "2"]
+            command = [router, "serve", "--listen", f"127.0.0.1:{self.port}", "--admin", f"127.0.0.1:{free_port()}"]
+            # Before one server as many workers as that has: else the end of one connection may be noticed after the next one's command.
+            command += ["--workers", str(nodes)]
             command += ["--state-dir", os.path.join(self.dir, "state"), "--config", os.path.join(HERE, "switchyard.toml")]
             for port in ports:
                 command += ["--node", f"127.0.0.1:{port}"]
@@ -243,12 +245,12 @@ def main():
         (explained if reason else unexplained).append((unit, name, (reason or why).removeprefix("SKIP ")))
 
     if args.suite:
-        for set_name, same_slot in (("same-slot", True), ("standalone", False)):
+        for set_name, same_slot, nodes in (("same-slot", True, 2), ("standalone", False, 2), ("standalone, one node", False, 1)):
             with Target(args.server) as plain:
                 if not seen:
                     seen.append(f"the suite of commands ({commit_of(args.suite)}) before Redis {info_of(plain.port)['redis_version']}")
                 expected = run_command_suite(args.suite, plain.port, same_slot, "7.2.0")
-            with Target(args.server, args.switchyard) as router:
+            with Target(args.server, args.switchyard, nodes) as router:
                 got = run_command_suite(args.suite, router.port, same_slot, "7.2.0")
             wanted = [name for name, why in expected.items() if why is None]
             if not wanted:
