@@ -50,7 +50,8 @@ mod tests {
         for number in 0..HEARD_MAX {
             heard.note(false, &[number as u8], b"x");
         }
-        assert_eq!((lock(&heard.0).len(), heard.answer(false, b"COMMAND")), (HEARD_MAX, None));
+        let kept = lock(&heard.0).len();
+        assert_eq!((kept, heard.answer(false, b"COMMAND")), (HEARD_MAX, None));
         heard.note(false, b"large", &vec![0; HEARD_BYTES_MAX]);
         assert_eq!(heard.answer(false, b"large"), None);
     }

@@ -32,7 +32,7 @@ fn answer(operator: &Operator, command: &OperatorCommand) -> Vec<u8> {
         [verb, node @ ..] if verb.eq_ignore_ascii_case("ACCEPT") => Ok(Asked::Accept(node)),
         // Names of keys are bytes.
         [verb, _, ..] if verb.eq_ignore_ascii_case("WHERE") => Ok(Asked::Operation(Operation::Where(command.words()[1..].to_vec()))),
-        [verb, rest @ ..] if verb.eq_ignore_ascii_case("CACHE") => hot_copies(rest, command.words()),
+        [verb, rest @ ..] if verb.eq_ignore_ascii_case("HOTCOPIES") => hot_copies(rest, command.words()),
         [verb, rest @ ..] if verb.eq_ignore_ascii_case("LOAD") => load(rest),
         [verb, count @ ..] if verb.eq_ignore_ascii_case("HOTKEYS") => hot_keys(count, command.may_operate()),
         _ => parse(&words).map(Asked::Operation).map_err(|why| format!("ERR {why}. Try SWITCHYARD HELP.")),
@@ -101,7 +101,7 @@ fn load<'w>(rest: &[&str]) -> Result<Asked<'w>, String> {
     }
 }
 
-/// `SWITCHYARD CACHE [EVICT KEY k | EVICT PREFIX p | EVICT ALL | OFF | ON]`. `bytes`: all words, CACHE first, because names of keys are bytes.
+/// `SWITCHYARD HOTCOPIES [EVICT KEY k | EVICT PREFIX p | EVICT ALL | OFF | ON]`. `bytes`: all words, HOTCOPIES first, because names of keys are bytes.
 fn hot_copies<'w>(rest: &[&str], bytes: &[Vec<u8>]) -> Result<Asked<'w>, String> {
     let upper: Vec<String> = rest.iter().take(2).map(|word| word.to_ascii_uppercase()).collect();
     let upper: Vec<&str> = upper.iter().map(String::as_str).collect();
@@ -114,7 +114,7 @@ fn hot_copies<'w>(rest: &[&str], bytes: &[Vec<u8>]) -> Result<Asked<'w>, String>
         (["EVICT", "PREFIX"], [_, _, _, prefix]) => HotCopiesOrder::EvictPrefix(prefix.clone()),
         _ => {
             return Err(
-                "ERR wrong arguments: CACHE, CACHE EVICT KEY key, CACHE EVICT PREFIX prefix, CACHE EVICT ALL, CACHE OFF, or CACHE ON"
+                "ERR wrong arguments: HOTCOPIES, HOTCOPIES EVICT KEY key, HOTCOPIES EVICT PREFIX prefix, HOTCOPIES EVICT ALL, HOTCOPIES OFF, or HOTCOPIES ON"
                     .to_owned(),
             );
         }
@@ -356,26 +356,26 @@ mod tests {
                 Asked::Accept(_) => Err("no operation".to_owned()),
             }
         };
-        assert_eq!(asked(&[b"CACHE"]), Ok((Operation::HotCopies, false)));
+        assert_eq!(asked(&[b"HOTCOPIES"]), Ok((Operation::HotCopies, false)));
         for (words, order) in [
             (&[&b"cache"[..], b"off"][..], HotCopiesOrder::Suspend(true)),
-            (&[b"CACHE", b"On"], HotCopiesOrder::Suspend(false)),
-            (&[b"CACHE", b"EVICT", b"all"], HotCopiesOrder::EvictAll),
-            (&[b"CACHE", b"evict", b"key", b"\xff"], HotCopiesOrder::EvictKey(b"\xff".to_vec())),
+            (&[b"HOTCOPIES", b"On"], HotCopiesOrder::Suspend(false)),
+            (&[b"HOTCOPIES", b"EVICT", b"all"], HotCopiesOrder::EvictAll),
+            (&[b"HOTCOPIES", b"evict", b"key", b"\xff"], HotCopiesOrder::EvictKey(b"\xff".to_vec())),
             // The name of a key, and no word of ours.
-            (&[b"CACHE", b"EVICT", b"KEY", b"ALL"], HotCopiesOrder::EvictKey(b"ALL".to_vec())),
-            (&[b"CACHE", b"EVICT", b"PREFIX", b"\xfe:"], HotCopiesOrder::EvictPrefix(b"\xfe:".to_vec())),
+            (&[b"HOTCOPIES", b"EVICT", b"KEY", b"ALL"], HotCopiesOrder::EvictKey(b"ALL".to_vec())),
+            (&[b"HOTCOPIES", b"EVICT", b"PREFIX", b"\xfe:"], HotCopiesOrder::EvictPrefix(b"\xfe:".to_vec())),
         ] {
             assert_eq!(asked(words), Ok((Operation::SteerHotCopies(order), true)), "{words:?}");
         }
         for words in [
-            &[&b"CACHE"[..], b"NOW"][..],
-            &[b"CACHE", b"OFF", b"ON"],
-            &[b"CACHE", b"EVICT"],
-            &[b"CACHE", b"EVICT", b"KEY"],
-            &[b"CACHE", b"EVICT", b"KEY", b"a", b"b"],
-            &[b"CACHE", b"EVICT", b"PREFIX"],
-            &[b"CACHE", b"EVICT", b"ALL", b"KEY"],
+            &[&b"HOTCOPIES"[..], b"NOW"][..],
+            &[b"HOTCOPIES", b"OFF", b"ON"],
+            &[b"HOTCOPIES", b"EVICT"],
+            &[b"HOTCOPIES", b"EVICT", b"KEY"],
+            &[b"HOTCOPIES", b"EVICT", b"KEY", b"a", b"b"],
+            &[b"HOTCOPIES", b"EVICT", b"PREFIX"],
+            &[b"HOTCOPIES", b"EVICT", b"ALL", b"KEY"],
         ] {
             assert!(asked(words).is_err_and(|why| why.starts_with("ERR wrong arguments")), "{words:?}");
         }

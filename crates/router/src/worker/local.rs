@@ -343,7 +343,7 @@ impl Worker {
         let mut out = Vec::new();
         let subcommand = args.get(1).map(|s| String::from_utf8_lossy(s).to_ascii_uppercase());
         match subcommand.as_deref() {
-            Some("MOVE" | "MOVES" | "BALANCE" | "ACCEPT" | "SLOTS" | "WHERE" | "HOTKEYS" | "LOAD" | "CACHE") => {
+            Some("MOVE" | "MOVES" | "BALANCE" | "ACCEPT" | "SLOTS" | "WHERE" | "HOTKEYS" | "LOAD" | "HOTCOPIES") => {
                 return self.ask_operator(handle, class, args);
             }
             Some("NODES") if args.len() > 2 => return self.ask_operator(handle, class, args),
@@ -403,7 +403,7 @@ impl Worker {
                     "    The load of each node (requests, times of answers, CPU, memory), and the slots that are used most.",
                     "HOTKEYS [<count>]",
                     "    The keys of each node that are used most (default 10 of each), with their names for operators.",
-                    "CACHE | CACHE EVICT (KEY <key> | PREFIX <prefix> | ALL) | CACHE OFF | CACHE ON",
+                    "HOTCOPIES | HOTCOPIES EVICT (KEY <key> | PREFIX <prefix> | ALL) | HOTCOPIES OFF | HOTCOPIES ON",
                     "    What the router answers from hot copies; forget some; stop at once, and go on.",
                     "MOVE [FROM <node>] TO <node> (SLOTS <ranges> | ALL | KEYS <pattern>) [GOAL fast|balanced|gentle] [MAX-RATE <rate>] [DRY-RUN]",
                     "     [DURABILITY memory|aof|replica] [PROTOCOL <protocol>] [PURGE-TARGET] [ALLOW-DIRECT-CLIENTS]",

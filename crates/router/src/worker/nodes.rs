@@ -286,6 +286,10 @@ impl Worker {
     }
 }
 
+/// A machine that acknowledges nothing for so long is gone: until then its server may be busy with a slow command, and what waits there does not time out. A busy
+/// server's machine acknowledges. As long as keepalive takes, because a full receive buffer counts, too.
+const UNACKNOWLEDGED: std::time::Duration = std::time::Duration::from_secs(60);
+
 fn start_connect(address: std::net::SocketAddr) -> io::Result<OwnedFd> {
     use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
@@ -293,6 +297,7 @@ fn start_connect(address: std::net::SocketAddr) -> io::Result<OwnedFd> {
     socket.set_tcp_keepalive(
         &TcpKeepalive::new().with_time(std::time::Duration::from_secs(15)).with_interval(std::time::Duration::from_secs(5)),
     )?;
+    socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED))?;
     match socket.connect(&address.into()) {
         Ok(()) => {}
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => {}

@@ -15,7 +15,7 @@ fn site(args: &[&str]) -> Option<Site> {
 
 /// A figure of the report.
 fn figure(client: &mut Client, name: &str) -> i64 {
-    client.cmd("SWITCHYARD CACHE").field(name).int()
+    client.cmd("SWITCHYARD HOTCOPIES").field(name).int()
 }
 
 /// Reads a key until copies answer.
@@ -55,7 +55,7 @@ fn the_report_is_the_same_over_resp_http_and_the_command_line() {
     assert!(shown.starts_with("hot copies: on\nmay have copies   1 key\n"), "{shown}");
     // As a map in RESP3, too.
     client.cmd("HELLO 3");
-    assert_eq!(client.cmd("SWITCHYARD CACHE").field("state"), bulk("on"));
+    assert_eq!(client.cmd("SWITCHYARD HOTCOPIES").field("state"), bulk("on"));
     // The same figures in INFO and in the metrics.
     let info = client.cmd("INFO switchyard").text();
     let metrics = site.router().metrics();
@@ -101,9 +101,9 @@ fn what_is_evicted_is_asked_for_again() {
             assert_eq!((said.error(), said.field("state")), (None, bulk("on")), "{line}");
         }
     };
-    evicted_over(&mut client, &resp("SWITCHYARD CACHE EVICT KEY user:1"), false);
+    evicted_over(&mut client, &resp("SWITCHYARD HOTCOPIES EVICT KEY user:1"), false);
     evicted_over(&mut client, &resp("switchyard cache evict prefix user:"), true);
-    evicted_over(&mut client, &resp("SWITCHYARD CACHE EVICT ALL"), true);
+    evicted_over(&mut client, &resp("SWITCHYARD HOTCOPIES EVICT ALL"), true);
     let cli = |line: &'static str| {
         let router = site.router();
         move |_: &mut Client| assert!(done(router, line).contains("given any more"), "{line}")
@@ -111,7 +111,7 @@ fn what_is_evicted_is_asked_for_again() {
     evicted_over(&mut client, &cli("hot-copies evict --key user:1"), false);
     evicted_over(&mut client, &cli("hot-copies evict --prefix us"), true);
     evicted_over(&mut client, &cli("hot-copies evict --all"), true);
-    for line in ["SWITCHYARD CACHE EVICT", "SWITCHYARD CACHE EVICT KEY", "SWITCHYARD CACHE NOW", "SWITCHYARD CACHE OFF 5"] {
+    for line in ["SWITCHYARD HOTCOPIES EVICT", "SWITCHYARD HOTCOPIES EVICT KEY", "SWITCHYARD HOTCOPIES NOW", "SWITCHYARD HOTCOPIES OFF 5"] {
         assert!(client.cmd(line).expect_error().contains("wrong arguments"), "{line}");
     }
     for line in ["hot-copies evict", "hot-copies evict --key a --all"] {
@@ -128,7 +128,7 @@ fn the_switch_stops_every_worker_at_once() {
     assert_eq!(client.cmd("SET key 0"), ok());
     let mut value = 0;
     let router = site.router();
-    let over_resp = |client: &mut Client, word: &str| client.cmd(&format!("SWITCHYARD CACHE {word}")).field("state").text();
+    let over_resp = |client: &mut Client, word: &str| client.cmd(&format!("SWITCHYARD HOTCOPIES {word}")).field("state").text();
     let by_command = |_: &mut Client, word: &str| {
         done(router, &format!("hot-copies {}", word.to_lowercase()));
         json(router, "hot-copies")["state"].as_str().expect("a state").to_owned()
@@ -146,7 +146,7 @@ fn the_switch_stops_every_worker_at_once() {
         assert_eq!(client.cmd(&format!("SET key {value}")), ok());
         // Neither a second word, nor what evicts, switches them on.
         assert_eq!(way(&mut client, "OFF"), "suspended");
-        assert_eq!(client.cmd("SWITCHYARD CACHE EVICT ALL").field("state"), bulk("suspended"));
+        assert_eq!(client.cmd("SWITCHYARD HOTCOPIES EVICT ALL").field("state"), bulk("suspended"));
         assert_eq!(hits_of_reads(&site, "key", &value.to_string()), 0);
         assert_eq!(way(&mut client, "ON"), "on");
     }
@@ -159,13 +159,13 @@ fn the_switch_stops_every_worker_at_once() {
 fn who_is_no_operator_may_look_and_change_nothing() {
     let Some(site) = site(&ALL[..2]) else { return };
     let mut client = site.client();
-    assert_eq!(client.cmd("SWITCHYARD CACHE").field("state"), bulk("on"));
+    assert_eq!(client.cmd("SWITCHYARD HOTCOPIES").field("state"), bulk("on"));
     for line in ["EVICT ALL", "EVICT KEY k", "EVICT PREFIX k", "OFF", "ON"] {
-        assert!(client.cmd(&format!("SWITCHYARD CACHE {line}")).expect_error().starts_with("NOPERM"), "{line}");
+        assert!(client.cmd(&format!("SWITCHYARD HOTCOPIES {line}")).expect_error().starts_with("NOPERM"), "{line}");
     }
-    assert_eq!(client.cmd("SWITCHYARD CACHE").field("state"), bulk("on"));
+    assert_eq!(client.cmd("SWITCHYARD HOTCOPIES").field("state"), bulk("on"));
     let help = client.cmd("SWITCHYARD HELP");
-    assert!(help.items().iter().any(|line| line.text().starts_with("CACHE |")), "{help:?}");
+    assert!(help.items().iter().any(|line| line.text().starts_with("HOTCOPIES |")), "{help:?}");
 }
 
 /// Keys that may not be copied any more are answered by their nodes as soon as that is said, and others go on.
@@ -192,7 +192,7 @@ fn a_reload_takes_effect_at_once() {
         warm(&mut client, "secret:1", "v");
     }
     reload("mode = \"off\"");
-    until("they are off", || client.cmd("SWITCHYARD CACHE").field("state") == bulk("off"));
+    until("they are off", || client.cmd("SWITCHYARD HOTCOPIES").field("state") == bulk("off"));
     until("none is left", || (figure(&mut client, "copies"), figure(&mut client, "keys")) == (0, 0));
     assert_eq!(hits_of_reads(&site, "plain:1", "v"), 0);
     assert!(done(site.router(), "hot-copies on").contains("hot-copies.mode"));
