@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use switchyard_policy::topology::NodeId;
+use switchyard_resp::command::CommandClass;
 use switchyard_resp::encode;
 use tracing::{info, warn};
 
@@ -23,6 +24,9 @@ pub(super) const PERHAPS: &str = "; the command may have been executed";
 
 /// Connections for the slow lane and large values that nobody used for this long are closed.
 const IDLE_US: u64 = 30_000_000;
+
+/// Twice Redis's `busy-reply-threshold`.
+const SCRIPT_SILENT_US: u64 = 10_000_000;
 
 impl Worker {
     /// Gives everybody who waits for a reply of this link an error instead, with the truth about the first `in_flight` of them: they may still be
@@ -219,9 +223,11 @@ impl Worker {
     /// Notes which nodes execute slow commands of this worker, before anything is found late.
     fn note_busy(&self) {
         let after_us = Busy::after_us(self.plan.live.command_timeout);
-        let is_long = |sent_us: u32| u64::from((self.now_us as u32).wrapping_sub(sent_us)) > after_us;
+        let age_us = |sent_us: u32| u64::from((self.now_us as u32).wrapping_sub(sent_us));
         for (_, link) in self.links.iter().filter(|(_, link)| link.is_slow() && link.phase == Phase::Up) {
-            if link.head().is_some_and(|head| is_long(head.sent_us)) {
+            // A server says so itself (BUSY) when a script runs for five seconds. One that says nothing to anybody for twice as long executes none.
+            let is_silent = |head: &Pending| head.class == CommandClass::Script as u8 && age_us(head.sent_us) > SCRIPT_SILENT_US;
+            if link.head().is_some_and(|head| age_us(head.sent_us) > after_us && !is_silent(head)) {
                 self.shared.busy.note(link.node, self.now_us);
             }
         }

@@ -19,11 +19,12 @@ pub(super) struct Changes {
     all: Arc<WorkerCounters>,
     /// By node number, those that were used: taking one from `all` needs a lock.
     nodes: Vec<Option<Arc<NodeCounters>>>,
+    places: Vec<u32>,
 }
 
 impl Changes {
     pub(super) fn new(all: Arc<WorkerCounters>) -> Self {
-        Self { all, nodes: Vec::new() }
+        Self { all, nodes: Vec::new(), places: Vec::new() }
     }
 
     /// A command goes to a node.
@@ -37,7 +38,7 @@ impl Changes {
     }
 
     fn note_write(&mut self, node: NodeId, command: &Command, args: &Args<'_>) {
-        let (writes, removes) = (command.flags.has(Flags::WRITE), removes(command, args));
+        let (writes, removes) = (command.flags.has(Flags::WRITE), removes(command, args, &mut self.places));
         if writes || removes > 0 {
             let counters = self.of(node);
             counters.writes.add(u64::from(writes));
@@ -72,16 +73,17 @@ impl Changes {
     }
 }
 
-/// How many keys a command may remove, at most. One that may use memory (Redis's flag) does not remove keys.
-fn removes(command: &Command, args: &Args<'_>) -> u64 {
-    if command.flags.has(Flags::SCRIPT) {
-        ANY_NUMBER
-    } else if !command.flags.has(Flags::WRITE) || command.flags.has(Flags::DENY_OOM) {
-        0
-    } else if args.len() == 1 || matches!(&*command.name, "FLUSHALL" | "FLUSHDB" | "SWAPDB") {
-        ANY_NUMBER
-    } else {
-        args.len() as u64 - 1
+/// How many keys a command may remove. One that may use memory (Redis's flag) does not remove keys. Of a script those count that it declares: if each could remove
+/// anything, no loss would be seen before applications that use scripts.
+fn removes(command: &Command, args: &Args<'_>, places: &mut Vec<u32>) -> u64 {
+    if !command.flags.has(Flags::SCRIPT) && (!command.flags.has(Flags::WRITE) || command.flags.has(Flags::DENY_OOM)) {
+        return 0;
+    }
+    places.clear();
+    match command.find_keys(args, places) {
+        Ok(()) if !places.is_empty() => places.len() as u64,
+        _ if command.flags.has(Flags::SCRIPT) => 0,
+        _ => ANY_NUMBER,
     }
 }
 
@@ -103,7 +105,9 @@ mod tests {
             ("RPOP queue", 1, 1),
             ("FLUSHALL", 1, ANY_NUMBER),
             ("FLUSHDB ASYNC", 1, ANY_NUMBER),
-            ("EVAL x 0", 0, ANY_NUMBER),
+            ("SREM set a b c", 1, 1),
+            ("EVAL x 0", 0, 0),
+            ("EVAL x 2 a b c", 0, 2),
             ("EVAL_RO x 0", 0, 0),
             ("PUBLISH c m", 0, 0),
         ] {

@@ -6,6 +6,8 @@
 //!
 //! Not sent to the node with the others: its answers are about our connection and about one server.
 
+use std::collections::BTreeSet;
+
 use switchyard_resp::command::{Handling, Local};
 use switchyard_resp::{encode, reply};
 
@@ -97,6 +99,13 @@ struct Own {
 #[derive(Debug, Default)]
 pub(super) struct OwnAnswers {
     own: Vec<Own>,
+    /// Of these, those that are in EXEC's array.
+    placed: usize,
+    /// Bytes of their requests.
+    request_bytes: usize,
+    /// All before this one that are to be asked for have their answers.
+    asked: usize,
+    databases: BTreeSet<u32>,
     /// The places of the node's answers to SCAN among its answers.
     scans: Vec<(usize, QueuedScan)>,
 }
@@ -108,18 +117,18 @@ impl OwnAnswers {
 
     /// How many are in EXEC's array.
     pub(super) fn count(&self) -> usize {
-        self.own.iter().filter(|own| own.place.is_some()).count()
+        self.placed
     }
 
     /// Bytes that they take.
     pub(super) fn bytes(&self) -> usize {
-        self.own.iter().map(|own| size_of::<Own>() + own.request.capacity()).sum::<usize>()
-            + self.scans.len() * size_of::<(usize, QueuedScan)>()
+        self.own.len() * size_of::<Own>() + self.request_bytes + self.scans.len() * size_of::<(usize, QueuedScan)>()
     }
 
     /// Queues one at this place of EXEC's array.
     pub(super) fn queue(&mut self, place: usize, when: When, request: &[u8]) {
-        self.own.push(Own { place: Some(place), request: request.to_vec(), when, answer: Answer::None });
+        self.placed += 1;
+        self.push(Own { place: Some(place), request: request.to_vec(), when, answer: Answer::None });
     }
 
     /// A SCAN that the node answers, at this place among its answers.
@@ -131,17 +140,31 @@ impl OwnAnswers {
     pub(super) fn ask_for_database(&mut self, database: u32) {
         let mut request = Vec::new();
         encode::command(&mut request, [&b"SELECT"[..], database.to_string().as_bytes()]);
-        if self.own.iter().all(|own| own.request != request) {
-            self.own.push(Own { place: None, request, when: When::Before, answer: Answer::None });
+        if self.databases.insert(database) {
+            self.push(Own { place: None, request, when: When::Before, answer: Answer::None });
         }
     }
 
+    fn push(&mut self, own: Own) {
+        self.request_bytes += own.request.capacity();
+        self.own.push(own);
+    }
+
+    /// The first that is to be asked for and has no answer.
+    fn unanswered(&mut self) -> Option<&mut Own> {
+        let is_done = |own: &Own| own.when == When::After || matches!(own.answer, Answer::Given(_));
+        while self.own.get(self.asked).is_some_and(is_done) {
+            self.asked += 1;
+        }
+        self.own.get_mut(self.asked)
+    }
+
     fn unasked(&mut self) -> Option<&mut Own> {
-        self.own.iter_mut().find(|own| own.when == When::Before && matches!(own.answer, Answer::None))
+        self.unanswered().filter(|own| matches!(own.answer, Answer::None))
     }
 
     fn awaited(&mut self, seq: u32) -> Option<&mut Own> {
-        self.own.iter_mut().find(|own| matches!(own.answer, Answer::Awaited(of, _) if of == seq))
+        self.unanswered().filter(|own| matches!(own.answer, Answer::Awaited(of, _) if of == seq))
     }
 }
 
@@ -218,19 +241,44 @@ impl Worker {
         let whole = elements.remaining() as usize + count;
         let mut out = Vec::with_capacity(answer.len() + 64 * count);
         encode::header(&mut out, b'*', whole);
-        let (mut given, mut place) = (given.into_iter().peekable(), 0);
+        let (mut given, mut scans, mut place) = (given.into_iter().peekable(), own.scans.into_iter().peekable(), 0);
         for at in 0..whole {
             if let Some((_, answer)) = given.next_if(|(place, _)| *place == at) {
                 out.extend_from_slice(&answer);
                 continue;
             }
             let Some(element) = elements.next() else { break };
-            match own.scans.iter().find(|(of, _)| *of == place) {
-                Some((_, scan)) => out.extend_from_slice(&self.scanned(scan, element)),
+            match scans.next_if(|(of, _)| *of == place) {
+                Some((_, scan)) => out.extend_from_slice(&self.scanned(&scan, element)),
                 None => out.extend_from_slice(element),
             }
             place += 1;
         }
         out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nodes are asked one after the other, and a long transaction costs as much for each of its commands as a short one.
+    #[test]
+    fn what_is_asked_of_nodes_is_asked_in_order_and_once() {
+        let mut own = OwnAnswers::default();
+        own.queue(0, When::After, b"ROLE");
+        own.queue(1, When::Before, b"INFO");
+        own.ask_for_database(7);
+        own.ask_for_database(7);
+        own.queue(3, When::Before, b"CONFIG GET x");
+        assert_eq!((own.count(), own.bytes()), (3, 4 * size_of::<Own>() + own.own.iter().map(|own| own.request.capacity()).sum::<usize>()));
+        let mut asked = Vec::new();
+        while let Some(next) = own.unasked() {
+            next.answer = Answer::Awaited(5, 0);
+            asked.push(next.place);
+            assert!(own.unasked().is_none() && own.awaited(4).is_none(), "one at a time");
+            own.awaited(5).expect("it is awaited").answer = Answer::Given(Vec::new());
+        }
+        assert_eq!(asked, [Some(1), None, Some(3)]);
     }
 }

@@ -403,8 +403,9 @@ impl Worker {
         if let Some(pool) = self.links.pool_mut(node, lane).filter(|_| is_ahead) {
             pool.ahead_rests_until_us = rests_until_us;
         }
-        // Who waits for one by now has another made, and is told of that one.
-        if is_ahead || self.node_fails(node) {
+        // Whoever waits for one by now has another made, and is answered by that one. Where the node is lost who was to wait there ends as at a server.
+        let is_lost = self.node_fails(node) || lane == Lane::Blocking && !self.links.is_up(node);
+        if is_ahead || is_lost {
             self.wake(node, lane);
             return;
         }

@@ -102,7 +102,7 @@ fn what_is_evicted_is_asked_for_again() {
         }
     };
     evicted_over(&mut client, &resp("SWITCHYARD HOTCOPIES EVICT KEY user:1"), false);
-    evicted_over(&mut client, &resp("switchyard cache evict prefix user:"), true);
+    evicted_over(&mut client, &resp("switchyard hotcopies evict prefix user:"), true);
     evicted_over(&mut client, &resp("SWITCHYARD HOTCOPIES EVICT ALL"), true);
     let cli = |line: &'static str| {
         let router = site.router();
