@@ -60,8 +60,8 @@ fn note(segment: &mut Segment, key: u64) {
 /// A segment of the one node ends.
 fn end(board: &mut Board, segments: &mut [Segment], one_in: u32, us: u64) {
     let mut counts = Counts::default();
-    segments.iter_mut().for_each(|segment| counts.add(segment.take()));
-    board.segment(BTreeMap::from([(NODE, counts)]), one_in, us);
+    segments.iter_mut().for_each(|segment| counts.add(segment.take().scaled(one_in)));
+    board.segment(BTreeMap::from([(NODE, counts)]), us);
 }
 
 fn hottest(board: &Board, keys: usize) -> Vec<Hot> {
@@ -190,7 +190,7 @@ fn what_becomes_hot_is_reported_after_one_segment_and_what_was_hot_is_forgotten(
     assert_eq!((hot.rates.reads, hot.rates.writes, hot.rates.bytes), (1600.0, 0.0, 16_000.0));
     assert_eq!(board.nodes(1).map(|node| node.uses).collect::<Vec<_>>(), [1600.0]);
     // A node that is not used any more is forgotten.
-    board.segment(BTreeMap::new(), 8, 1_000_000);
+    board.segment(BTreeMap::new(), 1_000_000);
     assert_eq!(board.nodes(1).count(), 0);
 }
 

@@ -17,7 +17,7 @@ use crate::shared::lock;
 /// The counts of a worker, of a sample.
 #[derive(Debug)]
 pub(crate) struct Counted {
-    /// One command in so many was counted.
+    /// One command in so many was counted: each worker counts as few as its load allows.
     pub(crate) one_in: u32,
     pub(crate) nodes: Vec<(NodeId, Counts)>,
     /// Slots of which something was counted.
@@ -35,6 +35,7 @@ pub(crate) struct SharedBoard {
 #[derive(Debug)]
 struct Inner {
     board: Board,
+    /// Of the segment that is under way, scaled to all commands.
     counts: BTreeMap<NodeId, Counts>,
     /// By slot, since the start, scaled to all commands.
     slots: Vec<SlotCount>,
@@ -64,12 +65,12 @@ impl SharedBoard {
             inner.slots[slot.index()].add(SlotCount { commands: scale(commands), writes: scale(writes), bytes: scale(bytes) });
         }
         for (node, more) in counted.nodes {
-            inner.counts.entry(node).or_default().add(more);
+            inner.counts.entry(node).or_default().add(more.scaled(counted.one_in));
         }
         if ends {
             let counts = std::mem::take(&mut inner.counts);
             let us = std::mem::replace(&mut inner.since, Instant::now()).elapsed().as_micros() as u64;
-            inner.board.segment(counts, counted.one_in, us);
+            inner.board.segment(counts, us);
         }
     }
 

@@ -91,6 +91,8 @@ pub struct HotNode {
     pub uses: f64,
     /// Those that hot copies answered.
     pub hits: f64,
+    /// A use that was counted stands for at most so many: a rate of few times that is a guess.
+    pub one_in: u32,
     /// The keys, the hottest first.
     pub keys: Vec<Hot>,
 }
@@ -99,6 +101,7 @@ pub struct HotNode {
 struct OfNode {
     uses: f64,
     hits: f64,
+    one_in: u32,
     keys: BTreeMap<u64, Hot>,
 }
 
@@ -116,12 +119,12 @@ impl Board {
         Self { weights, nodes: BTreeMap::new() }
     }
 
-    /// A segment of `us` microseconds has ended: what was counted in it, of one use in `one_in`. A node of which nothing was counted was not used.
-    pub fn segment(&mut self, mut counts: BTreeMap<NodeId, Counts>, one_in: u32, us: u64) {
+    /// A segment of `us` microseconds has ended: the uses in it, scaled to all. A node without any was not used.
+    pub fn segment(&mut self, mut counts: BTreeMap<NodeId, Counts>, us: u64) {
         for node in self.nodes.keys() {
             counts.entry(*node).or_default();
         }
-        let scale = f64::from(one_in.max(1)) * 1e6 / us.max(1) as f64;
+        let scale = 1e6 / us.max(1) as f64;
         for (node, counts) in counts {
             self.nodes.entry(node).or_default().segment(counts, self.weights, scale, us as f64 / 1e6);
         }
@@ -130,7 +133,10 @@ impl Board {
 
     /// The nodes that are used, in the order of their numbers, each with so many keys.
     pub fn nodes(&self, keys: usize) -> impl Iterator<Item = HotNode> {
-        self.nodes.iter().map(move |(id, node)| HotNode { node: *id, uses: node.uses, hits: node.hits, keys: node.hottest(keys) })
+        self.nodes.iter().map(move |(id, node)| {
+            let OfNode { uses, hits, one_in, .. } = *node;
+            HotNode { node: *id, uses, hits, one_in, keys: node.hottest(keys) }
+        })
     }
 }
 
@@ -139,6 +145,9 @@ impl OfNode {
         let weight = weights.newest.clamp(0.0, 1.0);
         let weighed = |load: f64, count: u64| load * (1.0 - weight) + weight * count as f64 * scale;
         (self.uses, self.hits) = (weighed(self.uses, counts.uses), weighed(self.hits, counts.hits));
+        if counts.one_in > 0 {
+            self.one_in = counts.one_in;
+        }
         for hot in self.keys.values_mut() {
             hot.rates = Rates::default().weighed(1.0 - weight, |_, other| other, hot.rates);
             hot.seconds += seconds;

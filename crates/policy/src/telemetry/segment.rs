@@ -78,14 +78,32 @@ pub struct Counts {
     pub hits: u64,
     /// The keys that are known, each as often as there are workers that know it.
     pub keys: Vec<Counted>,
+    /// A use that was counted stands for at most so many.
+    pub one_in: u32,
 }
 
 impl Counts {
+    /// An estimate of all uses, where these are one in `one_in`.
+    #[must_use]
+    pub fn scaled(mut self, one_in: u32) -> Self {
+        let of_key = |count: u32| count.saturating_mul(one_in);
+        self.one_in = one_in;
+        let one_in = u64::from(one_in);
+        (self.uses, self.hits) = (self.uses * one_in, self.hits * one_in);
+        for key in &mut self.keys {
+            let Counted { reads, hits, writes, error, .. } = *key;
+            (key.reads, key.hits, key.writes, key.error) = (of_key(reads), of_key(hits), of_key(writes), of_key(error));
+            (key.bytes, key.reply_bytes, key.us) = (key.bytes * one_in, key.reply_bytes * one_in, key.us * one_in);
+        }
+        self
+    }
+
     /// What another worker has counted at the same node.
     pub fn add(&mut self, other: Self) {
         self.uses += other.uses;
         self.hits += other.hits;
         self.keys.extend(other.keys);
+        self.one_in = self.one_in.max(other.one_in);
     }
 }
 
@@ -194,7 +212,7 @@ impl Segment {
         self.free.clear();
         self.lowest = NONE;
         self.index.fill(NONE);
-        Counts { uses: std::mem::take(&mut self.uses), hits: std::mem::take(&mut self.hits), keys }
+        Counts { uses: std::mem::take(&mut self.uses), hits: std::mem::take(&mut self.hits), keys, one_in: 1 }
     }
 
     /// Where a key is; or where in the index it would be.

@@ -16,6 +16,9 @@ const STEP: Duration = Duration::from_secs(1);
 /// The settings are, and what workers want, at least.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// Counts in a second from which on a rate is no accident.
+const SURE: f64 = 4.0;
+
 /// Keys of each node that are looked at.
 const KEYS: usize = 8192;
 
@@ -92,7 +95,11 @@ fn wait(hot: &HotCopies) -> Vec<(u64, Slot)> {
 /// What all workers have counted, of keys that may be copied. One in several databases counts as one.
 fn seen(shared: &Shared, settings: &settings::HotCopies) -> Vec<Admitted> {
     let mut all: Vec<Admitted> = Vec::new();
-    for hot in shared.board.nodes(KEYS).into_iter().flat_map(|node| node.keys) {
+    for (one_in, hot) in shared.board.nodes(KEYS).into_iter().flat_map(|node| node.keys.into_iter().map(move |key| (node.one_in, key))) {
+        // A key that was counted once or twice by chance is not hot, however many uses that stands for.
+        if !settings.knobs.all && hot.rates.commands() < f64::from(one_in) * SURE {
+            continue;
+        }
         // A name that is too long to be kept says neither slot nor prefix.
         let Some(key) = hot.name.key().filter(|key| settings.may_be(key)) else { continue };
         let reads = hot.rates.reads + hot.rates.hits;

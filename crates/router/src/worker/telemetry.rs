@@ -23,6 +23,16 @@ const KEYS_OF_NODE: (usize, usize) = (256, 4096);
 /// How long a segment is, microseconds.
 const SEGMENT_US: u64 = 1_000_000;
 
+/// Commands that are counted in a second where there are more: each costs about a microsecond, mostly for memory that is not in the processor's caches. How exact an
+/// estimate is depends on how many were counted, and not on which share of all they were. A key with a hundredth of the load is known to within a tenth or so.
+const COUNTED_PER_SECOND: u64 = 8192;
+
+/// Commands that are looked at in a second for instant reports, where there are more. The last 200 of a sample show a key as surely, after a few milliseconds.
+const NOTICED_PER_SECOND: f64 = 16_384.0;
+
+/// At most one command in so few is counted, whatever the load.
+const ONE_IN_MAX: u64 = 4096;
+
 /// How often it is looked whether nodes have much to do, microseconds.
 const LOAD_US: u64 = 100_000;
 
@@ -96,8 +106,12 @@ pub(super) struct Telemetry {
     /// By node number.
     segments: Vec<Option<Box<Segment>>>,
     slots: Slots,
-    /// One command in so many is counted; 0: none.
+    /// One command in so many is counted at most; 0: none.
+    at_most_one_in: u32,
+    /// One command in so many is counted in this segment.
     one_in: u32,
+    /// Commands that were counted in this segment.
+    counted: u64,
     /// Commands until the next one that is counted.
     until_next: u32,
     /// The same of what hot copies answer.
@@ -119,6 +133,10 @@ struct Instant {
     sent: Vec<u64>,
     looks_at_us: u64,
     is_any: bool,
+    /// One command in so many is looked at.
+    one_in: u32,
+    /// Commands until the next one that is.
+    until_next: u32,
 }
 
 impl Telemetry {
@@ -130,7 +148,9 @@ impl Telemetry {
         Self {
             fingerprints,
             keys_max,
+            at_most_one_in: 0,
             one_in: 0,
+            counted: 0,
             segments: Vec::new(),
             slots: Slots::new(),
             until_next,
@@ -143,13 +163,23 @@ impl Telemetry {
         }
     }
 
-    /// From now on one command in so many is counted; 0: none.
-    pub(super) fn adopt(&mut self, one_in: usize) {
-        let one_in = one_in as u32;
-        if one_in != self.one_in {
-            self.one_in = one_in;
+    /// From now on one command in so many is counted at most; 0: none.
+    pub(super) fn adopt(&mut self, at_most_one_in: usize) {
+        let at_most_one_in = at_most_one_in as u32;
+        if at_most_one_in != self.at_most_one_in {
+            (self.at_most_one_in, self.one_in) = (at_most_one_in, at_most_one_in);
             (self.until_next, self.until_hit) = (self.draw(), self.draw());
         }
+    }
+
+    /// A segment of so many microseconds has ended: in the next one of this load about [`COUNTED_PER_SECOND`] are counted, if that many come.
+    fn adapt(&mut self, us: u64) {
+        let commands = std::mem::take(&mut self.counted) * u64::from(self.one_in);
+        let wanted = commands * 1_000_000 / us.max(1) / COUNTED_PER_SECOND;
+        self.one_in = match self.at_most_one_in {
+            0 => 0,
+            least => wanted.min(ONE_IN_MAX).max(u64::from(least)) as u32,
+        };
     }
 
     /// Whether this command is counted.
@@ -161,12 +191,16 @@ impl Telemetry {
 
     /// How many come until the next one that is counted: from 1 to twice the mean, less one.
     fn draw(&mut self) -> u32 {
+        self.draw_of(self.one_in)
+    }
+
+    fn draw_of(&mut self, one_in: u32) -> u32 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        match self.one_in {
+        match one_in {
             0 => u32::MAX,
-            one_in => 1 + (self.random >> 32) as u32 % (2 * one_in - 1),
+            _ => 1 + (self.random >> 32) as u32 % (2 * one_in - 1),
         }
     }
 
@@ -174,6 +208,7 @@ impl Telemetry {
     #[cold]
     pub(super) fn note(&mut self, plan: &Plan, keyed: Keyed<'_>, bytes: usize) -> Option<Followed> {
         self.until_next = self.draw();
+        self.counted += 1;
         self.keys_max = (KEYS / plan.topology.node_id_bound().max(1)).clamp(KEYS_OF_NODE.0, KEYS_OF_NODE.1);
         match keyed.call {
             Call::Found(command, args) => self.note_keys(&plan.topology, keyed, command, args, bytes),
@@ -232,6 +267,7 @@ impl Telemetry {
     #[cold]
     fn count_hit(&mut self, node: NodeId, database: u32, key: &[u8], bytes: usize, reply_bytes: usize) {
         self.until_hit = self.draw();
+        self.counted += 1;
         let key = self.identity(database, key);
         let segment = self.segment(node);
         segment.note(key, Use { how: How::Hit, bytes: bytes.min(u32::MAX as usize) as u32 });
@@ -259,15 +295,20 @@ impl Telemetry {
         }
     }
 
-    /// Whether some node has so much to do that a key is reported as soon as it makes up a part of that.
+    /// Whether this command is looked at: some node has so much to do that a key is reported as soon as it makes up a part of that.
     #[inline]
-    pub(super) fn is_instant(&self) -> bool {
-        self.instant.is_any
+    pub(super) fn is_instant(&mut self) -> bool {
+        let instant = &mut self.instant;
+        instant.is_any && {
+            instant.until_next = instant.until_next.saturating_sub(1);
+            instant.until_next == 0
+        }
     }
 
     /// A command goes to a node: its key, and how often it is among the last ones, where that is to be reported.
     #[inline]
     pub(super) fn notice<'k>(&mut self, keyed: Keyed<'k>) -> Option<(&'k [u8], u8)> {
+        self.instant.until_next = self.draw_of(self.instant.one_in);
         let recent = self.instant.recent.get_mut(keyed.node.index())?.as_mut()?;
         let Call::Found(command, args) = keyed.call else { return None };
         let key = args.get(command.first_key_only(args)?)?;
@@ -286,15 +327,18 @@ impl Telemetry {
         instant.looks_at_us = now_us + LOAD_US;
         instant.recent.resize_with(nodes, || None);
         instant.sent.resize(nodes, 0);
+        let mut all = 0.0;
         for (number, (recent, before)) in instant.recent.iter_mut().zip(&mut instant.sent).enumerate() {
             let now = sent(NodeId(number as u16));
             let rate = (now - std::mem::replace(before, now)) as f64 * 1e6 / us as f64;
+            all += rate;
             if least.is_none_or(|least| rate * (workers as f64) < least as f64) {
                 *recent = None;
             } else if recent.is_none() {
                 *recent = Some(Box::new(Recent::of_one_in(workers)));
             }
         }
+        instant.one_in = (all / NOTICED_PER_SECOND).clamp(1.0, ONE_IN_MAX as f64) as u32;
         instant.is_any = instant.recent.iter().any(Option::is_some);
     }
 
@@ -303,16 +347,15 @@ impl Telemetry {
         if now_us < self.ends_us {
             return None;
         }
+        let us = now_us + SEGMENT_US - self.ends_us;
         self.ends_us = now_us + SEGMENT_US;
+        let one_in = self.one_in;
+        self.adapt(us);
         let of_node = |(number, segment): (usize, &mut Option<Box<Segment>>)| {
             let segment = segment.as_mut().filter(|segment| segment.uses() + segment.hits() > 0)?;
             Some((NodeId(number as u16), segment.take()))
         };
-        Some(Counted {
-            one_in: self.one_in,
-            nodes: self.segments.iter_mut().enumerate().filter_map(of_node).collect(),
-            slots: self.slots.take(),
-        })
+        Some(Counted { one_in, nodes: self.segments.iter_mut().enumerate().filter_map(of_node).collect(), slots: self.slots.take() })
     }
 }
 
@@ -336,6 +379,28 @@ mod tests {
         for key in &counts.keys {
             assert_eq!((key.bytes, key.reply_bytes, key.us), (30 * u64::from(key.hits), 100 * u64::from(key.hits), 0));
         }
+    }
+
+    /// A worker with much to do counts no more than one with less, and says how many it stands for.
+    #[test]
+    fn a_busy_worker_counts_a_smaller_share() {
+        let mut telemetry = Telemetry::new(Fingerprinter::new(7), 0);
+        telemetry.adopt(16);
+        telemetry.ended(0);
+        let second = |telemetry: &mut Telemetry, number: u64, commands: u64| {
+            (0..commands).for_each(|_| telemetry.note_hit(NodeId(0), 0, b"k", 30, 100));
+            let counted = telemetry.ended(number * SEGMENT_US).expect("a second has passed");
+            (counted.one_in, counted.nodes.first().map_or(0, |(_, counts)| counts.hits))
+        };
+        assert_eq!(second(&mut telemetry, 1, 2_000_000).0, 16);
+        let (one_in, counted) = second(&mut telemetry, 2, 2_000_000);
+        assert!((COUNTED_PER_SECOND * 9 / 10..COUNTED_PER_SECOND * 11 / 10).contains(&counted), "{counted}");
+        assert!((1_900_000..2_100_000).contains(&(counted * u64::from(one_in))), "{counted} of {one_in}");
+        // It counts more again as soon as there is less.
+        second(&mut telemetry, 3, 100);
+        assert_eq!(second(&mut telemetry, 4, 100).0, 16);
+        telemetry.adopt(0);
+        assert_eq!(second(&mut telemetry, 5, 2_000_000), (0, 0));
     }
 
     #[test]
