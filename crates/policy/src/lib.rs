@@ -10,6 +10,7 @@ pub mod failover;
 pub mod limits;
 pub mod load;
 pub mod migration;
+pub mod planner;
 pub mod routing;
 pub mod scan;
 pub mod seat;

@@ -67,6 +67,8 @@ pub enum Cause {
     Asked(Option<String>),
     /// Commands of clients need keys together with others of their slots: how many keys, by the command that needed them first.
     Needed(BTreeMap<String, u64>),
+    /// The planner has decided so.
+    Planned,
 }
 
 impl MoveOrder {

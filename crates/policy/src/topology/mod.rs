@@ -22,7 +22,7 @@ pub use transit::{MoveId, Stage, TooManyTransits, Transit};
 
 /// A node's number: kept for its life in the state directory and never given to another node, so that it is safe as an array index
 /// (see [`Topology::node_id_bound`]) and in journals. Numbers of removed nodes leave gaps.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]
 pub struct NodeId(pub u16);
 
 impl NodeId {

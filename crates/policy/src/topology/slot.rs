@@ -9,8 +9,23 @@
 pub const SLOT_COUNT: usize = 16384;
 
 /// A hash slot: a number below [`SLOT_COUNT`].
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(try_from = "u16", into = "u16")]
 pub struct Slot(u16);
+
+impl TryFrom<u16> for Slot {
+    type Error = String;
+
+    fn try_from(number: u16) -> Result<Self, String> {
+        Self::new(number).ok_or_else(|| format!("{number} is no slot: there are {SLOT_COUNT}"))
+    }
+}
+
+impl From<Slot> for u16 {
+    fn from(slot: Slot) -> Self {
+        slot.0
+    }
+}
 
 impl Slot {
     /// The lowest one.

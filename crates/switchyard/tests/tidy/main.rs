@@ -26,10 +26,10 @@ const CRATES: &[CrateRule] = &[
     },
     CrateRule {
         name: "policy",
-        only: Some(&[]),
+        only: Some(&["serde"]),
         tests_only: &[],
         never: &[],
-        why: "policy is every decision as pure code; what it needs (time, randomness, addresses) it is given as arguments",
+        why: "policy is every decision as pure code; what it needs (time, randomness, addresses) it is given as arguments. With serde a decision can be kept, and made again",
     },
     CrateRule {
         name: "router",
@@ -95,6 +95,7 @@ const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("seat", &[]),
     ("telemetry", &["topology"]),
     ("load", &["telemetry", "topology"]),
+    ("planner", &["topology"]),
     ("cache", &["migration", "telemetry", "topology"]),
 ];
 

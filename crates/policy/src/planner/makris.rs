@@ -1,0 +1,60 @@
+//! The policies of Makris, Tserpes, Anagnostopoulos and Altmann (2017): keys of overloaded nodes move, one by one, and are exceptions to hashing.
+//!
+//! The paper prints a loop and describes another. The loop moves the most popular key of a node above its threshold to the one with the least load. It has no fit test, so
+//! the next one may be overloaded in its turn, and the key goes on from there. The text says first fit decreasing over remaining capacity. Both are here to be measured.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Fleet, KeyAt, Plan, Policy, Previous, Price, Problem, State, Step, Verdict, What, advice};
+use crate::topology::NodeId;
+
+pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, over: &[NodeId], policy: Policy) -> Plan {
+    let recent: BTreeSet<&[u8]> = previous.keys.iter().map(|key| &**key).collect();
+    let mut loads: BTreeMap<NodeId, f64> = fleet.nodes.iter().map(|(id, place)| (*id, place.load)).collect();
+    let mut steps = Vec::new();
+    for node in over {
+        // The cooldown is ours: without one the printed loop has a key go round for ever.
+        let may = |key: &&KeyAt| key.at == *node && key.stays.is_none() && !recent.contains(&*key.key) && key.load() > 0.0;
+        let mut keys: Vec<&KeyAt> = problem.keys.iter().filter(may).collect();
+        keys.sort_by(|one, other| other.load().total_cmp(&one.load()).then(one.key.cmp(&other.key)));
+        let may_take = |id: &NodeId| *id != *node && fleet.nodes[id].node.state == State::Ready && fleet.nodes[id].limit > 0.0;
+        for key in keys {
+            if steps.len() >= problem.knobs.keys_max || (policy != Policy::MakrisPrinted && loads[node] <= fleet.nodes[node].limit) {
+                break;
+            }
+            let room = |id: &NodeId| fleet.nodes[id].limit - loads[id];
+            let fits = || loads.keys().copied().filter(may_take).find(|id| room(id) >= key.load());
+            let roomiest =
+                || loads.keys().copied().filter(may_take).max_by(|one, other| room(one).total_cmp(&room(other)).then(other.cmp(one)));
+            // The loop knows the numbers of the last interval only: two nodes above their thresholds choose the same one.
+            let idlest = || {
+                let load = |id: &NodeId| fleet.nodes[id].load;
+                loads.keys().copied().filter(may_take).min_by(|one, other| load(one).total_cmp(&load(other)).then(one.cmp(other)))
+            };
+            let to = match policy {
+                Policy::MakrisPrinted => idlest(),
+                Policy::MakrisFfd => fits().or_else(roomiest),
+                Policy::MakrisSafe | Policy::Switchyard => fits(),
+            };
+            let Some(to) = to else { continue };
+            *loads.entry(*node).or_default() -= key.load();
+            *loads.entry(to).or_default() += key.load();
+            let what = What::Key { key: key.key.clone(), slot: key.slot, is_cold: false };
+            steps.push(Step { what, from: *node, to, load: key.load(), bytes: key.bytes });
+            if policy == Policy::MakrisPrinted {
+                break;
+            }
+        }
+    }
+    let nodes = fleet.outlook(&steps);
+    let is_relieved = nodes.iter().all(|node| node.after <= node.limit || !over.contains(&node.node));
+    let verdict = match (over.is_empty(), steps.is_empty(), is_relieved) {
+        (true, ..) => Verdict::Fine,
+        (_, true, _) => Verdict::NoneFound,
+        (.., true) => Verdict::Relieved,
+        (.., false) => Verdict::Partly,
+    };
+    let bytes: u64 = steps.iter().map(|step| step.bytes).sum();
+    let price = Price { bytes, keys: steps.len(), slots: 0, total: bytes as f64 };
+    Plan { verdict, steps, price, nodes, alternatives: Vec::new(), advice: advice(problem, fleet, over, is_relieved) }
+}

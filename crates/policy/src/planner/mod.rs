@@ -1,0 +1,464 @@
+//! The planner: sees which nodes have too much to do, and chooses the cheapest remedy.
+//!
+//! [`solve`] takes a [`Problem`] (the load, the limits, what may move) and what was done lately, and gives a [`Plan`]. It has no clock and no state, and the same problem
+//! has the same plan: so a decision can be kept, explained and made again. Whoever calls measures the load, and has the moves made.
+//!
+//! - A node is over its **limit** where it has more requests than its capacity less headroom, or, where no capacity is known, more than its even share and headroom.
+//! - A plan takes nodes down to their **goal**, which is half of the headroom below the limit. A node between the two is left alone: that is the hysteresis.
+//! - **Remedies** are moves of single keys (exceptions, Makris et al. 2017) and of whole slots, and keys that have grown cold go home. Each has a price in bytes.
+//!
+//! Several ways to fill the nodes are tried ([`remedies`]), and the cheapest one that brings every node under its limit wins; the others are kept as alternatives. Not an
+//! exact solver: the problem is bin packing, its numbers are measured and change every second, and a plan must be there in a fraction of one.
+//!
+//! What holds after each plan of [`Policy::Switchyard`], and is asserted: no target ends above its limit, nor fuller than the node that it relieved was; what moves
+//! fits into memory; what moved lately stays.
+
+mod makris;
+mod remedies;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::topology::{NodeId, Slot};
+
+/// The name of a key.
+pub type Name = Box<[u8]>;
+
+/// What is known, and what is wanted.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Problem {
+    /// All nodes, ascending.
+    pub nodes: Vec<Node>,
+    /// Slots that may be worth to be moved, ascending. The others stay.
+    pub slots: Vec<SlotAt>,
+    /// The keys that are used most, and those that live away from their slots.
+    pub keys: Vec<KeyAt>,
+    /// How to decide.
+    pub knobs: Knobs,
+}
+
+/// A node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Node {
+    /// Its number.
+    pub id: NodeId,
+    /// Requests in a second, on average over the window.
+    pub load: f64,
+    /// The least that it had in the window. Only what lasts is worth a remedy.
+    pub lasting: f64,
+    /// Its share, where no capacity is known; 0: it is to have nothing.
+    pub weight: u32,
+    /// Requests in a second that it can answer in time, where that was measured.
+    pub capacity: Option<f64>,
+    /// Bytes that its server uses, and may use (0: no limit).
+    pub memory: Option<(u64, u64)>,
+    /// Keys that a move of slots has to look through.
+    pub keys: u64,
+    /// Whether something may be moved now.
+    pub state: State,
+}
+
+/// Whether a node may give and take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum State {
+    /// It may.
+    Ready,
+    /// A move is under way; nothing else is begun there.
+    Busy,
+    /// It cannot be used.
+    Down,
+    /// It is to be left: everything goes, nothing comes.
+    Leaving,
+}
+
+/// A slot. Its keys that are listed by themselves do not count.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SlotAt {
+    /// Its number.
+    pub slot: Slot,
+    /// Its owner.
+    pub at: NodeId,
+    /// Uses of its keys in a second.
+    pub load: f64,
+    /// Bytes that its keys take, all of them.
+    pub bytes: u64,
+}
+
+/// A key.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KeyAt {
+    /// Its name.
+    pub key: Name,
+    /// Its slot.
+    pub slot: Slot,
+    /// Where it lives.
+    pub at: NodeId,
+    /// The owner of its slot.
+    pub home: NodeId,
+    /// Reads in a second that reach the node.
+    pub reads: f64,
+    /// Writes in a second.
+    pub writes: f64,
+    /// Of the reads, those that hot copies will answer as soon as they have seen the key.
+    pub copied: f64,
+    /// Bytes that it takes.
+    pub bytes: u64,
+    /// It has not been used to speak of for a while.
+    pub is_cold: bool,
+    /// It stays where it is, and why.
+    pub stays: Option<Stays>,
+}
+
+impl KeyAt {
+    /// What it asks of its node, once hot copies have taken what they can.
+    #[must_use]
+    pub fn load(&self) -> f64 {
+        self.reads + self.writes - self.copied
+    }
+}
+
+/// Why a key is not moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stays {
+    /// Its name has a hash tag: it is used together with others.
+    Tagged,
+    /// A command has needed it together with others of its slot within the hour.
+    NeededAtHome,
+    /// Something of its slot is on its way.
+    Moving,
+}
+
+/// How to decide.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Knobs {
+    /// By which policy.
+    pub policy: Policy,
+    /// Part of a limit that is kept free: of the capacity, or above the even share.
+    pub headroom: f64,
+    /// A node with fewer requests in a second is never relieved.
+    pub least: f64,
+    /// Keys that may move now.
+    pub keys_max: usize,
+    /// Bytes that may move now.
+    pub bytes_max: u64,
+}
+
+impl Default for Knobs {
+    fn default() -> Self {
+        Self { policy: Policy::Switchyard, headroom: 0.1, least: 500.0, keys_max: 600, bytes_max: 10 << 30 }
+    }
+}
+
+/// How remedies are chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// The cheapest of several ways, with a fit test, by keys and slots.
+    #[default]
+    Switchyard,
+    /// The loop that the paper of Makris et al. prints: the most popular key of each overloaded node goes to the one with the least load, whether it fits or not.
+    MakrisPrinted,
+    /// What its text means: first fit decreasing. What fits nowhere goes where most room is left.
+    MakrisFfd,
+    /// The same, and what fits nowhere stays.
+    MakrisSafe,
+}
+
+/// What was done lately.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Previous {
+    /// Keys that have moved so lately that they stay.
+    pub keys: Vec<Name>,
+    /// Slots that have, too.
+    pub slots: Vec<Slot>,
+    /// Nodes that were over their limit, and are taken down to their goal.
+    pub over: Vec<NodeId>,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// What it comes to.
+    pub verdict: Verdict,
+    /// What moves.
+    pub steps: Vec<Step>,
+    /// What that costs.
+    pub price: Price,
+    /// Each node before and after.
+    pub nodes: Vec<Outlook>,
+    /// Other ways to the same end, and what they would cost.
+    pub alternatives: Vec<Alternative>,
+    /// What only somebody else can do.
+    pub advice: Vec<Advice>,
+}
+
+/// What a plan comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// No node is over its limit.
+    Fine,
+    /// All nodes are under their limits afterwards.
+    Relieved,
+    /// It helps, and some node stays over its limit.
+    Partly,
+    /// Nothing that may be done helps.
+    NoneFound,
+}
+
+/// Something that moves.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    /// What.
+    pub what: What,
+    /// From where.
+    pub from: NodeId,
+    /// To where.
+    pub to: NodeId,
+    /// Requests in a second that go with it.
+    pub load: f64,
+    /// Bytes that are moved.
+    pub bytes: u64,
+}
+
+/// What moves.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum What {
+    /// A key without its slot, or back to it.
+    Key {
+        /// Its name.
+        key: Name,
+        /// Its slot.
+        slot: Slot,
+        /// It goes home because it has grown cold.
+        is_cold: bool,
+    },
+    /// Whole slots, ascending.
+    Slots(Vec<Slot>),
+}
+
+/// What a plan costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Price {
+    /// Bytes that are moved.
+    pub bytes: u64,
+    /// Keys that move by themselves.
+    pub keys: usize,
+    /// Slots that move.
+    pub slots: usize,
+    /// All of it as bytes: with what it costs to look through a node's keys, and to remember exceptions.
+    pub total: f64,
+}
+
+/// A node before and after.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Outlook {
+    /// Its number.
+    pub node: NodeId,
+    /// Requests in a second now.
+    pub before: f64,
+    /// As predicted.
+    pub after: f64,
+    /// The limit.
+    pub limit: f64,
+}
+
+/// Another way.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Alternative {
+    /// Which.
+    pub way: Way,
+    /// Whether every node would be under its limit.
+    pub relieves: bool,
+    /// What it would cost.
+    pub price: Price,
+    /// The fullest node afterwards, as a part of its limit.
+    pub fullest: f64,
+}
+
+/// How nodes are relieved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Way {
+    /// The hottest keys first, then slots.
+    KeysFirst,
+    /// What relieves most for its price.
+    Cheapest,
+    /// Whole slots only, the busiest first.
+    Slots,
+    /// Whole slots only, those that relieve most for their price.
+    CheapSlots,
+}
+
+/// What the planner can only advise.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Advice {
+    /// All nodes together have too little room: so many requests in a second.
+    AddNode {
+        /// Requests in a second without room.
+        missing: f64,
+    },
+    /// The others could do without this one.
+    RemoveNode {
+        /// Which.
+        node: NodeId,
+    },
+    /// A key is more than any node can take beside what it has: it cannot be split, only copied or used less.
+    Unsplittable {
+        /// Its name.
+        key: Name,
+        /// Where it is.
+        at: NodeId,
+        /// Its requests in a second.
+        load: f64,
+    },
+    /// Hot copies are about to answer so many reads of a key, so it does not move.
+    Copies {
+        /// Its name.
+        key: Name,
+        /// Reads in a second.
+        reads: f64,
+    },
+}
+
+/// What is to be done.
+#[must_use]
+pub fn solve(problem: &Problem, previous: &Previous) -> Plan {
+    let fleet = Fleet::of(problem);
+    let over = fleet.over(previous);
+    match problem.knobs.policy {
+        Policy::Switchyard => remedies::solve(problem, previous, &fleet, &over),
+        policy => makris::solve(problem, previous, &fleet, &over, policy),
+    }
+}
+
+/// The fullest node that may give and take, as a part of its limit; those with next to nothing to do do not count.
+#[must_use]
+pub fn fullest(problem: &Problem) -> f64 {
+    let fleet = Fleet::of(problem);
+    let counts = |place: &&Place<'_>| matches!(place.node.state, State::Ready | State::Busy) && place.load >= fleet.least;
+    fleet.nodes.values().filter(counts).map(|place| place.fullness(place.load)).fold(0.0, f64::max)
+}
+
+/// The nodes, with what each may have.
+#[derive(Clone, Debug)]
+struct Fleet<'p> {
+    nodes: BTreeMap<NodeId, Place<'p>>,
+    least: f64,
+}
+
+#[derive(Clone, Debug)]
+struct Place<'p> {
+    node: &'p Node,
+    /// Now, less what hot copies will take.
+    load: f64,
+    limit: f64,
+    goal: f64,
+}
+
+impl<'p> Fleet<'p> {
+    fn of(problem: &'p Problem) -> Self {
+        let mut copied: BTreeMap<NodeId, f64> = BTreeMap::new();
+        for key in &problem.keys {
+            *copied.entry(key.at).or_default() += key.copied;
+        }
+        let load = |node: &Node| (node.load - copied.get(&node.id).copied().unwrap_or_default()).max(0.0);
+        let weight = |node: &Node| if matches!(node.state, State::Down | State::Leaving) { 0.0 } else { f64::from(node.weight) };
+        let all: f64 = problem.nodes.iter().filter(|node| node.state != State::Down).map(load).sum();
+        let weights: f64 = problem.nodes.iter().map(weight).sum();
+        let headroom = problem.knobs.headroom.clamp(0.0, 0.9);
+        let place = |node: &'p Node| {
+            let (limit, goal) = match (node.capacity, weight(node)) {
+                (_, 0.0) => (0.0, 0.0),
+                (Some(capacity), _) => (capacity * (1.0 - headroom), capacity * (1.0 - headroom * 1.5).max(0.0)),
+                (None, weight) => {
+                    let share = all * weight / weights;
+                    (share * (1.0 + headroom), share * (1.0 + headroom / 2.0))
+                }
+            };
+            (node.id, Place { node, load: load(node), limit, goal })
+        };
+        Self { nodes: problem.nodes.iter().map(place).collect(), least: problem.knobs.least }
+    }
+
+    /// The nodes that are to be relieved, the fullest first.
+    fn over(&self, previous: &Previous) -> Vec<NodeId> {
+        let is_over = |place: &Place<'_>| match place.node.state {
+            State::Leaving => true,
+            State::Busy | State::Down => false,
+            State::Ready => {
+                let most = if previous.over.contains(&place.node.id) { place.goal } else { place.limit };
+                place.load.min(place.node.lasting) > most && place.load >= self.least
+            }
+        };
+        let mut over: Vec<&Place<'_>> = self.nodes.values().filter(|place| is_over(place)).collect();
+        over.sort_by(|one, other| other.fullness(other.load).total_cmp(&one.fullness(one.load)).then(one.node.id.cmp(&other.node.id)));
+        over.into_iter().map(|place| place.node.id).collect()
+    }
+
+    /// Each node before, and after these steps.
+    fn outlook(&self, steps: &[Step]) -> Vec<Outlook> {
+        let mut after: BTreeMap<NodeId, f64> = self.nodes.iter().map(|(id, place)| (*id, place.load)).collect();
+        for step in steps {
+            *after.entry(step.from).or_default() -= step.load;
+            *after.entry(step.to).or_default() += step.load;
+        }
+        let outlook = |place: &Place<'_>| {
+            let node = place.node.id;
+            Outlook { node, before: place.node.load, after: after[&node].max(0.0), limit: place.limit }
+        };
+        self.nodes.values().map(outlook).collect()
+    }
+}
+
+impl Place<'_> {
+    /// How full it would be with so many requests: 1 is its limit.
+    fn fullness(&self, load: f64) -> f64 {
+        match (load > 0.0, self.limit > 0.0) {
+            (false, _) => 0.0,
+            (true, true) => load / self.limit,
+            (true, false) => f64::INFINITY,
+        }
+    }
+
+    /// Whether something of so many bytes fits into what it may use, with a tenth left.
+    fn has_memory(&self, taken: u64, bytes: u64) -> bool {
+        match self.node.memory {
+            Some((used, most)) if most > 0 => used.saturating_add(taken).saturating_add(bytes) <= most - most / 10,
+            _ => true,
+        }
+    }
+}
+
+/// What is to be known about a fleet whatever the remedy: where there is too little room, and what copies will do.
+fn advice(problem: &Problem, fleet: &Fleet<'_>, over: &[NodeId], is_relieved: bool) -> Vec<Advice> {
+    let mut advice = Vec::new();
+    let taking = || fleet.nodes.values().filter(|place| matches!(place.node.state, State::Ready | State::Busy) && place.limit > 0.0);
+    let is_measured = taking().next().is_some() && taking().all(|place| place.node.capacity.is_some());
+    let load: f64 = fleet.nodes.values().map(|place| place.load).sum();
+    let room: f64 = taking().map(|place| place.limit).sum();
+    if is_measured && load > room {
+        advice.push(Advice::AddNode { missing: load - room });
+    }
+    if is_measured && over.is_empty() {
+        // The one with the least to move, if the others then keep a fifth of their goals.
+        let spare = |gone: &Place<'_>| taking().map(|place| place.goal).sum::<f64>() - gone.goal - load;
+        let least = taking().min_by(|one, other| one.load.total_cmp(&other.load));
+        let goals: f64 = taking().map(|place| place.goal).sum();
+        if let Some(node) = least.filter(|least| taking().count() > 1 && spare(least) > goals / 5.0) {
+            advice.push(Advice::RemoveNode { node: node.node.id });
+        }
+    }
+    let roomiest = |but: NodeId| taking().filter(|place| place.node.id != but).map(|place| place.limit).fold(0.0, f64::max);
+    for key in &problem.keys {
+        if key.copied > 0.0 && over.contains(&key.at) {
+            advice.push(Advice::Copies { key: key.key.clone(), reads: key.copied });
+        }
+        let own = fleet.nodes.get(&key.at).map_or(0.0, |place| place.limit);
+        if !is_relieved && over.contains(&key.at) && key.load() > own.max(roomiest(key.at)) {
+            advice.push(Advice::Unsplittable { key: key.key.clone(), at: key.at, load: key.load() });
+        }
+    }
+    advice
+}

@@ -1,0 +1,399 @@
+//! Several ways to relieve nodes, each a greedy one with a fit test; the cheapest that does it wins.
+//!
+//! Greedy, because each choice is then one that can be said in words: this key, because it is the hottest that fits there. What a greedy way takes too much is given back at
+//! its end.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Alternative, Fleet, KeyAt, Name, Plan, Previous, Price, Problem, SlotAt, State, Step, Verdict, Way, What, advice};
+use crate::topology::{NodeId, Slot};
+
+/// Bytes that an exception costs beside its value: in the directory, at each worker, in the state directory.
+const EXCEPTION: f64 = 512.0;
+
+/// Bytes that a slot costs beside its keys: records, and the wait of its commands.
+const SLOT: f64 = 4096.0;
+
+/// Bytes that it costs to look at a key of a node whose slots are moved.
+const LOOK: f64 = 16.0;
+
+/// A slot with less than such a part of what is needed is not worth to be moved.
+const GRAIN: f64 = 1e-4;
+
+/// A key with less than such a part of a node's limit is not worth an exception.
+const KEY_GRAIN: f64 = 0.005;
+
+/// A plan that leaves some node over its limit has to lower the fullest one so much.
+const HELPS: f64 = 0.98;
+
+/// Something that could move.
+#[derive(Clone, Copy)]
+enum Piece<'p> {
+    Key(&'p KeyAt),
+    /// With the load of its listed keys, which go with it.
+    Slot(&'p SlotAt, f64),
+}
+
+impl Piece<'_> {
+    fn load(&self) -> f64 {
+        match self {
+            Self::Key(key) => key.load(),
+            Self::Slot(_, load) => *load,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Key(key) => key.bytes,
+            Self::Slot(slot, _) => slot.bytes,
+        }
+    }
+
+    fn price(&self) -> f64 {
+        match self {
+            Self::Key(key) => key.bytes as f64 + EXCEPTION,
+            Self::Slot(slot, _) => slot.bytes as f64 + SLOT,
+        }
+    }
+
+    fn slot(&self) -> Slot {
+        match self {
+            Self::Key(key) => key.slot,
+            Self::Slot(slot, _) => slot.slot,
+        }
+    }
+
+    fn worth(&self) -> f64 {
+        self.load() / self.price()
+    }
+}
+
+/// A piece, and where it goes.
+#[derive(Clone, Copy)]
+struct Shift<'p> {
+    piece: Piece<'p>,
+    from: NodeId,
+    to: NodeId,
+}
+
+/// A way as far as it got.
+struct Attempt<'p> {
+    way: Way,
+    shifts: Vec<Shift<'p>>,
+    price: Price,
+    relieves: bool,
+    /// The fullest node afterwards.
+    fullest: f64,
+}
+
+pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, over: &[NodeId]) -> Plan {
+    let homecoming = homecoming(problem, previous, fleet, over);
+    if over.is_empty() {
+        let nodes = fleet.outlook(&homecoming);
+        let advice = advice(problem, fleet, over, true);
+        return Plan { verdict: Verdict::Fine, price: price_of(&homecoming), steps: homecoming, nodes, alternatives: Vec::new(), advice };
+    }
+    let mut attempts: Vec<Attempt<'_>> =
+        [Way::KeysFirst, Way::Cheapest, Way::Slots, Way::CheapSlots].map(|way| attempt(problem, previous, fleet, over, way)).into();
+    attempts.sort_by(|one, other| {
+        let order = |attempt: &Attempt<'_>| if attempt.relieves { (0, attempt.price.total) } else { (1, attempt.fullest) };
+        let ((one_kind, one), (other_kind, other)) = (order(one), order(other));
+        one_kind.cmp(&other_kind).then(one.total_cmp(&other))
+    });
+    let before = over.iter().map(|id| fleet.nodes[id].fullness(fleet.nodes[id].load)).fold(0.0, f64::max);
+    let alternatives = attempts.iter().skip(1).map(|attempt| Alternative {
+        way: attempt.way,
+        relieves: attempt.relieves,
+        price: attempt.price,
+        fullest: attempt.fullest.min(f64::MAX),
+    });
+    let alternatives = alternatives.collect();
+    let best = attempts.swap_remove(0);
+    let helps = best.relieves || best.fullest < before * HELPS || (before.is_infinite() && !best.shifts.is_empty());
+    let verdict = match (best.relieves, helps && !best.shifts.is_empty()) {
+        (true, _) => Verdict::Relieved,
+        (false, true) => Verdict::Partly,
+        (false, false) => Verdict::NoneFound,
+    };
+    let shifts = if verdict == Verdict::NoneFound { Vec::new() } else { best.shifts };
+    assert_no_harm(problem, previous, fleet, &shifts);
+    let mut steps = steps_of(&shifts);
+    let price = if steps.is_empty() { Price::default() } else { best.price };
+    let at_work: BTreeSet<NodeId> = steps.iter().flat_map(|step| [step.from, step.to]).collect();
+    steps.extend(homecoming.into_iter().filter(|step| !at_work.contains(&step.from) && !at_work.contains(&step.to)));
+    let nodes = fleet.outlook(&steps);
+    let advice = advice(problem, fleet, over, verdict == Verdict::Relieved);
+    Plan { verdict, steps, price, nodes, alternatives, advice }
+}
+
+/// What holds after each plan, whatever chose it.
+fn assert_no_harm(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, shifts: &[Shift<'_>]) {
+    let mut loads: BTreeMap<NodeId, f64> = fleet.nodes.iter().map(|(id, place)| (*id, place.load)).collect();
+    let mut bytes: BTreeMap<NodeId, u64> = BTreeMap::new();
+    for shift in shifts {
+        *loads.entry(shift.from).or_default() -= shift.piece.load();
+        *loads.entry(shift.to).or_default() += shift.piece.load();
+        *bytes.entry(shift.to).or_default() += shift.piece.bytes();
+        let stays = match shift.piece {
+            Piece::Key(key) => key.stays.is_some() || previous.keys.contains(&key.key),
+            Piece::Slot(slot, _) => previous.slots.contains(&slot.slot),
+        };
+        assert!(!stays || fleet.nodes[&shift.from].node.state == State::Leaving, "what stays does not move");
+    }
+    for shift in shifts {
+        let (from, to) = (&fleet.nodes[&shift.from], &fleet.nodes[&shift.to]);
+        let after = to.fullness(loads[&shift.to]);
+        assert!(after <= 1.0 + 1e-9 && after <= from.fullness(from.load) + 1e-9, "no target ends worse than the node that it relieves");
+        assert!(to.has_memory(0, bytes[&shift.to]), "what moves fits into memory");
+    }
+    let keys = shifts.iter().filter(|shift| matches!(shift.piece, Piece::Key(_))).count();
+    assert!(keys <= problem.knobs.keys_max && bytes.values().sum::<u64>() <= problem.knobs.bytes_max, "no more moves than may");
+}
+
+/// The state of an attempt.
+struct Filling<'p, 'f> {
+    fleet: &'f Fleet<'p>,
+    loads: BTreeMap<NodeId, f64>,
+    taken: BTreeMap<NodeId, u64>,
+    keys_left: usize,
+    bytes_left: u64,
+    /// No two moves have a slot in common.
+    slots: BTreeSet<Slot>,
+    shifts: Vec<Shift<'p>>,
+}
+
+fn attempt<'p>(problem: &'p Problem, previous: &Previous, fleet: &Fleet<'p>, over: &[NodeId], way: Way) -> Attempt<'p> {
+    let mut filling = Filling {
+        fleet,
+        loads: fleet.nodes.iter().map(|(id, place)| (*id, place.load)).collect(),
+        taken: BTreeMap::new(),
+        keys_left: problem.knobs.keys_max,
+        bytes_left: problem.knobs.bytes_max,
+        slots: BTreeSet::new(),
+        shifts: Vec::new(),
+    };
+    let recent_keys: BTreeSet<&Name> = previous.keys.iter().collect();
+    let recent_slots: BTreeSet<Slot> = previous.slots.iter().copied().collect();
+    let mut by_node: BTreeMap<NodeId, Vec<Piece<'p>>> = over.iter().map(|id| (*id, Vec::new())).collect();
+    let is_left = |id: NodeId| fleet.nodes[&id].node.state == State::Leaving;
+    let takes_keys = |id: NodeId| is_left(id) || matches!(way, Way::KeysFirst | Way::Cheapest);
+    let is_worth_it = |key: &KeyAt| key.load() > 0.0 && key.load() >= fleet.nodes[&key.at].limit * KEY_GRAIN;
+    let keys = problem.keys.iter().filter(|key| takes_keys(key.at) && fleet.nodes.contains_key(&key.at));
+    for key in keys.filter(|key| is_left(key.at) || key.stays.is_none() && !recent_keys.contains(&key.key) && is_worth_it(key)) {
+        // A key that lives where its slot is goes with the slot, where all slots go.
+        if let Some(pieces) = by_node.get_mut(&key.at).filter(|_| !(is_left(key.at) && key.at == key.home)) {
+            pieces.push(Piece::Key(key));
+        }
+    }
+    let mut of_keys: BTreeMap<Slot, f64> = BTreeMap::new();
+    let mut pinned = recent_slots;
+    for key in problem.keys.iter().filter(|key| key.at == key.home) {
+        *of_keys.entry(key.slot).or_default() += key.load();
+        if recent_keys.contains(&key.key) {
+            pinned.insert(key.slot);
+        }
+    }
+    for slot in &problem.slots {
+        let load = slot.load + of_keys.get(&slot.slot).copied().unwrap_or_default();
+        if let Some(pieces) = by_node.get_mut(&slot.at).filter(|_| is_left(slot.at) || !pinned.contains(&slot.slot) && load > 0.0) {
+            pieces.push(Piece::Slot(slot, load));
+        }
+    }
+    for id in over {
+        let mut pieces = by_node.remove(id).unwrap_or_default();
+        let by_load = |one: &Piece<'_>, other: &Piece<'_>| other.load().total_cmp(&one.load());
+        let by_worth = |one: &Piece<'_>, other: &Piece<'_>| other.worth().total_cmp(&one.worth());
+        let is_slot = |piece: &Piece<'_>| matches!(piece, Piece::Slot(..));
+        // Stable, so that what is alike stays in the order of the problem.
+        match way {
+            Way::KeysFirst => pieces.sort_by(|one, other| {
+                is_slot(one).cmp(&is_slot(other)).then_with(|| if is_slot(one) { by_worth(one, other) } else { by_load(one, other) })
+            }),
+            Way::Cheapest | Way::CheapSlots => pieces.sort_by(by_worth),
+            Way::Slots => pieces.sort_by(by_load),
+        }
+        filling.relieve(*id, &pieces, way);
+    }
+    filling.ended(way, over)
+}
+
+impl<'p> Filling<'p, '_> {
+    /// Moves pieces away from a node, in their order, until it is at its goal.
+    fn relieve(&mut self, id: NodeId, pieces: &[Piece<'p>], way: Way) {
+        let place = &self.fleet.nodes[&id];
+        let is_left = place.node.state == State::Leaving;
+        let first = self.shifts.len();
+        for piece in pieces {
+            let need = self.loads[&id] - place.goal;
+            if !is_left && need <= 0.0 {
+                break;
+            }
+            // Where keys have done it all but for the hysteresis, slots are too dear.
+            if way == Way::KeysFirst && !is_left && matches!(piece, Piece::Slot(..)) && self.loads[&id] <= place.limit {
+                break;
+            }
+            if !is_left && piece.load() < need * GRAIN {
+                continue;
+            }
+            let is_key = matches!(piece, Piece::Key(_));
+            if piece.bytes() > self.bytes_left || (is_key && self.keys_left == 0) || self.slots.contains(&piece.slot()) {
+                continue;
+            }
+            let Some(to) = self.target(id, piece) else { continue };
+            self.bytes_left -= piece.bytes();
+            self.keys_left -= usize::from(is_key);
+            self.shift(Shift { piece: *piece, from: id, to });
+        }
+        if is_left {
+            return;
+        }
+        // What was taken too much is given back, the dearest first.
+        let mut order: Vec<usize> = (first..self.shifts.len()).collect();
+        order.sort_by(|one, other| self.shifts[*other].piece.price().total_cmp(&self.shifts[*one].piece.price()));
+        let mut back = BTreeSet::new();
+        if self.loads[&id] <= place.goal {
+            for at in order {
+                let Shift { piece, to, .. } = self.shifts[at];
+                if self.loads[&id] + piece.load() <= place.goal {
+                    back.insert(at);
+                    self.loads.entry(id).and_modify(|load| *load += piece.load());
+                    self.loads.entry(to).and_modify(|load| *load -= piece.load());
+                    self.taken.entry(to).and_modify(|bytes| *bytes -= piece.bytes());
+                    self.bytes_left += piece.bytes();
+                    self.slots.remove(&piece.slot());
+                    self.keys_left += usize::from(matches!(piece, Piece::Key(_)));
+                }
+            }
+        }
+        let mut at = 0;
+        self.shifts.retain(|_| {
+            at += 1;
+            !back.contains(&(at - 1))
+        });
+    }
+
+    fn shift(&mut self, shift: Shift<'p>) {
+        *self.loads.entry(shift.from).or_default() -= shift.piece.load();
+        *self.loads.entry(shift.to).or_default() += shift.piece.load();
+        *self.taken.entry(shift.to).or_default() += shift.piece.bytes();
+        self.slots.insert(shift.piece.slot());
+        self.shifts.push(shift);
+    }
+
+    /// Where a piece goes: the node that is then least full, of those where it fits.
+    fn target(&self, from: NodeId, piece: &Piece<'_>) -> Option<NodeId> {
+        let source = &self.fleet.nodes[&from];
+        let before = source.fullness(source.load);
+        let home = match piece {
+            // A slot that a node gives has no business at its own.
+            Piece::Key(key) if key.at != key.home => Some(key.home),
+            _ => None,
+        };
+        let fits = |id: &NodeId| {
+            let place = &self.fleet.nodes[id];
+            let after = self.loads[id] + piece.load();
+            let taken = self.taken.get(id).copied().unwrap_or_default();
+            *id != from
+                && place.node.state == State::Ready
+                && place.limit > 0.0
+                && (after <= place.goal || source.node.state == State::Leaving && after <= place.limit)
+                && place.fullness(after) <= before
+                && place.has_memory(taken, piece.bytes())
+        };
+        // Home is cheaper than anywhere else: it takes an exception away.
+        home.filter(&fits).or_else(|| {
+            let fullness = |id: &NodeId| self.fleet.nodes[id].fullness(self.loads[id] + piece.load());
+            self.loads.keys().copied().filter(&fits).min_by(|one, other| fullness(one).total_cmp(&fullness(other)).then(one.cmp(other)))
+        })
+    }
+
+    fn ended(self, way: Way, over: &[NodeId]) -> Attempt<'p> {
+        let fullness = |id: &NodeId| self.fleet.nodes[id].fullness(self.loads[id].max(0.0));
+        let mut sources: BTreeMap<NodeId, f64> = BTreeMap::new();
+        let mut price = Price::default();
+        for shift in &self.shifts {
+            price.bytes += shift.piece.bytes();
+            price.total += shift.piece.price();
+            match shift.piece {
+                Piece::Key(_) => price.keys += 1,
+                Piece::Slot(..) => {
+                    price.slots += 1;
+                    sources.insert(shift.from, self.fleet.nodes[&shift.from].node.keys as f64 * LOOK);
+                }
+            }
+        }
+        price.total += sources.values().sum::<f64>();
+        let is_done = |id: &NodeId| match self.fleet.nodes[id].node.state {
+            // What has no load is moved too.
+            State::Leaving => self.loads[id] <= self.fleet.least.min(1.0),
+            _ => fullness(id) <= 1.0,
+        };
+        Attempt {
+            way,
+            relieves: over.iter().all(is_done),
+            fullest: over.iter().map(fullness).fold(0.0, f64::max),
+            price,
+            shifts: self.shifts,
+        }
+    }
+}
+
+/// Slots that go the same way are one step.
+fn steps_of(shifts: &[Shift<'_>]) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let mut slots: BTreeMap<(NodeId, NodeId), (Vec<Slot>, f64, u64)> = BTreeMap::new();
+    for Shift { piece, from, to } in shifts {
+        let (load, bytes) = (piece.load(), piece.bytes());
+        match piece {
+            Piece::Key(key) => {
+                let what = What::Key { key: key.key.clone(), slot: key.slot, is_cold: false };
+                steps.push(Step { what, from: *from, to: *to, load, bytes });
+            }
+            Piece::Slot(slot, _) => {
+                let all = slots.entry((*from, *to)).or_default();
+                all.0.push(slot.slot);
+                (all.1, all.2) = (all.1 + load, all.2 + bytes);
+            }
+        }
+    }
+    steps.extend(slots.into_iter().map(|((from, to), (mut slots, load, bytes))| {
+        slots.sort_unstable();
+        Step { what: What::Slots(slots), from, to, load, bytes }
+    }));
+    steps
+}
+
+/// Keys that have grown cold go home, where they find room.
+fn homecoming(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, over: &[NodeId]) -> Vec<Step> {
+    let recent: BTreeSet<&Name> = previous.keys.iter().collect();
+    let mut taken: BTreeMap<NodeId, u64> = BTreeMap::new();
+    let mut loads: BTreeMap<NodeId, f64> = BTreeMap::new();
+    let may = |key: &&KeyAt| {
+        let is_ready = |id: &NodeId| fleet.nodes.get(id).is_some_and(|place| place.node.state == State::Ready);
+        key.is_cold
+            && key.at != key.home
+            && key.stays != Some(super::Stays::Moving)
+            && is_ready(&key.at)
+            && is_ready(&key.home)
+            && !over.contains(&key.home)
+            && !recent.contains(&key.key)
+    };
+    let mut steps = Vec::new();
+    for key in problem.keys.iter().filter(may).take(problem.knobs.keys_max) {
+        let place = &fleet.nodes[&key.home];
+        let load = loads.entry(key.home).or_insert(place.load);
+        let bytes = taken.entry(key.home).or_default();
+        if (*load + key.load() > place.goal && key.load() > 0.0) || !place.has_memory(*bytes, key.bytes) {
+            continue;
+        }
+        (*load, *bytes) = (*load + key.load(), *bytes + key.bytes);
+        let what = What::Key { key: key.key.clone(), slot: key.slot, is_cold: true };
+        steps.push(Step { what, from: key.at, to: key.home, load: key.load(), bytes: key.bytes });
+    }
+    steps
+}
+
+fn price_of(steps: &[Step]) -> Price {
+    let bytes = steps.iter().map(|step| step.bytes).sum();
+    Price { bytes, keys: steps.len(), slots: 0, total: bytes as f64 }
+}
