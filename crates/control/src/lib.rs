@@ -27,6 +27,7 @@ pub mod moves;
 pub mod nodes;
 pub mod operator;
 pub mod placement;
+pub mod planner;
 mod processes;
 mod running;
 pub mod seat;

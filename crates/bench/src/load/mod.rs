@@ -123,6 +123,11 @@ impl Tally {
         Duration::from_nanos(self.latency.value_at_quantile(share))
     }
 
+    /// The mean latency.
+    pub fn mean(&self) -> Duration {
+        Duration::from_nanos(self.latency.mean() as u64)
+    }
+
     /// Whether everything was answered, without an error, and right.
     pub fn is_clean(&self) -> bool {
         self.errors == 0 && self.wrong == 0 && self.unanswered == 0 && self.disconnects == 0

@@ -13,6 +13,7 @@ mod listener;
 mod load;
 mod moves;
 mod page;
+mod planner;
 mod report;
 mod routes;
 mod thread;
@@ -35,6 +36,10 @@ pub use moves::{
     Refused, SlotsReport, SteerRequest, TransitReport, WhereReport,
 };
 pub(crate) use moves::{conflict, wrong};
+pub use planner::{
+    AlternativeReport, AutomationReport, AutomationRequest, DecisionReport, HistoryReport, NodeOutlookReport, PlanRequest, PriceReport,
+    StepReport,
+};
 pub use report::{
     LimitedReport, LinkReport, NodeReport, NodesReport, NotReady, Readiness, Silence, Source, StatusReport, TokenReport, Trouble,
 };

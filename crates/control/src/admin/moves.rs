@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use switchyard_policy::migration::Side;
 
 use super::hot_copies::HotCopiesOrder;
+use super::planner::{AutomationRequest, PlanRequest};
 
 /// What changes something, or asks about moves. The command line, the admin API and `SWITCHYARD` over RESP all come to one of these.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,6 +32,24 @@ pub enum Operation {
     HotCopies,
     /// Do something to them.
     SteerHotCopies(HotCopiesOrder),
+    /// What the planner would do now; do it.
+    Plan(PlanRequest),
+    /// What it has decided.
+    PlanHistory {
+        /// Whoever asks may read names of keys.
+        named: bool,
+    },
+    /// One of its decisions once more, on what it was made on.
+    Replay {
+        /// Its number.
+        id: u64,
+        /// Whoever asks may read names of keys.
+        named: bool,
+    },
+    /// Whether anything is done without anybody asking.
+    Automation,
+    /// Whether it may be.
+    SteerAutomation(AutomationRequest),
     /// Do something to a move.
     Steer {
         /// The move's number.
@@ -56,6 +75,9 @@ impl Operation {
     pub fn changes(&self) -> bool {
         match self {
             Self::Moves | Self::Slots | Self::Misplaced | Self::Where(_) | Self::HotKeys { .. } | Self::Load | Self::HotCopies => false,
+            Self::PlanHistory { .. } | Self::Replay { .. } | Self::Automation => false,
+            Self::Plan(request) => request.apply,
+            Self::SteerAutomation(_) => true,
             Self::Move(request) => !request.dry_run,
             Self::Balance(request) => !request.dry_run,
             Self::DrainNode(request) => !request.dry_run,
@@ -437,6 +459,9 @@ pub struct BalanceRequest {
     /// Only say what would be done.
     #[serde(default)]
     pub dry_run: bool,
+    /// What is evened: `slots` (the default) or `load`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
     /// How.
     #[serde(flatten)]
     pub how: HowRequest,
@@ -631,6 +656,9 @@ pub struct MoveReport {
     /// It was begun by the router, because these commands of clients need its keys at home.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub home_for: Vec<HomeReport>,
+    /// The planner has begun it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub planned: bool,
     /// Slots (those of the keys, where keys move without them).
     pub slots: u64,
     /// Slots that the target owns (or of which the keys live there).

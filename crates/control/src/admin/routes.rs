@@ -22,6 +22,7 @@ use super::moves::{
     Operation, Refused, SteerRequest,
 };
 use super::page::{Entry, counted, page};
+use super::planner::{AutomationRequest, PlanRequest};
 use super::report::{NodesReport, Source, StatusReport, TokenReport};
 
 type Shared = Arc<dyn Source>;
@@ -32,6 +33,9 @@ const TOKEN: &str = "/api/v1/token";
 const WHERE: &str = "/api/v1/where";
 const HOT_KEYS: &str = "/api/v1/hotkeys";
 const LOAD: &str = "/api/v1/load";
+const PLAN: &str = "/api/v1/plan";
+const REPLAY: &str = "/api/v1/plan/history/{id}/replay";
+const AUTOMATION: &str = "/api/v1/automation";
 const HOT_COPIES: &str = "/api/v1/hot-copies";
 const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
 
@@ -39,7 +43,7 @@ const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
 const STYLED: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
 
 /// Path, what it is for, and its handler.
-fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 24] {
+fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 28] {
     [
         ("/", "this page", get(index)),
         ("/metrics", "all metrics as Prometheus reads them: a long page of text", get(metrics)),
@@ -74,6 +78,18 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 24] {
             HOT_COPIES,
             "what is answered from hot copies, as JSON; POST {\"do\": \"evict\", and \"key\", \"prefix\" or \"all\"}, {\"do\": \"off\"} or {\"do\": \"on\"}",
             get(hot_copies).post(steer_hot_copies),
+        ),
+        (
+            PLAN,
+            "what the planner would do now: ?load=2&without=NODE&policy=NAME, as JSON; POST {\"without\", \"policy\"} does it",
+            get(plan).post(apply_plan),
+        ),
+        ("/api/v1/plan/history", "what the planner has decided, and what came of it, as JSON", get(plan_history)),
+        (REPLAY, "a decision once more, on what it was made on, as JSON", get(replay)),
+        (
+            AUTOMATION,
+            "whether anything is done without anybody asking, as JSON; POST {\"do\": \"off\"} or {\"do\": \"on\"}",
+            get(automation).post(steer_automation),
         ),
         ("/api/v1/moves", "moves, as JSON; POST {\"from\", \"to\", \"slots\" or \"all\"} begins one", get(moves).post(begin_move)),
         ("/api/v1/moves/{id}/pause", "POST: finish the slots being moved now, then rest", post(pause)),
@@ -238,6 +254,63 @@ async fn load(State(source): State<Shared>, from: From) -> Result<Response, Resp
     operate(LOAD, source, from, Operation::Load).await
 }
 
+/// What the planner is asked to suppose, from `?load=2&without=NODE&policy=NAME`.
+#[allow(clippy::result_large_err)] // as the handlers, which are async
+fn supposed(query: &str, named: bool) -> Result<PlanRequest, Response> {
+    let wrong = |why: &str| refuse(PLAN, StatusCode::BAD_REQUEST, why);
+    let mut request = PlanRequest { named, ..PlanRequest::default() };
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').ok_or_else(|| wrong("write ?name=value"))?;
+        let text =
+            decoded(value).and_then(|bytes| String::from_utf8(bytes).ok()).ok_or_else(|| wrong("a value is not encoded as in a URL"))?;
+        match name {
+            "load" => request.load = Some(text.parse().map_err(|_| wrong("load is a number, such as 2 or 0.5"))?),
+            "without" => request.without = Some(text),
+            "policy" => request.policy = Some(text),
+            other => return Err(wrong(&format!("{other:?} is not known; it takes load, without and policy"))),
+        }
+    }
+    Ok(request)
+}
+
+async fn plan(State(source): State<Shared>, Extension(Shown(named)): Extension<Shown>, uri: Uri, from: From) -> Result<Response, Response> {
+    let request = supposed(uri.query().unwrap_or_default(), named)?;
+    operate(PLAN, source, from, Operation::Plan(request)).await
+}
+
+async fn apply_plan(
+    State(source): State<Shared>,
+    Extension(Shown(named)): Extension<Shown>,
+    from: From,
+    given: GivenOrNot<PlanRequest>,
+) -> Result<Response, Response> {
+    let request = PlanRequest { apply: true, named, ..body_or_default(PLAN, given)? };
+    operate(PLAN, source, from, Operation::Plan(request)).await
+}
+
+async fn plan_history(State(source): State<Shared>, Extension(Shown(named)): Extension<Shown>, from: From) -> Result<Response, Response> {
+    operate("/api/v1/plan/history", source, from, Operation::PlanHistory { named }).await
+}
+
+async fn replay(
+    State(source): State<Shared>,
+    Extension(Shown(named)): Extension<Shown>,
+    from: From,
+    Path(id): Path<String>,
+) -> Result<Response, Response> {
+    let id = id.parse().map_err(|_| refuse(REPLAY, StatusCode::BAD_REQUEST, "the number of a decision is a whole number"))?;
+    operate(REPLAY, source, from, Operation::Replay { id, named }).await
+}
+
+async fn automation(State(source): State<Shared>, from: From) -> Result<Response, Response> {
+    operate(AUTOMATION, source, from, Operation::Automation).await
+}
+
+async fn steer_automation(State(source): State<Shared>, from: From, given: Given<AutomationRequest>) -> Result<Response, Response> {
+    let request = body(AUTOMATION, given)?;
+    operate(AUTOMATION, source, from, Operation::SteerAutomation(request)).await
+}
+
 async fn hot_copies(State(source): State<Shared>, from: From) -> Result<Response, Response> {
     operate(HOT_COPIES, source, from, Operation::HotCopies).await
 }
@@ -309,7 +382,7 @@ async fn drain_node(
     given: GivenOrNot<BalanceRequest>,
 ) -> Result<Response, Response> {
     let path = "/api/v1/nodes/{node}/drain";
-    let BalanceRequest { dry_run, how } = body_or_default(path, given)?;
+    let BalanceRequest { dry_run, how, .. } = body_or_default(path, given)?;
     operate(path, source, from, Operation::DrainNode(NodeRequest { address: node.0, dry_run, how })).await
 }
 

@@ -41,6 +41,8 @@ pub(super) struct Options {
     pattern: Option<String>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     home_for: BTreeMap<String, u64>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    is_planned: bool,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
@@ -99,6 +101,7 @@ impl Options {
         let (pattern, home_for) = match &planned.order.cause {
             Cause::Asked(pattern) => (pattern.clone(), BTreeMap::new()),
             Cause::Needed(by) => (None, by.clone()),
+            Cause::Planned => (None, BTreeMap::new()),
         };
         Self {
             direct_clients: how.direct_clients,
@@ -114,6 +117,7 @@ impl Options {
             so_far: planned.so_far,
             pattern,
             home_for,
+            is_planned: planned.order.cause == Cause::Planned,
         }
     }
 
@@ -133,7 +137,11 @@ impl Options {
             direct_clients: self.direct_clients,
             paper: self.paper.as_ref().map(PaperOptions::paper),
         };
-        let cause = if self.home_for.is_empty() { Cause::Asked(self.pattern) } else { Cause::Needed(self.home_for) };
+        let cause = match () {
+            () if self.is_planned => Cause::Planned,
+            () if self.home_for.is_empty() => Cause::Asked(self.pattern),
+            () => Cause::Needed(self.home_for),
+        };
         let OpenMove { source, target, .. } = found;
         let order = MoveOrder { source, target, slots: found.slots.clone(), keys: found.keys.clone(), how, cause };
         let steering = Steering { paused: self.paused, aborting: self.aborting, give_up: self.give_up.map(Side::from) };

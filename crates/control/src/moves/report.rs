@@ -77,6 +77,7 @@ impl Moves {
         let (pattern, home_for) = match &order.cause {
             Cause::Asked(pattern) => (pattern.clone(), Vec::new()),
             Cause::Needed(by) => (None, report_of(by)),
+            Cause::Planned => (None, Vec::new()),
         };
         let mut report = MoveReport {
             id: id.0,
@@ -91,6 +92,7 @@ impl Moves {
             keys: order.keys.as_ref().map(|keys| keys.len() as u64),
             pattern,
             home_for,
+            planned: order.cause == Cause::Planned,
             slots: order.slots.len() as u64,
             slots_done: planned.resume.as_ref().map_or(0, |resume| resume.handed_over.len() as u64),
             keys_moved: planned.so_far.keys_moved,

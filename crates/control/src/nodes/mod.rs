@@ -51,6 +51,8 @@ pub struct NodeAddress {
     pub sentinel: Option<SentinelAddress>,
     /// Share of the slots, beside those of the others.
     pub weight: u32,
+    /// Requests in a second that it answers in time, where somebody has said so.
+    pub capacity: Option<u64>,
 }
 
 /// Who knows where a node's primary is.

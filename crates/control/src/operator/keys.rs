@@ -160,7 +160,7 @@ impl Operator {
     }
 
     /// Whether the keys may live at `target`, beside those that do already and those that other moves take somewhere.
-    fn check_room(&self, topology: &Topology, keys: &BTreeSet<Key>, target: NodeId) -> Result<(), Refused> {
+    pub(super) fn check_room(&self, topology: &Topology, keys: &BTreeSet<Key>, target: NodeId) -> Result<(), Refused> {
         let open = self.moves.open_keys();
         let all = keys.iter().chain(open.iter().flat_map(|keys| keys.iter()));
         topology.room_for_exceptions(all.map(|key| &**key), target).map_err(|error| conflict(error.to_string()))
@@ -168,9 +168,14 @@ impl Operator {
 }
 
 /// The same without two that have a slot in common, and how many keys were left out for that.
-fn apart(orders: Vec<MoveOrder>) -> (Vec<MoveOrder>, usize) {
+pub(super) fn apart(orders: Vec<MoveOrder>) -> (Vec<MoveOrder>, usize) {
     let (mut taken, mut left) = (BTreeSet::new(), 0);
     let mut some = |found: MoveOrder| {
+        // Whole slots come first, so that none of their keys goes another way.
+        if found.keys.is_none() {
+            taken.extend(found.slots.iter().copied());
+            return Some(found);
+        }
         let keys: BTreeSet<Key> = found.keys.iter().flat_map(|keys| keys.iter()).cloned().collect();
         let all = keys.len();
         let free: BTreeSet<Key> = keys.into_iter().filter(|key| !taken.contains(&slot_of(key))).collect();

@@ -10,6 +10,7 @@ mod load;
 mod map;
 mod misplaced;
 mod nodes;
+mod planner;
 mod resp;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,11 +25,13 @@ use switchyard_resp::units::counted;
 use tracing::info;
 
 use crate::admin::{
-    BalanceRequest, HotCopiesOrder, Lose, MoveRequest, NodeRequest, Operation, PlanReport, Refused, SteerRequest, conflict, wrong,
+    BalanceRequest, HotCopiesOrder, Lose, MoveRequest, NodeRequest, Operation, PlanReport, PlanRequest, Refused, SteerRequest, conflict,
+    wrong,
 };
 use crate::members::{Drained, NodeList};
 use crate::moves::Moves;
 use crate::nodes::{NodeAddress, parse_endpoint};
+use crate::planner::Planner;
 use crate::running::Running;
 use crate::store::RedbStore;
 
@@ -51,6 +54,9 @@ pub struct Operator {
     drained: Drained,
     /// By name of the node.
     weights: RwLock<BTreeMap<String, u32>>,
+    /// Requests in a second that a node can answer, by its name, where somebody has said so.
+    capacities: RwLock<BTreeMap<String, u64>>,
+    planner: Planner,
     /// One plan at a time of what somebody orders.
     planning: Mutex<()>,
 }
@@ -62,13 +68,17 @@ impl Operator {
     /// If the store cannot be read.
     pub fn open(moves: Arc<Moves>, running: Arc<Running>, store: Arc<RedbStore>, list: Arc<dyn NodeList>) -> anyhow::Result<Arc<Self>> {
         let drained = Drained::load(&store)?;
-        Ok(Arc::new(Self { moves, running, store, list, drained, weights: RwLock::default(), planning: Mutex::default() }))
+        let planner = Planner::open(Arc::clone(&store))?;
+        let (weights, capacities, planning) = <_>::default();
+        Ok(Arc::new(Self { moves, running, store, list, drained, weights, capacities, planner, planning }))
     }
 
     /// Takes over the nodes as they are configured now.
     pub fn tune(&self, nodes: &[NodeAddress]) {
         let weights = nodes.iter().map(|node| (node.name.clone(), node.weight)).collect();
         *self.weights.write().unwrap_or_else(PoisonError::into_inner) = weights;
+        let capacities = nodes.iter().filter_map(|node| Some((node.name.clone(), node.capacity?))).collect();
+        *self.capacities.write().unwrap_or_else(PoisonError::into_inner) = capacities;
     }
 
     fn plan(&self) -> MutexGuard<'_, ()> {
@@ -86,11 +96,15 @@ impl Operator {
                 | Operation::HotKeys { .. }
                 | Operation::Load
                 | Operation::HotCopies
+                | Operation::Plan(PlanRequest { apply: false, .. })
+                | Operation::PlanHistory { .. }
+                | Operation::Replay { .. }
+                | Operation::Automation
                 | Operation::Balance(BalanceRequest { dry_run: true, .. })
                 | Operation::DrainNode(NodeRequest { dry_run: true, .. })
         );
         let told = told(&operation);
-        let outcome = self.execute(operation);
+        let outcome = self.execute(operation, who);
         match &outcome {
             Err(refused) => info!(target: "audit", who, "refused: {told}: {}", refused.text()),
             Ok(_) if only_looks => {}
@@ -99,7 +113,7 @@ impl Operator {
         outcome
     }
 
-    fn execute(&self, operation: Operation) -> Result<Value, Refused> {
+    fn execute(&self, operation: Operation, who: &str) -> Result<Value, Refused> {
         let plan = match operation {
             Operation::Moves => return json(&self.moves.report()),
             Operation::Slots => return json(&slots_report(&*self.moves.topology_now()?)),
@@ -109,6 +123,11 @@ impl Operator {
             Operation::Load => return json(&self.load()?),
             Operation::HotCopies => return json(&self.hot_copies()?),
             Operation::SteerHotCopies(order) => return json(&self.steer_hot_copies(&order)?),
+            Operation::Plan(request) => return json(&self.plan_now(&request, who)?),
+            Operation::PlanHistory { named } => return json(&self.plan_history(named)),
+            Operation::Replay { id, named } => return json(&self.replay(id, named)?),
+            Operation::Automation => return json(&self.automation()),
+            Operation::SteerAutomation(request) => return json(&self.steer_automation(&request)?),
             Operation::Steer { id, what } => return json(&self.moves.steer(MoveId(id), &what)?),
             Operation::Move(request) => self.begin_one(&request),
             Operation::AddNode(request) => self.add_node(&request),
@@ -183,6 +202,11 @@ impl Operator {
     fn balance(&self, request: &BalanceRequest) -> Result<PlanReport, Refused> {
         let how = self.moves.how(&request.how)?;
         let _one = self.plan();
+        match request.by.as_deref() {
+            None | Some("slots") => {}
+            Some("load") => return self.balance_by_load(how, request.dry_run),
+            Some(other) => return Err(wrong(format!("by: {other:?} is neither slots nor load"))),
+        }
         let topology = self.moves.topology_now()?;
         self.nothing_under_way("the slots are evened")?;
         self.moves.accept_unless(request.dry_run, &topology, orders(self.even(&topology)?, how))
@@ -227,6 +251,13 @@ fn told(operation: &Operation) -> String {
         Operation::HotKeys { .. } => "keys that are used most".to_owned(),
         Operation::Load => "the load of nodes and slots".to_owned(),
         Operation::HotCopies => "hot copies".to_owned(),
+        Operation::Plan(request) => {
+            if request.apply { "carry out the plan of the planner" } else { "what the planner would do" }.to_owned()
+        }
+        Operation::PlanHistory { .. } => "what the planner has decided".to_owned(),
+        Operation::Replay { id, .. } => format!("decision {id} of the planner once more"),
+        Operation::Automation => "whether the planner acts".to_owned(),
+        Operation::SteerAutomation(request) => format!("automation {}", request.verb),
         Operation::SteerHotCopies(order) => match order {
             HotCopiesOrder::EvictKey(_) => "evict the hot copies of a key".to_owned(),
             HotCopiesOrder::EvictPrefix(_) => "evict the hot copies of a prefix".to_owned(),

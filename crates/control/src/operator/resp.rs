@@ -12,8 +12,8 @@ use tracing::warn;
 
 use super::{CommandThread, Operator};
 use crate::admin::{
-    AbortRequest, AddNodeRequest, BalanceRequest, HotCopiesOrder, HotKeysReport, HowRequest, Lose, MoveRequest, NodeRequest, Operation,
-    PaperRequest, SteerRequest,
+    AbortRequest, AddNodeRequest, AutomationRequest, BalanceRequest, HotCopiesOrder, HotKeysReport, HowRequest, Lose, MoveRequest,
+    NodeRequest, Operation, PaperRequest, PlanRequest, SteerRequest,
 };
 
 /// Starts the thread that does what `SWITCHYARD` says.
@@ -35,7 +35,9 @@ fn answer(operator: &Operator, command: &OperatorCommand) -> Vec<u8> {
         [verb, rest @ ..] if verb.eq_ignore_ascii_case("HOTCOPIES") => hot_copies(rest, command.words()),
         [verb, rest @ ..] if verb.eq_ignore_ascii_case("LOAD") => load(rest),
         [verb, count @ ..] if verb.eq_ignore_ascii_case("HOTKEYS") => hot_keys(count, command.may_operate()),
-        _ => parse(&words).map(Asked::Operation).map_err(|why| format!("ERR {why}. Try SWITCHYARD HELP.")),
+        _ => parse(&words)
+            .map(|asked| Asked::Operation(named(asked, command.may_operate())))
+            .map_err(|why| format!("ERR {why}. Try SWITCHYARD HELP.")),
     };
     let done = asked.and_then(|asked| match asked {
         asked if asked.changes() && !command.may_operate() => {
@@ -80,6 +82,16 @@ fn accept(operator: &Operator, words: &[&str], who: &str) -> Result<(), String> 
     operator.running.accept(node).map_err(|refused| format!("ERR {}", refused.text()))?;
     warn!(target: "audit", who, node, "the node is accepted as it is");
     Ok(())
+}
+
+/// The same, with names of keys for those who may read them.
+fn named(asked: Operation, named: bool) -> Operation {
+    match asked {
+        Operation::Plan(request) => Operation::Plan(PlanRequest { named, ..request }),
+        Operation::PlanHistory { .. } => Operation::PlanHistory { named },
+        Operation::Replay { id, .. } => Operation::Replay { id, named },
+        other => other,
+    }
 }
 
 /// `SWITCHYARD HOTKEYS [count]`. Names are for operators.
@@ -209,12 +221,27 @@ fn parse(words: &[&str]) -> Result<Operation, String> {
             })
         }
         (["NODES", ..], _) => Err("wrong arguments: NODES, or NODES ADD|DRAIN|UNDRAIN|REMOVE address".to_owned()),
+        (["PLAN"], _) => Ok(Operation::Plan(PlanRequest::default())),
+        (["PLAN", "APPLY"], [_, _]) => Ok(Operation::Plan(PlanRequest { apply: true, ..PlanRequest::default() })),
+        (["PLAN", "HISTORY"], [_, _]) => Ok(Operation::PlanHistory { named: false }),
+        (["PLAN", "REPLAY"], [_, _, id]) => {
+            let id = id.parse().map_err(|_| format!("{id:?} is no number of a decision"))?;
+            Ok(Operation::Replay { id, named: false })
+        }
+        (["PLAN", ..], _) => Err("wrong arguments: PLAN, PLAN APPLY, PLAN HISTORY, or PLAN REPLAY id".to_owned()),
+        (["AUTOMATION"], _) => Ok(Operation::Automation),
+        (["AUTOMATION", "ON" | "OFF"], [_, verb]) => Ok(Operation::SteerAutomation(AutomationRequest { verb: verb.to_ascii_lowercase() })),
+        (["AUTOMATION", ..], _) => Err("wrong arguments: AUTOMATION, AUTOMATION ON, or AUTOMATION OFF".to_owned()),
         (["BALANCE", ..], [_, rest @ ..]) => {
             let mut request = BalanceRequest::default();
-            read(rest, &mut request.how, |option, _| match option {
+            read(rest, &mut request.how, |option, value| match option {
                 "DRY-RUN" => {
                     request.dry_run = true;
                     Ok(false)
+                }
+                "BY" => {
+                    request.by = Some(value?.to_ascii_lowercase());
+                    Ok(true)
                 }
                 _ => Err(format!("unknown option {option}")),
             })?;

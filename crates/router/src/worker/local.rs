@@ -343,7 +343,9 @@ impl Worker {
         let mut out = Vec::new();
         let subcommand = args.get(1).map(|s| String::from_utf8_lossy(s).to_ascii_uppercase());
         match subcommand.as_deref() {
-            Some("MOVE" | "MOVES" | "BALANCE" | "ACCEPT" | "SLOTS" | "WHERE" | "HOTKEYS" | "LOAD" | "HOTCOPIES") => {
+            Some(
+                "MOVE" | "MOVES" | "BALANCE" | "ACCEPT" | "SLOTS" | "WHERE" | "HOTKEYS" | "LOAD" | "HOTCOPIES" | "PLAN" | "AUTOMATION",
+            ) => {
                 return self.ask_operator(handle, class, args);
             }
             Some("NODES") if args.len() > 2 => return self.ask_operator(handle, class, args),
@@ -415,8 +417,12 @@ impl Worker {
                     "    Moves under way and ended; stop one, let it go on; go on with another goal or rate (with a unit: 20mb).",
                     "MOVES ABORT <id> [LOSE-TARGET|LOSE-SOURCE] [DRY-RUN]",
                     "    End a move; without a node of it that is lost for good, and with the keys that are only there.",
-                    "BALANCE [DRY-RUN]",
-                    "    Even the slots by weight.",
+                    "BALANCE [BY slots|load] [DRY-RUN]",
+                    "    Even the slots by weight, or the load that is seen now.",
+                    "PLAN | PLAN APPLY | PLAN HISTORY | PLAN REPLAY <id>",
+                    "    Nodes with too much to do, and the cheapest remedy; do it; what was decided, and once more.",
+                    "AUTOMATION | AUTOMATION ON | AUTOMATION OFF",
+                    "    Whether anything moves without anybody asking.",
                     "ACCEPT <node>",
                     "    Serve a node that came back empty and is held for that; follow a server that says to be its primary without proof.",
                     "SLOWLOG [<count>]",

@@ -11,16 +11,22 @@ use super::move_slots::{HowFlags, finish};
 #[derive(Debug, Args)]
 #[command(
     long_about = "Give every node slots in proportion to its weight (weight of [[node]]; 1 where none is given), with as few slots moved as can be.\n\n\
-        Slots are counted, not keys, bytes or load.",
+        Slots are counted, not keys, bytes or load. With --by load the busiest slots go from nodes that have more than their share of requests to those that have less; \
+        `switchyard plan` does the same with single keys, too.",
     after_long_help = "Examples:\n  \
         switchyard balance --dry-run\n  \
-        switchyard balance --goal gentle --wait\n\n\
+        switchyard balance --goal gentle --wait\n  \
+        switchyard balance --by load --dry-run\n\n\
         Exit codes: 0 it is on record (with --wait: it is done); 1 it was refused, or a move stopped early"
 )]
 pub(crate) struct Arguments {
     /// Only say what would be moved
     #[arg(long)]
     dry_run: bool,
+
+    /// What is evened: slots by weight, or the load that is seen now
+    #[arg(long, value_name = "WHAT", value_parser = ["slots", "load"], default_value = "slots")]
+    by: String,
 
     #[command(flatten)]
     how: HowFlags,
@@ -35,7 +41,7 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let client = AdminClient::new(&arguments.flags)?;
-    let request = BalanceRequest { dry_run: arguments.dry_run, how: arguments.how.request() };
+    let request = BalanceRequest { dry_run: arguments.dry_run, by: Some(arguments.by.clone()), how: arguments.how.request() };
     let body = client.post_json("/api/v1/balance", &request)?;
     finish(&client, &body, arguments.wait, arguments.flags.json)
 }

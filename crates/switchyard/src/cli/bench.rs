@@ -11,7 +11,7 @@ use switchyard_bench::load::{self, Mix, Pace, Sharing, Skew, ValueSizes};
 use switchyard_bench::numbers::{millis, thousands, time_flag};
 use switchyard_bench::table::Table;
 
-use super::{Failure, live::Live};
+use super::{Failure, capacity, live::Live};
 
 /// Measure: a load against any server
 #[derive(Debug, Args)]
@@ -23,6 +23,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 enum What {
     Load(LoadArguments),
+    Capacity(capacity::Arguments),
 }
 
 /// Drive a load against any Redis-compatible server, and check its replies
@@ -97,6 +98,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let stop = interrupt::flag()?;
     match &arguments.what {
         What::Load(arguments) => load(arguments, &stop)?,
+        What::Capacity(arguments) => capacity::run(arguments, &stop)?,
     }
     Ok(())
 }
@@ -162,7 +164,7 @@ fn load(arguments: &LoadArguments, stop: &AtomicBool) -> anyhow::Result<()> {
 }
 
 /// Keys of earlier runs must not be met: every reply would look wrong.
-fn own_prefix() -> String {
+pub(super) fn own_prefix() -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_nanos());
     format!("load:{:x}:", now ^ u128::from(std::process::id()))
 }

@@ -3,6 +3,7 @@
 mod admin_client;
 mod balance;
 mod bench;
+mod capacity;
 mod check_config;
 mod demo;
 mod doctor;
@@ -16,6 +17,7 @@ mod map;
 mod move_slots;
 mod moves;
 mod nodes;
+mod plan;
 mod recover;
 mod serve;
 mod status;
@@ -70,6 +72,8 @@ enum Command {
     Move(move_slots::Arguments),
     Moves(moves::Arguments),
     Balance(balance::Arguments),
+    Plan(plan::Arguments),
+    Automation(plan::AutomationArguments),
     Doctor(doctor::Arguments),
     Recover(recover::Arguments),
     Demo(demo::Arguments),
@@ -143,6 +147,8 @@ pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
         Command::Move(arguments) => move_slots::run(&arguments),
         Command::Moves(arguments) => moves::run(&arguments),
         Command::Balance(arguments) => balance::run(&arguments),
+        Command::Plan(arguments) => plan::run(&arguments),
+        Command::Automation(arguments) => plan::run_automation(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Recover(arguments) => recover::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),

@@ -188,7 +188,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         Some(Command::Drain(given)) => {
             let client = AdminClient::new(&given.flags)?;
-            let request = BalanceRequest { dry_run: given.dry_run, how: given.how.request() };
+            let request = BalanceRequest { dry_run: given.dry_run, by: None, how: given.how.request() };
             let body = client.post_json(&format!("/api/v1/nodes/{}/drain", encoded(&given.address)), &request)?;
             return finish(&client, &body, given.wait, given.flags.json);
         }

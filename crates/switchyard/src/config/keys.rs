@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use switchyard_control::moves::{DURABILITIES, name_of, named};
+use switchyard_control::planner::{Mode, POLICIES};
 use switchyard_policy::migration::Goal;
 use switchyard_resp::units::{format_size, format_time};
 use switchyard_router::{EmptyReturn, KEY_RATE_MAX, OnMissed, Reads, Reports};
@@ -35,6 +36,7 @@ pub(crate) enum Section {
     Moves,
     Telemetry,
     HotCopies,
+    Planner,
     /// One of the `[[node]]` tables.
     Node,
     /// One of the `[[listener]]` tables.
@@ -58,6 +60,7 @@ impl Section {
             Section::Moves => "moves",
             Section::Telemetry => "telemetry",
             Section::HotCopies => "hot-copies",
+            Section::Planner => "planner",
             Section::Node => "node",
             Section::Listener => "listener",
             Section::Limit => "limit",
@@ -77,7 +80,7 @@ impl Section {
     pub(crate) const LISTS: [Section; 3] = [Section::Node, Section::Listener, Section::Limit];
 
     /// The sections that are plain tables, in the order in which they are shown.
-    pub(crate) const TABLES: [Section; 10] = [
+    pub(crate) const TABLES: [Section; 11] = [
         Section::Clients,
         Section::Tls,
         Section::Nodes,
@@ -85,6 +88,7 @@ impl Section {
         Section::Moves,
         Section::Telemetry,
         Section::HotCopies,
+        Section::Planner,
         Section::Cluster,
         Section::Admin,
         Section::Log,
@@ -495,6 +499,24 @@ keys! {
     "allow" Reload ["include", "prefixes"] texts live.hot_copies.only,
         "Where there are some, only keys that begin with one of these are copied.";
 
+    [Planner]
+    "mode" Reload ["enabled"] word(Mode::ALL) planner.mode,
+        "off: the load is not judged. observe: the planner decides, and only says what it would do (`switchyard plan`). on: it moves keys and slots by itself.";
+    "policy" Reload [] word(POLICIES) planner.policy,
+        "How it decides: switchyard (the cheapest of several ways, with a fit test), or as Makris et al. do: makris-printed, makris-ffd, makris-safe.";
+    "interval" Reload ["period"] time(Duration::from_millis(100)..=HOUR) planner.interval,
+        "How often it looks at the load.";
+    "window" Reload [] time(Duration::from_millis(500)..=HOUR) planner.window,
+        "How long a node has to be over its limit before anything is done. What ends sooner is left alone.";
+    "headroom" Reload ["margin"] count(1..=80) planner.headroom,
+        "Percent that are kept free: of a node's capacity, or, where none is given, above its even share.";
+    "min-requests" Reload ["threshold"] count(0..=100_000_000) planner.least,
+        "A node with fewer requests in a second is never relieved.";
+    "max-keys-per-minute" Reload [] count(0..=65_536) planner.keys_per_minute,
+        "Keys that it may move by themselves in a minute.";
+    "max-bytes-per-hour" Reload [] size(0..=1024 * GB) planner.bytes_per_hour,
+        "Bytes that it may move in an hour.";
+
     [Cluster]
     "emulate" Reload ["cluster-enabled", "enabled"] switch cluster_emulate,
         "Look like a Redis Cluster to clients: answer CLUSTER, READONLY and ASKING, and say cluster_enabled:1 in INFO.";
@@ -594,6 +616,8 @@ keys! {
         "In place of an address: the name under which Sentinels know this node. It is also the node's name.";
     "sentinels" Reload ["sentinel"] endpoints(Some(SENTINEL_PORT)) sentinels = "[\"127.0.0.1:26379\"]",
         "The Sentinels to ask where its primary is; together with sentinel-master.";
-    "weight" Reload ["slots", "capacity"] optional_count(0..=10_000) weight = "2",
+    "capacity" Reload ["max-requests"] optional_count(1..=100_000_000) capacity = "50000",
+        "Requests in a second that this node answers in time. The planner keeps it below; without one it evens the load.";
+    "weight" Reload ["slots"] optional_count(0..=10_000) weight = "2",
         "Share of the slots that `switchyard balance` gives this node, beside those of the others (1 where none is given; 0: none).";
 }

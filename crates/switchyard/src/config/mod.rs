@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use switchyard_control::moves::MovesConfig;
 pub(crate) use switchyard_control::nodes::{Endpoint, NODE_PORT, NodeAddress, SentinelAddress, SentinelPlace};
+use switchyard_control::planner::PlannerConfig;
 use switchyard_router::{Cluster, ListenAddress, ListenerSettings, Live, Secret, ServerTls, Users};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
@@ -105,6 +106,7 @@ pub(crate) struct NodeConfig {
     sentinel_master: Option<String>,
     sentinels: Vec<Endpoint>,
     weight: Option<u32>,
+    capacity: Option<u64>,
     origin: Option<Origin>,
 }
 
@@ -160,6 +162,7 @@ pub(crate) struct Config {
     nodes_tls: NodeFiles,
     nodes: Vec<NodeConfig>,
     pub(crate) moves: MovesConfig,
+    pub(crate) planner: PlannerConfig,
     /// Limits and times for the router. Its password and nodes are filled in by [`Config::resolve`].
     live: Live,
     /// By key path; what is missing has its default.
@@ -200,6 +203,7 @@ impl Default for Config {
             nodes_tls: NodeFiles::default(),
             nodes: Vec::new(),
             moves: MovesConfig::default(),
+            planner: PlannerConfig::default(),
             live: Live::default(),
             origins: BTreeMap::new(),
         }
@@ -580,6 +584,7 @@ impl Config {
                     password: sentinel_password.clone(),
                 }),
                 weight: node.weight.unwrap_or(1),
+                capacity: node.capacity,
             });
         }
         let others = problems.len();

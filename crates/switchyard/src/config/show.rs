@@ -154,6 +154,7 @@ impl Config {
                     format!("node {name}: its user or password")
                 }
                 (Some(old), Some(new)) if old.weight != new.weight => format!("node {name}: its weight"),
+                (Some(old), Some(new)) if old.capacity != new.capacity => format!("node {name}: its capacity"),
                 _ => continue,
             };
             changes.push(Change { what, takes: Takes::Reload });

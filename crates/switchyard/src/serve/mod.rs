@@ -30,6 +30,7 @@ use switchyard_control::moves::{Moves, MovesThread};
 use switchyard_control::nodes::holdings::primaries;
 use switchyard_control::operator;
 use switchyard_control::placement::{self, Placement};
+use switchyard_control::planner::PlannerThread;
 use switchyard_control::seat::{self, Replaced, SeatThread, Seats, Standby};
 use switchyard_control::store::StoreError;
 use switchyard_control::{Fleet, Processes, Running};
@@ -104,6 +105,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     let moves = Arc::clone(&fleet.moves);
     moves.tune(&config.moves, config.command_timeout());
     fleet.operator.tune(&resolved.nodes);
+    fleet.operator.tune_planner(&config.planner);
     let processes = Arc::new(Processes::load(placement.store())?);
     let held = match (beginning, placement.topology()) {
         (Some(first_start::Beginning { topology, held }), _) => {
@@ -203,6 +205,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         None => None,
     };
     let health = HealthThread::start(Arc::clone(&running))?;
+    let planner = PlannerThread::start(Arc::clone(&fleet.operator))?;
     let care = Care::start(Arc::clone(&running), processes, Arc::clone(placement.store()), Arc::clone(&moves))?;
     let observer = Observer::start(watched, Arc::clone(placement.store()), Arc::clone(&running))?;
     let nodes = resolved.nodes;
@@ -220,6 +223,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     }
     notify(&[NotifyState::Stopping]);
     look.into_iter().for_each(first_start::Look::stop);
+    drop(planner);
     care.stop();
     drop(health);
     stop(&runtime, &mut signals, &running, (&moves, executor), reloads.shutdown_timeout())?;

@@ -205,6 +205,7 @@ impl Reloader {
         let settled = settled.map_err(|error| vec![format!("{error:#}")])?;
         self.fleet.moves.tune(&config.moves, config.command_timeout());
         self.fleet.operator.tune(&resolved.nodes);
+        self.fleet.operator.tune_planner(&config.planner);
         warnings.into_iter().chain(lowered).for_each(|warning| warn!("{warning}"));
         let mut applied = 0;
         for change in &changes {

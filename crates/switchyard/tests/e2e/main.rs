@@ -47,6 +47,7 @@ mod one_node;
 mod operators;
 mod package;
 mod pipelines;
+mod planner;
 mod protocols;
 mod pubsub;
 mod renew;

@@ -1,0 +1,224 @@
+//! The planner's eyes and hands: what it is given to decide on, and the orders that follow. They are those of `switchyard move`, with the same checks.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use switchyard_policy::load::ObservedLoad;
+use switchyard_policy::migration::{Cause, How, Key, MoveOrder};
+use switchyard_policy::planner::{Plan, Previous, Problem, State, Step, What, fullest, solve};
+use switchyard_policy::topology::{MoveId, NodeId, Topology};
+use switchyard_router::{Link, Router};
+use tracing::{info, warn};
+
+use super::keys::apart;
+use super::{Operator, node_named};
+use crate::admin::{
+    AutomationReport, AutomationRequest, DecisionReport, HistoryReport, HowRequest, PlanReport, PlanRequest, Refused, conflict, wrong,
+};
+use crate::planner::{Around, Decision, KEYS, Mode, Next, POLICIES, PlannerConfig, Words, names};
+
+impl Operator {
+    /// Takes over how the planner goes about it.
+    pub fn tune_planner(&self, config: &PlannerConfig) {
+        self.planner.tune(config);
+    }
+
+    /// How often it looks.
+    pub(crate) fn planner_interval(&self) -> Duration {
+        self.planner.config().interval
+    }
+
+    /// Looks at the load once more, and does what follows from it.
+    pub(crate) fn look_and_plan(&self) {
+        let Ok(topology) = self.moves.topology_now() else { return };
+        let (load, now) = (self.observed(&topology, KEYS), Instant::now());
+        self.planner.note(now, &topology, &load);
+        self.planner.keep_relocated(|key| topology.exception(key).is_some());
+        let _one = self.plan();
+        let (problem, previous) = self.planner.problem(now, &topology, &load, &self.around(&topology, &load));
+        let open: BTreeSet<MoveId> = self.moves.open_ids().into_iter().collect();
+        let before = fullest(&problem);
+        if let Next::Begin(decision, plan) = self.planner.step(now, problem, previous, |id| open.contains(&id)) {
+            match self.begin_plan(&topology, &plan, false) {
+                Ok(begun) => {
+                    info!("the planner begins {} moves (decision {decision}: `switchyard plan history`)", begun.moves.len());
+                    self.planner.begun(now, decision, &plan, before, Ok(ids(&begun)));
+                }
+                Err(refused) => {
+                    warn!("the planner cannot begin what it decided (decision {decision}): {}", refused.text());
+                    self.planner.begun(now, decision, &plan, before, Err(refused.text().to_owned()));
+                }
+            }
+        }
+    }
+
+    fn around(&self, topology: &Topology, load: &ObservedLoad) -> Around {
+        let capacities = self.capacities.read().unwrap_or_else(PoisonError::into_inner);
+        let status = self.running.with(Router::status);
+        let is_down = |link: &Option<Link>| !matches!(link, Some(Link::Up));
+        let down = status.iter().flat_map(|status| &status.nodes).filter(|node| is_down(&Some(node.link.clone()))).map(|node| node.id);
+        let copies = self.running.with(Router::hot_copies).is_some_and(|copies| copies.is_on && !copies.is_suspended);
+        let needed = |key: &&[u8]| self.moves.home().warning(&[Key::from(*key)]).is_some();
+        Around {
+            weights: self.weights(topology),
+            capacities: topology.nodes().filter_map(|node| Some((node.id, *capacities.get(&node.name)? as f64))).collect(),
+            busy: topology.nodes().map(|node| node.id).filter(|node| self.moves.involving(*node).is_some()).collect(),
+            down: down.collect(),
+            leaving: BTreeSet::new(),
+            needed: names(load).filter(needed).map(Into::into).collect(),
+            copies,
+        }
+    }
+
+    /// Says what the planner would do now, or has it done.
+    pub(super) fn plan_now(&self, request: &PlanRequest, who: &str) -> Result<DecisionReport, Refused> {
+        let _one = self.plan();
+        let topology = self.moves.topology_now()?;
+        let (load, now) = (self.observed(&topology, KEYS), Instant::now());
+        let mut around = self.around(&topology, &load);
+        if let Some(name) = &request.without {
+            around.leaving.insert(node_named(&topology, name)?);
+        }
+        let (mut problem, mut previous) = self.planner.problem(now, &topology, &load, &around);
+        self.adapt(&mut problem, &mut previous, request)?;
+        let plan = solve(&problem, &previous);
+        let policy = problem.knobs.policy;
+        let name = |node| self.moves.name(node);
+        let words = Words { name: &name, named: request.named };
+        let mut report = DecisionReport { by: who.to_owned(), ..words.plan(&plan, policy) };
+        if request.apply {
+            if request.load.is_some() {
+                return Err(wrong("a load that is only supposed is no reason to move anything: leave out `load`, or `apply`"));
+            }
+            if plan.steps.is_empty() {
+                return Err(conflict(format!("there is nothing to do: {}", report.says)));
+            }
+            let before = fullest(&problem);
+            let begun = self.begin_plan(&topology, &plan, false)?;
+            let id = self.planner.asked(who, problem, previous, plan.clone());
+            self.planner.begun(now, id, &plan, before, Ok(ids(&begun)));
+            (report.id, report.applied) = (Some(id), Some(begun));
+        }
+        Ok(report)
+    }
+
+    /// What somebody asks who plans by hand: there is no need to wait whether a load lasts.
+    fn adapt(&self, problem: &mut Problem, previous: &mut Previous, request: &PlanRequest) -> Result<(), Refused> {
+        if let Some(word) = &request.policy {
+            let known = POLICIES.iter().find(|(_, name)| name == word);
+            let all: Vec<&str> = POLICIES.iter().map(|(_, name)| *name).collect();
+            problem.knobs.policy = known.ok_or_else(|| wrong(format!("policy: {word:?} is none of {}", all.join(", "))))?.0;
+        }
+        let times = request.load.unwrap_or(1.0);
+        if !(0.0..=1000.0).contains(&times) {
+            return Err(wrong(format!("load: {times} is not between 0 and 1000")));
+        }
+        for node in &mut problem.nodes {
+            node.load *= times;
+            node.lasting = node.load;
+        }
+        problem.slots.iter_mut().for_each(|slot| slot.load *= times);
+        for key in &mut problem.keys {
+            (key.reads, key.writes, key.copied) = (key.reads * times, key.writes * times, key.copied * times);
+        }
+        if problem.nodes.iter().any(|node| node.state == State::Leaving) {
+            *previous = Previous::default();
+        }
+        Ok(())
+    }
+
+    /// Begins the moves of a plan, or only says which they would be.
+    fn begin_plan(&self, topology: &Topology, plan: &Plan, dry_run: bool) -> Result<PlanReport, Refused> {
+        let how = self.moves.how(&HowRequest::default())?;
+        let orders = orders_of(&plan.steps, how);
+        for order in &orders {
+            self.may_get_more(order.target)?;
+            if let Some(keys) = &order.keys {
+                self.check_room(topology, &keys.iter().cloned().collect(), order.target)?;
+            }
+        }
+        self.moves.accept_unless(dry_run, topology, orders)
+    }
+
+    /// Gives nodes their share of the load, whatever the planner's mode.
+    pub(super) fn balance_by_load(&self, how: How, dry_run: bool) -> Result<PlanReport, Refused> {
+        let topology = self.moves.topology_now()?;
+        self.nothing_under_way("the load is evened")?;
+        let (load, now) = (self.observed(&topology, KEYS), Instant::now());
+        let (mut problem, mut previous) = self.planner.problem(now, &topology, &load, &self.around(&topology, &load));
+        self.adapt(&mut problem, &mut previous, &PlanRequest::default())?;
+        // By slots alone, whatever else could be done.
+        problem.knobs.keys_max = 0;
+        let plan = solve(&problem, &previous);
+        let name = |node| self.moves.name(node);
+        let says = Words { name: &name, named: false }.plan(&plan, problem.knobs.policy).says;
+        let plan = self.moves.accept_unless(dry_run, &topology, orders_of(&plan.steps, how))?;
+        Ok(PlanReport { notes: std::iter::once(says).chain(plan.notes).collect(), ..plan })
+    }
+
+    pub(super) fn plan_history(&self, named: bool) -> HistoryReport {
+        let name = |node| self.moves.name(node);
+        let words = Words { name: &name, named };
+        let decisions = self.planner.decisions();
+        HistoryReport {
+            automation: self.automation(),
+            decisions: decisions.iter().map(|(id, decision)| words.decision(*id, decision)).collect(),
+        }
+    }
+
+    /// Decides again on what a decision was made on.
+    pub(super) fn replay(&self, id: u64, named: bool) -> Result<DecisionReport, Refused> {
+        let found = self.planner.decisions().into_iter().find(|(known, _)| *known == id);
+        let (_, decision) = found
+            .ok_or_else(|| wrong(format!("there is no decision {id} (any more): `switchyard plan history` has those that there are")))?;
+        let Decision { at, by, problem, previous, .. } = decision;
+        let name = |node| self.moves.name(node);
+        let plan = solve(&problem, &previous);
+        Ok(DecisionReport { id: Some(id), at, by, ..Words { name: &name, named }.plan(&plan, problem.knobs.policy) })
+    }
+
+    pub(super) fn automation(&self) -> AutomationReport {
+        let (mode, rests) = self.planner.rests();
+        let word = Mode::ALL.iter().find(|(known, _)| *known == mode).map_or("", |(_, word)| word);
+        AutomationReport { acts: mode == Mode::On && rests.is_none(), mode: word.to_owned(), rests }
+    }
+
+    /// Switches everything off, or on again, that acts without anybody asking.
+    pub(super) fn steer_automation(&self, request: &AutomationRequest) -> Result<AutomationReport, Refused> {
+        let is_off = match request.verb.as_str() {
+            "off" => true,
+            "on" => false,
+            other => return Err(wrong(format!("do: {other:?} is neither on nor off"))),
+        };
+        self.planner.switch(is_off).map_err(Refused::Failed)?;
+        Ok(self.automation())
+    }
+}
+
+fn ids(begun: &PlanReport) -> Vec<MoveId> {
+    begun.moves.iter().filter_map(|planned| planned.id).map(MoveId).collect()
+}
+
+/// Keys that go the same way are one move.
+fn orders_of(steps: &[Step], how: How) -> Vec<MoveOrder> {
+    let mut keys: BTreeMap<(NodeId, NodeId), BTreeSet<Key>> = BTreeMap::new();
+    let mut orders = Vec::new();
+    for step in steps {
+        match &step.what {
+            What::Key { key, .. } => drop(keys.entry((step.from, step.to)).or_default().insert(Key::from(&**key))),
+            What::Slots(slots) => {
+                let (source, target, slots) = (step.from, step.to, slots.clone());
+                orders.push(MoveOrder { source, target, slots, keys: None, how, cause: Cause::Planned });
+            }
+        }
+    }
+    orders.extend(keys.into_iter().map(|((source, target), keys)| {
+        let keys: std::sync::Arc<[Key]> = keys.into_iter().collect();
+        MoveOrder { source, target, slots: MoveOrder::slots_of(&keys), keys: Some(keys), how, cause: Cause::Planned }
+    }));
+    let (mut orders, _) = apart(orders);
+    // Keys take a moment, and most of the load with them.
+    orders.sort_by_key(|order| order.keys.is_none());
+    orders
+}

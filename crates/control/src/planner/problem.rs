@@ -1,0 +1,176 @@
+//! From what was measured to what the planner decides on ([`Problem`]).
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use switchyard_policy::load::ObservedLoad;
+use switchyard_policy::planner::{KeyAt, Knobs, Name, Node, Problem, SlotAt, State, Stays};
+use switchyard_policy::topology::{NodeId, Slot, Topology, hash_tag};
+
+/// Keys of each node that are looked at.
+pub(crate) const KEYS: usize = 256;
+
+/// Slots of a node that has much to do, the busiest ones. A plan that needs more takes several rounds.
+const SLOTS: usize = 1024;
+
+/// Hot copies have found a key by then, if they are going to.
+const COPIED_WITHIN: f64 = 4.0;
+
+/// What is left after a second of a rate that is not kept up ([`switchyard_policy::telemetry::Weights`]).
+const HALF: f64 = 0.5;
+
+/// Slots are measured slowly: how much their sum may differ from what the node has.
+const SCALE: f64 = 4.0;
+
+/// What hot copies leave alone: fewer reads in a second, or too many writes for each.
+const COPIED_READS: f64 = 100.0;
+const READS_FOR_A_WRITE: f64 = 4.0;
+
+/// The loads of nodes as they were at a time.
+#[derive(Clone, Debug)]
+pub(super) struct Seen {
+    pub(super) at: Instant,
+    pub(super) nodes: BTreeMap<NodeId, f64>,
+}
+
+/// What else is to be known of a fleet.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Around {
+    /// By node; 0: it gets nothing.
+    pub(crate) weights: BTreeMap<NodeId, u32>,
+    /// Requests in a second, where somebody has said how many it can answer.
+    pub(crate) capacities: BTreeMap<NodeId, f64>,
+    /// Nodes that take part in a move.
+    pub(crate) busy: BTreeSet<NodeId>,
+    /// Nodes that cannot be used.
+    pub(crate) down: BTreeSet<NodeId>,
+    /// Nodes that are to have nothing.
+    pub(crate) leaving: BTreeSet<NodeId>,
+    /// Keys of what was seen that commands needed at home within the hour.
+    pub(crate) needed: BTreeSet<Name>,
+    /// Hot copies answer reads.
+    pub(crate) copies: bool,
+}
+
+/// The load of a node now: what was sent there, or, where nobody has counted that twice, the uses of its keys.
+pub(super) fn load_of(load: &ObservedLoad, node: NodeId) -> f64 {
+    let requests = load.nodes.get(&node).and_then(|node| node.requests);
+    requests.unwrap_or_else(|| load.keys.iter().find(|hot| hot.node == node).map_or(0.0, |hot| hot.uses))
+}
+
+/// The keys that are used most, by name. One in several databases is one: all of it moves together.
+pub(crate) fn names(load: &ObservedLoad) -> impl Iterator<Item = &[u8]> {
+    load.keys.iter().flat_map(|node| &node.keys).filter_map(|hot| hot.name.key())
+}
+
+pub(super) fn problem(
+    topology: &Topology,
+    load: &ObservedLoad,
+    seen: &VecDeque<Seen>,
+    window: Duration,
+    around: &Around,
+    cold: &BTreeSet<Name>,
+    knobs: Knobs,
+) -> Problem {
+    let is_long_enough = seen.front().zip(seen.back()).is_some_and(|(first, last)| last.at - first.at >= window.mul_f64(0.9));
+    let nodes: Vec<Node> = topology
+        .nodes()
+        .map(|node| {
+            let id = node.id;
+            let loads = || seen.iter().map(|seen| seen.nodes.get(&id).copied().unwrap_or_default());
+            let server = load.nodes.get(&id).copied().unwrap_or_default();
+            let state = match () {
+                () if around.down.contains(&id) => State::Down,
+                () if around.busy.contains(&id) => State::Busy,
+                () if around.leaving.contains(&id) => State::Leaving,
+                () => State::Ready,
+            };
+            Node {
+                id,
+                load: loads().sum::<f64>() / (seen.len().max(1) as f64),
+                lasting: if is_long_enough { loads().fold(f64::INFINITY, f64::min) } else { 0.0 },
+                weight: around.weights.get(&id).copied().unwrap_or(1),
+                capacity: around.capacities.get(&id).copied(),
+                memory: server.memory.map(|used| (used, server.memory_max.unwrap_or(0))),
+                keys: server.keys.unwrap_or(0),
+                state,
+            }
+        })
+        .collect();
+    let keys = keys(topology, load, around, cold);
+    let mut of_keys: BTreeMap<Slot, f64> = BTreeMap::new();
+    for key in &keys {
+        *of_keys.entry(key.slot).or_default() += key.reads + key.writes;
+    }
+    let mean = nodes.iter().map(|node| node.load).sum::<f64>() / nodes.len().max(1) as f64;
+    let mut slots = Vec::new();
+    for node in &nodes {
+        let is_left = node.state == State::Leaving;
+        let is_full = node.load > node.capacity.map_or(mean, |capacity| capacity / 2.0);
+        if !is_left && !is_full {
+            continue;
+        }
+        let owned = topology.slots_of(node.id).max(1) as u64;
+        // Nobody counts the bytes of a slot: its part of what the node has.
+        let bytes = node.memory.map_or(0, |(used, _)| used) / owned;
+        let rest = |slot: Slot| (load.slot(slot).commands - of_keys.get(&slot).copied().unwrap_or_default()).max(0.0);
+        // All that a node has is of some key. What its listed keys do not explain is of its slots, in the proportions that were measured.
+        let explained: f64 = keys.iter().filter(|key| key.at == node.id).map(|key| key.reads + key.writes).sum();
+        let measured: f64 = Slot::all().filter(|slot| topology.owner(*slot) == node.id).map(rest).sum();
+        let scale = ((node.load - explained).max(0.0) / measured.max(1e-9)).clamp(1.0 / SCALE, SCALE);
+        let at = |slot: Slot| {
+            let load = rest(slot) * scale;
+            SlotAt { slot, at: node.id, load, bytes }
+        };
+        let may = |slot: &Slot| topology.owner(*slot) == node.id && topology.transit(*slot).is_none();
+        let mut own: Vec<SlotAt> =
+            Slot::all().filter(may).map(at).filter(|slot| is_left || slot.load > 0.0 || of_keys.contains_key(&slot.slot)).collect();
+        if !is_left && own.len() > SLOTS {
+            let busy = |slot: &SlotAt| slot.load + of_keys.get(&slot.slot).copied().unwrap_or_default();
+            own.sort_by(|one, other| busy(other).total_cmp(&busy(one)).then(one.slot.cmp(&other.slot)));
+            own.truncate(SLOTS);
+        }
+        slots.extend(own);
+    }
+    slots.sort_unstable_by_key(|slot| slot.slot);
+    Problem { nodes, slots, keys, knobs }
+}
+
+fn keys(topology: &Topology, load: &ObservedLoad, around: &Around, cold: &BTreeSet<Name>) -> Vec<KeyAt> {
+    let mut keys: BTreeMap<Name, KeyAt> = BTreeMap::new();
+    let key_at = |key: &[u8]| {
+        let (slot, is_needed) = (topology.slot_of(key), around.needed.contains(key));
+        let stays = match () {
+            () if topology.transit(slot).is_some() => Some(Stays::Moving),
+            () if hash_tag(key).is_some() => Some(Stays::Tagged),
+            () if is_needed => Some(Stays::NeededAtHome),
+            () => None,
+        };
+        let (at, home, is_cold) = (topology.lives_at(key), topology.owner(slot), cold.contains(key));
+        KeyAt { key: key.into(), slot, at, home, reads: 0.0, writes: 0.0, copied: 0.0, bytes: 0, is_cold, stays }
+    };
+    for hot in load.keys.iter().flat_map(|node| &node.keys) {
+        let Some(name) = hot.name.key() else { continue };
+        let mut rates = hot.rates;
+        // What is weighed over time lags behind a key that has just become hot.
+        let known_part = 1.0 - HALF.powf(hot.seconds.max(1.0));
+        (rates.reads, rates.writes) = (rates.reads / known_part, rates.writes / known_part);
+        let uses = hot.rates.commands().max(1e-9);
+        let known = keys.entry(name.into()).or_insert_with(|| key_at(name));
+        (known.reads, known.writes) = (known.reads + rates.reads, known.writes + rates.writes);
+        known.bytes += (rates.bytes / uses).max(rates.reply_bytes / uses) as u64;
+        let is_new = hot.seconds < COPIED_WITHIN;
+        if around.copies && is_new && rates.reads - READS_FOR_A_WRITE * rates.writes >= COPIED_READS {
+            known.copied += rates.reads;
+        }
+    }
+    for key in cold {
+        keys.entry(key.clone()).or_insert_with(|| key_at(key));
+    }
+    for (leaver, (key, at)) in around.leaving.iter().flat_map(|node| topology.exceptions().map(move |exception| (*node, exception))) {
+        if at == leaver {
+            keys.entry((**key).into()).or_insert_with(|| key_at(key));
+        }
+    }
+    keys.into_values().collect()
+}

@@ -1,0 +1,31 @@
+//! The thread that has the planner look at the load again and again.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+
+use anyhow::Context;
+
+use crate::operator::Operator;
+
+/// The running thread; it ends when this is dropped.
+#[derive(Debug)]
+pub struct PlannerThread {
+    _stop: mpsc::Sender<()>,
+}
+
+impl PlannerThread {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// If the system has no thread.
+    pub fn start(operator: Arc<Operator>) -> anyhow::Result<Self> {
+        let (stop, stopped) = mpsc::channel::<()>();
+        let run = move || {
+            while matches!(stopped.recv_timeout(operator.planner_interval()), Err(RecvTimeoutError::Timeout)) {
+                operator.look_and_plan();
+            }
+        };
+        std::thread::Builder::new().name("planner".to_owned()).spawn(run).context("cannot start a thread")?;
+        Ok(Self { _stop: stop })
+    }
+}

@@ -1,0 +1,153 @@
+//! Decisions in words and numbers.
+
+use switchyard_policy::planner::{Advice, Alternative, Name, Outlook, Plan, Policy, Price, Step, Verdict, Way, What};
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::units::{counted, describe_size};
+
+use super::{Decision, POLICIES};
+use crate::admin::{AlternativeReport, DecisionReport, NodeOutlookReport, PriceReport, StepReport};
+use crate::operator::text_of;
+
+/// Says decisions to somebody.
+pub(crate) struct Words<'w> {
+    /// The names of nodes.
+    pub(crate) name: &'w dyn Fn(NodeId) -> String,
+    /// Names of keys may be read.
+    pub(crate) named: bool,
+}
+
+impl Words<'_> {
+    /// A decision that is on record.
+    pub(crate) fn decision(&self, id: u64, decision: &Decision) -> DecisionReport {
+        let of_plan = self.plan(&decision.plan, decision.problem.knobs.policy);
+        let outcome = decision.outcome.clone().or_else(|| {
+            let moves = decision.moves.as_ref()?;
+            let moves: Vec<String> = moves.iter().map(u64::to_string).collect();
+            Some(format!("under way as moves {}", moves.join(", ")))
+        });
+        DecisionReport { id: Some(id), at: decision.at, by: decision.by.clone(), outcome, ..of_plan }
+    }
+
+    /// A plan.
+    pub(crate) fn plan(&self, plan: &Plan, policy: Policy) -> DecisionReport {
+        let outlook = |node: &Outlook| NodeOutlookReport {
+            node: (self.name)(node.node),
+            requests_per_second: node.before,
+            after_per_second: node.after,
+            limit_per_second: node.limit,
+        };
+        DecisionReport {
+            policy: POLICIES.iter().find(|(known, _)| *known == policy).map_or("", |(_, name)| name).to_owned(),
+            verdict: verdict(plan.verdict).to_owned(),
+            says: self.says(plan),
+            nodes: plan.nodes.iter().map(outlook).collect(),
+            steps: plan.steps.iter().map(|step| self.step(step)).collect(),
+            price: price(plan.price),
+            alternatives: plan.alternatives.iter().map(alternative).collect(),
+            advice: plan.advice.iter().map(|advice| self.advice(advice)).collect(),
+            ..DecisionReport::default()
+        }
+    }
+
+    fn key(&self, key: &Name) -> String {
+        if self.named { format!("the key {:?}", key.escape_ascii().to_string()) } else { "a key".to_owned() }
+    }
+
+    fn step(&self, step: &Step) -> StepReport {
+        let (what, key, slots) = match &step.what {
+            What::Key { key, slot, is_cold } => {
+                let key = self.named.then(|| key.escape_ascii().to_string());
+                (if *is_cold { "key home" } else { "key" }, key, slot.number().to_string())
+            }
+            What::Slots(slots) => ("slots", None, text_of(slots)),
+        };
+        StepReport {
+            what: what.to_owned(),
+            key,
+            slots,
+            from: (self.name)(step.from),
+            to: (self.name)(step.to),
+            requests_per_second: step.load,
+            bytes: step.bytes,
+        }
+    }
+
+    /// In one sentence: what is wrong, and what is done about it.
+    fn says(&self, plan: &Plan) -> String {
+        let full = |node: &&Outlook| node.before > node.limit && node.limit > 0.0;
+        let fullest = plan.nodes.iter().filter(full).max_by(|one, other| (one.before / one.limit).total_cmp(&(other.before / other.limit)));
+        let wrong = match fullest {
+            None => "no node is over its limit".to_owned(),
+            Some(node) => {
+                format!("{} has {:.0} requests in a second, and its limit is {:.0}", (self.name)(node.node), node.before, node.limit)
+            }
+        };
+        let Price { bytes, keys, slots, .. } = plan.price;
+        let mut what = Vec::new();
+        if keys > 0 {
+            what.push(counted(keys, "key"));
+        }
+        if slots > 0 {
+            what.push(counted(slots, "slot"));
+        }
+        let what = format!("{} ({})", what.join(" and "), describe_size(bytes));
+        let relieved = fullest.and_then(|fullest| plan.nodes.iter().find(|node| node.node == fullest.node));
+        let after = relieved.map_or_else(String::new, |node| format!(", which leaves it {:.0}", node.after));
+        match (plan.verdict, plan.steps.is_empty()) {
+            (Verdict::Fine, true) => wrong,
+            (Verdict::Fine, false) => format!("{wrong}; {what} that are cold go home"),
+            (Verdict::Relieved, true) => format!("{wrong}; hot copies take the rest"),
+            (Verdict::Relieved, false) => format!("{wrong}: moving {what} brings every node under its limit{after}"),
+            (Verdict::Partly, _) => format!("{wrong}: moving {what} helps{after}, and does not bring every node under its limit"),
+            (Verdict::NoneFound, _) => format!("{wrong}, and no plan was found: nothing that may move now fits elsewhere"),
+        }
+    }
+
+    fn advice(&self, advice: &Advice) -> String {
+        match advice {
+            Advice::AddNode { missing } => {
+                format!("all nodes together lack room for {missing:.0} requests in a second: add a node (`switchyard nodes add`)")
+            }
+            Advice::RemoveNode { node } => {
+                format!("the others have room enough without {0}: it could go (`switchyard nodes drain {0}`)", (self.name)(*node))
+            }
+            Advice::Unsplittable { key, at, load } => format!(
+                "{} at {} has {load:.0} requests in a second, more than any node can take beside what it has: a key cannot be split. Let hot copies answer its reads, or have \
+                 clients use several keys in its place",
+                self.key(key),
+                (self.name)(*at)
+            ),
+            Advice::Copies { key, reads } => {
+                format!("hot copies are about to answer {reads:.0} reads in a second of {}, so it stays", self.key(key))
+            }
+        }
+    }
+}
+
+fn verdict(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Fine => "fine",
+        Verdict::Relieved => "relieved",
+        Verdict::Partly => "partly",
+        Verdict::NoneFound => "none-found",
+    }
+}
+
+fn price(price: Price) -> PriceReport {
+    PriceReport { bytes: price.bytes, keys: price.keys as u64, slots: price.slots as u64, total: price.total }
+}
+
+fn alternative(other: &Alternative) -> AlternativeReport {
+    let way = match other.way {
+        Way::KeysFirst => "keys-first",
+        Way::Cheapest => "cheapest",
+        Way::Slots => "slots",
+        Way::CheapSlots => "cheap-slots",
+    };
+    AlternativeReport {
+        way: way.to_owned(),
+        relieves: other.relieves,
+        price: price(other.price),
+        fullest_percent: (other.fullest * 100.0).min(1e9),
+    }
+}

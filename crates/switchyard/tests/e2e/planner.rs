@@ -1,0 +1,166 @@
+//! The planner before real servers: what it sees, says and does, and that it rests where it is told to.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::Duration;
+
+use serde_json::Value as Json;
+
+use crate::movectl::{done, json, refused};
+use crate::support::{Client, RouterOptions, Site, SiteOptions, Value, http, until, until_within};
+
+/// It has to see a load, decide, move, and look again.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+fn site(mode: &str) -> Option<Site> {
+    let mode = format!("planner.mode={mode}");
+    let args =
+        ["--set", mode.as_str(), "--set", "planner.min-requests=50", "--set", "planner.window=1s", "--set", "planner.interval=200ms"];
+    let args = [&args[..], &["--set", "hot-copies.mode=off", "--set", "telemetry.sample=1"]].concat();
+    Site::router_only(3, &SiteOptions::router(RouterOptions::args(&args)))
+}
+
+fn at(site: &Site, key: &str) -> Json {
+    json(site.router(), &format!("where {key}"))["keys"][0].clone()
+}
+
+/// Most of a load goes to four keys of one node, until `body` ends. No write of it is lost.
+fn skewed(site: &Site, body: impl FnOnce(&[String])) {
+    let first = at(site, "hot")["owner"].clone();
+    let hot: Vec<String> = (0..).map(|number| format!("hot:{number}")).filter(|name| at(site, name)["owner"] == first).take(4).collect();
+    let mut client = site.client();
+    // One by one: a MGET of keys of several slots is no single look.
+    let mut sum = || -> i64 {
+        let count = |value: Value| if value == Value::Nil { 0 } else { value.text().parse().expect("a number") };
+        hot.iter().map(|key| count(client.cmd(&format!("GET {key}")))).sum()
+    };
+    let before = sum();
+    let (stop, written) = (AtomicBool::new(false), AtomicI64::new(0));
+    let load = |mut client: Client| {
+        let mut round = 0;
+        while !stop.load(Ordering::Relaxed) {
+            hot.iter().for_each(|key| client.post(&format!("INCR {key}")));
+            (0..3).for_each(|number| client.post(&format!("SET cold:{} x", (round * 3 + number) % 3000)));
+            for _ in &hot {
+                assert!(client.reply().int() > 0);
+            }
+            (0..3).for_each(|_| drop(client.reply()));
+            written.fetch_add(hot.len() as i64, Ordering::Relaxed);
+            round += 1;
+        }
+    };
+    /// Also where `body` fails.
+    struct Ends<'s>(&'s AtomicBool);
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    std::thread::scope(|scope| {
+        let _ends = Ends(&stop);
+        (0..2).for_each(|_| drop(scope.spawn(|| load(site.client()))));
+        body(&hot);
+    });
+    assert_eq!(sum() - before, written.load(Ordering::Relaxed), "no write is lost");
+}
+
+fn relocated(site: &Site, keys: &[String]) -> bool {
+    keys.iter().any(|key| at(site, key)["relocated"] == true)
+}
+
+fn decisions(site: &Site) -> Vec<Json> {
+    json(site.router(), "plan history")["decisions"].as_array().cloned().unwrap_or_default()
+}
+
+#[test]
+fn a_node_with_hot_keys_is_relieved_and_it_says_why() {
+    let Some(mut site) = site("on") else { return };
+    skewed(&site, |hot| {
+        until_within(PATIENCE, "keys were moved", || relocated(&site, hot));
+        until_within(PATIENCE, "it looked at what came of it", || {
+            decisions(&site).iter().any(|decision| decision["outcome"].as_str().is_some_and(|outcome| outcome.contains("% of its limit")))
+        });
+    });
+    let first = decisions(&site).pop().expect("a decision");
+    assert_eq!((&first["by"], &first["id"]), (&Json::from("planner"), &Json::from(1)));
+    assert!(first["says"].as_str().is_some_and(|says| says.contains("its limit is") && says.contains("moving")), "{first}");
+    // The same decision once more, on the same numbers.
+    let again = json(site.router(), "plan replay 1");
+    assert_eq!((&again["steps"], &again["says"], &again["nodes"]), (&first["steps"], &first["says"], &first["nodes"]));
+    assert!(refused(site.router(), "plan replay 999").contains("there is no decision 999"));
+    let addresses: Vec<_> = site.nodes().iter().map(crate::support::Node::address).collect();
+    site.router_mut().restart(&addresses);
+    assert_eq!(decisions(&site).pop().map(|kept| kept["says"].clone()), Some(first["says"].clone()), "a restart keeps what was decided");
+}
+
+#[test]
+fn what_only_observes_moves_nothing_until_it_is_asked_to() {
+    let Some(site) = site("observe") else { return };
+    assert!(refused(site.router(), "plan --apply").contains("there is nothing to do"));
+    skewed(&site, |hot| {
+        until_within(PATIENCE, "it has decided", || !decisions(&site).is_empty());
+        assert!(!relocated(&site, hot) && json(site.router(), "moves")["open"].as_array().is_none_or(Vec::is_empty));
+        let plan = until_within(PATIENCE, "hot keys are to move", || {
+            let plan = json(site.router(), "plan");
+            let names_one = plan["steps"].as_array()?.iter().any(|step| hot.iter().any(|key| step["key"] == key.as_str()));
+            names_one.then_some(plan)
+        });
+        assert!(["relieved", "partly"].contains(&plan["verdict"].as_str().expect("a verdict")), "{plan}");
+        // Names of keys are not for everybody.
+        let (status, body) = http::get(site.router().admin(), "/api/v1/plan");
+        assert!(status == 200 && !body.contains("hot:"), "{status} {body}");
+        assert!(done(site.router(), "plan --load x2").contains("limit"));
+        assert!(refused(site.router(), "plan --policy nobody").contains("makris-ffd"));
+        let leaver = plan["nodes"][2]["node"].as_str().expect("a name").to_owned();
+        let without = json(site.router(), &format!("plan --without {leaver}"));
+        assert!(without["steps"].as_array().expect("steps").iter().any(|step| step["from"] == leaver.as_str() && step["what"] == "slots"));
+        let applied = until("the plan is begun", || {
+            let said = crate::movectl::ask(site.router(), "plan --apply");
+            (said.code == 0).then_some(said.out)
+        });
+        assert!(applied.contains("is begun as"), "{applied}");
+        until_within(PATIENCE, "keys were moved", || relocated(&site, hot));
+    });
+}
+
+#[test]
+fn one_switch_stops_all_automation_for_good() {
+    let Some(mut site) = site("on") else { return };
+    assert!(done(site.router(), "automation").starts_with("automation acts"));
+    assert!(done(site.router(), "automation off").starts_with("automation rests: automation is switched off"));
+    skewed(&site, |hot| {
+        until_within(PATIENCE, "it has decided", || !decisions(&site).is_empty());
+        assert!(!relocated(&site, hot));
+        // It would have acted by now.
+        until_within(PATIENCE, "it goes on looking", || json(site.router(), "plan")["verdict"] != "fine");
+        assert!(
+            !relocated(&site, hot)
+                && decisions(&site).iter().all(|decision| decision["applied"].is_null() && decision["outcome"].is_null())
+        );
+    });
+    let addresses: Vec<_> = site.nodes().iter().map(crate::support::Node::address).collect();
+    site.router_mut().restart(&addresses);
+    assert!(done(site.router(), "automation").starts_with("automation rests"));
+    let mut client = site.client();
+    client.cmd("SWITCHYARD AUTOMATION ON").expect_error();
+    assert!(done(site.router(), "automation on").starts_with("automation acts"));
+    skewed(&site, |hot| until_within(PATIENCE, "keys were moved", || relocated(&site, hot)));
+}
+
+#[test]
+fn slots_are_evened_by_the_load_that_is_seen() {
+    let Some(site) = site("off") else { return };
+    skewed(&site, |hot| {
+        let said = until_within(PATIENCE, "slots are to move", || {
+            let plan = json(site.router(), "balance --by load --dry-run");
+            (!plan["moves"].as_array()?.is_empty()).then_some(plan)
+        });
+        assert!(said["notes"][0].as_str().is_some_and(|says| says.contains("its limit is")), "{said}");
+        until_within(PATIENCE, "a busy slot has another owner", || {
+            // Refused while moves of the last time are under way.
+            crate::movectl::ask(site.router(), "balance --by load");
+            let owners: Vec<Json> = hot.iter().map(|key| at(&site, key)["owner"].clone()).collect();
+            owners.iter().any(|owner| *owner != owners[0])
+        });
+        assert!(!relocated(&site, hot));
+    });
+}
