@@ -19,10 +19,14 @@ const SLOW: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(crate) struct Busy(Mutex<BTreeMap<NodeId, u64>>);
 
+/// Twice Redis's `busy-reply-threshold`: a server says so itself (BUSY) when a script runs for five seconds. One that says nothing to anybody for twice as
+/// long executes none.
+const SCRIPT_SILENT: Duration = Duration::from_secs(10);
+
 impl Busy {
-    /// How long a slow command is under way before its node counts as busy, us; less than others may wait there.
-    pub(crate) fn after_us(command_timeout: Duration) -> u64 {
-        SLOW.min(command_timeout / 2).as_micros() as u64
+    /// Whether a slow command that was sent so long ago shows that its node is busy: sooner than others may wait there.
+    pub(crate) fn shows(age: Duration, is_script: bool, command_timeout: Duration) -> bool {
+        age > SLOW.min(command_timeout / 2) && !(is_script && age > SCRIPT_SILENT)
     }
 
     /// It is busy now.
@@ -48,6 +52,13 @@ mod tests {
         busy.note(node, 1000);
         busy.note(node, 1020);
         assert!(busy.was(node, 1070, patience) && !busy.was(node, 1071, patience) && !busy.was(NodeId(2), 1020, patience));
-        assert_eq!((Busy::after_us(Duration::from_secs(5)), Busy::after_us(Duration::from_millis(500))), (1_000_000, 250_000));
+    }
+
+    #[test]
+    fn a_script_that_hangs_ends_being_busy() {
+        let shows = |age_ms, is_script| Busy::shows(Duration::from_millis(age_ms), is_script, Duration::from_secs(5));
+        assert_eq!([1_000, 1_001, 10_000, 10_001].map(|age_ms| shows(age_ms, true)), [false, true, true, false]);
+        assert!(shows(10_001, false) && shows(3_600_000, false));
+        assert!(Busy::shows(Duration::from_millis(251), false, Duration::from_millis(500)));
     }
 }

@@ -44,6 +44,7 @@ pub use colocate::{ColocatePort, ColocateRequest};
 pub use fences::left_behind;
 pub use function_turns::CopyTurn;
 pub use limits::{KEY_RATE_MAX, KeyLimit};
+pub use listener::could_listen;
 pub use memory::heap_used;
 pub use metrics::{Traffic, Waits, WriteRefusal};
 pub use mover::{BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveProgress, MoveTask, SoFar, Steer, are_all_that_is_left};

@@ -118,13 +118,23 @@ fn claim_name(what: &str) -> io::Result<UnixListener> {
     std::os::unix::net::SocketAddr::from_abstract_name(format!("switchyard/{what}").as_bytes()).and_then(|a| UnixListener::bind_addr(&a))
 }
 
-/// Makes sure that nobody else listens on the address, and chooses a port where 0 is asked for.
-fn claim(address: SocketAddr) -> io::Result<(SocketAddr, Guard)> {
+/// Fails where anybody listens on the address. The socket does not listen: a client that connected to it would be reset when it goes.
+fn probe(address: SocketAddr) -> io::Result<Socket> {
     let probe = Socket::new(Domain::for_address(address), Type::STREAM.cloexec(), Some(Protocol::TCP))?;
     // Connections of a router that just stopped may linger; they do not listen.
     probe.set_reuse_address(true)?;
     probe.bind(&address.into())?;
-    probe.listen(1)?;
+    Ok(probe)
+}
+
+/// Whether clients could connect to this address now. Why not: somebody listens there, or it is no address of this machine.
+pub fn could_listen(address: SocketAddr) -> io::Result<()> {
+    probe(address).map(drop)
+}
+
+/// Makes sure that nobody else listens on the address, and chooses a port where 0 is asked for.
+fn claim(address: SocketAddr) -> io::Result<(SocketAddr, Guard)> {
+    let probe = probe(address)?;
     let bound = probe.local_addr()?.as_socket().unwrap_or(address);
     Ok((bound, Guard { _name: claim_name(&bound.to_string())?, file: None }))
 }
@@ -200,6 +210,17 @@ mod tests {
         assert!(error.to_string().contains("cannot listen on 127.0.0.1:"), "{error}");
         drop(first);
         assert!(bind(&[tcp(&address)], 1).is_ok(), "free again");
+    }
+
+    #[test]
+    fn an_address_is_tried_without_taking_a_client() {
+        let tried = probe(([127, 0, 0, 1], 0).into()).expect("a free port");
+        let address = tried.local_addr().expect("an address").as_socket().expect("an address of TCP");
+        assert!(std::net::TcpStream::connect(address).is_err());
+        assert!(could_listen(address).is_ok());
+        let taken = listen(address).expect("nobody listens");
+        assert!(could_listen(address).is_err());
+        drop((tried, taken));
     }
 
     #[test]

@@ -25,9 +25,6 @@ pub(super) const PERHAPS: &str = "; the command may have been executed";
 /// Connections for the slow lane and large values that nobody used for this long are closed.
 const IDLE_US: u64 = 30_000_000;
 
-/// Twice Redis's `busy-reply-threshold`.
-const SCRIPT_SILENT_US: u64 = 10_000_000;
-
 impl Worker {
     /// Gives everybody who waits for a reply of this link an error instead, with the truth about the first `in_flight` of them: they may still be
     /// executed (see [`super::zombies`]).
@@ -222,12 +219,11 @@ impl Worker {
 
     /// Notes which nodes execute slow commands of this worker, before anything is found late.
     fn note_busy(&self) {
-        let after_us = Busy::after_us(self.plan.live.command_timeout);
-        let age_us = |sent_us: u32| u64::from((self.now_us as u32).wrapping_sub(sent_us));
+        let timeout = self.plan.live.command_timeout;
+        let age = |sent_us: u32| Duration::from_micros(u64::from((self.now_us as u32).wrapping_sub(sent_us)));
         for (_, link) in self.links.iter().filter(|(_, link)| link.is_slow() && link.phase == Phase::Up) {
-            // A server says so itself (BUSY) when a script runs for five seconds. One that says nothing to anybody for twice as long executes none.
-            let is_silent = |head: &Pending| head.class == CommandClass::Script as u8 && age_us(head.sent_us) > SCRIPT_SILENT_US;
-            if link.head().is_some_and(|head| age_us(head.sent_us) > after_us && !is_silent(head)) {
+            let is_script = |head: &Pending| head.class == CommandClass::Script as u8;
+            if link.head().is_some_and(|head| Busy::shows(age(head.sent_us), is_script(head), timeout)) {
                 self.shared.busy.note(link.node, self.now_us);
             }
         }

@@ -294,9 +294,15 @@ pub(crate) struct Sources {
 /// Read by every subcommand that is given no file and no nodes of its own.
 const DEFAULT_FILE: &str = "/etc/switchyard.toml";
 
-/// The file that is read where none is given, if this user may read it.
+/// The file that is read where none is given, if it is there.
 pub(crate) fn default_file() -> Option<PathBuf> {
-    std::fs::File::open(DEFAULT_FILE).is_ok().then(|| PathBuf::from(DEFAULT_FILE))
+    if_there(Path::new(DEFAULT_FILE))
+}
+
+/// Only a file that does not exist leaves the defaults. One that cannot be read is an error when it is read.
+fn if_there(path: &Path) -> Option<PathBuf> {
+    let is_missing = path.symlink_metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+    (!is_missing).then(|| path.to_owned())
 }
 
 impl Sources {
@@ -307,7 +313,11 @@ impl Sources {
             Some(path) => match std::fs::read_to_string(path) {
                 Ok(text) => Some((path.as_path(), text)),
                 Err(error) => {
-                    return Err(Problems(vec![Problem::new(format!("cannot read the configuration file {}: {error}", path.display()))]));
+                    let is_default = path == Path::new(DEFAULT_FILE);
+                    let advice =
+                        if is_default { ". It is read where no file is given: run this as a user who may read it, or give -c" } else { "" };
+                    let text = format!("cannot read the configuration file {}: {error}{advice}", path.display());
+                    return Err(Problems(vec![Problem::new(text)]));
                 }
             },
         };

@@ -396,6 +396,18 @@ fn the_environment_sets_the_log_level_unless_a_flag_does() {
 }
 
 #[test]
+fn only_a_file_that_does_not_exist_leaves_the_defaults() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("switchyard.toml");
+    assert_eq!(if_there(&path), None);
+    // It exists and cannot be read, by root either.
+    std::os::unix::fs::symlink(&path, &path).expect("a link to itself");
+    let sources = Sources { file: if_there(&path), overrides: Vec::new() };
+    let why = sources.read().expect_err("it cannot be read").to_string();
+    assert!(why.contains("cannot read the configuration file") && why.contains("switchyard.toml"), "{why}");
+}
+
+#[test]
 fn the_state_directory_follows_systemd_then_xdg_then_home() {
     let dir =
         |vars: &[(&str, &str)]| default_state_dir(|name| vars.iter().find(|(var, _)| *var == name).map(|(_, value)| PathBuf::from(value)));

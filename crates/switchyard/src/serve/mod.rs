@@ -79,7 +79,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     resolved.warnings().for_each(|warning| warn!("{warning}"));
     for listener in &resolved.listen {
         if let ListenAddress::Tcp(address) = listener.address {
-            std::net::TcpListener::bind(address).map_err(|source| explain_listen(address, "clients", "--listen", source))?;
+            switchyard_router::could_listen(address).map_err(|source| explain_listen(address, "clients", "--listen", source))?;
         }
     }
     // First of all whether another router serves the nodes: what they hold can change until that is over.

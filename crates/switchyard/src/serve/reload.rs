@@ -261,9 +261,7 @@ impl Reloader {
             if same || access.address.is_none() || access.address != old.address {
                 continue;
             }
-            // Operators end the connections of the old password right after a change, and may end this one. So it is tried twice.
-            let open = || NodeConnection::open(access, live.connect_timeout).map(drop);
-            if let Err(why) = open().or_else(|_| open()) {
+            if let Err(why) = try_credentials(access, live.connect_timeout) {
                 error!("node {} {why}: its connections keep the old credentials; correct them and reload again", access.name);
                 *access = old.clone();
             }
@@ -304,6 +302,12 @@ impl Reloader {
         self.nodes = nodes;
         Ok(())
     }
+}
+
+/// Operators end the connections of the old password right after a change, and may end this one. So it is tried twice.
+fn try_credentials(access: &NodeAccess, timeout: Duration) -> Result<(), String> {
+    let open = || NodeConnection::open(access, timeout).map(drop);
+    open().or_else(|_| open())
 }
 
 fn told(problems: crate::config::Problems) -> Vec<String> {
@@ -363,5 +367,33 @@ fn wait_for_epoch(running: &Running, epoch: u64, bound: Duration) -> bool {
             Some(_) if Instant::now() < deadline => std::thread::sleep(BARRIER_LOOK),
             _ => return false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn credentials_get_a_second_attempt_and_no_third() {
+        let node = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = node.local_addr().ok();
+        let access = NodeAccess { name: "n".into(), address, unresolved: None, username: None, password: None, tls: None };
+        let attempts = || try_credentials(&access, Duration::from_secs(30));
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(attempts);
+            drop(node.accept().expect("the first attempt"));
+            let (mut second, _) = node.accept().expect("the second attempt");
+            second.read(&mut [0; 100]).and_then(|_| second.write_all(b"+PONG\r\n")).expect("asked");
+            assert_eq!(asked.join().expect("an answer"), Ok(()));
+            let refused = scope.spawn(attempts);
+            for _ in 0..2 {
+                drop(node.accept().expect("an attempt"));
+            }
+            assert!(refused.join().expect("an answer").is_err());
+        });
     }
 }

@@ -5,6 +5,7 @@
 
 mod code;
 mod pages;
+mod runner;
 mod sharing;
 
 use std::collections::{BTreeMap, BTreeSet};
