@@ -68,8 +68,8 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use switchyard_policy::cache::Discarded;
 use switchyard_policy::empty_return::{Holdings, Sent};
+use switchyard_policy::hot_copies::Discarded;
 use switchyard_policy::load::SlotCount;
 use switchyard_policy::migration::Process;
 use switchyard_policy::telemetry::HotNode;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use switchyard_policy::cache::Discarded;
+use switchyard_policy::hot_copies::Discarded;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::CommandClass;
 

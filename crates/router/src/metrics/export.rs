@@ -9,7 +9,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, LabelSetEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
-use switchyard_policy::cache::Discarded;
+use switchyard_policy::hot_copies::Discarded;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::CommandClass;
 

@@ -1,6 +1,6 @@
 //! Hot copies at a worker: what it answers itself, what it asks nodes for, and which gates its writes hold shut.
 //!
-//! Rules and proof are in [`switchyard_policy::cache`] and docs/design/hot-copies.md. Here is what only a worker knows: which keys a command may write ([`hold`]), what is
+//! Rules and proof are in [`switchyard_policy::hot_copies`] and docs/design/hot-copies.md. Here is what only a worker knows: which keys a command may write ([`hold`]), what is
 //! still under way at a node ([`publish_drained`]), and whom a fill makes wait ([`copied`], [`filled`]).
 //!
 //! Functions and no methods of `Worker`: what they own is [`Hot`], and the rest they ask for.
@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use switchyard_policy::cache::{Asked, Copies, Discarded, GateId, Holds, Over, Read};
+use switchyard_policy::hot_copies::{Asked, Copies, Discarded, GateId, Holds, Over, Read};
 use switchyard_policy::migration::Fingerprinter;
 use switchyard_policy::topology::{NodeId, Slot, slot_of};
 use switchyard_resp::command::{Command, CommandClass, Flags, Handling, KeyError, Split};

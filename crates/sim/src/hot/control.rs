@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use switchyard_policy::cache::{ArmedSet, Discarded, GateId, Gates, Holds};
+use switchyard_policy::hot_copies::{ArmedSet, Discarded, GateId, Gates, Holds};
 use switchyard_policy::topology::{NodeId, slot_of};
 
 use super::{LIMITS, Leaving, OfWorker, Published, Table};

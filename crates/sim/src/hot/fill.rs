@@ -1,6 +1,6 @@
 //! Fills: the connections on which workers ask for copies, and what becomes of the answers.
 
-use switchyard_policy::cache::{Discarded, Filled};
+use switchyard_policy::hot_copies::{Discarded, Filled};
 use switchyard_policy::topology::NodeId;
 
 use super::encode;
