@@ -21,7 +21,7 @@ use super::hot_copies::{copied, copies_of};
 use super::keyed::{Call, EndNumber, Keyed};
 use super::kind::Waited;
 use super::transit::Transit;
-use super::upstream::{Lane, Pending, Purpose, UNSENT_HIGH};
+use super::upstream::{Again, Lane, Pending, Purpose, UNSENT_HIGH};
 use super::{Stall, Worker};
 use crate::one_node::Limit;
 use crate::settings::Reads;
@@ -353,8 +353,11 @@ impl Worker {
             epoch: self.plan.topology.epoch() as u32,
             purpose: Purpose::Client,
             class,
-            repeatable: read_only && !command.flags.has(Flags::SCRIPT),
-            by_sha: command.flags.has(Flags::SCRIPT),
+            again: match read_only {
+                _ if command.flags.has(Flags::SCRIPT) => Again::Heals,
+                true => Again::Reads,
+                false => Again::Never,
+            },
             is_long: false,
             end: EndNumber::NONE,
             armed: self.hearers.hot.generation() as u32,

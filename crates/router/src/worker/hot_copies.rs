@@ -575,7 +575,7 @@ pub(super) fn publish_drained(worker: &mut Worker) {
             note(link.node, head.armed);
         }
     }
-    worker.zombies.iter().for_each(|zombie| note(zombie.node, zombie.armed));
+    worker.zombies.iter().for_each(|zombie| note(zombie.node(), zombie.armed));
     if oldest != worker.hearers.hot.drained {
         worker.shared.hot.drained(worker.index, oldest.clone());
         worker.hearers.hot.drained = oldest;

@@ -25,7 +25,7 @@ use super::kind::Task;
 use super::pause::may_write;
 use super::pool::Acquired;
 use super::transit::Transit;
-use super::upstream::{Body, Lane, Pending, Purpose, UPLOAD_HIGH};
+use super::upstream::{Again, Body, Lane, Pending, Purpose, UPLOAD_HIGH};
 use super::{OUTPUT_HIGH, Stall, Worker};
 use crate::shared::Plan;
 use crate::slab::Handle;
@@ -343,14 +343,16 @@ impl Worker {
             return true;
         }
         match pending.purpose {
-            Purpose::Client | Purpose::ClientHealed | Purpose::Exec if self.clients.get(pending.who).is_none() => {}
-            Purpose::Client | Purpose::ClientHealed | Purpose::Exec if whole => {
+            Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::ExecWithoutMulti
+                if self.clients.get(pending.who).is_none() => {}
+            Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::ExecWithoutMulti if whole => {
                 let mut error = Vec::new();
                 encode::error(&mut error, super::gather::TOO_LARGE);
                 self.deliver(pending.who, pending.seq, &error);
             }
-            Purpose::Client | Purpose::ClientHealed | Purpose::Exec => {
-                if matches!(link.lane, Lane::Main | Lane::Replica) && pending.repeatable && self.repeat_on_large(handle, pending) {
+            Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::ExecWithoutMulti => {
+                if matches!(link.lane, Lane::Main | Lane::Replica) && pending.again == Again::Reads && self.repeat_on_large(handle, pending)
+                {
                     self.skip_head(handle);
                     return true;
                 }
