@@ -593,6 +593,7 @@ impl Shared {
         counters.memory_biggest.set(0);
         counters.memory_leaving.set(0);
         counters.hot.copies.set(0);
+        counters.hot.in_doubt.set(0);
         counters.hot.bytes.set(0);
         self.hot.forget_worker(worker);
         self.subscriptions.forget_worker(worker);

@@ -185,8 +185,8 @@ impl OfWorker {
 }
 
 /// The number of a write's end.
-const fn end_of(op: u64, node: usize) -> u32 {
-    (op * 2) as u32 + node as u32
+const fn end_of(op: u64, node: usize) -> u64 {
+    op * 2 + node as u64
 }
 
 fn encode(reply: &Reply) -> Vec<u8> {
@@ -374,7 +374,7 @@ impl World {
                     self.dial_fill(ix, node);
                     return false;
                 };
-                let Some(number) = of.copies.begin(&*gates, asked, turn) else { return false };
+                let Some(number) = of.copies.begin(&*gates, asked, (turn, now)) else { return false };
                 of.fills.insert(number, (key, vec![op]));
                 say!(self, "worker {ix}: fill {number} of key {key} begins for command {op}");
                 self.send(conn, Cmd::Pttl(key), What::FillTtl(number));

@@ -35,6 +35,8 @@ pub(super) enum Flow {
     Next,
     /// It must wait; it is looked at again.
     Stall(Stall),
+    /// Others have their turn first; it is looked at again in the next one.
+    Later,
     /// It cannot be passed on piece by piece: collect it whole.
     Buffer,
     /// The client is being closed.

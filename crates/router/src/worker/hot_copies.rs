@@ -8,7 +8,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use switchyard_policy::hot_copies::{Asked, Copies, Discarded, GateId, Holds, Over, Read};
+use rustix::time::{ClockId, clock_gettime};
+use switchyard_policy::hot_copies::{Asked, Copies, Discarded, GateId, Holds, Over, Read, Share};
 use switchyard_policy::migration::Fingerprinter;
 use switchyard_policy::topology::{NodeId, Slot, slot_of};
 use switchyard_resp::command::{Command, CommandClass, Flags, Handling, KeyError, Split};
@@ -61,6 +62,10 @@ pub(super) struct Hot {
     is_armed: bool,
     fingerprints: Fingerprinter,
     waiting: BTreeMap<u32, Waiting>,
+    /// What hits have taken of the turn under way.
+    share: Share,
+    /// Nodes that have not answered a fill in time: nobody waits for another one there.
+    late_at: Vec<NodeId>,
     /// By node number: fields of hashes have times of their own there, which nobody says.
     fields_expire: Vec<bool>,
     /// Nodes that have refused PTTL since they were asked last.
@@ -83,6 +88,8 @@ impl Hot {
             is_armed: false,
             fingerprints,
             waiting: BTreeMap::new(),
+            share: Share::default(),
+            late_at: Vec::new(),
             fields_expire: Vec::new(),
             refusing: Vec::new(),
             drained: Vec::new(),
@@ -95,6 +102,12 @@ impl Hot {
     #[inline]
     pub(super) const fn is_used(&self) -> bool {
         self.is_armed || self.all
+    }
+
+    /// Commands of a client are looked at, in the turn that began then.
+    #[inline]
+    pub(super) fn begin_run(&mut self, now_us: u64) {
+        self.share.begin(now_us);
     }
 
     /// Whether writes raise gates.
@@ -144,11 +157,14 @@ pub(super) fn hold(worker: &mut Worker, keyed: Keyed<'_>, end: EndNumber) -> End
         Call::Bytes(MARK) => {}
         Call::Bytes(request) => {
             let plan = worker.plan.clone();
-            parsed(&plan, request, |command, args| {
+            let known = parsed(&plan, request, |command, args| {
                 if may_write(command) {
                     gates_of(worker, keyed.node, command, args, &mut found);
                 }
             });
+            if known.is_none() {
+                found.push(GateId::of_node(keyed.node));
+            }
         }
     }
     let mut end = end;
@@ -201,21 +217,24 @@ fn gates_of(worker: &mut Worker, node: NodeId, command: &Command, args: &Args<'_
 pub(super) fn copied(worker: &mut Worker, handle: Handle, plan: &Plan, command: &Command, key: &[u8], raw: &[u8]) -> Option<Flow> {
     let Worker { clients, hearers, shared, counters, now_us, detour, .. } = worker;
     let client = clients.get_mut(handle)?;
+    let hot = &mut hearers.hot;
+    if hot.share.is_over() {
+        return Some(Flow::Later);
+    }
     let has_waited = std::mem::take(&mut client.has_waited_for_fill);
     if *detour || !takes_copies(client) {
         return None;
     }
-    let hot = &mut hearers.hot;
     let quick = rapidhash::v3::rapidhash_v3(raw);
-    let exact = || exact_us(shared);
     let (database, resp3) = (client.database, client.resp3);
     // What a client asks a node for in one pipeline is executed in its order.
-    if let Some(again) = hot.copies.again(&*hot.gates, quick, (database, raw, resp3), *now_us, exact)
+    if let Some(again) = hot.copies.again(&*hot.gates, quick, (database, raw, resp3), exact_us)
         && !client.is_under_way_at(again.node)
     {
         let seq = client.owe_at(None, *now_us, command.class() as u8);
         hearers.telemetry.note_hit(again.node, database, again.key, raw.len(), again.reply.len());
         counters.hot.hits.add(1);
+        hot.share.give(again.reply.len());
         give(client, counters, seq, again.reply, false, *now_us);
         let is_special = client.gated;
         clients.mark(handle);
@@ -229,17 +248,19 @@ pub(super) fn copied(worker: &mut Worker, handle: Handle, plan: &Plan, command: 
         return None;
     }
     let asked = Asked { hash: hot.hash(key), key, database, request: raw, node, resp3 };
-    let number = match hot.copies.read(&*hot.gates, asked, *now_us, exact, |since| shared.hot.may_fill(since, node)) {
+    let waits = !has_waited && !hot.late_at.contains(&node);
+    let number = match hot.copies.read(&*hot.gates, asked, *now_us, exact_us, |since| shared.hot.may_fill(since, node)) {
         Read::Hit(reply) => {
             let reply = reply.to_vec();
+            hot.share.give(reply.len());
             hot.copies.remember(quick, &asked);
             hearers.telemetry.note_hit(node, database, key, raw.len(), reply.len());
             counters.hot.hits.add(1);
             worker.answer(handle, command.class() as u8, &reply);
             return Some(Flow::Next);
         }
-        Read::Fill if !has_waited => begin(worker, may_be_of_hash(&command.name), &asked)?,
-        Read::Wait(number) if !has_waited => number,
+        Read::Fill if waits => begin(worker, may_be_of_hash(&command.name), &asked)?,
+        Read::Wait(number) if waits => number,
         Read::Unarmed if hot.all && worker.plan.live.hot_copies.may_be(key) => {
             shared.hot.want(asked.hash, slot_of(key));
             return None;
@@ -285,6 +306,9 @@ fn copied_values(worker: &mut Worker, handle: Handle, plan: &Plan, command: &Com
     if worker.detour || !takes_copies(client) {
         return None;
     }
+    if worker.hearers.hot.share.is_over() {
+        return Some(Flow::Later);
+    }
     let (database, resp3) = (client.database, client.resp3);
     let class = command.class() as u8;
     let large = plan.live.large_value;
@@ -302,8 +326,7 @@ fn copied_values(worker: &mut Worker, handle: Handle, plan: &Plan, command: &Com
         let Worker { hearers, shared, now_us, .. } = &mut *worker;
         let hot = &mut hearers.hot;
         let asked = Asked { hash: hot.hash(key), key, database, request: &request, node, resp3 };
-        let exact = || exact_us(shared);
-        match hot.copies.read(&*hot.gates, asked, *now_us, exact, |since| shared.hot.may_fill(since, node)) {
+        match hot.copies.read(&*hot.gates, asked, *now_us, exact_us, |since| shared.hot.may_fill(since, node)) {
             Read::Hit(reply) => {
                 // As the node's own reply, one that is large is taken as it comes, and not made whole: names are short, and what they stand for is not.
                 if answer.len() + reply.len() > large {
@@ -328,6 +351,7 @@ fn copied_values(worker: &mut Worker, handle: Handle, plan: &Plan, command: &Com
         worker.hearers.telemetry.note_hit(node, database, key, key.len(), bytes);
     }
     worker.counters.hot.hits.add(1);
+    worker.hearers.hot.share.give(answer.len());
     worker.answer(handle, class, &answer);
     Some(Flow::Next)
 }
@@ -346,10 +370,13 @@ fn begin(worker: &mut Worker, is_hash: bool, asked: &Asked<'_>) -> Option<u32> {
         return None;
     }
     let hot = &mut worker.hearers.hot;
+    if hot.late_at.contains(&node) {
+        return None;
+    }
     if is_hash && hot.fields_expire.get(node.index()).copied().unwrap_or(true) {
         return None;
     }
-    let number = hot.copies.begin(&*hot.gates, *asked, exact_us(&worker.shared))?;
+    let number = hot.copies.begin(&*hot.gates, *asked, (worker.now_us, exact_us()))?;
     let shape = parsed(&worker.plan, asked.request, |command, args| Shape::of(&command.name, args)).unwrap_or_default();
     hot.waiting.insert(number, Waiting { shape, clients: Vec::new() });
     let mut ttl = Vec::new();
@@ -363,8 +390,10 @@ fn begin(worker: &mut Worker, is_hash: bool, asked: &Asked<'_>) -> Option<u32> {
     Some(number)
 }
 
-fn exact_us(shared: &crate::shared::Shared) -> u64 {
-    shared.started.elapsed().as_micros() as u64
+/// The time by which copies live, us: keys live on at their nodes while this host is suspended.
+fn exact_us() -> u64 {
+    let time = clock_gettime(ClockId::Boottime);
+    time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000
 }
 
 /// A key makes up a part of the last commands to its node: it is reported at once.
@@ -410,7 +439,9 @@ pub(super) fn filled(worker: &mut Worker, number: u32, answer: &[u8], lost: bool
     }
     let mut resp2 = Vec::new();
     let differs = !reply::is_error(answer) && to_resp2(answer, shape, &mut resp2);
-    let outcome = hot.copies.end(&*hot.gates, number, answer, differs.then_some(&resp2), *now_us, |key, slot| lives_at(plan, key, slot));
+    let outcome = hot
+        .copies
+        .end(&*hot.gates, number, answer, differs.then_some(&resp2), (*now_us, exact_us()), |key, slot| lives_at(plan, key, slot));
     if let Err(why) = outcome {
         counters.hot.discarded[why as usize].add(1);
     }
@@ -559,6 +590,33 @@ fn hold_waiting(worker: &mut Worker) {
     }
 }
 
+/// The keys whose gates an upload holds: those that it names, if it may write.
+pub(super) fn keys_of_upload(worker: &Worker, command: &Command, args: &Args<'_>, places: &[u32]) -> Box<[u64]> {
+    let keys = places.iter().filter(|_| may_write(command)).filter_map(|place| args.get(*place as usize));
+    keys.map(|key| worker.hearers.hot.hash(key)).collect()
+}
+
+/// The last byte of an upload is handed to its connection: from now on it may be executed, and counts as sent.
+pub(super) fn hold_uploaded(worker: &mut Worker, link: Handle, keys: &[u64]) {
+    let hot = &mut worker.hearers.hot;
+    let armed = hot.generation as u32;
+    let gates: Vec<GateId> = keys.iter().filter(|hash| hot.copies.set().get(**hash).is_some()).map(|hash| GateId::of_key(*hash)).collect();
+    let Some(node) = worker.links.get(link).map(|link| link.node) else { return };
+    let Some(end) = worker.links.get_mut(link).and_then(|link| link.last_mut()).map(|pending| {
+        pending.armed = armed;
+        pending.end
+    }) else {
+        return;
+    };
+    if gates.is_empty() {
+        return;
+    }
+    let end = if end == EndNumber::NONE { worker.hearers.next() } else { end };
+    let hot = &mut worker.hearers.hot;
+    hot.holds.sent(&*hot.gates, end.number(), node, gates);
+    worker.links.get_mut(link).and_then(|link| link.last_mut()).into_iter().for_each(|pending| pending.end = end);
+}
+
 /// Tells others the oldest generation of what is under way at each node.
 pub(super) fn publish_drained(worker: &mut Worker) {
     let generation = worker.hearers.hot.generation;
@@ -571,7 +629,8 @@ pub(super) fn publish_drained(worker: &mut Worker) {
         }
     };
     for (_, link) in worker.links.iter() {
-        if let Some(head) = link.head() {
+        // What is still being uploaded the node does not execute: it holds its gates anew with its last byte.
+        if let Some(head) = link.head().filter(|_| !link.is_only_uploading()) {
             note(link.node, head.armed);
         }
     }
@@ -584,11 +643,12 @@ pub(super) fn publish_drained(worker: &mut Worker) {
 
 /// Looks at what time changes.
 pub(super) fn tick(worker: &mut Worker) {
-    let Worker { hearers, zombies, .. } = &mut *worker;
+    let Worker { hearers, zombies, counters, .. } = &mut *worker;
     let hot = &mut hearers.hot;
     if hot.holds.in_doubt() > 0 {
         hot.holds.settle(&*hot.gates, |node| zombies.count_at(node) == 0);
     }
+    counters.hot.in_doubt.set(hot.holds.in_doubt() as u64);
     look_at_load(worker);
     if worker.hearers.hot.generation == 0 {
         return;
@@ -599,9 +659,13 @@ pub(super) fn tick(worker: &mut Worker) {
         publish_drained(worker);
     }
     let hot = &mut worker.hearers.hot;
-    let late: Vec<u32> = hot.copies.late(worker.now_us.saturating_sub(PATIENCE_US)).collect();
+    let late: Vec<(u32, NodeId)> = hot.copies.late(worker.now_us.saturating_sub(PATIENCE_US)).collect();
+    hot.late_at.clear();
     let mut clients = Vec::new();
-    for number in late {
+    for (number, node) in late {
+        if !hot.late_at.contains(&node) {
+            hot.late_at.push(node);
+        }
         clients.append(&mut hot.waiting.entry(number).or_default().clients);
     }
     clients.into_iter().for_each(|client| go_on(worker, client));

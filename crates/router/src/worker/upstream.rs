@@ -539,6 +539,11 @@ impl Link {
         self.pending.front()
     }
 
+    /// Whether nothing is under way but a request that is still being uploaded.
+    pub(super) fn is_only_uploading(&self) -> bool {
+        self.task() == Task::Uploading && self.pending.len() == 1
+    }
+
     /// The command pushed last.
     pub(super) fn last_mut(&mut self) -> Option<&mut Pending> {
         self.pending.back_mut()

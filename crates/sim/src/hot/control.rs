@@ -129,7 +129,7 @@ impl World {
         self.workers[ix].hot.gates.lower_all();
         let now = self.now;
         let of = &mut self.workers[ix].hot;
-        let late: Vec<u32> = of.copies.late(now.saturating_sub(LATE_US)).collect();
+        let late: Vec<u32> = of.copies.late(now.saturating_sub(LATE_US)).map(|(number, _)| number).collect();
         for number in late {
             self.workers[ix].hot.copies.spoil(number, Discarded::Lost);
             self.waits_no_more(ix, number);
