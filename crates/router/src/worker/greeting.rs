@@ -528,7 +528,7 @@ impl Worker {
             self.pubsub_link_up(handle, node);
         }
         if lane == Lane::Fills {
-            hot_copies::link_up(self, node, fields_expire(flavour, &version));
+            hot_copies::link_up(self, node, fields_expire(flavour, &version), run_id.as_deref(), standing);
         }
         if lane.is_exclusive() {
             self.exclusive_up(handle);

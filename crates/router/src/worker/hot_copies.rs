@@ -11,6 +11,7 @@ use std::sync::Arc;
 use rustix::time::{ClockId, clock_gettime};
 use switchyard_policy::hot_copies::{Asked, Copies, Discarded, GateId, Holds, Over, Read, Share};
 use switchyard_policy::migration::Fingerprinter;
+use switchyard_policy::seat::Standing;
 use switchyard_policy::topology::{NodeId, Slot, slot_of};
 use switchyard_resp::command::{Command, CommandClass, Flags, Handling, KeyError, Split};
 use switchyard_resp::request::Args;
@@ -68,6 +69,8 @@ pub(super) struct Hot {
     late_at: Vec<NodeId>,
     /// By node number: fields of hashes have times of their own there, which nobody says.
     fields_expire: Vec<bool>,
+    /// Nodes at which others may write unseen: nothing is filled there.
+    barred: Vec<NodeId>,
     /// Nodes that have refused PTTL since they were asked last.
     refusing: Vec<NodeId>,
     /// The oldest generation under way, by node, as others were told last.
@@ -91,6 +94,7 @@ impl Hot {
             share: Share::default(),
             late_at: Vec::new(),
             fields_expire: Vec::new(),
+            barred: Vec::new(),
             refusing: Vec::new(),
             drained: Vec::new(),
             found: Vec::new(),
@@ -370,7 +374,7 @@ fn begin(worker: &mut Worker, is_hash: bool, asked: &Asked<'_>) -> Option<u32> {
         return None;
     }
     let hot = &mut worker.hearers.hot;
-    if hot.late_at.contains(&node) {
+    if hot.late_at.contains(&node) || hot.barred.contains(&node) {
         return None;
     }
     if is_hash && hot.fields_expire.get(node.index()).copied().unwrap_or(true) {
@@ -491,13 +495,28 @@ pub(super) fn invalidated(worker: &mut Worker, node: NodeId, message: &[u8]) {
 }
 
 /// The connection for fills is up: the node tracks what is asked for on it.
-pub(super) fn link_up(worker: &mut Worker, node: NodeId, fields_expire: bool) {
+pub(super) fn link_up(worker: &mut Worker, node: NodeId, fields_expire: bool, run_id: Option<&str>, standing: Standing) {
     let hot = &mut worker.hearers.hot;
     if hot.fields_expire.len() <= node.index() {
         hot.fields_expire.resize(node.index() + 1, true);
     }
     hot.fields_expire[node.index()] = fields_expire;
-    gives_again(worker, node);
+    hot.barred.retain(|barred| *barred != node);
+    // Another router's writes raise no gates of ours. Nor do those of an earlier run of this one, which the node may execute late.
+    let why = if worker.shared.seat.is_some() && standing != Standing::Ours {
+        Some("it does not keep the mark of this router (ACL SETUSER)")
+    } else if !run_id.is_some_and(|run_id| worker.shared.fences.is_cleared(node, run_id)) {
+        Some("it does not say what an earlier run of the router has left there (CLIENT LIST)")
+    } else {
+        None
+    };
+    match why {
+        Some(why) => {
+            hot.barred.push(node);
+            refused(worker, node, why);
+        }
+        None => gives_again(worker, node),
+    }
 }
 
 fn gives_again(worker: &Worker, node: NodeId) {
@@ -509,7 +528,7 @@ fn gives_again(worker: &Worker, node: NodeId) {
 /// The node refuses to say what changes, or how long a key lives: it gives no copies.
 pub(super) fn refused(worker: &mut Worker, node: NodeId, why: &str) {
     if worker.shared.hot.refused(node, Some(why.to_owned())) {
-        warn!(node = %worker.node_name(node), why, "no hot copies of this node's keys: it refuses what they need (CLIENT TRACKING, PTTL)");
+        warn!(node = %worker.node_name(node), why, "no hot copies of this node's keys: it refuses what they need (CLIENT TRACKING, PTTL, CLIENT LIST, ACL SETUSER)");
     }
 }
 

@@ -20,7 +20,6 @@ use super::greeting::Greeting;
 use super::keyed::{EndNumber, Ended, Request};
 pub(crate) use super::kind::Lane;
 use super::kind::{Kind, Task};
-use crate::connections::Connection;
 use crate::metrics::NodeCounters;
 use crate::settings::Live;
 use crate::slab::Handle;
@@ -326,11 +325,6 @@ impl Link {
         self.phase = Phase::Up;
         self.counters.connections.add(1);
         self.counters.mains_down.sub(u64::from(self.lane == Lane::Main));
-    }
-
-    /// Its name among those of all workers.
-    pub(super) fn connection(&self, worker: usize) -> Connection {
-        Connection { worker, node: self.node, client_id: self.client_id, run_id: self.run_id.clone() }
     }
 
     /// It was up, and is no more.

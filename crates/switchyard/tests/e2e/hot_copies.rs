@@ -718,3 +718,20 @@ fn a_write_that_nobody_can_end_is_counted() {
     });
     until_copied(&site, &mut reader, "GET k");
 }
+
+/// It keeps what it has counted in the key, so what others read of the key's bytes changes.
+#[test]
+fn counting_a_hyperloglog_ends_the_copies_of_its_bytes() {
+    let Some(site) = Site::router_only(1, &all()) else { return };
+    let (mut client, mut counter) = (site.client(), site.client());
+    let node = &site.nodes()[0];
+    client.cmd("PFADD h a");
+    until_copied(&site, &mut client, "GET h");
+    for round in 0..300 {
+        client.cmd(&format!("PFADD h {round}"));
+        client.cmd("GET h");
+        client.cmd("GET h");
+        counter.cmd("PFCOUNT h");
+        assert_eq!(client.cmd("GET h"), node.cmd("GET h"), "round {round}");
+    }
+}
