@@ -29,6 +29,17 @@ const IDLE_US: u64 = 30_000_000;
 /// Twice Redis's `busy-reply-threshold`.
 const SCRIPT_SILENT_US: u64 = 10_000_000;
 
+/// Requests whose connection was gone when they were handed over: those who wait get an error.
+#[cold]
+pub(super) fn fail_strays(worker: &mut Worker, strays: Vec<Ended>) {
+    let mut error = Vec::new();
+    encode::error(&mut error, "NODELOST the connection was lost before the command was sent");
+    for ended in strays {
+        let pending = worker.over(ended, b"");
+        worker.fail_pending(Handle::NONE, pending, &error);
+    }
+}
+
 impl Worker {
     /// Gives everybody who waits for a reply of this link an error instead, with the truth about the first `in_flight` of them: they may still be
     /// executed (see [`super::zombies`]).
@@ -58,17 +69,6 @@ impl Worker {
         }
         for waiter in waiters {
             self.unstall(waiter);
-        }
-    }
-
-    /// Requests whose connection was gone when they were handed over: those who wait get an error.
-    #[cold]
-    pub(super) fn fail_strays(&mut self, strays: Vec<Ended>) {
-        let mut error = Vec::new();
-        encode::error(&mut error, "NODELOST the connection was lost before the command was sent");
-        for ended in strays {
-            let pending = self.over(ended, b"");
-            self.fail_pending(Handle::NONE, pending, &error);
         }
     }
 

@@ -98,6 +98,30 @@ pub(super) enum Greeting {
     Others(Vec<u8>),
 }
 
+/// It is known who answers: what was left there comes first, then it is used.
+fn greet_known(worker: &mut Worker, handle: Handle, info: &[u8]) {
+    let Some((node, lane)) = worker.links.get(handle).map(|link| (link.node, link.lane)) else { return };
+    let returned = run_id_of(info)
+        .filter(|run_id| lane != Lane::Replica && worker.shared.with_facts(node, |facts| facts.run_id.as_deref() != Some(run_id)));
+    let left = returned.map(|run_id| worker.shared.connections.left_at(node, &run_id)).unwrap_or_default();
+    if !left.is_empty() {
+        // Nobody counts what may still be executed of them: while another process was here, it could not be.
+        let kill = |id: &u64| (Greeting::Ended(None), ["CLIENT", "KILL", "ID", &id.to_string()].map(str::to_owned).to_vec());
+        let kills: Vec<_> = left.iter().map(kill).collect();
+        let last = (Greeting::Returned(left, info.to_vec()), vec!["PING".to_owned()]);
+        return worker.ask_more(handle, kills.into_iter().chain([last]).collect());
+    }
+    let asks = run_id_of(info).is_some_and(|run_id| worker.shared.fences.is_to_be_asked(node, &run_id));
+    let claim = worker.shared.seat.as_ref().filter(|_| worker.links.get(handle).is_some_and(|link| link.standing == Standing::Free));
+    let claim = claim.map(|seat| (Greeting::Claim, seat.claim()));
+    if (!asks && claim.is_none()) || worker.links.get(handle).is_none_or(|link| link.lane == Lane::Replica) {
+        worker.link_is_up(handle, info);
+    } else {
+        let list = (Greeting::LeftBehind(info.to_vec()), vec!["CLIENT".to_owned(), "LIST".to_owned()]);
+        worker.ask_more(handle, claim.into_iter().chain([list]).collect());
+    }
+}
+
 impl Worker {
     /// Connected: asks the node who it is before anything else is sent. Sending nothing before its answer makes the connection one
     /// that a CLIENT KILL by a later connection surely reaches.
@@ -275,13 +299,13 @@ impl Worker {
                 if let Some(link) = self.links.get_mut(handle) {
                     link.knows_data = link.lane != Lane::Replica;
                 }
-                self.greet_known(handle, reply::text(answer).unwrap_or_default());
+                greet_known(self, handle, reply::text(answer).unwrap_or_default());
             }
             (Greeting::Returned(ended, info), _) => {
                 if let Some(run_id) = run_id_of(&info) {
                     self.shared.connections.settled_at(node, &run_id, &ended);
                 }
-                self.greet_known(handle, &info);
+                greet_known(self, handle, &info);
             }
             (Greeting::Others(info), _) => self.link_is_up(handle, &info),
             (Greeting::Seat, _) => {
@@ -328,30 +352,6 @@ impl Worker {
                     &format!("it refuses CLIENT KILL ID for a connection that the router has left before: {error}"),
                 );
             }
-        }
-    }
-
-    /// It is known who answers: what was left there comes first, then it is used.
-    fn greet_known(&mut self, handle: Handle, info: &[u8]) {
-        let Some((node, lane)) = self.links.get(handle).map(|link| (link.node, link.lane)) else { return };
-        let returned = run_id_of(info)
-            .filter(|run_id| lane != Lane::Replica && self.shared.with_facts(node, |facts| facts.run_id.as_deref() != Some(run_id)));
-        let left = returned.map(|run_id| self.shared.connections.left_at(node, &run_id)).unwrap_or_default();
-        if !left.is_empty() {
-            // Nobody counts what may still be executed of them: while another process was here, it could not be.
-            let kill = |id: &u64| (Greeting::Ended(None), ["CLIENT", "KILL", "ID", &id.to_string()].map(str::to_owned).to_vec());
-            let kills: Vec<_> = left.iter().map(kill).collect();
-            let last = (Greeting::Returned(left, info.to_vec()), vec!["PING".to_owned()]);
-            return self.ask_more(handle, kills.into_iter().chain([last]).collect());
-        }
-        let asks = run_id_of(info).is_some_and(|run_id| self.shared.fences.is_to_be_asked(node, &run_id));
-        let claim = self.shared.seat.as_ref().filter(|_| self.links.get(handle).is_some_and(|link| link.standing == Standing::Free));
-        let claim = claim.map(|seat| (Greeting::Claim, seat.claim()));
-        if (!asks && claim.is_none()) || self.links.get(handle).is_none_or(|link| link.lane == Lane::Replica) {
-            self.link_is_up(handle, info);
-        } else {
-            let list = (Greeting::LeftBehind(info.to_vec()), vec!["CLIENT".to_owned(), "LIST".to_owned()]);
-            self.ask_more(handle, claim.into_iter().chain([list]).collect());
         }
     }
 

@@ -365,7 +365,7 @@ impl Worker {
             plan.moves.by_id.values().for_each(|mover| mover.count_temporary(&mut temporary));
         }
         sections.push(("keyspace", digest.keyspace(&temporary)));
-        let hot_copies = if shows("hot_copies") { self.hot_copies_fields() } else { Vec::new() };
+        let hot_copies = if shows("hot_copies") { hot_copies_fields(self) } else { Vec::new() };
         sections.push(("hot_copies", hot_copies.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()));
         sections.push(("switchyard", if shows("switchyard") { self.own_fields(digest, total(|w| &w.large)) } else { Vec::new() }));
         for (section, fields) in sections.iter().filter(|(s, _)| shows(s)) {
@@ -389,24 +389,6 @@ impl Worker {
             (count > 0).then_some((code, count))
         };
         Errors::of_all(&self.shared.counters).into_iter().filter_map(since).collect()
-    }
-
-    /// The section about what the router answers itself.
-    fn hot_copies_fields(&self) -> Vec<(&'static str, String)> {
-        let hot = &self.shared.hot;
-        let total = |of: fn(&HotCounters) -> &Counter| self.shared.counters.iter().map(|w| of(&w.hot).get()).sum::<u64>();
-        let discarded: u64 = self.shared.counters.iter().flat_map(|w| w.hot.discarded.iter()).map(Counter::get).sum();
-        vec![
-            ("hot_copies_answer", u8::from(self.plan.live.hot_copies.is_on && !hot.is_suspended()).to_string()),
-            ("hot_copies_keys", hot.keys().to_string()),
-            ("hot_copies", total(|of| &of.copies).to_string()),
-            ("hot_copies_bytes", total(|of| &of.bytes).to_string()),
-            ("hot_copies_hits", total(|of| &of.hits).to_string()),
-            ("hot_copies_fills", total(|of| &of.fills).to_string()),
-            ("hot_copies_discarded", discarded.to_string()),
-            ("hot_copies_invalidations", total(|of| &of.invalidations).to_string()),
-            ("hot_copies_in_doubt", total(|of| &of.in_doubt).to_string()),
-        ]
     }
 
     /// The section about the router and its nodes.
@@ -440,6 +422,24 @@ impl Worker {
         }
         own
     }
+}
+
+/// The section about what the router answers itworker.
+fn hot_copies_fields(worker: &Worker) -> Vec<(&'static str, String)> {
+    let hot = &worker.shared.hot;
+    let total = |of: fn(&HotCounters) -> &Counter| worker.shared.counters.iter().map(|w| of(&w.hot).get()).sum::<u64>();
+    let discarded: u64 = worker.shared.counters.iter().flat_map(|w| w.hot.discarded.iter()).map(Counter::get).sum();
+    vec![
+        ("hot_copies_answer", u8::from(worker.plan.live.hot_copies.is_on && !hot.is_suspended()).to_string()),
+        ("hot_copies_keys", hot.keys().to_string()),
+        ("hot_copies", total(|of| &of.copies).to_string()),
+        ("hot_copies_bytes", total(|of| &of.bytes).to_string()),
+        ("hot_copies_hits", total(|of| &of.hits).to_string()),
+        ("hot_copies_fills", total(|of| &of.fills).to_string()),
+        ("hot_copies_discarded", discarded.to_string()),
+        ("hot_copies_invalidations", total(|of| &of.invalidations).to_string()),
+        ("hot_copies_in_doubt", total(|of| &of.in_doubt).to_string()),
+    ]
 }
 
 fn format_number(value: f64) -> String {

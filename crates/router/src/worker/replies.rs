@@ -9,6 +9,7 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::{encode, reply};
 use tracing::{debug, warn};
 
+use super::breaking::fail_strays;
 use super::hot_copies::{filled, invalidated, told_ttl};
 use super::upstream::{Again, Arrival, Body, Lane, Pending, Phase, Purpose, Taken};
 use super::{Stall, Worker};
@@ -256,7 +257,7 @@ impl Worker {
 
     pub(super) fn flush_links(&mut self) {
         if let Some(strays) = self.links.take_strays() {
-            self.fail_strays(strays);
+            fail_strays(self, strays);
         }
         let mut marked = self.links.take_marked();
         for handle in marked.drain(..) {
