@@ -3,10 +3,10 @@
 //! Router and simulator run the same functions; what they differ in is who supplies the events.
 
 pub mod balance;
-pub mod cache;
 pub mod colocate;
 pub mod empty_return;
 pub mod failover;
+pub mod hot_copies;
 pub mod limits;
 pub mod load;
 pub mod migration;

@@ -1,4 +1,4 @@
-//! What workers share of hot copies ([`switchyard_policy::cache`]): the gates, the set of keys that are armed, and how far each worker is with it.
+//! What workers share of hot copies ([`switchyard_policy::hot_copies`]): the gates, the set of keys that are armed, and how far each worker is with it.
 //!
 //! A hit reads two gates, and nothing else that is shared. Only writes of armed keys, and of whole nodes, change a gate. The copies themselves are each worker's own:
 //! shared ones would need a lock, or counts of references that all workers write.
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
-use switchyard_policy::cache::{ArmedSet, Gate, GateId, Gates};
+use switchyard_policy::hot_copies::{ArmedSet, Gate, GateId, Gates};
 use switchyard_policy::telemetry::Notices;
 use switchyard_policy::topology::{NodeId, Slot};
 

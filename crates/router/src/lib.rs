@@ -9,6 +9,7 @@
 mod busy;
 mod colocate;
 mod config_set;
+mod connections;
 mod exclusive_bounds;
 mod fences;
 mod function_turns;
@@ -69,8 +70,8 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use switchyard_policy::cache::Discarded;
 use switchyard_policy::empty_return::{Holdings, Sent};
+use switchyard_policy::hot_copies::Discarded;
 use switchyard_policy::load::SlotCount;
 use switchyard_policy::migration::Process;
 use switchyard_policy::telemetry::HotNode;
@@ -273,16 +274,14 @@ impl Router {
     }
 
     /// Tells the workers who the servers of a node are that has replicas. They leave the old primary at once: what is in flight there
-    /// gets an error, and nothing more is sent to it.
+    /// gets an error, and nothing more is sent to it. The new one is used when all have left: a write that it answers is seen by every read that begins then.
     /// `None`: the node has no replicas any more, and is where [`NodeAccess`] says.
     pub fn set_servers(&self, node: NodeId, servers: Option<Servers>) {
-        self.shared.change_plan(|plan| {
-            let mut all = (*plan.servers).clone();
+        self.shared.change_servers(|all| {
             match servers {
                 Some(servers) => all.insert(node, servers),
                 None => all.remove(&node),
             };
-            Plan { servers: Arc::new(all), ..plan.clone() }
         });
     }
 
@@ -727,7 +726,7 @@ impl Drop for Router {
 fn run_worker(mut worker: Worker, index: usize, shared: &Arc<Shared>, listeners: &[Listener]) {
     loop {
         let failed = match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| worker.run())) {
-            Ok(Ok(())) => return,
+            Ok(Ok(())) => return shared.adopted(index, u64::MAX),
             Ok(Err(error)) => error.to_string(),
             Err(_) => {
                 tracing::error!(
@@ -745,6 +744,7 @@ fn run_worker(mut worker: Worker, index: usize, shared: &Arc<Shared>, listeners:
             }
         };
         tracing::error!(worker = index, error = failed, "a worker stopped: the system refuses it epoll or descriptors");
+        shared.adopted(index, u64::MAX);
         return;
     }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use switchyard_policy::cache::Discarded;
+use switchyard_policy::hot_copies::Discarded;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::CommandClass;
 
@@ -317,6 +317,8 @@ pub(crate) struct HotCounters {
     pub(crate) discarded: [Counter; Discarded::ALL.len()],
     /// Keys of which a node has said that they changed.
     pub(crate) invalidations: Counter,
+    /// Writes whose connection was lost, and whose node has not confirmed that it is dead.
+    pub(crate) in_doubt: Counter,
     /// Copies there are, and bytes that they take.
     pub(crate) copies: Counter,
     pub(crate) bytes: Counter,

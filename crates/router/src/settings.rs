@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use switchyard_policy::cache::Knobs;
 use switchyard_policy::empty_return::Known;
+use switchyard_policy::hot_copies::Knobs;
 use switchyard_policy::topology::NodeId;
 
 use crate::colocate::ColocatePort;

@@ -18,6 +18,7 @@ use switchyard_resp::command::CommandTable;
 
 use crate::busy::Busy;
 use crate::config_set::Overrides;
+use crate::connections::Connections;
 use crate::exclusive_bounds::ExclusiveBounds;
 use crate::fences::Fences;
 use crate::function_turns::FunctionTurns;
@@ -192,15 +193,6 @@ pub(crate) enum Message {
     Panic,
 }
 
-/// A connection of a worker to a node that was greeted: if the worker dies, what it sent there may still be executed.
-#[derive(Clone, Debug)]
-pub(crate) struct Connection {
-    pub(crate) worker: usize,
-    pub(crate) node: NodeId,
-    pub(crate) client_id: u64,
-    pub(crate) run_id: Option<Arc<str>>,
-}
-
 /// What CLIENT LIST and CLIENT KILL tell apart by `TYPE`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ClientType {
@@ -279,6 +271,9 @@ pub(crate) struct Shared {
     plan: Mutex<Arc<Plan>>,
     /// Counts changes of the plan; a worker that sees another number than its own takes the new plan.
     pub(crate) generation: AtomicU64,
+    /// The number of the plan that last named the primaries; and by worker, that of the plan that it goes by.
+    led_since: AtomicU64,
+    adopted: Vec<AtomicU64>,
     pub(crate) nodes: Mutex<BTreeMap<NodeId, NodeFacts>>,
     pub(crate) scripts: Mutex<Scripts>,
     pub(crate) slow_log: Mutex<SlowLog>,
@@ -289,7 +284,7 @@ pub(crate) struct Shared {
     /// Clients in MONITOR: worker and handle.
     pub(crate) monitors: Mutex<Vec<(usize, Handle)>>,
     pub(crate) pause: Mutex<Option<Pause>>,
-    connections: Mutex<Vec<Connection>>,
+    pub(crate) connections: Connections,
     pub(crate) wait_queues: WaitQueues,
     /// Answers to COMMAND.
     pub(crate) heard: Heard,
@@ -420,6 +415,8 @@ impl Shared {
             incarnation: format!("{:x}-{:x}", std::process::id(), since_epoch.as_micros()),
             plan: Mutex::new(Arc::new(plan)),
             generation: AtomicU64::new(1),
+            led_since: AtomicU64::new(0),
+            adopted: (0..workers).map(|_| AtomicU64::new(0)).collect(),
             nodes: Mutex::default(),
             scripts: Mutex::default(),
             slow_log: Mutex::default(),
@@ -427,7 +424,7 @@ impl Shared {
             subscriptions: Subscriptions::default(),
             monitors: Mutex::default(),
             pause: Mutex::default(),
-            connections: Mutex::default(),
+            connections: Connections::default(),
             limits: Limits::default(),
             wait_queues: WaitQueues::default(),
             busy: Busy::default(),
@@ -482,9 +479,31 @@ impl Shared {
         lock(&self.plan).clone()
     }
 
-    /// The plan in an allocation of the caller's own.
-    pub(crate) fn own_plan(&self) -> Arc<Plan> {
-        Arc::new((**lock(&self.plan)).clone())
+    /// The plan in an allocation of the caller's own, with its number. Together: under the number of a newer one it would be kept until the next change.
+    pub(crate) fn own_plan(&self) -> (u64, Arc<Plan>) {
+        let plan = lock(&self.plan);
+        (self.generation.load(Ordering::Acquire), Arc::new((**plan).clone()))
+    }
+
+    /// Tells workers who the servers of nodes are. One that is primary now is used when no worker uses the one before any more.
+    pub(crate) fn change_servers(&self, change: impl FnOnce(&mut BTreeMap<NodeId, Servers>)) {
+        self.change_plan(|plan| {
+            let mut servers = (*plan.servers).clone();
+            change(&mut servers);
+            self.led_since.store(self.generation.load(Ordering::Acquire) + 1, Ordering::Release);
+            Plan { servers: Arc::new(servers), ..plan.clone() }
+        });
+    }
+
+    /// A worker goes by the plan of this number, and has left the servers that are no primaries by it. `u64::MAX`: it sends nothing any more.
+    pub(crate) fn adopted(&self, worker: usize, generation: u64) {
+        self.adopted[worker].store(generation, Ordering::Release);
+    }
+
+    /// Whether no worker uses a server any more that was a primary before.
+    pub(crate) fn are_others_left(&self) -> bool {
+        let since = self.led_since.load(Ordering::Acquire);
+        self.adopted.iter().all(|adopted| adopted.load(Ordering::Acquire) >= since)
     }
 
     /// Whether some clients may read from replicas, where nodes have them.
@@ -556,22 +575,9 @@ impl Shared {
         Some(TurnToLook(self.looking.clone()))
     }
 
-    pub(crate) fn connection_began(&self, connection: Connection) {
-        lock(&self.connections).push(connection);
-    }
-
-    pub(crate) fn connection_ended(&self, worker: usize, node: NodeId, client_id: u64) {
-        lock(&self.connections).retain(|c| (c.worker, c.node, c.client_id) != (worker, node, client_id));
-    }
-
     /// The exclusive connections to a node, over all workers.
     pub(crate) fn exclusive_bounds(&self, node: NodeId) -> Arc<ExclusiveBounds> {
         lock(&self.exclusive_bounds).entry(node).or_insert_with(|| ExclusiveBounds::new(self.counters.len())).clone()
-    }
-
-    /// The connections that a dead worker had.
-    pub(crate) fn take_connections(&self, worker: usize) -> Vec<Connection> {
-        lock(&self.connections).extract_if(.., |c| c.worker == worker).collect()
     }
 
     /// A worker has panicked: its clients and connections are gone with it.
@@ -587,6 +593,7 @@ impl Shared {
         counters.memory_biggest.set(0);
         counters.memory_leaving.set(0);
         counters.hot.copies.set(0);
+        counters.hot.in_doubt.set(0);
         counters.hot.bytes.set(0);
         self.hot.forget_worker(worker);
         self.subscriptions.forget_worker(worker);
@@ -636,5 +643,54 @@ impl Shared {
     /// Changes what is known of a node.
     pub(crate) fn with_facts<R>(&self, node: NodeId, change: impl FnOnce(&mut NodeFacts) -> R) -> R {
         change(lock(&self.nodes).entry(node).or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shared(workers: usize) -> Shared {
+        let plan = Plan {
+            topology: Arc::new(Topology::even(&["127.0.0.1:1".to_owned()]).expect("one node")),
+            configured_users: Arc::default(),
+            live: Arc::default(),
+            overrides: Arc::default(),
+            commands: Arc::new(CommandTable::builtin()),
+            servers: Arc::default(),
+            moves: Arc::default(),
+            held: Some("1".into()),
+        };
+        Shared::new(workers, plan, 0, String::new(), None, false, false).expect("made")
+    }
+
+    #[test]
+    fn a_plan_comes_with_its_own_number() {
+        let shared = shared(1);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in 2..20_000 {
+                    shared.change_plan(|plan| Plan { held: Some(number.to_string().into()), ..plan.clone() });
+                }
+            });
+            let mut last = 0;
+            while last < 19_999 {
+                let (number, plan) = shared.own_plan();
+                assert_eq!(plan.held.as_deref(), Some(&*number.to_string()), "a worker would keep it until the next change");
+                last = number;
+            }
+        });
+    }
+
+    #[test]
+    fn a_new_primary_is_used_when_all_have_left_the_one_before() {
+        let shared = shared(2);
+        assert!(shared.are_others_left(), "there was none before");
+        shared.change_servers(|servers| drop(servers.insert(NodeId(0), Servers::default())));
+        let (number, _) = shared.own_plan();
+        shared.adopted(0, number);
+        assert!(!shared.are_others_left(), "the other worker may still read at it");
+        shared.adopted(1, u64::MAX);
+        assert!(shared.are_others_left(), "it has ended");
     }
 }

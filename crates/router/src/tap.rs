@@ -10,7 +10,7 @@ use switchyard_policy::topology::NodeId;
 #[derive(Debug)]
 pub struct SentCommand<'a> {
     /// The worker that sends it, and the number that it gave it.
-    pub number: (usize, u32),
+    pub number: (usize, u64),
     /// Where it goes. It may be read at a replica of this node.
     pub node: NodeId,
     /// The database that it is executed in.
@@ -39,5 +39,5 @@ pub trait Tap: Debug + Send + Sync {
     /// A command is handed to a connection.
     fn sent(&self, command: &SentCommand<'_>);
     /// What became of the command of this number. Once for each.
-    fn ended(&self, number: (usize, u32), outcome: Outcome);
+    fn ended(&self, number: (usize, u64), outcome: Outcome);
 }

@@ -1,4 +1,4 @@
-//! Hot copies (`switchyard_policy::cache`) as the router's workers have them: gates that all workers of a process share, keys that are armed and disarmed, fills
+//! Hot copies (`switchyard_policy::hot_copies`) as the router's workers have them: gates that all workers of a process share, keys that are armed and disarmed, fills
 //! on connections of their own, and what a worker publishes of what it has in flight. What this must get right itself the planted bugs break.
 //!
 //! Nobody writes past the router here, so nodes invalidate nothing. Workers are interleaved between events; within one, a load of a gate may come before or
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use switchyard_policy::cache::{ArmedSet, Asked, Copies, Gate, GateId, Gates, Holds, Over, Read};
+use switchyard_policy::hot_copies::{ArmedSet, Asked, Copies, Gate, GateId, Gates, Holds, Over, Read};
 use switchyard_policy::migration::{Fingerprinter, Key};
 use switchyard_policy::topology::{NodeId, slot_of};
 
@@ -185,8 +185,8 @@ impl OfWorker {
 }
 
 /// The number of a write's end.
-const fn end_of(op: u64, node: usize) -> u32 {
-    (op * 2) as u32 + node as u32
+const fn end_of(op: u64, node: usize) -> u64 {
+    op * 2 + node as u64
 }
 
 fn encode(reply: &Reply) -> Vec<u8> {
@@ -374,7 +374,7 @@ impl World {
                     self.dial_fill(ix, node);
                     return false;
                 };
-                let Some(number) = of.copies.begin(&*gates, asked, turn) else { return false };
+                let Some(number) = of.copies.begin(&*gates, asked, (turn, now)) else { return false };
                 of.fills.insert(number, (key, vec![op]));
                 say!(self, "worker {ix}: fill {number} of key {key} begins for command {op}");
                 self.send(conn, Cmd::Pttl(key), What::FillTtl(number));

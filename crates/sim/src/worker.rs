@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use switchyard_policy::cache::Over;
+use switchyard_policy::hot_copies::Over;
 use switchyard_policy::migration::published::Way;
 use switchyard_policy::migration::tracker::{State, Tracker};
 use switchyard_policy::migration::{Committed, Fingerprint, Key, Legs, Look, Waits, Wanted, is_late, moved, observed};

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use switchyard_policy::cache::{ArmedSet, GateId};
+use switchyard_policy::hot_copies::{ArmedSet, GateId};
 use switchyard_policy::migration::{Event, Fingerprint, Happened, Key};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, slot_of};
 

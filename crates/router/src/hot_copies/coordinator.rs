@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use switchyard_policy::cache::{Admission, Admitted, Knobs, hash_of_name};
+use switchyard_policy::hot_copies::{Admission, Admitted, Knobs, hash_of_name};
 use switchyard_policy::topology::{Slot, slot_of};
 
 use super::HotCopies;

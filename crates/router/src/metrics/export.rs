@@ -9,7 +9,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, LabelSetEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
-use switchyard_policy::cache::Discarded;
+use switchyard_policy::hot_copies::Discarded;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::CommandClass;
 
@@ -166,6 +166,11 @@ const CLIENT_GAUGES: &[(&str, &str, WorkerCounter)] = &[
     ("clients_tracking", "Clients with CLIENT TRACKING", |w| &w.tracking),
     ("tracked_keys", "Keys that clients with CLIENT TRACKING have read", |w| &w.tracked_keys),
     ("hot_copies", "Hot copies that workers keep", |w| &w.hot.copies),
+    (
+        "hot_copies_in_doubt",
+        "Writes of keys with hot copies that a lost connection may still execute: their keys have no copies until then",
+        |w| &w.hot.in_doubt,
+    ),
     ("node_subscriptions", "Subscriptions of the workers in force at nodes", |w| &w.upstream_subscriptions),
 ];
 

@@ -348,6 +348,10 @@ impl Worker {
                 self.recall_waiting(handle);
                 continue;
             }
+            // The wait of a client that has left ends soon, because CLIENT UNBLOCK is on its way. Until then its keys are not known, so it stays of its epoch.
+            if waited.line().is_some() && self.clients.get(holder).is_none_or(|client| client.waiting.is_none()) {
+                continue;
+            }
             if waited.line().is_some_and(|slot| self.plan.topology.transit(slot).is_some()) {
                 self.note_kept(holder, node);
             }

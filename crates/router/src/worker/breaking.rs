@@ -11,6 +11,7 @@ use tracing::{info, warn};
 
 use super::Worker;
 use super::hot_copies::{filled, link_lost};
+use super::keyed::Ended;
 use super::kind::Task;
 use super::upstream::{Body, Lane, Pending, Phase, Purpose};
 use crate::busy::Busy;
@@ -24,6 +25,17 @@ pub(super) const PERHAPS: &str = "; the command may have been executed";
 
 /// Connections for the slow lane and large values that nobody used for this long are closed.
 const IDLE_US: u64 = 30_000_000;
+
+/// Requests whose connection was gone when they were handed over: those who wait get an error.
+#[cold]
+pub(super) fn fail_strays(worker: &mut Worker, strays: Vec<Ended>) {
+    let mut error = Vec::new();
+    encode::error(&mut error, "NODELOST the connection was lost before the command was sent");
+    for ended in strays {
+        let pending = worker.over(ended, b"");
+        worker.fail_pending(Handle::NONE, pending, &error);
+    }
+}
 
 impl Worker {
     /// Gives everybody who waits for a reply of this link an error instead, with the truth about the first `in_flight` of them: they may still be
@@ -59,7 +71,7 @@ impl Worker {
 
     pub(super) fn fail_pending(&mut self, handle: Handle, pending: Pending, error: &[u8]) {
         match pending.purpose {
-            Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::Watch | Purpose::Wait => {
+            Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::ExecWithoutMulti | Purpose::Watch | Purpose::Wait => {
                 let holds = self.clients.get(pending.who).is_some_and(|c| c.held == Some(handle));
                 let streamed = self.clients.get(pending.who).is_some_and(|c| c.streaming && c.is_first(pending.seq));
                 if holds && let Some(client) = self.clients.get_mut(pending.who) {
@@ -117,7 +129,7 @@ impl Worker {
         link.downgraded = false;
         link.goes_down();
         let in_flight = link.may_be_executed();
-        let (node, client_id, lane) = (link.node, link.client_id, link.lane);
+        let (node, lane) = (link.node, link.lane);
         // What is closed because its node was removed is not lost.
         let known = self.plan.topology.node(node).is_some();
         link.counters.failures.add(u64::from(known));
@@ -132,9 +144,6 @@ impl Worker {
         link.tls = None;
         link.stale = false;
         link.retiring = false;
-        if lane != Lane::Replica {
-            self.shared.connection_ended(self.index, node, client_id);
-        }
         link.phase = Phase::Waiting { until_us: self.now_us };
         let name = self.node_name(node);
         let log = self.links.log(node).filter(|_| known);
@@ -165,13 +174,16 @@ impl Worker {
 
     /// A connection is about to be closed: remembers what the node may still execute of it.
     fn leave_behind(&mut self, handle: Handle) {
-        let Some(link) = self.links.get(handle) else { return };
-        let (node, client_id, run_id) = (link.node, link.client_id, link.run_id.clone());
-        let Some(low) = link.oldest_epoch().filter(|_| link.may_be_executed() > 0 && link.lane != Lane::Replica) else { return };
+        let Some(link) = self.links.get(handle).filter(|link| link.phase == Phase::Up && link.lane != Lane::Replica) else { return };
+        let (node, connection) = (link.node, link.connection(self.index));
+        let Some(low) = link.oldest_epoch().filter(|_| link.may_be_executed() > 0) else {
+            return self.shared.connections.ended(&connection);
+        };
+        self.shared.connections.left(&connection);
         let epoch = self.plan.topology.epoch();
         let epoch = epoch - u64::from((epoch as u32).wrapping_sub(low));
         let armed = link.head().map_or(0, |head| head.armed);
-        self.zombies.add(node, client_id, run_id, epoch, armed);
+        self.zombies.add(connection, epoch, armed);
         self.count_zombies(node);
     }
 
@@ -202,9 +214,6 @@ impl Worker {
             self.poll.remove(fd);
             if link.phase == Phase::Up {
                 link.goes_down();
-                if link.lane != Lane::Replica {
-                    self.shared.connection_ended(self.index, link.node, link.client_id);
-                }
             }
         }
         link.is_forgotten();

@@ -21,7 +21,7 @@ use super::hot_copies::{copied, copies_of};
 use super::keyed::{Call, EndNumber, Keyed};
 use super::kind::Waited;
 use super::transit::Transit;
-use super::upstream::{Lane, Pending, Purpose, UNSENT_HIGH};
+use super::upstream::{Again, Lane, Pending, Purpose, UNSENT_HIGH};
 use super::{Stall, Worker};
 use crate::one_node::Limit;
 use crate::settings::Reads;
@@ -35,6 +35,8 @@ pub(super) enum Flow {
     Next,
     /// It must wait; it is looked at again.
     Stall(Stall),
+    /// Others have their turn first; it is looked at again in the next one.
+    Later,
     /// It cannot be passed on piece by piece: collect it whole.
     Buffer,
     /// The client is being closed.
@@ -353,8 +355,11 @@ impl Worker {
             epoch: self.plan.topology.epoch() as u32,
             purpose: Purpose::Client,
             class,
-            repeatable: read_only && !command.flags.has(Flags::SCRIPT),
-            by_sha: command.flags.has(Flags::SCRIPT),
+            again: match read_only {
+                _ if command.flags.has(Flags::SCRIPT) => Again::Heals,
+                true => Again::Reads,
+                false => Again::Never,
+            },
             is_long: false,
             end: EndNumber::NONE,
             armed: self.hearers.hot.generation() as u32,

@@ -114,6 +114,8 @@ pub(super) struct Upload {
     pub(super) follower: Follower,
     /// What Redis counts as possibly writing.
     pub(super) writes: bool,
+    /// The hashes of the keys that it may write: its gates are held anew when it is complete.
+    pub(super) keys: Box<[u64]>,
 }
 
 /// A read to be asked again, where its reply may take its time.

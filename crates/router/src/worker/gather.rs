@@ -19,7 +19,7 @@ use super::pubsub::Kind;
 use super::quiet::Quieting;
 use super::rounds::{Next, Procedure};
 use super::tracking::Options;
-use super::upstream::{EXEC, Lane, MULTI, Pending, Phase, Purpose};
+use super::upstream::{Again, EXEC, Lane, MULTI, Pending, Phase, Purpose};
 use crate::slab::Handle;
 
 /// What a client is told instead of a reply that is put together in memory and would exceed what may wait for it.
@@ -203,8 +203,7 @@ impl Worker {
                 epoch,
                 purpose: Purpose::Gather,
                 class,
-                repeatable: false,
-                by_sha: false,
+                again: Again::Never,
                 is_long,
                 end: EndNumber::NONE,
                 armed: self.hearers.hot.generation() as u32,

@@ -22,7 +22,7 @@ use super::upstream::{Lane, Link, Phase, Purpose};
 use crate::fences;
 use crate::seat::why_not;
 use crate::settings::EmptyReturn;
-use crate::shared::{Commands, Connection, Plan, lock, unix_ms};
+use crate::shared::{Commands, Plan, lock, unix_ms};
 use crate::slab::Handle;
 
 /// What a process that is not known is asked of its data.
@@ -90,8 +90,36 @@ pub(super) enum Greeting {
     Claimed(Vec<u8>),
     /// CLIENT LIST, at the first meeting with this process; with what INFO said.
     LeftBehind(Vec<u8>),
-    /// CLIENT KILL of a connection that an earlier run of the router has left; the last one with what INFO said.
+    /// CLIENT KILL of a connection that the router, or an earlier run of it, has left; the last one with what INFO said.
     Ended(Option<Vec<u8>>),
+    /// The process was here before, and another one since: what was left at it then (these clients) is ended. With what INFO said.
+    Returned(Vec<u64>, Vec<u8>),
+    /// Other workers still use the primary before this one. With what INFO said.
+    Others(Vec<u8>),
+}
+
+/// It is known who answers: what was left there comes first, then it is used.
+fn greet_known(worker: &mut Worker, handle: Handle, info: &[u8]) {
+    let Some((node, lane)) = worker.links.get(handle).map(|link| (link.node, link.lane)) else { return };
+    let returned = run_id_of(info)
+        .filter(|run_id| lane != Lane::Replica && worker.shared.with_facts(node, |facts| facts.run_id.as_deref() != Some(run_id)));
+    let left = returned.map(|run_id| worker.shared.connections.left_at(node, &run_id)).unwrap_or_default();
+    if !left.is_empty() {
+        // Nobody counts what may still be executed of them: while another process was here, it could not be.
+        let kill = |id: &u64| (Greeting::Ended(None), ["CLIENT", "KILL", "ID", &id.to_string()].map(str::to_owned).to_vec());
+        let kills: Vec<_> = left.iter().map(kill).collect();
+        let last = (Greeting::Returned(left, info.to_vec()), vec!["PING".to_owned()]);
+        return worker.ask_more(handle, kills.into_iter().chain([last]).collect());
+    }
+    let asks = run_id_of(info).is_some_and(|run_id| worker.shared.fences.is_to_be_asked(node, &run_id));
+    let claim = worker.shared.seat.as_ref().filter(|_| worker.links.get(handle).is_some_and(|link| link.standing == Standing::Free));
+    let claim = claim.map(|seat| (Greeting::Claim, seat.claim()));
+    if (!asks && claim.is_none()) || worker.links.get(handle).is_none_or(|link| link.lane == Lane::Replica) {
+        worker.link_is_up(handle, info);
+    } else {
+        let list = (Greeting::LeftBehind(info.to_vec()), vec!["CLIENT".to_owned(), "LIST".to_owned()]);
+        worker.ask_more(handle, claim.into_iter().chain([list]).collect());
+    }
 }
 
 impl Worker {
@@ -268,21 +296,18 @@ impl Worker {
             }
             (Greeting::Process, None) => self.greet_process(handle, reply::text(answer).unwrap_or_default()),
             (Greeting::Info, None) => {
-                let info = reply::text(answer).unwrap_or_default();
                 if let Some(link) = self.links.get_mut(handle) {
                     link.knows_data = link.lane != Lane::Replica;
                 }
-                let asks = run_id_of(info).is_some_and(|run_id| self.shared.fences.is_to_be_asked(node, &run_id));
-                let claim =
-                    self.shared.seat.as_ref().filter(|_| self.links.get(handle).is_some_and(|link| link.standing == Standing::Free));
-                let claim = claim.map(|seat| (Greeting::Claim, seat.claim()));
-                if (!asks && claim.is_none()) || self.links.get(handle).is_none_or(|link| link.lane == Lane::Replica) {
-                    self.link_is_up(handle, info);
-                } else {
-                    let list = (Greeting::LeftBehind(info.to_vec()), vec!["CLIENT".to_owned(), "LIST".to_owned()]);
-                    self.ask_more(handle, claim.into_iter().chain([list]).collect());
-                }
+                greet_known(self, handle, reply::text(answer).unwrap_or_default());
             }
+            (Greeting::Returned(ended, info), _) => {
+                if let Some(run_id) = run_id_of(&info) {
+                    self.shared.connections.settled_at(node, &run_id, &ended);
+                }
+                greet_known(self, handle, &info);
+            }
+            (Greeting::Others(info), _) => self.link_is_up(handle, &info),
             (Greeting::Seat, _) => {
                 self.learn_standing(handle, answer);
             }
@@ -324,7 +349,7 @@ impl Worker {
             (Greeting::Ended(_), Some(error)) => {
                 self.attempt_failed(
                     handle,
-                    &format!("it refuses CLIENT KILL ID for a connection that an earlier run of the router has left: {error}"),
+                    &format!("it refuses CLIENT KILL ID for a connection that the router has left before: {error}"),
                 );
             }
         }
@@ -432,6 +457,10 @@ impl Worker {
             return;
         }
         let Some(link) = self.links.get_mut(handle) else { return };
+        if link.lane != Lane::Replica && !self.shared.are_others_left() {
+            // A write here would be answered while others read at the primary before. They leave it within a turn.
+            return self.ask_more(handle, vec![(Greeting::Others(info.to_vec()), vec!["PING".to_owned()])]);
+        }
         link.comes_up();
         link.renewing = false;
         link.failures = 0;
@@ -446,7 +475,7 @@ impl Worker {
             self.links.mark(handle);
             return;
         }
-        self.shared.connection_began(Connection { worker: self.index, node, client_id: link.client_id, run_id: run_id.clone() });
+        self.shared.connections.began(link.connection(self.index));
         let (holdings, persists, knows_data, standing) = (link.holdings, link.persists, link.knows_data, link.standing);
         let sent = self.shared.changes_sent(node);
         let name = self.node_name(node);
@@ -499,7 +528,7 @@ impl Worker {
             self.pubsub_link_up(handle, node);
         }
         if lane == Lane::Fills {
-            hot_copies::link_up(self, node, fields_expire(flavour, &version));
+            hot_copies::link_up(self, node, fields_expire(flavour, &version), run_id.as_deref(), standing);
         }
         if lane.is_exclusive() {
             self.exclusive_up(handle);

@@ -1,6 +1,6 @@
 //! Hot copies at a worker: what it answers itself, what it asks nodes for, and which gates its writes hold shut.
 //!
-//! Rules and proof are in [`switchyard_policy::cache`] and docs/design/hot-copies.md. Here is what only a worker knows: which keys a command may write ([`hold`]), what is
+//! Rules and proof are in [`switchyard_policy::hot_copies`] and docs/design/hot-copies.md. Here is what only a worker knows: which keys a command may write ([`hold`]), what is
 //! still under way at a node ([`publish_drained`]), and whom a fill makes wait ([`copied`], [`filled`]).
 //!
 //! Functions and no methods of `Worker`: what they own is [`Hot`], and the rest they ask for.
@@ -8,8 +8,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use switchyard_policy::cache::{Asked, Copies, Discarded, GateId, Holds, Over, Read};
+use rustix::time::{ClockId, clock_gettime};
+use switchyard_policy::hot_copies::{Asked, Copies, Discarded, GateId, Holds, Over, Read, Share};
 use switchyard_policy::migration::Fingerprinter;
+use switchyard_policy::seat::Standing;
 use switchyard_policy::topology::{NodeId, Slot, slot_of};
 use switchyard_resp::command::{Command, CommandClass, Flags, Handling, KeyError, Split};
 use switchyard_resp::request::Args;
@@ -61,8 +63,14 @@ pub(super) struct Hot {
     is_armed: bool,
     fingerprints: Fingerprinter,
     waiting: BTreeMap<u32, Waiting>,
+    /// What hits have taken of the turn under way.
+    share: Share,
+    /// Nodes that have not answered a fill in time: nobody waits for another one there.
+    late_at: Vec<NodeId>,
     /// By node number: fields of hashes have times of their own there, which nobody says.
     fields_expire: Vec<bool>,
+    /// Nodes at which others may write unseen: nothing is filled there.
+    barred: Vec<NodeId>,
     /// Nodes that have refused PTTL since they were asked last.
     refusing: Vec<NodeId>,
     /// The oldest generation under way, by node, as others were told last.
@@ -83,7 +91,10 @@ impl Hot {
             is_armed: false,
             fingerprints,
             waiting: BTreeMap::new(),
+            share: Share::default(),
+            late_at: Vec::new(),
             fields_expire: Vec::new(),
+            barred: Vec::new(),
             refusing: Vec::new(),
             drained: Vec::new(),
             found: Vec::new(),
@@ -95,6 +106,12 @@ impl Hot {
     #[inline]
     pub(super) const fn is_used(&self) -> bool {
         self.is_armed || self.all
+    }
+
+    /// Commands of a client are looked at, in the turn that began then.
+    #[inline]
+    pub(super) fn begin_run(&mut self, now_us: u64) {
+        self.share.begin(now_us);
     }
 
     /// Whether writes raise gates.
@@ -144,11 +161,14 @@ pub(super) fn hold(worker: &mut Worker, keyed: Keyed<'_>, end: EndNumber) -> End
         Call::Bytes(MARK) => {}
         Call::Bytes(request) => {
             let plan = worker.plan.clone();
-            parsed(&plan, request, |command, args| {
+            let known = parsed(&plan, request, |command, args| {
                 if may_write(command) {
                     gates_of(worker, keyed.node, command, args, &mut found);
                 }
             });
+            if known.is_none() {
+                found.push(GateId::of_node(keyed.node));
+            }
         }
     }
     let mut end = end;
@@ -201,21 +221,24 @@ fn gates_of(worker: &mut Worker, node: NodeId, command: &Command, args: &Args<'_
 pub(super) fn copied(worker: &mut Worker, handle: Handle, plan: &Plan, command: &Command, key: &[u8], raw: &[u8]) -> Option<Flow> {
     let Worker { clients, hearers, shared, counters, now_us, detour, .. } = worker;
     let client = clients.get_mut(handle)?;
+    let hot = &mut hearers.hot;
+    if hot.share.is_over() {
+        return Some(Flow::Later);
+    }
     let has_waited = std::mem::take(&mut client.has_waited_for_fill);
     if *detour || !takes_copies(client) {
         return None;
     }
-    let hot = &mut hearers.hot;
     let quick = rapidhash::v3::rapidhash_v3(raw);
-    let exact = || exact_us(shared);
     let (database, resp3) = (client.database, client.resp3);
     // What a client asks a node for in one pipeline is executed in its order.
-    if let Some(again) = hot.copies.again(&*hot.gates, quick, (database, raw, resp3), *now_us, exact)
+    if let Some(again) = hot.copies.again(&*hot.gates, quick, (database, raw, resp3), exact_us)
         && !client.is_under_way_at(again.node)
     {
         let seq = client.owe_at(None, *now_us, command.class() as u8);
         hearers.telemetry.note_hit(again.node, database, again.key, raw.len(), again.reply.len());
         counters.hot.hits.add(1);
+        hot.share.give(again.reply.len());
         give(client, counters, seq, again.reply, false, *now_us);
         let is_special = client.gated;
         clients.mark(handle);
@@ -229,17 +252,19 @@ pub(super) fn copied(worker: &mut Worker, handle: Handle, plan: &Plan, command: 
         return None;
     }
     let asked = Asked { hash: hot.hash(key), key, database, request: raw, node, resp3 };
-    let number = match hot.copies.read(&*hot.gates, asked, *now_us, exact, |since| shared.hot.may_fill(since, node)) {
+    let waits = !has_waited && !hot.late_at.contains(&node);
+    let number = match hot.copies.read(&*hot.gates, asked, *now_us, exact_us, |since| shared.hot.may_fill(since, node)) {
         Read::Hit(reply) => {
             let reply = reply.to_vec();
+            hot.share.give(reply.len());
             hot.copies.remember(quick, &asked);
             hearers.telemetry.note_hit(node, database, key, raw.len(), reply.len());
             counters.hot.hits.add(1);
             worker.answer(handle, command.class() as u8, &reply);
             return Some(Flow::Next);
         }
-        Read::Fill if !has_waited => begin(worker, may_be_of_hash(&command.name), &asked)?,
-        Read::Wait(number) if !has_waited => number,
+        Read::Fill if waits => begin(worker, may_be_of_hash(&command.name), &asked)?,
+        Read::Wait(number) if waits => number,
         Read::Unarmed if hot.all && worker.plan.live.hot_copies.may_be(key) => {
             shared.hot.want(asked.hash, slot_of(key));
             return None;
@@ -285,6 +310,9 @@ fn copied_values(worker: &mut Worker, handle: Handle, plan: &Plan, command: &Com
     if worker.detour || !takes_copies(client) {
         return None;
     }
+    if worker.hearers.hot.share.is_over() {
+        return Some(Flow::Later);
+    }
     let (database, resp3) = (client.database, client.resp3);
     let class = command.class() as u8;
     let large = plan.live.large_value;
@@ -302,8 +330,7 @@ fn copied_values(worker: &mut Worker, handle: Handle, plan: &Plan, command: &Com
         let Worker { hearers, shared, now_us, .. } = &mut *worker;
         let hot = &mut hearers.hot;
         let asked = Asked { hash: hot.hash(key), key, database, request: &request, node, resp3 };
-        let exact = || exact_us(shared);
-        match hot.copies.read(&*hot.gates, asked, *now_us, exact, |since| shared.hot.may_fill(since, node)) {
+        match hot.copies.read(&*hot.gates, asked, *now_us, exact_us, |since| shared.hot.may_fill(since, node)) {
             Read::Hit(reply) => {
                 // As the node's own reply, one that is large is taken as it comes, and not made whole: names are short, and what they stand for is not.
                 if answer.len() + reply.len() > large {
@@ -328,6 +355,7 @@ fn copied_values(worker: &mut Worker, handle: Handle, plan: &Plan, command: &Com
         worker.hearers.telemetry.note_hit(node, database, key, key.len(), bytes);
     }
     worker.counters.hot.hits.add(1);
+    worker.hearers.hot.share.give(answer.len());
     worker.answer(handle, class, &answer);
     Some(Flow::Next)
 }
@@ -346,10 +374,13 @@ fn begin(worker: &mut Worker, is_hash: bool, asked: &Asked<'_>) -> Option<u32> {
         return None;
     }
     let hot = &mut worker.hearers.hot;
+    if hot.late_at.contains(&node) || hot.barred.contains(&node) {
+        return None;
+    }
     if is_hash && hot.fields_expire.get(node.index()).copied().unwrap_or(true) {
         return None;
     }
-    let number = hot.copies.begin(&*hot.gates, *asked, exact_us(&worker.shared))?;
+    let number = hot.copies.begin(&*hot.gates, *asked, (worker.now_us, exact_us()))?;
     let shape = parsed(&worker.plan, asked.request, |command, args| Shape::of(&command.name, args)).unwrap_or_default();
     hot.waiting.insert(number, Waiting { shape, clients: Vec::new() });
     let mut ttl = Vec::new();
@@ -363,8 +394,10 @@ fn begin(worker: &mut Worker, is_hash: bool, asked: &Asked<'_>) -> Option<u32> {
     Some(number)
 }
 
-fn exact_us(shared: &crate::shared::Shared) -> u64 {
-    shared.started.elapsed().as_micros() as u64
+/// The time by which copies live, us: keys live on at their nodes while this host is suspended.
+fn exact_us() -> u64 {
+    let time = clock_gettime(ClockId::Boottime);
+    time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000
 }
 
 /// A key makes up a part of the last commands to its node: it is reported at once.
@@ -410,7 +443,9 @@ pub(super) fn filled(worker: &mut Worker, number: u32, answer: &[u8], lost: bool
     }
     let mut resp2 = Vec::new();
     let differs = !reply::is_error(answer) && to_resp2(answer, shape, &mut resp2);
-    let outcome = hot.copies.end(&*hot.gates, number, answer, differs.then_some(&resp2), *now_us, |key, slot| lives_at(plan, key, slot));
+    let outcome = hot
+        .copies
+        .end(&*hot.gates, number, answer, differs.then_some(&resp2), (*now_us, exact_us()), |key, slot| lives_at(plan, key, slot));
     if let Err(why) = outcome {
         counters.hot.discarded[why as usize].add(1);
     }
@@ -460,13 +495,28 @@ pub(super) fn invalidated(worker: &mut Worker, node: NodeId, message: &[u8]) {
 }
 
 /// The connection for fills is up: the node tracks what is asked for on it.
-pub(super) fn link_up(worker: &mut Worker, node: NodeId, fields_expire: bool) {
+pub(super) fn link_up(worker: &mut Worker, node: NodeId, fields_expire: bool, run_id: Option<&str>, standing: Standing) {
     let hot = &mut worker.hearers.hot;
     if hot.fields_expire.len() <= node.index() {
         hot.fields_expire.resize(node.index() + 1, true);
     }
     hot.fields_expire[node.index()] = fields_expire;
-    gives_again(worker, node);
+    hot.barred.retain(|barred| *barred != node);
+    // Another router's writes raise no gates of ours. Nor do those of an earlier run of this one, which the node may execute late.
+    let why = if worker.shared.seat.is_some() && standing != Standing::Ours {
+        Some("it does not keep the mark of this router (ACL SETUSER)")
+    } else if !run_id.is_some_and(|run_id| worker.shared.fences.is_cleared(node, run_id)) {
+        Some("it does not say what an earlier run of the router has left there (CLIENT LIST)")
+    } else {
+        None
+    };
+    match why {
+        Some(why) => {
+            hot.barred.push(node);
+            refused(worker, node, why);
+        }
+        None => gives_again(worker, node),
+    }
 }
 
 fn gives_again(worker: &Worker, node: NodeId) {
@@ -478,7 +528,7 @@ fn gives_again(worker: &Worker, node: NodeId) {
 /// The node refuses to say what changes, or how long a key lives: it gives no copies.
 pub(super) fn refused(worker: &mut Worker, node: NodeId, why: &str) {
     if worker.shared.hot.refused(node, Some(why.to_owned())) {
-        warn!(node = %worker.node_name(node), why, "no hot copies of this node's keys: it refuses what they need (CLIENT TRACKING, PTTL)");
+        warn!(node = %worker.node_name(node), why, "no hot copies of this node's keys: it refuses what they need (CLIENT TRACKING, PTTL, CLIENT LIST, ACL SETUSER)");
     }
 }
 
@@ -559,6 +609,33 @@ fn hold_waiting(worker: &mut Worker) {
     }
 }
 
+/// The keys whose gates an upload holds: those that it names, if it may write.
+pub(super) fn keys_of_upload(worker: &Worker, command: &Command, args: &Args<'_>, places: &[u32]) -> Box<[u64]> {
+    let keys = places.iter().filter(|_| may_write(command)).filter_map(|place| args.get(*place as usize));
+    keys.map(|key| worker.hearers.hot.hash(key)).collect()
+}
+
+/// The last byte of an upload is handed to its connection: from now on it may be executed, and counts as sent.
+pub(super) fn hold_uploaded(worker: &mut Worker, link: Handle, keys: &[u64]) {
+    let hot = &mut worker.hearers.hot;
+    let armed = hot.generation as u32;
+    let gates: Vec<GateId> = keys.iter().filter(|hash| hot.copies.set().get(**hash).is_some()).map(|hash| GateId::of_key(*hash)).collect();
+    let Some(node) = worker.links.get(link).map(|link| link.node) else { return };
+    let Some(end) = worker.links.get_mut(link).and_then(|link| link.last_mut()).map(|pending| {
+        pending.armed = armed;
+        pending.end
+    }) else {
+        return;
+    };
+    if gates.is_empty() {
+        return;
+    }
+    let end = if end == EndNumber::NONE { worker.hearers.next() } else { end };
+    let hot = &mut worker.hearers.hot;
+    hot.holds.sent(&*hot.gates, end.number(), node, gates);
+    worker.links.get_mut(link).and_then(|link| link.last_mut()).into_iter().for_each(|pending| pending.end = end);
+}
+
 /// Tells others the oldest generation of what is under way at each node.
 pub(super) fn publish_drained(worker: &mut Worker) {
     let generation = worker.hearers.hot.generation;
@@ -571,11 +648,12 @@ pub(super) fn publish_drained(worker: &mut Worker) {
         }
     };
     for (_, link) in worker.links.iter() {
-        if let Some(head) = link.head() {
+        // What is still being uploaded the node does not execute: it holds its gates anew with its last byte.
+        if let Some(head) = link.head().filter(|_| !link.is_only_uploading()) {
             note(link.node, head.armed);
         }
     }
-    worker.zombies.iter().for_each(|zombie| note(zombie.node, zombie.armed));
+    worker.zombies.iter().for_each(|zombie| note(zombie.node(), zombie.armed));
     if oldest != worker.hearers.hot.drained {
         worker.shared.hot.drained(worker.index, oldest.clone());
         worker.hearers.hot.drained = oldest;
@@ -584,11 +662,12 @@ pub(super) fn publish_drained(worker: &mut Worker) {
 
 /// Looks at what time changes.
 pub(super) fn tick(worker: &mut Worker) {
-    let Worker { hearers, zombies, .. } = &mut *worker;
+    let Worker { hearers, zombies, counters, .. } = &mut *worker;
     let hot = &mut hearers.hot;
     if hot.holds.in_doubt() > 0 {
         hot.holds.settle(&*hot.gates, |node| zombies.count_at(node) == 0);
     }
+    counters.hot.in_doubt.set(hot.holds.in_doubt() as u64);
     look_at_load(worker);
     if worker.hearers.hot.generation == 0 {
         return;
@@ -599,9 +678,13 @@ pub(super) fn tick(worker: &mut Worker) {
         publish_drained(worker);
     }
     let hot = &mut worker.hearers.hot;
-    let late: Vec<u32> = hot.copies.late(worker.now_us.saturating_sub(PATIENCE_US)).collect();
+    let late: Vec<(u32, NodeId)> = hot.copies.late(worker.now_us.saturating_sub(PATIENCE_US)).collect();
+    hot.late_at.clear();
     let mut clients = Vec::new();
-    for number in late {
+    for (number, node) in late {
+        if !hot.late_at.contains(&node) {
+            hot.late_at.push(node);
+        }
         clients.append(&mut hot.waiting.entry(number).or_default().clients);
     }
     clients.into_iter().for_each(|client| go_on(worker, client));

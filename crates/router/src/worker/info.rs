@@ -17,7 +17,7 @@ use super::gather::Whole;
 use super::local::oldest;
 use super::upstream::Lane;
 use super::{Stall, Worker};
-use crate::metrics::{Counter, Errors};
+use crate::metrics::{Counter, Errors, HotCounters};
 use crate::one_node::Limited;
 use crate::pubsub::Kind;
 use crate::shared::{Plan, lock};
@@ -27,8 +27,20 @@ use crate::slab::Handle;
 const FRESH_US: u64 = 100_000;
 
 /// Sections that INFO shows when none is named.
-const DEFAULT: &[&str] =
-    &["server", "clients", "memory", "persistence", "stats", "replication", "cpu", "errorstats", "cluster", "keyspace", "switchyard"];
+const DEFAULT: &[&str] = &[
+    "server",
+    "clients",
+    "memory",
+    "persistence",
+    "stats",
+    "replication",
+    "cpu",
+    "errorstats",
+    "cluster",
+    "keyspace",
+    "hot_copies",
+    "switchyard",
+];
 
 /// Fields of the nodes that add up to a figure of the fleet, by section.
 const SUMMED: &[(&str, &[&str])] = &[
@@ -353,6 +365,8 @@ impl Worker {
             plan.moves.by_id.values().for_each(|mover| mover.count_temporary(&mut temporary));
         }
         sections.push(("keyspace", digest.keyspace(&temporary)));
+        let hot_copies = if shows("hot_copies") { hot_copies_fields(self) } else { Vec::new() };
+        sections.push(("hot_copies", hot_copies.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()));
         sections.push(("switchyard", if shows("switchyard") { self.own_fields(digest, total(|w| &w.large)) } else { Vec::new() }));
         for (section, fields) in sections.iter().filter(|(s, _)| shows(s)) {
             let mut title = (*section).to_string();
@@ -387,8 +401,6 @@ impl Worker {
             ("nodes_answering".into(), digest.answering.to_string()),
             ("batched_sends".into(), if self.sender.is_batched() { "yes" } else { "no" }.into()),
             ("large_transfers".into(), large.to_string()),
-            ("hot_copies_hits".into(), workers.iter().map(|w| w.hot.hits.get()).sum::<u64>().to_string()),
-            ("hot_copies_fills".into(), workers.iter().map(|w| w.hot.fills.get()).sum::<u64>().to_string()),
         ];
         let mut limited: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for Limited { command, limit, count } in self.shared.alone.counted() {
@@ -410,6 +422,24 @@ impl Worker {
         }
         own
     }
+}
+
+/// The section about what the router answers itworker.
+fn hot_copies_fields(worker: &Worker) -> Vec<(&'static str, String)> {
+    let hot = &worker.shared.hot;
+    let total = |of: fn(&HotCounters) -> &Counter| worker.shared.counters.iter().map(|w| of(&w.hot).get()).sum::<u64>();
+    let discarded: u64 = worker.shared.counters.iter().flat_map(|w| w.hot.discarded.iter()).map(Counter::get).sum();
+    vec![
+        ("hot_copies_answer", u8::from(worker.plan.live.hot_copies.is_on && !hot.is_suspended()).to_string()),
+        ("hot_copies_keys", hot.keys().to_string()),
+        ("hot_copies", total(|of| &of.copies).to_string()),
+        ("hot_copies_bytes", total(|of| &of.bytes).to_string()),
+        ("hot_copies_hits", total(|of| &of.hits).to_string()),
+        ("hot_copies_fills", total(|of| &of.fills).to_string()),
+        ("hot_copies_discarded", discarded.to_string()),
+        ("hot_copies_invalidations", total(|of| &of.invalidations).to_string()),
+        ("hot_copies_in_doubt", total(|of| &of.in_doubt).to_string()),
+    ]
 }
 
 fn format_number(value: f64) -> String {

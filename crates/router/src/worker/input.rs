@@ -164,6 +164,7 @@ impl Worker {
         let mut pos = 0;
         let mut failed = None;
         let before = client.unsent();
+        self.hearers.hot.begin_run(self.now_us);
         while let Some(client) = self.clients.get_mut(handle) {
             if client.stall != Stall::None || client.closing {
                 break;
@@ -267,6 +268,11 @@ impl Worker {
                     if why != Stall::Exclusive {
                         self.stall(handle, why);
                     } // else it is in the queue for a connection, or was woken from it already
+                    break;
+                }
+                (Flow::Later, _) => {
+                    scanner.reset();
+                    self.clients.resume_later(handle);
                     break;
                 }
                 (Flow::Close | Flow::Buffer, len) => {

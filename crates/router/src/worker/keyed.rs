@@ -31,7 +31,7 @@ use super::hot_copies::{Hot, hold, noticed};
 use super::published::late_writes;
 use super::telemetry::Telemetry;
 use super::transit::parsed;
-use super::upstream::{EXEC, Pending};
+use super::upstream::{EXEC, Pending, Purpose};
 use crate::mover::Told;
 use crate::shared::Plan;
 use crate::tap::{Outcome, SentCommand, Tap};
@@ -55,14 +55,19 @@ pub(super) struct Keyed<'a> {
 
 /// The number of a command whose end somebody wants to hear of.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
-pub(super) struct EndNumber(u32);
+pub(super) struct EndNumber(u64);
 
 impl EndNumber {
     /// Nobody does.
     pub(super) const NONE: Self = Self(0);
 
     /// Of numbers of which only telemetry wants to hear.
-    const COUNTED: u32 = 1 << 31;
+    const COUNTED: u64 = 1 << 63;
+
+    /// The number after it, which no command has had: one may wait at its node while any number of others pass.
+    const fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
 
     /// Its place among so many.
     pub(super) fn slot(self, places: usize) -> usize {
@@ -70,12 +75,12 @@ impl EndNumber {
     }
 
     /// As a number.
-    pub(super) fn number(self) -> u32 {
+    pub(super) fn number(self) -> u64 {
         self.0
     }
 
     #[cfg(test)]
-    pub(super) fn of(number: u32) -> Self {
+    pub(super) fn of(number: u64) -> Self {
         Self(number)
     }
 }
@@ -118,6 +123,11 @@ impl Ended {
     #[inline]
     pub(super) fn new(pending: Pending, outcome: Outcome, is_expired: bool) -> Self {
         Self { pending, outcome, streamed: 0, is_expired }
+    }
+
+    #[cfg(test)]
+    pub(super) fn outcome(&self) -> Outcome {
+        self.outcome
     }
 
     /// The answer was passed on as it came: so many bytes.
@@ -179,7 +189,7 @@ impl Hearers {
 
     /// The number of another command.
     pub(super) fn next(&mut self) -> EndNumber {
-        self.last = EndNumber((self.last.0 + 1) % EndNumber::COUNTED).max(EndNumber(1));
+        self.last = self.last.next();
         self.last
     }
 }
@@ -210,7 +220,8 @@ impl Worker {
             }
             self.hearers.telemetry.follow(end, followed);
         }
-        Request { bytes, database: keyed.database, pending: Pending { end, ..pending } }
+        let armed = self.hearers.hot.generation() as u32;
+        Request { bytes, database: keyed.database, pending: Pending { end, armed, ..pending } }
     }
 
     /// The same of a command that its node queues: it is over when EXEC is.
@@ -253,7 +264,10 @@ impl Worker {
     fn tell_ended(&mut self, ended: &Ended, answer: &[u8]) {
         let Ended { pending, outcome, streamed, .. } = ended;
         let queued = self.hearers.transactions.remove(&pending.end);
-        let is_discarded = *outcome == Outcome::Certain && (reply::is_null(answer) || answer.starts_with(b"-EXECABORT"));
+        // One whose MULTI was refused has been executed, whatever EXEC says.
+        let is_discarded = *outcome == Outcome::Certain
+            && pending.purpose != Purpose::ExecWithoutMulti
+            && (reply::is_null(answer) || answer.starts_with(b"-EXECABORT"));
         let outcome = if queued.is_some() && is_discarded { Outcome::Never } else { *outcome };
         // What a transaction has queued has even shares of the answer and of the time.
         let Queued { commands, ends } = queued.unwrap_or_else(|| Queued { commands: 1, ends: vec![pending.end] });
@@ -319,5 +333,17 @@ impl Worker {
             Call::Found(command, args) => find(command, args),
             Call::Bytes(request) => parsed(&plan, request, find).flatten(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_does_not_come_again_while_a_command_waits() {
+        let (waits, long_after) = (EndNumber(1), EndNumber(u64::from(u32::MAX)));
+        assert!(waits < long_after.next() && waits.number() != long_after.next().next().number());
+        assert_eq!(size_of::<Pending>(), 40, "many are kept: wider numbers must not cost memory");
     }
 }

@@ -7,6 +7,7 @@ use switchyard_resp::translate::Shape;
 
 use super::blocking::Unblock;
 use super::upstream::Link;
+use crate::connections::Connection;
 use crate::slab::Handle;
 
 /// The kinds of connection a worker has to a node.
@@ -145,6 +146,11 @@ impl Kind {
 }
 
 impl Link {
+    /// Its name among those of all workers.
+    pub(super) fn connection(&self, worker: usize) -> Connection {
+        Connection { worker, node: self.node, client_id: self.client_id, run_id: self.run_id.clone() }
+    }
+
     /// One to a replica.
     pub(super) fn to_replica(address: SocketAddr, mut link: Self) -> Self {
         link.kind = Kind::Replica(address);

@@ -19,13 +19,13 @@ use tracing::warn;
 
 use super::dispatch::Flow;
 use super::downstream::{Repeat, Upload};
-use super::hot_copies::fill_too_large;
+use super::hot_copies::{fill_too_large, hold_uploaded, keys_of_upload};
 use super::keyed::Call;
 use super::kind::Task;
 use super::pause::may_write;
 use super::pool::Acquired;
 use super::transit::Transit;
-use super::upstream::{Body, Lane, Pending, Purpose, UPLOAD_HIGH};
+use super::upstream::{Again, Body, Lane, Pending, Purpose, UPLOAD_HIGH};
 use super::{OUTPUT_HIGH, Stall, Worker};
 use crate::shared::Plan;
 use crate::slab::Handle;
@@ -114,7 +114,8 @@ impl Worker {
                 Transit::Instead(flow) => {
                     if let Some(client) = self.clients.get_mut(handle).filter(|_| flow == Flow::Next) {
                         // It was answered with an error: what the client still sends of it is thrown away.
-                        client.upload = Some(Box::new(Upload { link: None, follower: Follower::new(len, after), writes: false }));
+                        client.upload =
+                            Some(Box::new(Upload { link: None, follower: Follower::new(len, after), writes: false, keys: Box::default() }));
                     }
                     return flow;
                 }
@@ -125,6 +126,7 @@ impl Worker {
         keys.clear();
         let found = command.find_keys(args, &mut keys);
         let target = route(&plan.topology, keys.iter().filter_map(|k| args.get(*k as usize)));
+        let written = keys_of_upload(self, command, args, &keys);
         self.keys = keys;
         let (Ok(()), Route::Owner(_, node)) = (found, target) else { return Flow::Buffer };
         let class = command.class() as u8;
@@ -139,7 +141,7 @@ impl Worker {
         }
         if let Some(client) = self.clients.get_mut(handle) {
             client.note_write(node);
-            client.upload = Some(Box::new(Upload { link, follower: Follower::new(len, after), writes: may_write(command) }));
+            client.upload = Some(Box::new(Upload { link, follower: Follower::new(len, after), writes: may_write(command), keys: written }));
         }
         self.counters.commands[usize::from(class)].add(1);
         Flow::Next
@@ -164,8 +166,9 @@ impl Worker {
         let Some(upload) = client.upload.as_deref_mut() else { return Ok((0, false)) };
         let limits = Limits { argument_max: plan.live.argument_max, large: usize::MAX, authenticated: true };
         let (taken, done) = upload.follower.follow(bytes, &limits)?;
-        if done {
-            client.upload = None;
+        let written = if done { client.upload.take().map(|upload| upload.keys) } else { None };
+        if let (Some(link), Some(written)) = (link, written) {
+            hold_uploaded(self, link, &written);
         }
         if let Some(link) = link.and_then(|l| self.links.get_mut(l)) {
             link.push_more(&bytes[..taken], done, self.now_us);
@@ -343,14 +346,16 @@ impl Worker {
             return true;
         }
         match pending.purpose {
-            Purpose::Client | Purpose::ClientHealed | Purpose::Exec if self.clients.get(pending.who).is_none() => {}
-            Purpose::Client | Purpose::ClientHealed | Purpose::Exec if whole => {
+            Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::ExecWithoutMulti
+                if self.clients.get(pending.who).is_none() => {}
+            Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::ExecWithoutMulti if whole => {
                 let mut error = Vec::new();
                 encode::error(&mut error, super::gather::TOO_LARGE);
                 self.deliver(pending.who, pending.seq, &error);
             }
-            Purpose::Client | Purpose::ClientHealed | Purpose::Exec => {
-                if matches!(link.lane, Lane::Main | Lane::Replica) && pending.repeatable && self.repeat_on_large(handle, pending) {
+            Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::ExecWithoutMulti => {
+                if matches!(link.lane, Lane::Main | Lane::Replica) && pending.again == Again::Reads && self.repeat_on_large(handle, pending)
+                {
                     self.skip_head(handle);
                     return true;
                 }

@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use switchyard_policy::topology::NodeId;
 
-use super::keyed::Request;
+use super::keyed::{Ended, Request};
 use super::pool::Pool;
 use super::rarely::Rarely;
 use super::upstream::{Lane, Link, Phase};
 use crate::exclusive_bounds::ExclusiveBounds;
 use crate::slab::{Handle, Slab};
+use crate::tap::Outcome;
 
 /// The connections to one node, by what they are for.
 #[derive(Debug, Default)]
@@ -45,11 +46,13 @@ pub(super) struct Links {
     nodes: Vec<NodeLinks>,
     /// Those with something to send.
     dirty: Vec<Handle>,
+    /// Requests whose connection was gone when they were handed over.
+    strays: Vec<Ended>,
 }
 
 impl Links {
     pub(super) fn new() -> Self {
-        Self { all: Slab::new(), nodes: Vec::new(), dirty: Vec::new() }
+        Self { all: Slab::new(), nodes: Vec::new(), dirty: Vec::new(), strays: Vec::new() }
     }
 
     #[inline]
@@ -206,13 +209,20 @@ impl Links {
 
     // ---- which have something to send ----
 
-    /// Hands a request to a connection.
+    /// Hands a request to a connection. One whose connection is gone is over ([`Self::take_strays`]), because somebody waits for its end.
     #[inline]
     pub(super) fn push(&mut self, handle: Handle, request: Request<'_>) {
-        if let Some(link) = self.get_mut(handle) {
-            link.push(request);
+        match self.get_mut(handle) {
+            Some(link) => link.push(request),
+            None => self.strays.push(Ended::new(request.into_parts().2, Outcome::Never, false)),
         }
         self.mark(handle);
+    }
+
+    /// The requests that found their connection gone.
+    #[inline]
+    pub(super) fn take_strays(&mut self) -> Option<Vec<Ended>> {
+        (!self.strays.is_empty()).then(|| std::mem::take(&mut self.strays))
     }
 
     /// A connection has something to send.
@@ -260,5 +270,34 @@ impl Links {
         if self.dirty.is_empty() {
             self.dirty = list;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::upstream::{Again, Pending, Purpose};
+    use super::*;
+    use crate::worker::keyed::EndNumber;
+
+    #[test]
+    fn a_request_whose_connection_is_gone_is_over() {
+        let mut links = Links::new();
+        let pending = Pending {
+            who: Handle::NONE,
+            seq: 7,
+            len: 0,
+            sent_us: 0,
+            epoch: 0,
+            purpose: Purpose::Client,
+            class: 0,
+            again: Again::Never,
+            is_long: false,
+            end: EndNumber::NONE,
+            armed: 0,
+        };
+        links.push(Handle::NONE, Request::of_ours(b"SET k v", 0, pending));
+        let strays = links.take_strays().expect("one");
+        assert_eq!((strays.len(), strays[0].outcome()), (1, Outcome::Never));
+        assert!(links.take_strays().is_none());
     }
 }

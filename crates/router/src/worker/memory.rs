@@ -347,7 +347,13 @@ impl Worker {
     /// The client that waits for the reply to a command on a connection.
     fn owner_of(&self, pending: &Pending) -> Option<Handle> {
         match pending.purpose {
-            Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::Watch | Purpose::Wait | Purpose::Sync => Some(pending.who),
+            Purpose::Client
+            | Purpose::ClientHealed
+            | Purpose::Exec
+            | Purpose::ExecWithoutMulti
+            | Purpose::Watch
+            | Purpose::Wait
+            | Purpose::Sync => Some(pending.who),
             Purpose::Gather => self.gathers.get(pending.who).map(|gather| gather.client()),
             _ => None,
         }

@@ -177,12 +177,13 @@ impl Worker {
         let poll = Poll::new()?;
         poll.add(&shared.mailboxes[index].wake, Token::Wake)?;
         let door = accept::Door::open(listeners, &poll)?;
-        let plan = shared.own_plan();
+        let (generation, plan) = shared.own_plan();
         // What a worker of this number left behind when it panicked may still run at the nodes.
-        let left_behind = shared.take_connections(index);
+        let left_behind = shared.connections.left_by(index);
         let epoch = shared.drained[index].load(Ordering::Acquire);
         let mut zombies = zombies::Zombies::default();
-        left_behind.into_iter().for_each(|c| zombies.add(c.node, c.client_id, c.run_id, epoch, 0));
+        left_behind.into_iter().for_each(|connection| zombies.add(connection, epoch, 0));
+        shared.adopted(index, generation);
         let slow_us = plan.live.slow_us();
         let counters = shared.counters[index].clone();
         let hot = hot_copies::Hot::new(&shared.hot, shared.board.fingerprints);
@@ -195,7 +196,7 @@ impl Worker {
             index,
             clients: clients::Clients::new(counters.clone()),
             counters,
-            generation: shared.generation.load(Ordering::Acquire),
+            generation,
             plan,
             shared,
             poll,
@@ -362,8 +363,9 @@ impl Worker {
     }
 
     fn adopt_plan(&mut self) {
-        self.generation = self.shared.generation.load(Ordering::Acquire);
-        let before = std::mem::replace(&mut self.plan, self.shared.own_plan());
+        let (generation, plan) = self.shared.own_plan();
+        self.generation = generation;
+        let before = std::mem::replace(&mut self.plan, plan);
         self.slow.set_threshold(self.plan.live.slow_us());
         if !Arc::ptr_eq(&before.live, &self.plan.live) {
             self.mark_stale(&before.live);
@@ -385,6 +387,7 @@ impl Worker {
         self.settle_colocate_waits(true);
         self.drop_foreign_links();
         self.follow_servers();
+        self.shared.adopted(self.index, self.generation);
         let limits_changed = before.live.key_limits != self.plan.live.key_limits;
         if limits_changed {
             self.place_prefixes_anew();

@@ -11,7 +11,7 @@ use tracing::warn;
 use super::Worker;
 use super::keyed::{Call, EndNumber, Keyed, Request};
 use super::transport::Tls;
-use super::upstream::{Lane, Link, Pending, Phase, Purpose};
+use super::upstream::{Again, Lane, Link, Pending, Phase, Purpose};
 use crate::poll::{Ready, Token};
 use crate::slab::Handle;
 
@@ -39,6 +39,7 @@ impl Worker {
             self.drop_link(handle);
         }
         self.zombies.forget_foreign(&self.plan.topology);
+        self.shared.connections.forget_foreign(|node| self.plan.topology.node(node).is_some());
     }
 
     /// The connection of a shared lane, made (not necessarily up) where there is none.
@@ -243,8 +244,7 @@ impl Worker {
             epoch: self.plan.topology.epoch() as u32,
             purpose: Purpose::Nobody,
             class: switchyard_resp::command::CommandClass::Admin as u8,
-            repeatable: false,
-            by_sha: false,
+            again: Again::Never,
             is_long: false,
             end: EndNumber::NONE,
             armed: self.hearers.hot.generation() as u32,

@@ -11,7 +11,6 @@ use switchyard_resp::request::Args;
 use super::clients::Clients;
 use super::dispatch::Flow;
 use super::gather::Whole;
-use super::kind::Task;
 use super::local::parse;
 use super::transit::parsed;
 use super::upstream::{Lane, Link};
@@ -86,7 +85,7 @@ impl Worker {
         let old = |sent_us: u32| (sent_us.wrapping_sub(by_us as u32) as i32) <= 0;
         // What waits at a node waits for a push, which the pause holds back.
         // Nor is an upload waited for: its end is held back.
-        let waits = |l: &Link| l.lane == Lane::Blocking || l.task() == Task::Uploading && l.pending().len() == 1;
+        let waits = |l: &Link| l.lane == Lane::Blocking || l.is_only_uploading();
         let in_flight = self.links.iter().any(|(_, l)| !waits(l) && l.head().is_some_and(|p| old(p.sent_us)));
         // The end of a broken connection's commands may stay unconfirmed as long as its node is away.
         !in_flight && self.zombies.is_empty() || self.now_us.saturating_sub(by_us) > 2 * patience

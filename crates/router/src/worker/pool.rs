@@ -17,7 +17,7 @@ use super::dispatch::Flow;
 use super::keyed::{Call, EndNumber, Keyed};
 use super::kind::{Task, Tenure};
 use super::links::Links;
-use super::upstream::{Body, Lane, Link, Pending, Phase, Purpose};
+use super::upstream::{Again, Body, Lane, Link, Pending, Phase, Purpose};
 use super::{Stall, Worker};
 use crate::exclusive_bounds::ExclusiveBounds;
 use crate::shared::Message;
@@ -283,8 +283,7 @@ impl Worker {
             epoch,
             purpose: Purpose::Client,
             class,
-            repeatable: false,
-            by_sha: false,
+            again: Again::Never,
             is_long: false,
             end: EndNumber::NONE,
             armed: self.hearers.hot.generation() as u32,

@@ -55,7 +55,7 @@ impl Worker {
         if !link.retiring || !link.is_quiet() {
             return;
         }
-        let (node, lane, client_id) = (link.node, link.lane, link.client_id);
+        let (node, lane, connection) = (link.node, link.lane, link.connection(self.index));
         if let Some(fd) = link.fd.take() {
             if let Some(tls) = &mut link.tls {
                 tls.notify_close(&fd);
@@ -70,7 +70,7 @@ impl Worker {
         link.retiring = false;
         link.renewing = true;
         if lane != Lane::Replica {
-            self.shared.connection_ended(self.index, node, client_id);
+            self.shared.connections.ended(&connection);
         }
         info!(node = %self.node_name(node), "a connection is made anew with the new credentials");
         self.connect(handle);

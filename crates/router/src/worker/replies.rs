@@ -9,8 +9,9 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::{encode, reply};
 use tracing::{debug, warn};
 
+use super::breaking::fail_strays;
 use super::hot_copies::{filled, invalidated, told_ttl};
-use super::upstream::{Arrival, Body, Lane, Pending, Phase, Purpose, Taken};
+use super::upstream::{Again, Arrival, Body, Lane, Pending, Phase, Purpose, Taken};
 use super::{Stall, Worker};
 use crate::poll::Token;
 use crate::slab::Handle;
@@ -205,7 +206,7 @@ impl Worker {
                 self.note_slow_exclusive(handle, pending);
             }
             match pending.purpose {
-                Purpose::Client | Purpose::ClientHealed if is_error && pending.by_sha => {
+                Purpose::Client | Purpose::ClientHealed if is_error && pending.again == Again::Heals => {
                     let shown = self.scripts_met.with_own_sha(answer);
                     self.deliver(pending.who, pending.seq, &shown);
                 }
@@ -215,7 +216,7 @@ impl Worker {
                 }
                 Purpose::Client | Purpose::ClientHealed => self.deliver(pending.who, pending.seq, answer),
                 Purpose::Gather => self.gather_part(pending.who, pending.seq, answer),
-                Purpose::Exec => self.on_exec(handle, pending, answer),
+                Purpose::Exec | Purpose::ExecWithoutMulti => self.on_exec(handle, pending, answer),
                 Purpose::Watch => self.on_watch(pending, answer),
                 Purpose::Wait => self.on_wait(handle, pending, answer),
                 Purpose::Fill => filled(self, pending.seq, answer, false),
@@ -241,7 +242,9 @@ impl Worker {
                 warn!(node = %self.node_name(node), error = %reply::told_error(answer), "node refuses CLIENT KILL ID: what a broken connection left unanswered there stays unconfirmed (allow the command to our user)");
             }
             Purpose::Confirm => {
-                self.zombies.end(pending.seq);
+                if let Some(connection) = self.zombies.end(pending.seq) {
+                    self.shared.connections.ended(&connection);
+                }
                 self.count_zombies(node);
             }
             Purpose::Learn => self.learn(node, answer),
@@ -253,6 +256,9 @@ impl Worker {
     }
 
     pub(super) fn flush_links(&mut self) {
+        if let Some(strays) = self.links.take_strays() {
+            fail_strays(self, strays);
+        }
         let mut marked = self.links.take_marked();
         for handle in marked.drain(..) {
             // A connection that broke just now may have begun a round on this one.

@@ -20,7 +20,7 @@ use super::gather::Whole;
 use super::keyed::{Call, Keyed};
 use super::libraries::change_libraries;
 use super::rounds::{Ask, Next, Procedure};
-use super::upstream::{Lane, Link, Pending, Purpose};
+use super::upstream::{Again, Lane, Link, Pending, Purpose};
 use crate::functions_dump;
 use crate::lua::{Verdict, unwrapped_library, wrapped_library};
 use crate::one_node::Limit;
@@ -285,7 +285,7 @@ impl Worker {
     pub(super) fn heal_script(&mut self, link_handle: Handle) -> bool {
         let Some(link) = self.links.get(link_handle) else { return false };
         let Some(pending) = link.head().copied() else { return false };
-        if link.is_head_expired() || pending.purpose != Purpose::Client || !pending.by_sha {
+        if link.is_head_expired() || pending.purpose != Purpose::Client || pending.again != Again::Heals {
             return false;
         }
         let request = link.head_request().to_vec();

@@ -99,7 +99,7 @@ impl Worker {
         }
         let Some(link) = self.links.get(link_handle) else { return };
         let args = match pending.purpose {
-            Purpose::Exec => vec![b"EXEC".to_vec()],
+            Purpose::Exec | Purpose::ExecWithoutMulti => vec![b"EXEC".to_vec()],
             _ => shortened_beginning(link.loan().map_or(&[], |loan| &loan.began_with)),
         };
         self.enter(link_handle, pending, took, args);
@@ -152,7 +152,7 @@ impl Worker {
     fn enter(&mut self, link_handle: Handle, pending: Pending, took: u32, mut args: Vec<Vec<u8>>) {
         let Some(link) = self.links.get(link_handle) else { return };
         let handle = match pending.purpose {
-            Purpose::Client | Purpose::ClientHealed | Purpose::Exec => pending.who,
+            Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::ExecWithoutMulti => pending.who,
             Purpose::Gather => self.gathers.get(pending.who).map_or(Handle::NONE, |g| g.client()),
             _ => return,
         };
@@ -242,7 +242,7 @@ impl Worker {
 
 /// Whether commands of this kind are entered: those of clients.
 fn is_logged(purpose: Purpose) -> bool {
-    matches!(purpose, Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::Gather)
+    matches!(purpose, Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::ExecWithoutMulti | Purpose::Gather)
 }
 
 fn arguments(out: &mut Vec<u8>, entry: &SlowEntry) {

@@ -411,7 +411,7 @@ mod tests {
         telemetry.segment(node).note(key, Use { how: How::Read, bytes: 1 });
         let of = Followed { keys: 1, hashes: [key.hash, 0, 0, 0], ..Followed::at(node, false) };
         telemetry.follow(end, of);
-        telemetry.answered(EndNumber::of(5 + FOLLOWED as u32), 1000, 1000);
+        telemetry.answered(EndNumber::of(5 + FOLLOWED as u64), 1000, 1000);
         telemetry.answered(end, 50, 20);
         telemetry.answered(end, 50, 20);
         let counted = telemetry.segment(node).take().keys[0];

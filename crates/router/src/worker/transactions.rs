@@ -30,7 +30,7 @@ use super::kind::Task;
 use super::own_answers::OwnAnswers;
 use super::pool::Acquired;
 use super::queueing::{Multi, Published};
-use super::upstream::{Lane, Link, MULTI, Pending, Phase, Purpose, UNSENT_HIGH};
+use super::upstream::{Again, Lane, Link, MULTI, Pending, Phase, Purpose, UNSENT_HIGH};
 use super::wait::Wait;
 use super::{Stall, Worker};
 use crate::one_node::Limit;
@@ -498,8 +498,7 @@ impl Worker {
             epoch,
             purpose: Purpose::Queued,
             class,
-            repeatable: false,
-            by_sha: false,
+            again: Again::Never,
             is_long: false,
             end: EndNumber::NONE,
             armed: self.hearers.hot.generation() as u32,
@@ -563,7 +562,7 @@ impl Worker {
             let text = reply::text(answer).unwrap_or_default();
             link.refused.get_or_insert(text.into());
             if pending.seq == 0 {
-                link.no_multi = Some(String::from_utf8_lossy(text).into());
+                link.is_not_queued(text);
             }
         }
     }
@@ -588,7 +587,8 @@ impl Worker {
             }
         }
         match (refused, no_multi) {
-            (Some(_), Some(why)) if !answer.starts_with(b"-EXECABORT") => encode::error(
+            // Also where it says EXECABORT, as a server does that refuses EXEC, too: nothing was discarded.
+            (_, Some(why)) if pending.purpose == Purpose::ExecWithoutMulti => encode::error(
                 &mut text,
                 &format!(
                     "ERR the node refused MULTI ({why}): the commands were executed one by one. Allow MULTI to Switchyard's user there"

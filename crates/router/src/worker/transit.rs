@@ -424,7 +424,7 @@ impl Worker {
         let mut answered = by_node.clone();
         for zombie in self.zombies.iter() {
             oldest = oldest.min(zombie.epoch);
-            count(&mut by_node, zombie.node, zombie.epoch);
+            count(&mut by_node, zombie.node(), zombie.epoch);
         }
         if !self.plan.topology.is_settled() && self.are_topics_settling() {
             // What is published where a slot is going is to be heard: the barrier waits for that, too.

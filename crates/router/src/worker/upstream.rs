@@ -77,6 +77,8 @@ pub(super) enum Purpose {
     Queued,
     /// EXEC of a client.
     Exec,
+    /// The same, and the node has refused MULTI: it has executed the commands one by one.
+    ExecWithoutMulti,
     /// WATCH of a client.
     Watch,
     /// WAIT or WAITAOF of a client, at one of the nodes that it concerns.
@@ -93,7 +95,17 @@ pub(super) enum Purpose {
     Confirm,
 }
 
-/// A command handed to a connection.
+/// Whether a command may be sent again when its reply is there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Again {
+    Never,
+    /// It changes nothing: a large reply may be fetched on another connection.
+    Reads,
+    /// EVALSHA or a relative: a NOSCRIPT reply can be healed.
+    Heals,
+}
+
+/// A command handed to a connection. There are many: its size is that of five words.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pending {
     /// The client or the gather.
@@ -107,10 +119,7 @@ pub(super) struct Pending {
     pub(super) epoch: u32,
     pub(super) purpose: Purpose,
     pub(super) class: u8,
-    /// May be asked again without changing anything, so that a large reply can be fetched on another connection.
-    pub(super) repeatable: bool,
-    /// EVALSHA or a relative: a NOSCRIPT reply can be healed.
-    pub(super) by_sha: bool,
+    pub(super) again: Again,
     /// It may take as long as commands of the slow lane.
     pub(super) is_long: bool,
     /// Who wants to hear of its end.
@@ -361,7 +370,7 @@ impl Link {
             Some(Purpose::Learn) => LEARN_MAX,
             // What is nobody's is thrown away as it comes.
             Some(Purpose::Nobody | Purpose::Queued | Purpose::Fill) => usize::MAX,
-            Some(Purpose::Client | Purpose::ClientHealed | Purpose::Gather | Purpose::Exec) => usize::MAX,
+            Some(Purpose::Client | Purpose::ClientHealed | Purpose::Gather | Purpose::Exec | Purpose::ExecWithoutMulti) => usize::MAX,
             _ => SHORT_MAX,
         }
     }
@@ -420,8 +429,7 @@ impl Link {
             seq: 0,
             len,
             purpose: Purpose::Nobody,
-            repeatable: false,
-            by_sha: false,
+            again: Again::Never,
             is_long: false,
             end: EndNumber::NONE,
             ..like
@@ -525,6 +533,11 @@ impl Link {
         self.pending.front()
     }
 
+    /// Whether nothing is under way but a request that is still being uploaded.
+    pub(super) fn is_only_uploading(&self) -> bool {
+        self.task() == Task::Uploading && self.pending.len() == 1
+    }
+
     /// The command pushed last.
     pub(super) fn last_mut(&mut self) -> Option<&mut Pending> {
         self.pending.back_mut()
@@ -534,6 +547,14 @@ impl Link {
     pub(super) fn disown_head(&mut self) {
         if let Some(pending) = self.pending.front_mut() {
             pending.purpose = Purpose::Nobody;
+        }
+    }
+
+    /// The node has refused the MULTI that it has just answered: the next EXEC is that transaction's.
+    pub(super) fn is_not_queued(&mut self, why: &[u8]) {
+        self.no_multi = Some(String::from_utf8_lossy(why).into());
+        if let Some(exec) = self.pending.iter_mut().find(|pending| pending.purpose == Purpose::Exec) {
+            exec.purpose = Purpose::ExecWithoutMulti;
         }
     }
 
@@ -770,8 +791,7 @@ mod tests {
         epoch: 0,
         purpose: Purpose::Nobody,
         class: 0,
-        repeatable: false,
-        by_sha: false,
+        again: Again::Never,
         is_long: false,
         end: EndNumber::NONE,
         armed: 0,

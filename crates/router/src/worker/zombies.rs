@@ -3,25 +3,28 @@
 //! Each is counted as in flight until the node has answered a `CLIENT KILL ID` for it on a connection that it greeted later, or until another
 //! process has taken the node's place.
 
-use std::sync::Arc;
-
 use switchyard_policy::topology::{NodeId, Topology};
 
+use crate::connections::Connection;
 use crate::slab::Handle;
 
 /// One of them.
 #[derive(Clone, Debug)]
 pub(super) struct Zombie {
     number: u32,
-    pub(super) node: NodeId,
-    client_id: u64,
-    run_id: Option<Arc<str>>,
+    connection: Connection,
     /// Epoch of its oldest command.
     pub(super) epoch: u64,
     /// Low bits of the generation of armed keys of its oldest command.
     pub(super) armed: u32,
     /// The link that was asked to kill it.
     asked: Handle,
+}
+
+impl Zombie {
+    pub(super) fn node(&self) -> NodeId {
+        self.connection.node
+    }
 }
 
 /// Those of a worker.
@@ -42,29 +45,30 @@ impl Zombies {
 
     /// How many a node has.
     pub(super) fn count_at(&self, node: NodeId) -> u64 {
-        self.all.iter().filter(|z| z.node == node).count() as u64
+        self.all.iter().filter(|z| z.node() == node).count() as u64
     }
 
     /// A connection with commands in flight is given up.
-    pub(super) fn add(&mut self, node: NodeId, client_id: u64, run_id: Option<Arc<str>>, epoch: u64, armed: u32) {
+    pub(super) fn add(&mut self, connection: Connection, epoch: u64, armed: u32) {
         self.last += 1;
-        self.all.push(Zombie { number: self.last, node, client_id, run_id, epoch, armed, asked: Handle::NONE });
+        self.all.push(Zombie { number: self.last, connection, epoch, armed, asked: Handle::NONE });
     }
 
-    /// Those that `link` is to ask the node to kill: numbers and client ids. Another process than theirs has none of them.
+    /// Those that `link` is to ask the node to kill: numbers and client ids. Another process than theirs has none of them, and is asked first should it return
+    /// ([`Connections`](crate::connections::Connections)).
     pub(super) fn ask(&mut self, node: NodeId, link: Handle, run_id: Option<&str>) -> Vec<(u32, u64)> {
-        self.all.retain(|z| z.node != node || z.run_id.as_deref() == run_id);
-        let due = self.all.iter_mut().filter(|z| z.node == node);
+        self.all.retain(|z| z.node() != node || z.connection.run_id.as_deref() == run_id);
+        let due = self.all.iter_mut().filter(|z| z.node() == node);
         due.map(|zombie| {
             zombie.asked = link;
-            (zombie.number, zombie.client_id)
+            (zombie.number, zombie.connection.client_id)
         })
         .collect()
     }
 
     /// Whether nobody has been asked to kill one of a node.
     pub(super) fn lacks_killer(&self, node: NodeId) -> bool {
-        self.all.iter().any(|z| z.node == node && z.asked == Handle::NONE)
+        self.all.iter().any(|z| z.node() == node && z.asked == Handle::NONE)
     }
 
     /// The link that was asked is gone.
@@ -75,12 +79,13 @@ impl Zombies {
     }
 
     /// The node has ended one.
-    pub(super) fn end(&mut self, number: u32) {
-        self.all.retain(|z| z.number != number);
+    pub(super) fn end(&mut self, number: u32) -> Option<Connection> {
+        let at = self.all.iter().position(|zombie| zombie.number == number)?;
+        Some(self.all.remove(at).connection)
     }
 
     /// Nothing reaches anybody from a node that the topology no longer has.
     pub(super) fn forget_foreign(&mut self, topology: &Topology) {
-        self.all.retain(|z| topology.node(z.node).is_some());
+        self.all.retain(|z| topology.node(z.node()).is_some());
     }
 }

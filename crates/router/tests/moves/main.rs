@@ -12,6 +12,7 @@ mod fleet;
 mod functions;
 mod moments;
 mod precopy;
+mod primaries;
 mod published;
 mod relay;
 mod seam;

@@ -17,12 +17,12 @@ use super::fleet::{Client, Fleet, until};
 type Seen = (u32, String, Vec<Vec<u8>>);
 
 /// One that was sent: its number, and where to.
-type Sent = ((usize, u32), NodeId, Seen);
+type Sent = ((usize, u64), NodeId, Seen);
 
 #[derive(Debug, Default)]
 struct Recorder {
     sent: Mutex<Vec<Sent>>,
-    ended: Mutex<BTreeMap<(usize, u32), Outcome>>,
+    ended: Mutex<BTreeMap<(usize, u64), Outcome>>,
 }
 
 impl Tap for Recorder {
@@ -32,7 +32,7 @@ impl Tap for Recorder {
         self.sent.lock().expect("lock").push((command.number, command.node, (command.database, name, keys)));
     }
 
-    fn ended(&self, number: (usize, u32), outcome: Outcome) {
+    fn ended(&self, number: (usize, u64), outcome: Outcome) {
         assert_eq!(self.ended.lock().expect("lock").insert(number, outcome), None, "{number:?} ended twice");
     }
 }
@@ -65,7 +65,7 @@ impl Recorder {
     /// What a node has executed, by what the seam says.
     fn at(&self, node: NodeId) -> Vec<Seen> {
         let (sent, ended) = (self.sent.lock().expect("lock"), self.ended.lock().expect("lock"));
-        let is_executed = |number: &(usize, u32)| ended.get(number) == Some(&Outcome::Certain);
+        let is_executed = |number: &(usize, u64)| ended.get(number) == Some(&Outcome::Certain);
         let mut seen: Vec<Seen> =
             sent.iter().filter(|(number, at, _)| *at == node && is_executed(number)).map(|(.., seen)| seen.clone()).collect();
         seen.sort();

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use switchyard_policy::cache::{ArmedSet, Discarded, GateId, Gates, Holds};
+use switchyard_policy::hot_copies::{ArmedSet, Discarded, GateId, Gates, Holds};
 use switchyard_policy::topology::{NodeId, slot_of};
 
 use super::{LIMITS, Leaving, OfWorker, Published, Table};
@@ -129,7 +129,7 @@ impl World {
         self.workers[ix].hot.gates.lower_all();
         let now = self.now;
         let of = &mut self.workers[ix].hot;
-        let late: Vec<u32> = of.copies.late(now.saturating_sub(LATE_US)).collect();
+        let late: Vec<u32> = of.copies.late(now.saturating_sub(LATE_US)).map(|(number, _)| number).collect();
         for number in late {
             self.workers[ix].hot.copies.spoil(number, Discarded::Lost);
             self.waits_no_more(ix, number);

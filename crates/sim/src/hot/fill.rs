@@ -1,6 +1,6 @@
 //! Fills: the connections on which workers ask for copies, and what becomes of the answers.
 
-use switchyard_policy::cache::{Discarded, Filled};
+use switchyard_policy::hot_copies::{Discarded, Filled};
 use switchyard_policy::topology::NodeId;
 
 use super::encode;
@@ -49,14 +49,14 @@ impl World {
     }
 
     fn end_fill(&mut self, ix: usize, node: usize, number: u32, reply: &Reply) -> Filled {
-        let (turn, at) = (self.turn(), NodeId(node as u16));
+        let (now, at) = ((self.turn(), self.now), NodeId(node as u16));
         let (kept_beside, on_its_way) = (self.bug(Bug::KeptBesideAWrite), self.bug(Bug::ServedOnItsWay));
         let serves_observed = self.hot.serves_observed;
         let worker = &mut self.workers[ix];
         let mut copies = std::mem::take(&mut worker.hot.copies);
         let (worker, gates, bytes) = (&*worker, worker.hot.gates.clone(), encode(reply));
         let lives_at = |key: &[u8]| if on_its_way { Some(at) } else { worker.place_of_copies(key, serves_observed) };
-        let mut filled = copies.end(&*gates, number, &bytes, None, turn, |key, _| lives_at(key));
+        let mut filled = copies.end(&*gates, number, &bytes, None, now, |key, _| lives_at(key));
         if kept_beside
             && filled == Err(Discarded::Written)
             && let Some((key, _)) = worker.hot.fills.get(&number)
@@ -64,8 +64,8 @@ impl World {
             let (name, database) = (&self.keys[*key], (*key / self.scenario.keys as usize) as u32);
             let hash = self.hot.hash(name);
             let asked = super::Asked { hash, key: name, database, request: super::REQUEST, node: at, resp3: true };
-            if let Some(again) = copies.begin(&*gates, asked, turn) {
-                filled = copies.end(&*gates, again, &bytes, None, turn, |key, _| lives_at(key));
+            if let Some(again) = copies.begin(&*gates, asked, now) {
+                filled = copies.end(&*gates, again, &bytes, None, now, |key, _| lives_at(key));
             }
         }
         self.workers[ix].hot.copies = copies;
@@ -95,7 +95,7 @@ impl World {
             if let What::Fill(number) = pending.what {
                 let of = &mut self.workers[ix].hot;
                 let gates = of.gates.clone();
-                let ended = of.copies.end(&*gates, number, b"-", None, self.now, |_, _| None);
+                let ended = of.copies.end(&*gates, number, b"-", None, (self.now, self.now), |_, _| None);
                 debug_assert!(ended.is_err(), "its connection is lost");
                 self.waits_no_more(ix, number);
             }

@@ -73,6 +73,11 @@ fn rate(rate: f64) -> String {
     count(rate.round() as u64)
 }
 
+/// The part of the reads that copies answer here, in place of the node.
+fn here(hits: f64, reads: f64) -> String {
+    format!("{:.0}%", 100.0 * hits / (hits + reads).max(f64::MIN_POSITIVE))
+}
+
 fn render(report: &HotKeysReport) -> String {
     let keys = match report.nodes.iter().all(|node| node.keys.is_empty()) {
         true => "no key is used now\n".to_owned(),
@@ -90,6 +95,7 @@ fn render_keys(report: &HotKeysReport) -> String {
         number("READS/S"),
         number("WRITES/S"),
         number("HITS/S"),
+        number("HERE"),
         text("SENT/S"),
         text("ANSWERED/S"),
         number("WAIT"),
@@ -104,6 +110,7 @@ fn render_keys(report: &HotKeysReport) -> String {
             rate(key.reads_per_second),
             rate(key.writes_per_second),
             rate(key.hits_per_second),
+            here(key.hits_per_second, key.reads_per_second),
             describe_size(key.bytes_per_second.round() as u64),
             describe_size(key.reply_bytes_per_second.round() as u64),
             format!("{} us", rate(key.wait_us)),
@@ -173,7 +180,7 @@ mod tests {
         };
         let idle = HotNodeReport { node: "b:1".to_owned(), memory_max_bytes: Some(2_000_000), ..<_>::default() };
         let shown = render(&HotKeysReport { nodes: vec![node, idle.clone()] });
-        assert!(shown.contains("user:1   3  12.3%    2 000         0   5 000") && shown.contains("1 234 us  1m 1s"), "{shown}");
+        assert!(shown.contains("user:1   3  12.3%    2 000         0   5 000   71%") && shown.contains("1 234 us  1m 1s"), "{shown}");
         let nodes = "\n\nNODE  REQUESTS/S  USES/S  HITS/S  CPU    ANSWER  MEMORY  MAXMEMORY\n\
                      a:1       17 000  16 000       9  97%  1 250 us  1.5 MB       none\n\
                      b:1            -       0       0    -         -       -     2.0 MB\n";

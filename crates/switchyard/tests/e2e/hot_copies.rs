@@ -643,3 +643,95 @@ fn a_client_that_does_not_read_takes_no_turn_of_others() {
     });
     assert!(has_begun, "nobody had a turn between its first commands and its last");
 }
+
+/// It is not executed before its last byte is there, whoever waits for that. Then it ends the copies that were made meanwhile.
+#[test]
+fn a_slow_upload_holds_up_no_copies_and_ends_those_of_its_key() {
+    let Some(site) = Site::router_only(1, &all()) else { return };
+    let (mut client, mut slow) = (site.client(), site.client());
+    assert_eq!(client.cmd("SET loaded before"), ok());
+    let value = "x".repeat(4 << 20);
+    let upload = encode(&["SET", "loaded", &value]);
+    let (most, last) = upload.split_at(upload.len() - 3);
+    slow.write(most);
+    let is_large = |line: &str| {
+        line.split(" qbuf=").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok()).is_some_and(|bytes: u64| bytes > 1 << 20)
+    };
+    until("the upload is on its way", || site.nodes()[0].cmd("CLIENT LIST").text().lines().any(is_large));
+    assert_eq!(client.cmd("SET new x"), ok());
+    until_copied(&site, &mut client, "GET new");
+    until_copied(&site, &mut client, "GETRANGE loaded 0 9");
+    assert_eq!(client.cmd("GETRANGE loaded 0 9"), bulk("before"));
+    slow.write(last);
+    assert_eq!(slow.reply(), ok());
+    assert_eq!(client.cmd("GETRANGE loaded 0 9"), bulk("xxxxxxxxxx"));
+}
+
+/// Whoever waits for a copy of a key waits for nothing there.
+#[test]
+fn a_silent_node_is_asked_for_no_more_copies() {
+    let args = ["--set", "hot-copies.admission=all", "--set", "nodes.command-timeout=2s"];
+    let options = SiteOptions::router(RouterOptions { workers: 1, ..RouterOptions::args(&args) });
+    let Some(site) = Site::router_only(1, &options) else { return };
+    let mut client = site.client();
+    let names: Vec<String> = (0..100).map(|number| format!("k{number}")).collect();
+    for name in &names {
+        assert_eq!(client.cmd(&format!("SET {name} v")), ok());
+        until_copied(&site, &mut client, &format!("GET {name}"));
+    }
+    done(site.router(), "hot-copies evict --all");
+    let fills = metric(&site, "switchyard_hot_copies_fills_total");
+    site.nodes()[0].freeze();
+    names.iter().for_each(|name| client.post(&format!("GET {name}")));
+    names.iter().for_each(|_| assert!(client.reply().expect_error().starts_with("NODETIMEOUT")));
+    site.nodes()[0].thaw();
+    let asked = metric(&site, "switchyard_hot_copies_fills_total") - fills;
+    assert!(asked < 10.0, "{asked} fills, each of which made the client wait");
+}
+
+#[test]
+fn a_write_that_nobody_can_end_is_counted() {
+    let args = ["--set", "hot-copies.admission=all", "--set", "nodes.command-timeout=300ms"];
+    let options = SiteOptions::router(RouterOptions { workers: 1, ..RouterOptions::args(&args) });
+    let Some(site) = Site::router_only(1, &options) else { return };
+    let (mut client, node) = (site.client(), &site.nodes()[0]);
+    assert_eq!(client.cmd("SET k v"), ok());
+    until_copied(&site, &mut client, "GET k");
+    assert_eq!(node.cmd("ACL SETUSER default -client|kill"), ok());
+    node.freeze();
+    client.post("SET k w");
+    assert!(client.reply().expect_error().starts_with("NODETIMEOUT"));
+    until("its connection is given up", || metric(&site, "switchyard_hot_copies_in_doubt") > 0.0);
+    node.thaw();
+    let mut reader = site.client();
+    until("the node serves", || reader.cmd("GET k") == bulk("w"));
+    let info = |client: &mut Client| client.cmd("INFO hot_copies").text();
+    assert!(
+        info(&mut reader).starts_with("# Hot_copies\r\nhot_copies_answer:1\r\n") && info(&mut reader).contains("hot_copies_in_doubt:1\r\n")
+    );
+    assert_eq!(node.cmd("ACL SETUSER default +client|kill"), ok());
+    until("it is ended", || {
+        node.cmd("CLIENT KILL TYPE normal SKIPME yes");
+        reader = site.client();
+        reader.cmd("GET k");
+        metric(&site, "switchyard_hot_copies_in_doubt") == 0.0
+    });
+    until_copied(&site, &mut reader, "GET k");
+}
+
+/// It keeps what it has counted in the key, so what others read of the key's bytes changes.
+#[test]
+fn counting_a_hyperloglog_ends_the_copies_of_its_bytes() {
+    let Some(site) = Site::router_only(1, &all()) else { return };
+    let (mut client, mut counter) = (site.client(), site.client());
+    let node = &site.nodes()[0];
+    client.cmd("PFADD h a");
+    until_copied(&site, &mut client, "GET h");
+    for round in 0..300 {
+        client.cmd(&format!("PFADD h {round}"));
+        client.cmd("GET h");
+        client.cmd("GET h");
+        counter.cmd("PFCOUNT h");
+        assert_eq!(client.cmd("GET h"), node.cmd("GET h"), "round {round}");
+    }
+}

@@ -5,7 +5,7 @@
 use serde_json::Value as Json;
 
 use crate::movectl::{ask, done, json};
-use crate::support::{Client, RouterOptions, Site, SiteOptions, bulk, http, ok, until};
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, bulk, http, ok, until};
 
 const ALL: [&str; 4] = ["--set", "hot-copies.admission=all", "--set", "clients.default-user-rules=operator"];
 
@@ -57,7 +57,7 @@ fn the_report_is_the_same_over_resp_http_and_the_command_line() {
     client.cmd("HELLO 3");
     assert_eq!(client.cmd("SWITCHYARD HOTCOPIES").field("state"), bulk("on"));
     // The same figures in INFO and in the metrics.
-    let info = client.cmd("INFO switchyard").text();
+    let info = client.cmd("INFO hot_copies").text();
     let metrics = site.router().metrics();
     let sample = |name: &str| metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse::<f64>().ok());
     for (name, figure) in [("hits", &seen["hits"]), ("fills", &seen["fills"])] {
@@ -198,6 +198,30 @@ fn a_reload_takes_effect_at_once() {
     assert!(done(site.router(), "hot-copies on").contains("hot-copies.mode"));
     reload("admission = \"all\"");
     warm(&mut client, "plain:1", "v");
+}
+
+/// Another router may serve it, or an earlier run of this one have left something there.
+#[test]
+fn a_node_at_which_others_may_write_unseen_gives_no_copies() {
+    if crate::support::direct() {
+        return;
+    }
+    for (right, reason) in [("client|list", "CLIENT LIST"), ("acl|setuser", "ACL SETUSER")] {
+        let node = Node::start(&NodeOptions::default());
+        let mut admin = node.client();
+        admin.cmd("ACL SETUSER admin on nopass ~* &* +@all");
+        admin.cmd("AUTH admin x");
+        assert_eq!(admin.cmd(&format!("ACL SETUSER default -{right}")), ok());
+        let router = Router::start(&[node.address()], &RouterOptions::args(&ALL));
+        let mut client = Client::connect(router.address());
+        assert_eq!(client.cmd("SET key value"), ok());
+        let why = until("the report names it", || {
+            assert_eq!(client.cmd("GET key"), bulk("value"));
+            json(&router, "hot-copies")["refused"][&node.address().to_string()].as_str().map(str::to_owned)
+        });
+        assert!(why.contains(reason), "{why}");
+        assert_eq!(figure(&mut client, "hits"), 0);
+    }
 }
 
 #[test]

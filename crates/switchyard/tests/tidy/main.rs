@@ -97,7 +97,7 @@ const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("telemetry", &["topology"]),
     ("load", &["telemetry", "topology"]),
     ("planner", &["topology"]),
-    ("cache", &["migration", "telemetry", "topology"]),
+    ("hot_copies", &["migration", "telemetry", "topology"]),
 ];
 
 /// Paths into the standard library that pure code has no use for. Clippy bans the types it can name (policy/clippy.toml); this
@@ -549,7 +549,7 @@ fn the_rules_notice() {
             ("crates/resp/Cargo.toml".into(), format!("{lints}[dependencies]\nmemchr.workspace = true\n")),
             ("crates/policy/Cargo.toml".into(), format!("{lints}[dev-dependencies]\nproptest.workspace = true\n")),
             ("crates/policy/src/lib.rs".into(), format!("{FINE}pub mod topology;\n")),
-            ("crates/policy/src/routing.rs".into(), format!("{FINE}use crate::topology::Slot; // not crate::cache\n")),
+            ("crates/policy/src/routing.rs".into(), format!("{FINE}use crate::topology::Slot; // not crate::hot_copies\n")),
             ("crates/router/Cargo.toml".into(), format!("{lints}[dependencies]\nswitchyard-policy.workspace = true\n")),
             ("crates/switchyard/Cargo.toml".into(), format!("{lints}[dev-dependencies]\nswitchyard-sim.workspace = true\n")),
         ]))

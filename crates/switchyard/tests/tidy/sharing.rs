@@ -43,7 +43,7 @@ const LISTED: &[(&str, usize, &str)] = &[
     ("worker/cross_slot.rs", 2, "a command of several steps on keys of different nodes"),
     ("worker/dispatch.rs", 1, "a command that the table does not know"),
     ("worker/gather.rs", 1, "a database was selected that nobody had"),
-    ("worker/greeting.rs", 7, "a connection to a node is opened"),
+    ("worker/greeting.rs", 8, "a connection to a node is opened"),
     ("worker/info.rs", 4, "INFO"),
     ("worker/local.rs", 4, "HELLO, AUTH, CONFIG RESETSTAT"),
     ("worker/login.rs", 4, "a client logs in, or users have changed"),

@@ -1,6 +1,6 @@
 //! The copies that one worker has, and the fills that are under way.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::armed::ByHash;
@@ -16,8 +16,11 @@ const REPLACES_US: u64 = 10_000;
 /// Whether a key may be filled is looked at again so long after it might not.
 const LOOK_AGAIN_US: u64 = 2_000;
 
-/// A copy whose end is nearer than this is given by the exact time, and not by that of the turn: it is longer than a turn takes, also of a worker that the system lets wait.
-const NEAR_US: u64 = 2_000_000;
+/// Where the memory is full, room is made so often: what makes room for others costs their nodes two commands each.
+const EVICTS_US: u64 = 1_000;
+
+/// Keys that are looked at then, to find those that are used least.
+const LOOKS: usize = 32;
 
 /// A form that could not be kept is not tried again for so long.
 const REST_US: u64 = 1_000_000;
@@ -145,9 +148,11 @@ struct Kept {
 
 impl Kept {
     /// Whether it may be given, with the gates as they are now.
+    ///
+    /// The time of the turn would not do: worker and host may be stopped in the middle of one.
     #[inline]
-    fn is_good(&self, gates: (Gate, Gate), now_us: u64, exact: impl Fn() -> u64) -> bool {
-        self.gates == gates && (self.until_us == u64::MAX || now_us + NEAR_US < self.until_us || exact() < self.until_us)
+    fn is_good(&self, gates: (Gate, Gate), exact: impl Fn() -> u64) -> bool {
+        self.gates == gates && (self.until_us == u64::MAX || exact() < self.until_us)
     }
 }
 
@@ -194,6 +199,9 @@ struct OfKey {
 struct Fill {
     hash: u64,
     node: NodeId,
+    /// By the time of turns.
+    began_us: u64,
+    /// By the exact time.
     sent_us: u64,
     gates: (Gate, Gate),
     until_us: u64,
@@ -214,6 +222,9 @@ pub struct Sizes {
 pub struct Copies {
     set: Arc<ArmedSet>,
     keys: ByHash<OfKey>,
+    /// Those that are looked at next where room is wanted; and some that are gone.
+    line: VecDeque<u64>,
+    evicts_at_us: u64,
     fills: BTreeMap<u32, Fill>,
     lately: Vec<Lately>,
     last: u32,
@@ -264,8 +275,8 @@ impl Copies {
         });
     }
 
-    /// What is done for a client that reads. `may_fill`: whether a key that came in this generation may be filled from its node; it is not asked each time. `exact`:
-    /// the time, us, where that of the turn would not do.
+    /// What is done for a client that reads. `may_fill`: whether a key that came in this generation may be filled from its node; it is not asked each time. `now_us` is the
+    /// time of the turn; `exact`: the time by which keys live, also where the host is suspended.
     #[inline]
     pub fn read(
         &mut self,
@@ -280,6 +291,7 @@ impl Copies {
             let key = asked.key.into();
             let new = OfKey { armed: *armed, key, forms: Vec::new(), ready_at: None, looks_at_us: 0, replaces_at_us: 0, is_used: true };
             self.keys.insert(asked.hash, new);
+            self.line.push_back(asked.hash);
         }
         let Self { keys, sizes, .. } = self;
         let Some(of_key) = keys.get_mut(&asked.hash) else { return Read::Miss };
@@ -296,7 +308,7 @@ impl Copies {
             match &form.state {
                 State::Filling(number) => return Read::Wait(*number),
                 State::Rests(until_us) if now_us < *until_us => return Read::Miss,
-                State::Kept(kept) if form.node == asked.node && kept.is_good(now, now_us, exact) => {
+                State::Kept(kept) if form.node == asked.node && kept.is_good(now, exact) => {
                     let State::Kept(kept) = &of_key.forms[place].state else { return Read::Miss };
                     return Read::Hit(kept.replies.of(asked.resp3));
                 }
@@ -327,14 +339,13 @@ impl Copies {
         gates: &impl Gates,
         quick: u64,
         (database, request, resp3): (u32, &[u8], bool),
-        now_us: u64,
         exact: impl Fn() -> u64,
     ) -> Option<Again<'_>> {
         let lately = self.lately.get(quick as usize % LATELY).filter(|lately| lately.quick == quick)?;
         let of_key = self.keys.get_mut(&lately.hash)?;
         let form = of_key.forms.get_mut(lately.place).filter(|form| form.database == database && *form.request == *request)?;
         let State::Kept(kept) = &form.state else { return None };
-        if !kept.is_good(now_of(gates, lately.hash, form.node), now_us, exact) {
+        if !kept.is_good(now_of(gates, lately.hash, form.node), exact) {
             return None;
         }
         form.used = form.used.saturating_add(1);
@@ -351,13 +362,14 @@ impl Copies {
         }
     }
 
-    /// A fill begins, now: gives its number. To be called where [`Self::read`] says so, before the node is asked. `None`: there is no room, or not yet.
-    pub fn begin(&mut self, gates: &impl Gates, asked: Asked<'_>, now_us: u64) -> Option<u32> {
-        let Self { keys, sizes, bytes_max, .. } = self;
+    /// A fill begins, now (by the turn, and exactly): gives its number. To be called where [`Self::read`] says so, before the node is asked. `None`: there is no room,
+    /// or not yet.
+    pub fn begin(&mut self, gates: &impl Gates, asked: Asked<'_>, (now_us, exact_us): (u64, u64)) -> Option<u32> {
         // Also what is asked takes memory, whatever comes of it.
-        if sizes.bytes + size_of::<Form>() + asked.request.len() > *bytes_max {
+        if !self.makes_room(size_of::<Form>() + asked.request.len(), now_us) {
             return None;
         }
+        let Self { keys, sizes, .. } = self;
         let of_key = keys.get_mut(&asked.hash)?;
         if of_key.forms.len() >= FORMS {
             if now_us < of_key.replaces_at_us {
@@ -380,7 +392,7 @@ impl Copies {
         let form = Form { database, request: request.into(), node, used: 1, state: State::Filling(number) };
         sizes.bytes += form.bytes();
         of_key.forms.push(form);
-        self.fills.insert(number, Fill { hash, node, sent_us: now_us, gates: now, until_us: u64::MAX, spoiled: None });
+        self.fills.insert(number, Fill { hash, node, began_us: now_us, sent_us: exact_us, gates: now, until_us: u64::MAX, spoiled: None });
         Some(number)
     }
 
@@ -412,15 +424,16 @@ impl Copies {
         number: u32,
         resp3: &[u8],
         resp2: Option<&[u8]>,
-        now_us: u64,
+        (now_us, exact_us): (u64, u64),
         lives_at: impl FnOnce(&[u8], Slot) -> Option<NodeId>,
     ) -> Filled {
         let Some(fill) = self.fills.remove(&number) else { return Err(Discarded::Moved) };
-        let Self { keys, sizes, bytes_max, reply_max, .. } = self;
+        let bytes = resp3.len() + resp2.map_or(0, <[u8]>::len);
+        let has_room = fill.spoiled.is_some() || bytes <= self.reply_max && self.makes_room(bytes, now_us);
+        let Self { keys, sizes, .. } = self;
         let of_key = keys.get_mut(&fill.hash).ok_or(Discarded::Moved)?;
         let is_it = |form: &Form| matches!(form.state, State::Filling(filling) if filling == number);
         let place = of_key.forms.iter().position(is_it).ok_or(Discarded::Moved)?;
-        let bytes = resp3.len() + resp2.map_or(0, <[u8]>::len);
         let why = if let Some(why) = fill.spoiled {
             Some(why)
         } else if now_of(gates, fill.hash, fill.node) != fill.gates {
@@ -429,9 +442,9 @@ impl Copies {
             Some(Discarded::Moved)
         } else if resp3.first() == Some(&b'-') || resp3.first() == Some(&b'!') {
             Some(Discarded::Refused)
-        } else if fill.until_us <= now_us {
+        } else if fill.until_us <= exact_us {
             Some(Discarded::Expired)
-        } else if bytes > *reply_max || sizes.bytes + bytes > *bytes_max {
+        } else if !has_room {
             Some(Discarded::Large)
         } else {
             None
@@ -455,6 +468,33 @@ impl Copies {
                 Err(why)
             }
         }
+    }
+
+    /// Whether there is room for so many bytes. Where there is none it is made, now and then: of the next keys in line those go that are used least.
+    fn makes_room(&mut self, bytes: usize, now_us: u64) -> bool {
+        let Self { keys, line, sizes, bytes_max, evicts_at_us, .. } = self;
+        if sizes.bytes + bytes <= *bytes_max {
+            return true;
+        }
+        if bytes > *bytes_max || now_us < *evicts_at_us {
+            return false;
+        }
+        *evicts_at_us = now_us + EVICTS_US;
+        let looked_at = line.len().min(LOOKS);
+        let mut seen: Vec<(u32, u64)> =
+            line.drain(..looked_at).filter_map(|hash| keys.get(&hash).map(|of_key| (of_key.used(), hash))).collect();
+        seen.sort_unstable();
+        for (place, (_, hash)) in seen.iter().enumerate() {
+            // More than is needed now: others come soon.
+            if sizes.bytes + bytes <= *bytes_max && place >= seen.len() / 2 {
+                break;
+            }
+            if let Some(of_key) = keys.get_mut(hash) {
+                of_key.drop_kept(sizes);
+            }
+        }
+        line.extend(seen.into_iter().map(|(_, hash)| hash));
+        sizes.bytes + bytes <= *bytes_max
     }
 
     /// The node says that a key has changed, in some database.
@@ -514,12 +554,13 @@ impl Copies {
             of_key.forms.iter_mut().for_each(|form| form.used = 0);
             std::mem::take(&mut of_key.is_used) || !of_key.forms.is_empty()
         });
+        self.line = self.keys.keys().copied().collect();
         used
     }
 
-    /// Fills that began before this time, us.
-    pub fn late(&self, before_us: u64) -> impl Iterator<Item = u32> + '_ {
-        self.fills.iter().filter(move |(_, fill)| fill.sent_us < before_us).map(|(number, _)| *number)
+    /// Fills that began before this time, us, with the nodes that were asked.
+    pub fn late(&self, before_us: u64) -> impl Iterator<Item = (u32, NodeId)> + '_ {
+        self.fills.iter().filter(move |(_, fill)| fill.began_us < before_us).map(|(number, fill)| (*number, fill.node))
     }
 }
 
@@ -543,6 +584,11 @@ impl OfKey {
             }
             !goes
         });
+    }
+
+    /// Times that it was asked for since it was looked at last.
+    fn used(&self) -> u32 {
+        self.forms.iter().map(|form| form.used).max().unwrap_or(0)
     }
 
     fn drop_kept(&mut self, sizes: &mut Sizes) {
@@ -581,9 +627,9 @@ mod tests {
     }
 
     fn fill(gates: &OneThread, copies: &mut Copies, value: &str, ttl: i64) -> Filled {
-        let number = copies.begin(gates, ASKED, 1_000).expect("a fill");
+        let number = copies.begin(gates, ASKED, (1_000, 1_000)).expect("a fill");
         copies.told_ttl(number, ttl);
-        copies.end(gates, number, value.as_bytes(), None, 1_000, |_, _| Some(NODE))
+        copies.end(gates, number, value.as_bytes(), None, (1_000, 1_000), |_, _| Some(NODE))
     }
 
     #[test]
@@ -594,7 +640,7 @@ mod tests {
         for number in 0..10_u8 {
             let request = [&long[..], &[number]].concat();
             let asked = Asked { request: &request, ..ASKED };
-            if copies.read(&gates, asked, 0, || 0, |_| true) == Read::Fill && copies.begin(&gates, asked, 0).is_some() {
+            if copies.read(&gates, asked, 0, || 0, |_| true) == Read::Fill && copies.begin(&gates, asked, (0, 0)).is_some() {
                 begun += 1;
             }
             assert!(copies.sizes().bytes <= 1 << 20);
@@ -609,8 +655,8 @@ mod tests {
             let request = format!("SISMEMBER k {number}");
             let asked = Asked { request: request.as_bytes(), ..ASKED };
             assert_eq!(copies.read(&gates, asked, now_us, || now_us, |_| true), Read::Fill);
-            let begun = copies.begin(&gates, asked, now_us);
-            begun.map(|number| copies.end(&gates, number, b":0", None, now_us, |_, _| Some(NODE))).is_some()
+            let begun = copies.begin(&gates, asked, (now_us, now_us));
+            begun.map(|number| copies.end(&gates, number, b":0", None, (now_us, now_us), |_, _| Some(NODE))).is_some()
         };
         assert_eq!((0..1_000).filter(|number| begun(&mut copies, *number, 0)).count(), FORMS + 1);
         assert!(!begun(&mut copies, 1_000, REPLACES_US - 1));
@@ -638,7 +684,7 @@ mod tests {
     fn a_copy_that_was_given_is_found_again_as_long_as_it_is_good() {
         let (gates, mut copies) = copies();
         let again = |copies: &mut Copies, request: &[u8], database: u32, now_us: u64| {
-            copies.again(&gates, 9, (database, request, false), now_us, || now_us).map(|again| again.reply.to_vec())
+            copies.again(&gates, 9, (database, request, false), || now_us).map(|again| again.reply.to_vec())
         };
         read(&gates, &mut copies, ASKED, 0);
         assert_eq!(fill(&gates, &mut copies, "one", 500), Ok(()));
@@ -664,15 +710,15 @@ mod tests {
         let (gates, mut copies) = copies();
         for gate in [GateId::of_key(ASKED.hash), GateId::of_node(NODE)] {
             read(&gates, &mut copies, ASKED, 0);
-            let number = copies.begin(&gates, ASKED, 0).expect("a fill");
+            let number = copies.begin(&gates, ASKED, (0, 0)).expect("a fill");
             assert_eq!(read(&gates, &mut copies, ASKED, 0), format!("Wait({number})"), "one fill is enough");
             gates.renew(gate);
-            assert_eq!(copies.end(&gates, number, b"old", None, 0, |_, _| Some(NODE)), Err(Discarded::Written));
+            assert_eq!(copies.end(&gates, number, b"old", None, (0, 0), |_, _| Some(NODE)), Err(Discarded::Written));
         }
         read(&gates, &mut copies, ASKED, 0);
-        let number = copies.begin(&gates, ASKED, 0).expect("a fill");
+        let number = copies.begin(&gates, ASKED, (0, 0)).expect("a fill");
         copies.changed(ASKED.hash);
-        assert_eq!(copies.end(&gates, number, b"old", None, 0, |_, _| Some(NODE)), Err(Discarded::Invalidated));
+        assert_eq!(copies.end(&gates, number, b"old", None, (0, 0), |_, _| Some(NODE)), Err(Discarded::Invalidated));
     }
 
     #[test]
@@ -683,6 +729,44 @@ mod tests {
         assert_eq!(read(&gates, &mut copies, ASKED, 1_000 + 498_999), "one");
         assert_eq!(read(&gates, &mut copies, ASKED, 1_000 + 499_000), "Fill");
         assert_eq!(fill(&gates, &mut copies, "one", 1), Err(Discarded::Expired));
+    }
+
+    #[test]
+    fn a_copy_ends_with_its_key_also_where_the_turn_has_lasted_long() {
+        let (gates, mut copies) = copies();
+        read(&gates, &mut copies, ASKED, 0);
+        assert_eq!(fill(&gates, &mut copies, "one", 60_000), Ok(()));
+        copies.remember(9, &ASKED);
+        let an_hour_later = || 3_600_000_000;
+        assert_eq!(copies.again(&gates, 9, (0, ASKED.request, false), an_hour_later), None);
+        assert_eq!(copies.read(&gates, ASKED, 0, an_hour_later, |_| true), Read::Fill, "the host was suspended within this turn");
+    }
+
+    #[test]
+    fn where_the_memory_is_full_what_is_used_least_makes_room() {
+        let (gates, mut copies) = copies();
+        let slot = Slot::new(1).expect("a slot");
+        let hashes = 1..=LOOKS as u64;
+        copies.adopt(&Arc::new(ArmedSet::default().next(hashes.clone().chain([99]).map(|hash| (hash, slot)), [])));
+        let value = [b'x'; 500];
+        let keep = |copies: &mut Copies, hash: u64, now_us: u64| {
+            let asked = Asked { hash, ..ASKED };
+            read(&gates, copies, asked, now_us);
+            let number = copies.begin(&gates, asked, (now_us, now_us))?;
+            copies.end(&gates, number, &value, None, (now_us, now_us), |_, _| Some(NODE)).ok()
+        };
+        let is_kept = |copies: &Copies, hash: u64| copies.keys[&hash].forms.iter().any(|form| matches!(form.state, State::Kept(_)));
+        hashes.clone().for_each(|hash| assert_eq!(keep(&mut copies, hash, 0), Some(())));
+        // Those from the middle on are used.
+        let used = LOOKS as u64 / 2 + 1..=LOOKS as u64;
+        used.clone().for_each(|hash| assert!(read(&gates, &mut copies, Asked { hash, ..ASKED }, 0).starts_with('x')));
+        copies.limit(copies.sizes().bytes, 1 << 10);
+        assert_eq!(keep(&mut copies, 99, 1), Some(()));
+        assert!({ used }.all(|hash| is_kept(&copies, hash)), "one that is used has made room");
+        assert_eq!(hashes.filter(|hash| is_kept(&copies, *hash)).count(), LOOKS / 2);
+        copies.limit(copies.sizes().bytes, 1 << 10);
+        assert_eq!(keep(&mut copies, 1, EVICTS_US), None, "not again at once");
+        assert!(copies.sizes().bytes <= copies.bytes_max);
     }
 
     #[test]
@@ -710,10 +794,10 @@ mod tests {
         let (gates, mut copies) = copies();
         for place in [None, Some(NodeId(1))] {
             assert_eq!(read(&gates, &mut copies, ASKED, 0), "Fill");
-            let number = copies.begin(&gates, ASKED, 0).expect("a fill");
+            let number = copies.begin(&gates, ASKED, (0, 0)).expect("a fill");
             copies.place_anew(|_, _| place);
             copies.place_anew(|_, _| Some(NODE));
-            assert_eq!(copies.end(&gates, number, b"nothing", None, 0, |_, _| Some(NODE)), Err(Discarded::Moved));
+            assert_eq!(copies.end(&gates, number, b"nothing", None, (0, 0), |_, _| Some(NODE)), Err(Discarded::Moved));
         }
         assert_eq!(copies.sizes(), Sizes::default());
     }
@@ -724,8 +808,8 @@ mod tests {
         for (reply, why) in [("-WRONGTYPE", Discarded::Refused), (&"x".repeat(2_000), Discarded::Large)] {
             let now_us = if why == Discarded::Large { REST_US * 2 } else { 0 };
             assert_eq!(read(&gates, &mut copies, ASKED, now_us), "Fill");
-            let number = copies.begin(&gates, ASKED, now_us).expect("a fill");
-            assert_eq!(copies.end(&gates, number, reply.as_bytes(), None, now_us, |_, _| Some(NODE)), Err(why));
+            let number = copies.begin(&gates, ASKED, (now_us, now_us)).expect("a fill");
+            assert_eq!(copies.end(&gates, number, reply.as_bytes(), None, (now_us, now_us), |_, _| Some(NODE)), Err(why));
             assert_eq!(read(&gates, &mut copies, ASKED, now_us + REST_US - 1), "Miss");
         }
     }

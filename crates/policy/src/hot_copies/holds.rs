@@ -23,7 +23,7 @@ struct Held {
 /// What the writes of one worker hold shut.
 #[derive(Debug, Default)]
 pub struct Holds {
-    by_end: BTreeMap<u32, Held>,
+    by_end: BTreeMap<u64, Held>,
     in_doubt: Vec<Held>,
 }
 
@@ -41,7 +41,7 @@ impl Holds {
     }
 
     /// A write is about to be sent, whose end has this number; or more is known of what it may change.
-    pub fn sent(&mut self, gates: &impl Gates, end: u32, node: NodeId, held: impl IntoIterator<Item = GateId>) {
+    pub fn sent(&mut self, gates: &impl Gates, end: u64, node: NodeId, held: impl IntoIterator<Item = GateId>) {
         let place = self.by_end.entry(end).or_insert(Held { node, gates: Vec::new() });
         for gate in held {
             if !place.gates.contains(&gate) {
@@ -52,7 +52,7 @@ impl Holds {
     }
 
     /// A write has ended. Says whether it held anything.
-    pub fn over(&mut self, gates: &impl Gates, end: u32, how: Over) -> bool {
+    pub fn over(&mut self, gates: &impl Gates, end: u64, how: Over) -> bool {
         let Some(held) = self.by_end.remove(&end) else { return false };
         match how {
             Over::Certain => held.gates.iter().for_each(|gate| gates.lower(*gate)),

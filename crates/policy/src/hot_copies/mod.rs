@@ -20,9 +20,11 @@ mod armed;
 mod copies;
 mod gate;
 mod holds;
+mod share;
 
 pub use admission::{Admission, Admitted, Knobs};
 pub use armed::{Armed, ArmedSet, hash_of_name};
 pub use copies::{Again, Asked, Copies, Discarded, Filled, Read, Sizes};
 pub use gate::{Gate, GateId, Gates};
 pub use holds::{Holds, Over};
+pub use share::Share;
