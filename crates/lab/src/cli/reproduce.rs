@@ -13,6 +13,7 @@ use switchyard_lab::reproduce::bloom::{self, Scale};
 use switchyard_lab::reproduce::netmigrate::{self, Load};
 use switchyard_lab::reproduce::ways::WAYS;
 use switchyard_lab::reproduce::{Conduct, SHARE_LEAST, tuning};
+use switchyard_lab::reproduce::{alone, makris};
 
 use super::typed;
 
@@ -28,6 +29,8 @@ enum What {
     Netmigrate(Netmigrate),
     Tuning(Tuning),
     Bloom(Bloom),
+    Makris(Makris),
+    Alone(Alone),
 }
 
 /// A share of a processor; without a limit it is `None`.
@@ -188,6 +191,60 @@ struct Tuning {
     shared: Shared,
 }
 
+/// Load and response times before and after single keys have moved (Makris et al., figures 3 to 8, table I)
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Three servers, and twenty keys by Zipf of which nearly all are at the first. The planner moves keys by each policy of the paper, and by Switchyard's own.",
+    after_long_help = "Examples:\n  \
+        switchyard-lab reproduce makris\n  \
+        switchyard-lab reproduce makris --repeat 3 --out docs/results/planner.md"
+)]
+struct Makris {
+    /// Part of a processor that each server gets (a limit needs root)
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
+    cpu: f64,
+
+    /// Connections of the load
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    connections: u32,
+
+    /// How long each phase is watched
+    #[arg(long, value_name = "TIME", value_parser = time_flag, default_value = "8s")]
+    phase: Duration,
+
+    #[command(flatten)]
+    shared: Shared,
+}
+
+/// How even the load is while the hot keys change, with the planner off and on
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Four servers; half of the load goes to eight keys of one node, and every 30 s to eight of another. The planner is off, and then on.",
+    after_long_help = "Examples:\n  \
+        switchyard-lab reproduce alone\n  \
+        switchyard-lab reproduce alone --out docs/results/planner.md"
+)]
+struct Alone {
+    /// Part of a processor that each server gets (a limit needs root)
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
+    cpu: f64,
+
+    /// Connections of the load
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    connections: u32,
+
+    /// How long the same keys are hot
+    #[arg(long, value_name = "TIME", value_parser = time_flag, default_value = "30s")]
+    change: Duration,
+
+    /// How many sets of keys are hot, one after another
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100))]
+    changes: u32,
+
+    #[command(flatten)]
+    shared: Shared,
+}
+
 /// Queries lost with and without a filter (Bloom telemetry, figures 1 and 2)
 #[derive(Debug, Args)]
 #[command(
@@ -231,6 +288,19 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
             writes_percent: of.writes,
             source_cpu: of.source_cpu.0,
             target_cpu: of.target_cpu.0,
+        }),
+        What::Makris(of) => makris::run(&makris::Settings {
+            conduct: of.shared.conduct(stop)?,
+            cpu: of.cpu,
+            connections: of.connections as usize,
+            phase: of.phase,
+        }),
+        What::Alone(of) => alone::run(&alone::Settings {
+            conduct: of.shared.conduct(stop)?,
+            cpu: of.cpu,
+            connections: of.connections as usize,
+            change: of.change,
+            changes: of.changes,
         }),
         What::Bloom(of) => {
             ensure!(of.rate > 0, "--rate 0: without queries nothing can be lost");

@@ -59,9 +59,14 @@ pub fn begin(switchyard: &Path, admin: SocketAddr, order: &Order<'_>) -> Result<
 
 /// The report about all moves.
 pub fn report(admin: SocketAddr) -> Result<Value> {
+    get(admin, "/api/v1/moves")
+}
+
+/// What the admin port answers at a path.
+pub(crate) fn get(admin: SocketAddr, path: &str) -> Result<Value> {
     let mut stream = TcpStream::connect_timeout(&admin, PATIENCE).with_context(|| format!("cannot connect to the admin port {admin}"))?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    stream.write_all(format!("GET /api/v1/moves HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n").as_bytes())?;
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n").as_bytes())?;
     let mut text = Vec::new();
     stream.read_to_end(&mut text).with_context(|| format!("no answer from the admin port {admin}"))?;
     let text = String::from_utf8_lossy(&text);

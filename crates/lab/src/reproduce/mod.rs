@@ -5,12 +5,16 @@
 //!
 //! - [`netmigrate`]: all protocols in a grid of writes and processor time (NetMigrate, FAST 2024, section 6).
 //! - [`tuning`]: sizes of filters, numbers of groups, and speeds (its section 6.3).
+//! - [`alone`]: how even the load of nodes is, with the planner off and on, while the hot keys change.
+//! - [`makris`]: load and response times of nodes before and after single keys have moved (Makris et al., figures 3 to 8, table I).
 //! - [`bloom`]: queries lost with and without a filter (Bloom telemetry, section 3).
 
+pub mod alone;
 pub mod bloom;
 pub(crate) mod capped;
 mod figure;
 mod kept;
+pub mod makris;
 pub mod netmigrate;
 mod published;
 pub(crate) mod spread;

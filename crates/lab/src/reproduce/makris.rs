@@ -1,0 +1,240 @@
+//! Makris et al. (2017): three servers, twenty keys by Zipf, nearly all of them at the first one; and what moving single keys makes of that. Its figures 3 to 8 and table I.
+//!
+//! Each policy of the planner has a run of its own. The load runs all the while: first automation is off, and then it is on. Loads and response times of each node
+//! are those that the router counts.
+//!
+//! The servers get a part of a processor, as the paper's were virtual machines on one: else no server here is overloaded by so few clients.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use switchyard_bench::client::Client;
+use switchyard_bench::random::Rng;
+use switchyard_bench::table::Table;
+
+use super::capped::Capped;
+use super::spread::Spread;
+use super::{Bench, Conduct, Section, measure, publish};
+use crate::moves::admin;
+use crate::moves::site::Routed;
+
+const MARK: &str = "reproduce-makris";
+const NODES: usize = 3;
+const KEYS: usize = 20;
+const POLICIES: [&str; 4] = ["makris-printed", "makris-ffd", "makris-safe", "switchyard"];
+
+/// Before and after, of each node: share of the load in percent, and mean response time in seconds (table I).
+const PUBLISHED: [[(f64, f64); NODES]; 2] = [[(98.0, 0.82), (1.0, 0.36), (1.0, 0.34)], [(42.0, 0.55), (30.0, 0.48), (28.0, 0.47)]];
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// How.
+    pub conduct: Conduct,
+    /// Part of a processor that each server gets.
+    pub cpu: f64,
+    /// Connections of the load.
+    pub connections: usize,
+    /// How long each phase is watched.
+    pub phase: Duration,
+}
+
+/// A node in a phase.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Node {
+    requests: f64,
+    answer_us: f64,
+}
+
+/// A run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Measured {
+    before: Vec<Node>,
+    after: Vec<Node>,
+    /// Keys that were moved.
+    moved: u64,
+    errors: u64,
+}
+
+/// Measures what is not kept yet, prints all, and rewrites the section of the document.
+///
+/// # Errors
+/// If a server cannot be started, or the user interrupts.
+pub fn run(settings: &Settings) -> Result<()> {
+    let Settings { conduct, cpu, connections, phase } = settings;
+    let outcome = measure(
+        conduct,
+        &POLICIES,
+        |policy| json!({"experiment": "makris", "policy": policy, "cpu": cpu, "connections": connections, "seconds": phase.as_secs()}),
+        |policy| format!("policy {policy}"),
+        |bench, policy| one(bench, settings, policy),
+    )?;
+    let mut table = Table::new(["policy", "", "load, % of all", "response time", "hottest node's response time", "keys moved", "errors"]);
+    for (at, phase) in PUBLISHED.iter().enumerate() {
+        let of = |value: &dyn Fn(&(f64, f64)) -> String| phase.iter().map(value).collect::<Vec<_>>().join(" / ");
+        let change = if at == 0 { String::new() } else { "-33 %".to_owned() };
+        table.row([
+            "published".to_owned(),
+            ["before", "after"][at].to_owned(),
+            of(&|node| format!("{:.0}", node.0)),
+            format!("{} s", of(&|node| format!("{:.2}", node.1))),
+            change,
+            String::new(),
+            String::new(),
+        ]);
+    }
+    for (policy, results) in POLICIES.iter().zip(&outcome.results) {
+        for (at, name) in ["before", "after"].into_iter().enumerate() {
+            let nodes = |run: &Measured| if at == 0 { run.before.clone() } else { run.after.clone() };
+            let share = |run: &Measured, node: usize| {
+                let all: f64 = nodes(run).iter().map(|node| node.requests).sum();
+                nodes(run)[node].requests * 100.0 / all.max(1.0)
+            };
+            let each = |of: &dyn Fn(&Measured, usize) -> f64, digits: usize| -> String {
+                let of_node = |node| {
+                    Spread::of(results.iter().map(|run| of(run, node)))
+                        .map_or(String::new(), |spread| spread.text(|v| format!("{v:.digits$}")))
+                };
+                (0..NODES).map(of_node).collect::<Vec<_>>().join(" / ")
+            };
+            let hottest = |nodes: &[Node]| nodes.iter().map(|node| node.answer_us).fold(0.0, f64::max);
+            let change = Spread::of(results.iter().map(|run| (hottest(&run.after) / hottest(&run.before) - 1.0) * 100.0));
+            let sum = |of: fn(&Measured) -> u64| results.iter().map(of).max().unwrap_or(0).to_string();
+            let last = at == 1;
+            table.row([
+                (*policy).to_owned(),
+                name.to_owned(),
+                each(&share, 0),
+                format!("{} ms", each(&|run, node| nodes(run)[node].answer_us / 1e3, 2)),
+                change.filter(|_| last).map_or(String::new(), |change| change.text(|v| format!("{v:+.0} %"))),
+                if last { sum(|run| run.moved) } else { String::new() },
+                if last { sum(|run| run.errors) } else { String::new() },
+            ]);
+        }
+    }
+    let notes = vec![format!(
+        "Makris et al., table I: {KEYS} keys by Zipf (exponent 1), 18 of them at the first of {NODES} servers. Here each server has {cpu} of a processor, and {connections} clients \
+         send GET in a closed loop. Nodes are in the order in which the configuration lists them; after a move the second may have the most."
+    )];
+    let section = Section { notes, tables: vec![("Load and response time of each node".to_owned(), table)], figures: Vec::new() };
+    publish(conduct, MARK, &outcome, &section)
+}
+
+fn one(bench: &Bench<'_>, settings: &Settings, policy: &str) -> Result<Measured> {
+    let policy = format!("planner.policy={policy}");
+    let args = ["planner.mode=on", &policy, "planner.min-requests=100", "planner.window=2s", "hot-copies.mode=off"];
+    let mut args: Vec<String> = args.iter().flat_map(|set| ["--set".to_owned(), (*set).to_owned()]).collect();
+    args.extend(["--workers".to_owned(), "1".to_owned()]);
+    let site = Routed::start_many(&bench.programs, &args, NODES, &bench.name(), bench.folder)?;
+    automation(bench, &site, "off")?;
+    let keys = keys(&site)?;
+    let _capped: Vec<Capped> = site.process_ids().iter().map(|id| Capped::new(*id, settings.cpu)).collect::<Result<_>>()?;
+    let (stop, errors) = (AtomicBool::new(false), std::sync::atomic::AtomicU64::new(0));
+    let shares = zipf();
+    std::thread::scope(|scope| {
+        for seed in 0..settings.connections {
+            let (site, keys, shares, stop, errors) = (&site, &keys, &shares, &stop, &errors);
+            scope.spawn(move || {
+                let mut rng = Rng::new(seed as u64 + 1);
+                let mut client = Client::connect(site.entry).ok();
+                while let Some(client) = client.as_mut().filter(|_| !stop.load(Ordering::Relaxed)) {
+                    let at = rng.unit();
+                    let key = &keys[shares.partition_point(|sum| *sum < at).min(KEYS - 1)];
+                    if client.text(&[b"GET", key.as_bytes()]).is_err() {
+                        errors.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        let watched = (|| {
+            let before = watch(bench, &site, settings.phase)?;
+            automation(bench, &site, "on")?;
+            // It sees, moves, and looks at what came of it, several times.
+            pause(bench, settings.phase * 2)?;
+            let after = watch(bench, &site, settings.phase)?;
+            let history = admin::get(site.admin, "/api/v1/plan/history")?;
+            let steps = |decision: &serde_json::Value| {
+                decision["steps"].as_array().map_or(0, |steps| steps.iter().filter(|step| step["what"] == "key").count() as u64)
+            };
+            let moved = history["decisions"]
+                .as_array()
+                .map_or(0, |all| all.iter().filter(|decision| !decision["outcome"].is_null()).map(steps).sum());
+            Ok(Measured { before, after, moved, errors: errors.load(Ordering::Relaxed) })
+        })();
+        stop.store(true, Ordering::Relaxed);
+        watched
+    })
+}
+
+/// Sums of the keys' shares.
+fn zipf() -> Vec<f64> {
+    let all: f64 = (1..=KEYS).map(|rank| 1.0 / rank as f64).sum();
+    (1..=KEYS)
+        .scan(0.0, |sum, rank| {
+            *sum += 1.0 / rank as f64 / all;
+            Some(*sum)
+        })
+        .collect()
+}
+
+/// Names of keys, the hottest first: all are at the first server but the last two, which are at one of the others each.
+fn keys(site: &Routed) -> Result<Vec<String>> {
+    let mut through = Client::connect(site.entry)?;
+    let mut nodes: Vec<Client> = site.addresses.iter().map(|address| Client::connect(*address)).collect::<Result<_>>()?;
+    let mut of_node: Vec<Vec<String>> = vec![Vec::new(); NODES];
+    for number in 0..10_000 {
+        let key = format!("object:{number}");
+        through.ok(&[b"SET", key.as_bytes(), b"value"])?;
+        for (node, of_node) in nodes.iter_mut().zip(&mut of_node) {
+            if node.integer(&[b"EXISTS", key.as_bytes()])? == 1 {
+                of_node.push(key.clone());
+            }
+        }
+        if of_node[0].len() >= KEYS - 2 && of_node[1..].iter().all(|keys| !keys.is_empty()) {
+            let mut keys: Vec<String> = of_node[0][..KEYS - 2].to_vec();
+            keys.extend(of_node[1..].iter().map(|keys| keys[0].clone()));
+            return Ok(keys);
+        }
+    }
+    anyhow::bail!("no keys were found at each of the servers")
+}
+
+fn automation(bench: &Bench<'_>, site: &Routed, verb: &str) -> Result<()> {
+    let output = std::process::Command::new(&bench.programs.switchyard)
+        .args(["automation", verb, "--admin", &site.admin.to_string()])
+        .output()
+        .context("cannot run `switchyard automation`")?;
+    ensure!(output.status.success(), "`switchyard automation {verb}`: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+pub(super) fn pause(bench: &Bench<'_>, time: Duration) -> Result<()> {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        ensure!(!bench.conduct.stop.load(Ordering::Relaxed), "interrupted");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// The mean of what the router says of each node, once a second.
+fn watch(bench: &Bench<'_>, site: &Routed, time: Duration) -> Result<Vec<Node>> {
+    pause(bench, Duration::from_secs(2))?;
+    let mut sums = [Node { requests: 0.0, answer_us: 0.0 }; NODES];
+    let seconds = time.as_secs().max(1);
+    for _ in 0..seconds {
+        pause(bench, Duration::from_secs(1))?;
+        let load = admin::get(site.admin, "/api/v1/load")?;
+        for (sum, address) in sums.iter_mut().zip(&site.addresses) {
+            let name = address.to_string();
+            let node = load["nodes"].as_array().and_then(|nodes| nodes.iter().find(|node| node["node"] == name.as_str())).cloned();
+            let node = node.with_context(|| format!("the router reports no load of {name}"))?;
+            sum.requests += node["requests_per_second"].as_f64().unwrap_or(0.0) / seconds as f64;
+            sum.answer_us += node["answer_us"].as_f64().unwrap_or(0.0) / seconds as f64;
+        }
+    }
+    Ok(sums.to_vec())
+}
