@@ -19,6 +19,8 @@ use crate::shared::lock;
 pub(crate) struct Counted {
     /// One command in so many was counted: each worker counts as few as its load allows.
     pub(crate) one_in: u32,
+    /// A segment has ended. Else the worker only hands over what it has, because that is much.
+    pub(crate) ends: bool,
     pub(crate) nodes: Vec<(NodeId, Counts)>,
     /// Slots of which something was counted.
     pub(crate) slots: Vec<(Slot, SlotCount)>,

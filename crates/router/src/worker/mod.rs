@@ -419,7 +419,8 @@ impl Worker {
         self.tally.add_to(&self.shared.alone);
         hot_copies::tick(self);
         if let Some(counts) = self.hearers.telemetry.ended(self.now_us) {
-            self.shared.board.take(counts, self.index == 0);
+            let ends = counts.ends && self.index == 0;
+            self.shared.board.take(counts, ends);
         }
         self.look_at_memory();
         if self.now_us >= self.next_client_tick_us {

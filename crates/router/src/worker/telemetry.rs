@@ -118,6 +118,8 @@ pub(super) struct Telemetry {
     until_hit: u32,
     random: u64,
     ends_us: u64,
+    /// The counts are of the time since then.
+    since_us: u64,
     places: Vec<u32>,
     /// By the numbers of their ends.
     followed: Box<[Followed]>,
@@ -157,6 +159,7 @@ impl Telemetry {
             until_hit,
             random,
             ends_us: 0,
+            since_us: 0,
             places: Vec::new(),
             followed,
             instant: Instant::default(),
@@ -342,20 +345,24 @@ impl Telemetry {
         instant.is_any = instant.recent.iter().any(Option::is_some);
     }
 
-    /// The counts of a sample, once a segment.
+    /// The counts of a sample: once a segment, and as soon as there are too many of them.
     pub(super) fn ended(&mut self, now_us: u64) -> Option<Counted> {
-        if now_us < self.ends_us {
+        let ends = now_us >= self.ends_us;
+        if !ends && self.counted < COUNTED_PER_SECOND / 2 {
             return None;
         }
-        let us = now_us + SEGMENT_US - self.ends_us;
-        self.ends_us = now_us + SEGMENT_US;
+        let us = now_us - std::mem::replace(&mut self.since_us, now_us);
+        if ends {
+            self.ends_us = now_us + SEGMENT_US;
+        }
         let one_in = self.one_in;
         self.adapt(us);
         let of_node = |(number, segment): (usize, &mut Option<Box<Segment>>)| {
             let segment = segment.as_mut().filter(|segment| segment.uses() + segment.hits() > 0)?;
             Some((NodeId(number as u16), segment.take()))
         };
-        Some(Counted { one_in, nodes: self.segments.iter_mut().enumerate().filter_map(of_node).collect(), slots: self.slots.take() })
+        let nodes = self.segments.iter_mut().enumerate().filter_map(of_node).collect();
+        Some(Counted { one_in, ends, nodes, slots: self.slots.take() })
     }
 }
 
@@ -396,6 +403,10 @@ mod tests {
         let (one_in, counted) = second(&mut telemetry, 2, 2_000_000);
         assert!((COUNTED_PER_SECOND * 9 / 10..COUNTED_PER_SECOND * 11 / 10).contains(&counted), "{counted}");
         assert!((1_900_000..2_100_000).contains(&(counted * u64::from(one_in))), "{counted} of {one_in}");
+        // It does not wait for the end of a segment where the load grows at once.
+        (0..20_000_000).for_each(|_| telemetry.note_hit(NodeId(0), 0, b"k", 30, 100));
+        let early = telemetry.ended(2 * SEGMENT_US + SEGMENT_US / 2).expect("too many were counted");
+        assert!(!early.ends && telemetry.one_in > 15 * early.one_in, "{} after {}", telemetry.one_in, early.one_in);
         // It counts more again as soon as there is less.
         second(&mut telemetry, 3, 100);
         assert_eq!(second(&mut telemetry, 4, 100).0, 16);
