@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use switchyard_policy::load::ObservedLoad;
-use switchyard_policy::planner::{Knobs, Name, Plan, Policy, Previous, Problem, Step, Verdict, What, fullest, solve};
+use switchyard_policy::planner::{Knobs, Name, Outlook, Plan, Policy, Previous, Price, Problem, Step, Verdict, What, fullest, solve};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology};
 
 use crate::store::{RedbStore, StoreError};
@@ -303,9 +303,9 @@ impl Planner {
                     return None;
                 }
                 inner.failures += 1;
-                let reversed = steps.into_iter().map(|step| Step { from: step.to, to: step.from, ..step }).collect();
+                let reversed: Vec<Step> = steps.into_iter().map(|step| Step { from: step.to, to: step.from, ..step }).collect();
                 let previous = Previous::default();
-                let plan = Plan { steps: reversed, ..solve(problem, &previous) };
+                let plan = taken_back(problem, reversed);
                 let id = self.record(inner, Decision::of("planner: takes back", problem.clone(), previous, plan.clone()));
                 Some(Next::Begin(id, plan))
             }
@@ -417,6 +417,33 @@ impl Inner {
         let is_due = |since: &Instant| now.saturating_duration_since(*since) >= COLD_AFTER;
         self.cold.iter().filter(|(_, since)| is_due(since)).map(|(key, _)| key.clone()).take(self.config.keys_per_minute).collect()
     }
+}
+
+/// A plan of these steps, whatever else would be better.
+fn taken_back(problem: &Problem, steps: Vec<Step>) -> Plan {
+    let price = steps.iter().fold(Price::default(), |price, step| {
+        let (keys, slots) = match &step.what {
+            What::Key { .. } => (1, 0),
+            What::Slots(slots) => (0, slots.len()),
+        };
+        let bytes = price.bytes + step.bytes;
+        Price { bytes, keys: price.keys + keys, slots: price.slots + slots, total: bytes as f64 }
+    });
+    let shift = |id: NodeId| -> f64 {
+        let of = |step: &Step| {
+            if step.to == id {
+                step.load
+            } else if step.from == id {
+                -step.load
+            } else {
+                0.0
+            }
+        };
+        steps.iter().map(of).sum()
+    };
+    let solved = solve(problem, &Previous::default());
+    let nodes = solved.nodes.iter().map(|node| Outlook { after: (node.before + shift(node.node)).max(0.0), ..*node }).collect();
+    Plan { verdict: Verdict::Partly, nodes, steps, price, alternatives: Vec::new(), advice: solved.advice }
 }
 
 /// Requests in a second that were to go with these steps, and those that are there now.

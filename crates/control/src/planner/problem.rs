@@ -87,7 +87,8 @@ pub(super) fn problem(
             };
             Node {
                 id,
-                load: loads().sum::<f64>() / (seen.len().max(1) as f64),
+                // The newest look: a mean over the window would still hold what was before a change.
+                load: loads().next_back().unwrap_or_default(),
                 lasting: if is_long_enough { loads().fold(f64::INFINITY, f64::min) } else { 0.0 },
                 weight: around.weights.get(&id).copied().unwrap_or(1),
                 capacity: around.capacities.get(&id).copied(),

@@ -43,7 +43,7 @@ pub struct Problem {
 pub struct Node {
     /// Its number.
     pub id: NodeId,
-    /// Requests in a second, on average over the window.
+    /// Requests in a second, by the newest look.
     pub load: f64,
     /// The least that it had in the window. Only what lasts is worth a remedy.
     pub lasting: f64,
