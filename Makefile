@@ -25,8 +25,8 @@ demo: ## three Redis servers, a router and a real load; HOLD=1 keeps it up to tr
 	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
 	    exec "$$target_dir/fast/switchyard" demo $(if $(filter-out 0,$(HOLD)),--hold) $(ARGS)
 
-# Tests wait for servers half of the time: more of them run than there are processors.
-export RUST_TEST_THREADS ?= $(shell n=$$(nproc); echo $$((n + (n + 1) / 2)))
+# Tests wait for servers most of the time: more of them run than there are processors.
+export RUST_TEST_THREADS ?= $(shell echo $$((3 * $$(nproc))))
 
 .PHONY: test
 test: ## every test: units, properties, and end to end against real servers and client libraries

@@ -394,6 +394,30 @@ fn a_node_that_dies_ends_every_wait() {
     }
 }
 
+/// As where it had begun to wait: its connection was still being made.
+#[test]
+fn a_node_that_dies_ends_waits_about_to_begin() {
+    if crate::support::direct() {
+        return;
+    }
+    let node = Node::start(&NodeOptions::default());
+    let relay = Relay::start(node.address());
+    let router = Router::start(&[relay.address()], &RouterOptions { workers: 1, ..RouterOptions::default() });
+    let mut clients: Vec<Client> = (0..5).map(|_| Client::connect(router.address())).collect();
+    assert_eq!(clients[0].cmd("SET k v"), ok());
+    let before = relay.settled();
+    relay.stall(true);
+    for client in &mut clients {
+        client.post("BLPOP q 0");
+    }
+    until("their connections are being made", || relay.accepted() >= before + 5);
+    relay.refuse(true);
+    relay.cut();
+    for client in &mut clients {
+        assert_eq!(client.listen(PATIENCE), (Vec::new(), true));
+    }
+}
+
 /// Nothing shows on a connection that waits when its node stops running: it is found out all the same.
 #[test]
 fn a_node_that_freezes_ends_every_wait() {
