@@ -144,7 +144,7 @@ async fn index(
     let moves: MovesReport = moves.ok().and_then(|moves| serde_json::from_value(moves).ok()).unwrap_or_default();
     let entry = |(path, purpose, _): (&'static str, &'static str, _)| {
         // A link is followed without a key, and by GET.
-        Entry { path, purpose, is_link: !purpose.starts_with("POST") && path != WHERE }
+        Entry { path, purpose, is_link: !purpose.starts_with("POST") && path != WHERE && !path.contains('{') }
     };
     let entries: Vec<Entry> = table().into_iter().map(entry).collect();
     let headers = [(CONTENT_TYPE, "text/html; charset=utf-8"), (CONTENT_SECURITY_POLICY, STYLED)];
