@@ -197,7 +197,7 @@ struct Tuning {
     long_about = "Three servers, and twenty keys by Zipf of which nearly all are at the first. The planner moves keys by each policy of the paper, and by Switchyard's own.",
     after_long_help = "Examples:\n  \
         switchyard-lab reproduce makris\n  \
-        switchyard-lab reproduce makris --repeat 3 --out docs/results/planner.md"
+        switchyard-lab reproduce makris --cpu 0.03 --connections 64 --out docs/results/planner.md"
 )]
 struct Makris {
     /// Part of a processor that each server gets (a limit needs root)
