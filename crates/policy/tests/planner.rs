@@ -194,7 +194,7 @@ fn the_hottest_keys_go_where_there_is_room() {
 }
 
 #[test]
-fn what_has_no_hot_keys_is_relieved_by_slots() {
+fn a_node_without_hot_keys_is_relieved_by_slots() {
     let mut problem = skewed();
     problem.keys.clear();
     problem.slots = (0..60).map(|number| slot(number, number % 3, if number % 3 == 0 { 400.0 } else { 100.0 })).collect();
@@ -204,7 +204,7 @@ fn what_has_no_hot_keys_is_relieved_by_slots() {
 }
 
 #[test]
-fn a_spike_moves_nothing_and_a_node_between_goal_and_limit_rests() {
+fn a_spike_and_a_node_between_goal_and_limit_rest() {
     let mut problem = skewed();
     problem.nodes[0].lasting = 3000.0;
     assert_eq!(solve(&problem, &Previous::default()).verdict, Verdict::Fine);
@@ -225,7 +225,7 @@ fn a_key_that_no_node_can_take_is_named() {
 }
 
 #[test]
-fn what_hot_copies_take_is_not_moved() {
+fn a_key_that_hot_copies_take_stays() {
     let mut problem = skewed();
     (problem.nodes[0].load, problem.nodes[0].lasting) = (6400.0, 6400.0);
     for key in &mut problem.keys {

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_worker_had_left_is_known_to_all_after_it() {
+    fn leftovers_of_a_dead_worker_are_known_to_all() {
         let all = Connections::default();
         let (broken, open, others) = (at(0, 7, "a"), at(0, 8, "a"), at(1, 9, "a"));
         [&broken, &open, &others].into_iter().for_each(|connection| all.began(connection.clone()));
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_at_a_process_is_known_when_it_returns() {
+    fn leftovers_at_a_process_are_known_when_it_returns() {
         let all = Connections::default();
         [at(0, 7, "a"), at(0, 7, "b"), at(1, 9, "a")].into_iter().for_each(|connection| all.began(connection));
         all.left(&at(0, 7, "a"));
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_at_processes_that_are_gone_takes_no_memory_without_bound() {
+    fn leftovers_at_processes_that_are_gone_are_bounded() {
         let all = Connections::default();
         for client_id in 0..LEFT_MAX as u64 + 10 {
             all.began(at(0, client_id, "a"));

@@ -32,18 +32,18 @@ pub enum Operation {
     HotCopies,
     /// Do something to them.
     SteerHotCopies(HotCopiesOrder),
-    /// What the planner would do now; do it.
+    /// Make a plan now; carry it out.
     Plan(PlanRequest),
-    /// What it has decided.
+    /// The planner's decisions.
     PlanHistory {
-        /// Whoever asks may read names of keys.
+        /// The client may read names of keys.
         named: bool,
     },
     /// One of its decisions once more, on what it was made on.
     Replay {
         /// Its number.
         id: u64,
-        /// Whoever asks may read names of keys.
+        /// The client may read names of keys.
         named: bool,
     },
     /// Whether anything is done without anybody asking.

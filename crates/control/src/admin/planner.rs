@@ -1,10 +1,10 @@
-//! What the planner sees, would do and has done, as the admin API shows it.
+//! The planner's view, plans and decisions, as the admin API shows it.
 
 use serde::{Deserialize, Serialize};
 
 use super::PlanReport;
 
-/// What is asked of the planner. Nothing of it changes anything but `apply`.
+/// A request to the planner. Only `apply` changes anything.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlanRequest {
@@ -66,16 +66,16 @@ pub struct DecisionReport {
     pub nodes: Vec<NodeOutlookReport>,
     /// What moves.
     pub steps: Vec<StepReport>,
-    /// What that costs.
+    /// Its price.
     pub price: PriceReport,
     /// Other ways.
     pub alternatives: Vec<AlternativeReport>,
-    /// What only people can do, and what hot copies are about to do.
+    /// Remedies that only people have, and those that hot copies are about to bring.
     pub advice: Vec<String>,
     /// The moves that were begun.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub applied: Option<PlanReport>,
-    /// What came of it.
+    /// The outcome.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
 }
@@ -122,7 +122,7 @@ pub struct StepReport {
     pub bytes: u64,
 }
 
-/// What a plan costs.
+/// The price of a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PriceReport {
     /// Bytes that are moved.
@@ -142,7 +142,7 @@ pub struct AlternativeReport {
     pub way: String,
     /// Whether every node would be under its limit.
     pub relieves: bool,
-    /// What it would cost.
+    /// Its price.
     pub price: PriceReport,
     /// The fullest node afterwards, percent of its limit.
     pub fullest_percent: f64,

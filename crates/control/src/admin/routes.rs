@@ -254,7 +254,7 @@ async fn load(State(source): State<Shared>, from: From) -> Result<Response, Resp
     operate(LOAD, source, from, Operation::Load).await
 }
 
-/// What the planner is asked to suppose, from `?load=2&without=NODE&policy=NAME`.
+/// The suppositions of a plan, from `?load=2&without=NODE&policy=NAME`.
 #[allow(clippy::result_large_err)] // as the handlers, which are async
 fn supposed(query: &str, named: bool) -> Result<PlanRequest, Response> {
     let wrong = |why: &str| refuse(PLAN, StatusCode::BAD_REQUEST, why);

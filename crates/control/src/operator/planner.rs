@@ -24,7 +24,7 @@ impl Operator {
         self.planner.tune(config);
     }
 
-    /// How often it looks.
+    /// The time between two looks.
     pub(crate) fn planner_interval(&self) -> Duration {
         self.planner.config().interval
     }
@@ -103,7 +103,7 @@ impl Operator {
         Ok(report)
     }
 
-    /// What somebody asks who plans by hand: there is no need to wait whether a load lasts.
+    /// Applies the request of somebody who plans by hand, and need not wait whether a load lasts.
     fn adapt(&self, problem: &mut Problem, previous: &mut Previous, request: &PlanRequest) -> Result<(), Refused> {
         if let Some(word) = &request.policy {
             let known = POLICIES.iter().find(|(_, name)| name == word);

@@ -23,7 +23,7 @@ pub(crate) struct Decision {
     pub(crate) plan: Plan,
     /// The moves that were begun for it.
     pub(crate) moves: Option<Vec<u64>>,
-    /// What came of it.
+    /// The outcome.
     pub(crate) outcome: Option<String>,
 }
 
@@ -43,7 +43,7 @@ fn document(id: u64) -> String {
 }
 
 impl History {
-    /// What is on record.
+    /// The decisions on record.
     pub(super) fn load(store: &RedbStore) -> Result<Self, StoreError> {
         let of_place = |place| load_as::<Option<(u64, Decision)>>(store, &document(place));
         let all: Vec<_> = (0..KEPT).map(of_place).collect::<Result<_, _>>()?;

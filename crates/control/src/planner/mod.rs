@@ -1,6 +1,6 @@
 //! Watches the load, decides by [`switchyard_policy::planner`], has moves begun, and looks at what came of them.
 //!
-//! What is here has the memory that the policy has not: what was seen over the window, what has moved lately, what was spent, and the decisions with their numbers.
+//! It has the memory that the policy has not: the looks of the window, the latest moves, the budget spent, and the decisions with their numbers.
 //! It begins nothing itself: [`crate::operator`] makes the orders, with the same checks as for people.
 //!
 //! One decision at a time is carried out. When its moves have ended and a window has passed, the load is compared with what was predicted. A decision that did not help is taken
@@ -28,7 +28,7 @@ use problem::{Seen, load_of};
 pub use thread::PlannerThread;
 pub(crate) use words::Words;
 
-/// What has moved stays for so long.
+/// Moved keys and slots stay for so long.
 const KEY_RESTS: Duration = Duration::from_secs(60);
 const SLOT_RESTS: Duration = Duration::from_secs(300);
 
@@ -44,7 +44,7 @@ const COLD: f64 = 0.005;
 /// So many decisions in a row that did not help, and it rests.
 const FAILURES_MAX: u32 = 3;
 
-/// Where nothing is begun, the same decision is noted so often at most.
+/// The same decision is noted so often at most, while nothing is begun.
 const NOTED_EVERY: Duration = Duration::from_secs(60);
 
 /// Whether it decides, and acts.
@@ -72,14 +72,14 @@ pub const POLICIES: [(Policy, &str); 4] = [
     (Policy::MakrisSafe, "makris-safe"),
 ];
 
-/// How the planner goes about it.
+/// Settings of the planner.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlannerConfig {
     /// Whether it acts.
     pub mode: Mode,
     /// By which policy.
     pub policy: Policy,
-    /// How often it looks.
+    /// The time between two looks.
     pub interval: Duration,
     /// A node has to be over its limit for so long.
     pub window: Duration,
@@ -108,7 +108,7 @@ impl Default for PlannerConfig {
     }
 }
 
-/// What outlasts a restart, beside the decisions.
+/// State that outlasts a restart, beside the decisions.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Kept {
     /// Somebody has switched all automation off.
@@ -146,7 +146,7 @@ struct Inner {
     noted: Option<(Instant, Vec<(NodeId, NodeId)>)>,
 }
 
-/// What is to be done next.
+/// The next thing to do.
 #[derive(Debug)]
 pub(crate) enum Next {
     /// Nothing.
@@ -228,7 +228,7 @@ impl Planner {
         }
     }
 
-    /// What is to be decided, with what was done lately.
+    /// The problem to decide, with the latest moves.
     pub(crate) fn problem(&self, now: Instant, topology: &Topology, load: &ObservedLoad, around: &Around) -> (Problem, Previous) {
         let mut inner = self.inner();
         inner.forget(now);
@@ -395,7 +395,7 @@ impl Inner {
         self.spent.retain(|(at, ..)| now.saturating_duration_since(*at) < Duration::from_secs(3600));
     }
 
-    /// How to decide, with what is left to be spent.
+    /// The knobs, with the rest of the budget.
     fn knobs(&self) -> Knobs {
         let last = self.spent.back().map(|(at, ..)| *at);
         let minute = self.spent.iter().filter(|(at, ..)| last.is_some_and(|last| last.saturating_duration_since(*at).as_secs() < 60));

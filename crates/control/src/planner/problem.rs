@@ -16,13 +16,13 @@ const SLOTS: usize = 1024;
 /// Hot copies have found a key by then, if they are going to.
 const COPIED_WITHIN: f64 = 4.0;
 
-/// What is left after a second of a rate that is not kept up ([`switchyard_policy::telemetry::Weights`]).
+/// The part that is left after a second of a rate that is not kept up ([`switchyard_policy::telemetry::Weights`]).
 const HALF: f64 = 0.5;
 
 /// Slots are measured slowly: how much their sum may differ from what the node has.
 const SCALE: f64 = 4.0;
 
-/// What hot copies leave alone: fewer reads in a second, or too many writes for each.
+/// Hot copies leave such keys alone: fewer reads in a second, or too many writes for each.
 const COPIED_READS: f64 = 100.0;
 const READS_FOR_A_WRITE: f64 = 4.0;
 
@@ -33,7 +33,7 @@ pub(super) struct Seen {
     pub(super) nodes: BTreeMap<NodeId, f64>,
 }
 
-/// What else is to be known of a fleet.
+/// Other facts about a fleet.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Around {
     /// By node; 0: it gets nothing.
@@ -115,7 +115,7 @@ pub(super) fn problem(
         // Nobody counts the bytes of a slot: its part of what the node has.
         let bytes = node.memory.map_or(0, |(used, _)| used) / owned;
         let rest = |slot: Slot| (load.slot(slot).commands - of_keys.get(&slot).copied().unwrap_or_default()).max(0.0);
-        // All that a node has is of some key. What its listed keys do not explain is of its slots, in the proportions that were measured.
+        // Every request is for some key. The requests that no listed key explains are spread over the slots, in the measured proportions.
         let explained: f64 = keys.iter().filter(|key| key.at == node.id).map(|key| key.reads + key.writes).sum();
         let measured: f64 = Slot::all().filter(|slot| topology.owner(*slot) == node.id).map(rest).sum();
         let scale = ((node.load - explained).max(0.0) / measured.max(1e-9)).clamp(1.0 / SCALE, SCALE);
@@ -153,7 +153,7 @@ fn keys(topology: &Topology, load: &ObservedLoad, around: &Around, cold: &BTreeS
     for hot in load.keys.iter().flat_map(|node| &node.keys) {
         let Some(name) = hot.name.key() else { continue };
         let mut rates = hot.rates;
-        // What is weighed over time lags behind a key that has just become hot.
+        // A weighed rate lags behind a key that has just become hot.
         let known_part = 1.0 - HALF.powf(hot.seconds.max(1.0));
         (rates.reads, rates.writes) = (rates.reads / known_part, rates.writes / known_part);
         let uses = hot.rates.commands().max(1e-9);

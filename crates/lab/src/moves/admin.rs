@@ -62,7 +62,7 @@ pub fn report(admin: SocketAddr) -> Result<Value> {
     get(admin, "/api/v1/moves")
 }
 
-/// What the admin port answers at a path.
+/// The admin port's answer at a path.
 pub(crate) fn get(admin: SocketAddr, path: &str) -> Result<Value> {
     let mut stream = TcpStream::connect_timeout(&admin, PATIENCE).with_context(|| format!("cannot connect to the admin port {admin}"))?;
     stream.set_read_timeout(Some(PATIENCE))?;

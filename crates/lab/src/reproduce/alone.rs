@@ -39,9 +39,9 @@ pub struct Settings {
     pub cpu: f64,
     /// Connections of the load.
     pub connections: usize,
-    /// How long the same keys are hot.
+    /// The time that the same keys are hot.
     pub change: Duration,
-    /// How often they change.
+    /// The number of sets of hot keys.
     pub changes: u32,
 }
 

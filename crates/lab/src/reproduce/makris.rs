@@ -38,7 +38,7 @@ pub struct Settings {
     pub cpu: f64,
     /// Connections of the load.
     pub connections: usize,
-    /// How long each phase is watched.
+    /// The time that each phase is watched.
     pub phase: Duration,
 }
 

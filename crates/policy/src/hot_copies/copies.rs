@@ -743,7 +743,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_memory_is_full_what_is_used_least_makes_room() {
+    fn the_least_used_copies_make_room_where_memory_is_full() {
         let (gates, mut copies) = copies();
         let slot = Slot::new(1).expect("a slot");
         let hashes = 1..=LOOKS as u64;

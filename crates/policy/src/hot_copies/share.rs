@@ -1,4 +1,4 @@
-//! How much of a worker's turn hits may take. A pipeline of a client can ask for thousands of large replies at once, and each is there at once: without a bound one
+//! The part of a worker's turn that hits may take. A pipeline of a client can ask for thousands of large replies at once, and each is there at once: without a bound one
 //! client's pipeline keeps all others of its worker waiting.
 
 /// Bytes that one client is given at a time.

@@ -1,7 +1,7 @@
 //! The planner: sees which nodes have too much to do, and chooses the cheapest remedy.
 //!
 //! [`solve`] takes a [`Problem`] (the load, the limits, what may move) and what was done lately, and gives a [`Plan`]. It has no clock and no state, and the same problem
-//! has the same plan: so a decision can be kept, explained and made again. Whoever calls measures the load, and has the moves made.
+//! has the same plan: so a decision can be kept, explained and made again. The caller measures the load, and has the moves made.
 //!
 //! - A node is over its **limit** where it has more requests than its capacity less headroom, or, where no capacity is known, more than its even share and headroom.
 //! - A plan takes nodes down to their **goal**, which is half of the headroom below the limit. A node between the two is left alone: that is the hysteresis.
@@ -10,7 +10,7 @@
 //! Several ways to fill the nodes are tried ([`remedies`]), and the cheapest one that brings every node under its limit wins; the others are kept as alternatives. Not an
 //! exact solver: the problem is bin packing, its numbers are measured and change every second, and a plan must be there in a fraction of one.
 //!
-//! What holds after each plan of [`Policy::Switchyard`], and is asserted: no target ends above its limit, nor fuller than the node that it relieved was; what moves
+//! Each plan of [`Policy::Switchyard`] asserts: no target ends above its limit, nor fuller than the node that it relieved was; what moves
 //! fits into memory; what moved lately stays.
 
 mod makris;
@@ -25,7 +25,7 @@ use crate::topology::{NodeId, Slot};
 /// The name of a key.
 pub type Name = Box<[u8]>;
 
-/// What is known, and what is wanted.
+/// The facts and the goals of a decision.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Problem {
     /// All nodes, ascending.
@@ -111,7 +111,7 @@ pub struct KeyAt {
 }
 
 impl KeyAt {
-    /// What it asks of its node, once hot copies have taken what they can.
+    /// Its load at its node, once hot copies have taken their part.
     #[must_use]
     pub fn load(&self) -> f64 {
         self.reads + self.writes - self.copied
@@ -150,7 +150,7 @@ impl Default for Knobs {
     }
 }
 
-/// How remedies are chosen.
+/// The rule by which remedies are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
@@ -159,13 +159,13 @@ pub enum Policy {
     Switchyard,
     /// The loop that the paper of Makris et al. prints: the most popular key of each overloaded node goes to the one with the least load, whether it fits or not.
     MakrisPrinted,
-    /// What its text means: first fit decreasing. What fits nowhere goes where most room is left.
+    /// The meaning of its text: first fit decreasing. A key that fits nowhere goes where most room is left.
     MakrisFfd,
-    /// The same, and what fits nowhere stays.
+    /// The same, and a key that fits nowhere stays.
     MakrisSafe,
 }
 
-/// What was done lately.
+/// The latest moves.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Previous {
     /// Keys that have moved so lately that they stay.
@@ -179,21 +179,21 @@ pub struct Previous {
 /// What to do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// What it comes to.
+    /// The result.
     pub verdict: Verdict,
     /// What moves.
     pub steps: Vec<Step>,
-    /// What that costs.
+    /// The price.
     pub price: Price,
     /// Each node before and after.
     pub nodes: Vec<Outlook>,
     /// Other ways to the same end, and what they would cost.
     pub alternatives: Vec<Alternative>,
-    /// What only somebody else can do.
+    /// Remedies that the planner does not have.
     pub advice: Vec<Advice>,
 }
 
-/// What a plan comes to.
+/// The result of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
@@ -238,7 +238,7 @@ pub enum What {
     Slots(Vec<Slot>),
 }
 
-/// What a plan costs.
+/// The price of a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Price {
     /// Bytes that are moved.
@@ -271,19 +271,19 @@ pub struct Alternative {
     pub way: Way,
     /// Whether every node would be under its limit.
     pub relieves: bool,
-    /// What it would cost.
+    /// Its price.
     pub price: Price,
     /// The fullest node afterwards, as a part of its limit.
     pub fullest: f64,
 }
 
-/// How nodes are relieved.
+/// A way to relieve nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Way {
     /// The hottest keys first, then slots.
     KeysFirst,
-    /// What relieves most for its price.
+    /// The pieces that relieve most for their price.
     Cheapest,
     /// Whole slots only, the busiest first.
     Slots,
@@ -291,7 +291,7 @@ pub enum Way {
     CheapSlots,
 }
 
-/// What the planner can only advise.
+/// Advice to people.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Advice {
     /// All nodes together have too little room: so many requests in a second.
@@ -322,7 +322,7 @@ pub enum Advice {
     },
 }
 
-/// What is to be done.
+/// Gives the plan for a problem.
 #[must_use]
 pub fn solve(problem: &Problem, previous: &Previous) -> Plan {
     let fleet = Fleet::of(problem);
@@ -413,7 +413,7 @@ impl<'p> Fleet<'p> {
 }
 
 impl Place<'_> {
-    /// How full it would be with so many requests: 1 is its limit.
+    /// Its fullness with so many requests: 1 is its limit.
     fn fullness(&self, load: f64) -> f64 {
         match (load > 0.0, self.limit > 0.0) {
             (false, _) => 0.0,
@@ -431,7 +431,7 @@ impl Place<'_> {
     }
 }
 
-/// What is to be known about a fleet whatever the remedy: where there is too little room, and what copies will do.
+/// Advice whatever the remedy: too little room, keys that no node can take, and reads that copies will take.
 fn advice(problem: &Problem, fleet: &Fleet<'_>, over: &[NodeId], is_relieved: bool) -> Vec<Advice> {
     let mut advice = Vec::new();
     let taking = || fleet.nodes.values().filter(|place| matches!(place.node.state, State::Ready | State::Busy) && place.limit > 0.0);

@@ -1,7 +1,7 @@
 //! Several ways to relieve nodes, each a greedy one with a fit test; the cheapest that does it wins.
 //!
-//! Greedy, because each choice is then one that can be said in words: this key, because it is the hottest that fits there. What a greedy way takes too much is given back at
-//! its end.
+//! Greedy, because each choice then has a reason of a few words: this key, because it is the hottest that fits there. Pieces that turn out needless are given
+//! back at its end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -126,7 +126,7 @@ pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, o
     Plan { verdict, steps, price, nodes, alternatives, advice }
 }
 
-/// What holds after each plan, whatever chose it.
+/// Asserts the conditions of each plan, whatever chose it.
 fn assert_no_harm(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, shifts: &[Shift<'_>]) {
     let mut loads: BTreeMap<NodeId, f64> = fleet.nodes.iter().map(|(id, place)| (*id, place.load)).collect();
     let mut bytes: BTreeMap<NodeId, u64> = BTreeMap::new();
@@ -228,7 +228,7 @@ impl<'p> Filling<'p, '_> {
             if !is_left && need <= 0.0 {
                 break;
             }
-            // Where keys have done it all but for the hysteresis, slots are too dear.
+            // Slots are too dear for the hysteresis alone.
             if way == Way::KeysFirst && !is_left && matches!(piece, Piece::Slot(..)) && self.loads[&id] <= place.limit {
                 break;
             }
@@ -247,7 +247,7 @@ impl<'p> Filling<'p, '_> {
         if is_left {
             return;
         }
-        // What was taken too much is given back, the dearest first.
+        // Needless pieces are given back, the dearest first.
         let mut order: Vec<usize> = (first..self.shifts.len()).collect();
         order.sort_by(|one, other| self.shifts[*other].piece.price().total_cmp(&self.shifts[*one].piece.price()));
         let mut back = BTreeSet::new();
@@ -280,7 +280,7 @@ impl<'p> Filling<'p, '_> {
         self.shifts.push(shift);
     }
 
-    /// Where a piece goes: the node that is then least full, of those where it fits.
+    /// The target of a piece: of the nodes where it fits, the one that is then least full.
     fn target(&self, from: NodeId, piece: &Piece<'_>) -> Option<NodeId> {
         let source = &self.fleet.nodes[&from];
         let before = source.fullness(source.load);
@@ -324,7 +324,7 @@ impl<'p> Filling<'p, '_> {
         }
         price.total += sources.values().sum::<f64>();
         let is_done = |id: &NodeId| match self.fleet.nodes[id].node.state {
-            // What has no load is moved too.
+            // Pieces without load move, too.
             State::Leaving => self.loads[id] <= self.fleet.least.min(1.0),
             _ => fullness(id) <= 1.0,
         };

@@ -23,8 +23,8 @@ const KEYS_OF_NODE: (usize, usize) = (256, 4096);
 /// How long a segment is, microseconds.
 const SEGMENT_US: u64 = 1_000_000;
 
-/// Commands that are counted in a second where there are more: each costs about a microsecond, mostly for memory that is not in the processor's caches. How exact an
-/// estimate is depends on how many were counted, and not on which share of all they were. A key with a hundredth of the load is known to within a tenth or so.
+/// Commands that are counted in a second where there are more: each costs about a microsecond, mostly for memory that is not in the processor's caches. The precision
+/// of an estimate depends on how many were counted, and not on which share of all they were. A key with a hundredth of the load is known to within a tenth or so.
 const COUNTED_PER_SECOND: u64 = 8192;
 
 /// Commands that are looked at in a second for instant reports, where there are more. The last 200 of a sample show a key as surely, after a few milliseconds.

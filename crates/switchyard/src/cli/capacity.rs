@@ -106,7 +106,7 @@ pub(super) fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()
         table.row([thousands(rate as u64), thousands(answered as u64), millis(mean), millis(summary.total.quantile(0.99))]);
         eprintln!("{} requests/s: mean {}", thousands(rate as u64), millis(mean));
         ensure!(summary.total.errors == 0, "the server answers errors: {}", summary.complaints.join("; "));
-        // What comes too late to be answered within the step is late, too.
+        // Requests that the step does not see answered are late, too.
         if mean > *limit || answered < rate * 0.9 {
             break capacity;
         }

@@ -57,7 +57,7 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// What was decided, on which numbers, and what came of it
+    /// Decisions, their numbers, and their outcomes
     History(HistoryArguments),
     /// Decide again on what a decision was made on
     Replay(ReplayArguments),
@@ -166,7 +166,7 @@ fn history(report: &HistoryReport) -> String {
     out
 }
 
-/// How long ago a time was.
+/// The age of a time.
 fn ago(seconds: u64) -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(seconds, |since| since.as_secs());
     match now.saturating_sub(seconds) {

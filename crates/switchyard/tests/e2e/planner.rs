@@ -1,4 +1,4 @@
-//! The planner before real servers: what it sees, says and does, and that it rests where it is told to.
+//! The planner before real servers: it sees, explains, acts, and rests when it is switched off.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
@@ -93,7 +93,7 @@ fn a_node_with_hot_keys_is_relieved_and_it_says_why() {
 }
 
 #[test]
-fn what_only_observes_moves_nothing_until_it_is_asked_to() {
+fn an_observing_planner_moves_nothing_unasked() {
     let Some(site) = site("observe") else { return };
     assert!(refused(site.router(), "plan --apply").contains("there is nothing to do"));
     skewed(&site, |hot| {
