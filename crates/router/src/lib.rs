@@ -384,6 +384,11 @@ impl Router {
         self.shared.changes_sent(node)
     }
 
+    /// Takes note of a node's INFO: its figures count for clients while the node is late with newer ones.
+    pub fn note_info(&self, node: NodeId, text: &str) {
+        self.shared.with_facts(node, |facts| facts.info = Some(text.as_bytes().into()));
+    }
+
     /// Takes note what a process of a node has now, and whether it keeps it on disk. `sent`: [`Router::changes_sent`] before the process was asked.
     pub fn note_data(&self, node: NodeId, run_id: &str, holdings: Holdings, persists: bool, sent: Sent) {
         self.shared.with_facts(node, |facts| {
@@ -421,11 +426,11 @@ impl Router {
         self.shared.change_plan(|plan| plan.reconfigured(live, plan.overrides.clone()));
     }
 
-    /// A node's name leads to this address now; connections that are open stay. An error: to none, and the node keeps the address that it has. A node that
-    /// has replicas keeps its servers. True where anything has changed.
+    /// A node's name leads to this address now; connections that are open stay. An error: to none, and the node keeps the address that it has. The
+    /// servers of a node that has replicas stay ([`Router::set_servers`]). True where anything has changed.
     pub fn name_resolves(&self, node: NodeId, found: Result<SocketAddr, String>) -> bool {
         let with = |plan: &Plan| {
-            let access = plan.live.nodes.get(&node).filter(|_| !plan.servers.contains_key(&node))?;
+            let access = plan.live.nodes.get(&node)?;
             let (address, unresolved) = match &found {
                 Ok(address) => (Some(*address), None),
                 Err(why) => (access.address, access.address.is_none().then(|| why.clone())),

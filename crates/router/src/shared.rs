@@ -123,6 +123,8 @@ pub(crate) struct NodeFacts {
     pub(crate) data: Data,
     /// Whether it keeps its data on disk.
     pub(crate) persists: bool,
+    /// Its INFO when its health was asked last.
+    pub(crate) info: Option<Arc<[u8]>>,
     /// Whether this process keeps the mark of the router.
     pub(crate) is_marked: bool,
     /// It is not used because another process answers, without the keys that this one had.

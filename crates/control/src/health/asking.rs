@@ -210,7 +210,10 @@ fn note(running: &Running, node: NodeId, at: Instant, said: Said, sent: Sent) {
     running.health().note_answer(node, at, said.is_busy, said.info.as_ref().map(|info| info.refuses.clone()));
     if let Some(info) = said.info {
         // By that a node is told that comes back without what it should have kept. `CONFIG SET` at a node changes what it keeps while its process runs.
-        running.with(|router| router.note_data(node, &info.run_id, info.holdings, info.persists, sent));
+        running.with(|router| {
+            router.note_data(node, &info.run_id, info.holdings, info.persists, sent);
+            router.note_info(node, &info.text);
+        });
         running.loads().note_server(node, &info.run_id, at, info.load);
     }
 }

@@ -41,6 +41,8 @@ pub(super) struct Said {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Info {
+    /// All of it.
+    pub(super) text: String,
     pub(super) run_id: String,
     /// Its keys.
     pub(super) holdings: Holdings,
@@ -77,6 +79,7 @@ impl Settings {
         let saves = self.save.as_ref().is_some_and(|save| !save.is_empty());
         let holdings = Holdings::of_info(info);
         Some(Info {
+            text: info.to_owned(),
             run_id: field(info, "run_id")?.to_owned(),
             holdings,
             persists: saves || field(info, "aof_enabled") == Some("1"),

@@ -111,9 +111,17 @@ impl Gather {
         if let Whole::Commands { request } = &self.whole { Some(request) } else { None }
     }
 
-    /// The parts that have not come.
-    pub(super) fn missing(&self) -> Vec<u32> {
-        (0..).zip(&self.parts).filter(|(_, part)| part.is_none()).map(|(number, _)| number).collect()
+    /// A node of an INFO does not answer in time: these are its last figures.
+    pub(super) fn add_info(&mut self, text: &[u8]) {
+        if let Whole::Info { digest, .. } = &mut self.whole {
+            digest.add(text);
+        }
+    }
+
+    /// The parts that have not come, and their nodes.
+    pub(super) fn missing(&self) -> Vec<(u32, NodeId)> {
+        let parts = (0..).zip(&self.parts).zip(&self.nodes);
+        parts.filter(|((_, part), _)| part.is_none()).map(|((number, _), node)| (number, *node)).collect()
     }
 
     /// The epoch under which it began.
@@ -240,7 +248,7 @@ impl Worker {
     ) {
         let mut nodes = if reach == Reach::Keepers { self.keepers.all() } else { self.reachable() };
         if matches!(whole, Whole::Info { .. }) {
-            nodes.retain(|node| !self.is_silent(*node));
+            nodes.retain(|node| !self.is_silent(*node, client));
         } else {
             // What follows may not be answered from what nodes said before (INFO).
             self.clients.get_mut(client).into_iter().for_each(|client| client.wrote_us = self.now_us);

@@ -110,6 +110,11 @@ impl Digest {
         }
         let Some(text) = reply::text(answer) else { return };
         self.answering += 1;
+        self.add(text);
+    }
+
+    /// Adds the figures of a node's INFO.
+    pub(super) fn add(&mut self, text: &[u8]) {
         for line in String::from_utf8_lossy(text).lines() {
             let Some((name, value)) = line.split_once(':') else { continue };
             if name.starts_with("cmdstat_") {
@@ -226,14 +231,15 @@ impl Worker {
             asked = WHO_ANSWERS;
         }
         let (wrote_us, in_flight, resp3) = (client.wrote_us, client.in_flight(), client.resp3);
-        let none = Digest::default();
+        let mut none = Digest::default();
         let is_fresh = |digest: &&Digest| {
             asked & !digest.asked == 0
                 && self.now_us < digest.asked_us + FRESH_US
                 && in_flight == 0
                 && (wrote_us == 0 || wrote_us + FRESH_US < digest.asked_us)
         };
-        let known = if asked == 0 || self.reachable().iter().all(|node| self.is_silent(*node)) {
+        let known = if asked == 0 || self.reachable().iter().all(|node| self.is_silent(*node, handle)) {
+            self.add_silent(&mut none, handle);
             Some(&none)
         } else {
             self.info_digest.as_deref().filter(is_fresh)
@@ -259,9 +265,16 @@ impl Worker {
         };
         let mut request = Vec::new();
         encode::command(&mut request, std::iter::once("INFO").chain(words).map(str::as_bytes).collect::<Vec<_>>());
-        let digest = Box::new(Digest { asked, asked_us: self.now_us, ..Digest::default() });
+        let mut digest = Box::new(Digest { asked, asked_us: self.now_us, ..Digest::default() });
+        self.add_silent(&mut digest, handle);
         self.gather_every(handle, Lane::Main, Reach::Everybody, &[request], class, Whole::Info { sections, digest });
         Flow::Next
+    }
+
+    /// Adds the last figures of the nodes that are not asked because they are silent.
+    fn add_silent(&self, digest: &mut Digest, client: Handle) {
+        let silent = self.reachable().into_iter().filter(|node| self.is_silent(*node, client));
+        silent.filter_map(|node| self.last_info(node)).for_each(|text| digest.add(&text));
     }
 
     /// The text of INFO from what the nodes have said.

@@ -1,7 +1,9 @@
 //! What clients ask when they connect (`INFO`, `COMMAND`) waits for no silent node: they would take the router for dead.
 //!
-//! A node that has not answered its oldest command for [`SILENT_US`] is not asked, and who was asked before that is left out then: INFO says what the other nodes
-//! say, and COMMAND what the router has heard before. `HELLO`, `AUTH` and `CLIENT` need no node.
+//! A node that has not answered its oldest command for [`PATIENCE_US`] is not asked, and a node that was asked before that is left out then. INFO shows the figures
+//! that such a node gave when its health was asked last, a second earlier at most. COMMAND gives an earlier answer. `HELLO`, `AUTH` and `CLIENT` need no node.
+
+use std::sync::Arc;
 
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Command;
@@ -9,28 +11,41 @@ use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
 use super::dispatch::Flow;
-use super::gather::Whole;
+use super::gather::{Gather, Whole};
 use super::upstream::{Lane, Phase};
 use super::{Stall, Worker};
-use crate::shared::Plan;
+use crate::shared::{Plan, lock};
 use crate::slab::Handle;
 
-/// A node that does not answer for so long is not waited for.
+/// A client that connects waits so long for a node, where an earlier answer is known.
+const PATIENCE_US: u64 = 100_000;
+
+/// The same where none is known.
 const SILENT_US: u64 = 1_000_000;
 
+const LATE: &[u8] = b"-NODETIMEOUT no node answers now\r\n";
+
 impl Worker {
-    /// Whether a node has not answered for longer than whoever connects waits.
-    pub(super) fn is_silent(&self, node: NodeId) -> bool {
-        let is_old = |sent_us: u32| u64::from((self.now_us as u32).wrapping_sub(sent_us)) > SILENT_US;
+    /// Whether a node owes an answer for longer than this client waits.
+    pub(super) fn is_silent(&self, node: NodeId, client: Handle) -> bool {
+        let patience_us = self.patience_us(client);
+        let is_old = |sent_us: u32| u64::from((self.now_us as u32).wrapping_sub(sent_us)) > patience_us;
         let main = self.links.main(node).and_then(|main| self.links.get(main));
         main.is_some_and(|link| link.phase == Phase::Up && link.head().is_some_and(|head| is_old(head.sent_us)))
+    }
+
+    /// A client that has written lately waits longer: an earlier INFO may not show that.
+    fn patience_us(&self, client: Handle) -> u64 {
+        let wrote_us = self.clients.get(client).map_or(0, |client| client.wrote_us);
+        let has_written = wrote_us > 0 && self.now_us < wrote_us + 2 * SILENT_US;
+        if has_written { SILENT_US } else { PATIENCE_US }
     }
 
     /// COMMAND and its subcommands: any node that answers.
     #[cold]
     pub(super) fn ask_for_commands(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
         let class = command.class() as u8;
-        let talks = |worker: &Self, node: NodeId| worker.links.is_up(node) && !worker.is_silent(node);
+        let talks = |worker: &Self, node: NodeId| worker.links.is_up(node) && !worker.is_silent(node, handle);
         let talking = plan.topology.nodes().map(|node| node.id).find(|node| talks(self, *node));
         let Some(node) = talking.or_else(|| self.choose_node(plan)) else { return self.refuse_all_down(handle, class) };
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
@@ -51,24 +66,39 @@ impl Worker {
         Flow::Next
     }
 
-    /// Whoever has asked what needs no answer of a certain node waits no longer for those that are silent.
+    /// The INFO of this node when its health was asked last.
+    pub(super) fn last_info(&self, node: NodeId) -> Option<Arc<[u8]>> {
+        lock(&self.shared.nodes).get(&node)?.info.clone()
+    }
+
+    /// Answers INFO and COMMAND from what is known, where nodes have not answered in time.
     pub(super) fn tick_patience(&mut self) {
-        let late: Vec<(Handle, Vec<u32>)> = self
+        let waited = |gather: &Gather| self.now_us.saturating_sub(gather.began_us());
+        let late: Vec<(Handle, bool)> = self
             .gathers
             .iter()
-            .filter(|(_, gather)| gather.is_impatient() && self.now_us.saturating_sub(gather.began_us()) > SILENT_US)
-            .map(|(handle, gather)| (handle, gather.missing()))
+            .filter(|(_, gather)| gather.is_impatient() && waited(gather) > self.patience_us(gather.client()))
+            .map(|(handle, gather)| (handle, waited(gather) > SILENT_US))
             .collect();
-        for (handle, parts) in late {
-            let asked = self.gathers.get(handle).and_then(|gather| Some((gather.client(), gather.asks_for_commands()?.to_vec())));
-            let known = asked.and_then(|(client, request)| {
-                let resp3 = self.clients.get(client)?.resp3;
-                self.shared.heard.answer(resp3, &request)
-            });
-            let answer = known.unwrap_or_else(|| b"-NODETIMEOUT no node answers now\r\n".to_vec());
-            for part in parts {
-                self.gather_part(handle, part, &answer);
+        for (handle, is_silent) in late {
+            for (part, node) in self.gathers.get(handle).map(Gather::missing).unwrap_or_default() {
+                let known = self.known_answer(handle, node);
+                if known.is_some() || is_silent {
+                    self.gather_part(handle, part, &known.unwrap_or_else(|| LATE.to_vec()));
+                }
             }
         }
+    }
+
+    /// Stands for the answer of a node that is late. For INFO that is no answer, but its last figures count.
+    fn known_answer(&mut self, handle: Handle, node: NodeId) -> Option<Vec<u8>> {
+        let last_info = self.last_info(node);
+        let gather = self.gathers.get_mut(handle)?;
+        if let Some(request) = gather.asks_for_commands() {
+            let resp3 = self.clients.get(gather.client())?.resp3;
+            return self.shared.heard.answer(resp3, request);
+        }
+        gather.add_info(&last_info?);
+        Some(LATE.to_vec())
     }
 }

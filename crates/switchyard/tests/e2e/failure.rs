@@ -550,6 +550,11 @@ fn a_handshake_waits_for_no_silent_node() {
     let keys = keys(&site);
     let mut before = site.client();
     let count = before.cmd("COMMAND COUNT");
+    assert_eq!(before.cmd(&format!("SET {} 1 EX 1000", keys[0])), ok());
+    assert_eq!(before.cmd(&format!("SET {} 1", keys[1])), ok());
+    let all = |info: &str| info.contains("db0:keys=2,expires=1,");
+    until("the health of both has been asked since", || all(&before.cmd("INFO").text()));
+    std::thread::sleep(std::time::Duration::from_millis(2500));
     let mut waiting: Vec<Client> = keys.iter().map(|_| site.client()).collect();
     for (node, client) in waiting.iter_mut().enumerate() {
         site.nodes()[node].freeze();
@@ -560,7 +565,8 @@ fn a_handshake_waits_for_no_silent_node() {
             for line in ["HELLO 2", "CLIENT SETNAME library", "CLIENT SETINFO LIB-NAME library", "SELECT 0", "PING"] {
                 assert_eq!(client.cmd(line).error(), None, "{line}");
             }
-            assert!(client.cmd("INFO").text().contains("switchyard_version:"));
+            let info = client.cmd("INFO");
+            assert!(info.text().contains("switchyard_version:") && all(&info.text()), "{info:?}");
             assert_eq!(client.cmd("COMMAND COUNT"), count);
         }
     }
