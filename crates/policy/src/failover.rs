@@ -94,6 +94,15 @@ pub enum Event<A> {
     Needed(Position),
     /// An operator says that the server which nothing proves to be the successor is the primary all the same.
     Accepted,
+    /// The name of a server leads to another address than before.
+    Renamed {
+        /// The address before; `None`: it did not resolve.
+        from: Option<A>,
+        /// The address now.
+        to: A,
+        /// Whether it names the server that is the primary at first.
+        is_first: bool,
+    },
     /// A Sentinel listed the replicas that it knows.
     Listed {
         /// Their addresses.
@@ -112,6 +121,8 @@ pub enum Why {
     Silence,
     /// An operator said so.
     Accepted,
+    /// The name of the old one, which is silent, leads to it.
+    Renamed,
 }
 
 /// What to do.
@@ -163,6 +174,8 @@ pub struct Watch<A> {
     /// What a replica must have to be read: what the primary had when it was first seen (a router before us may have moved slots to it just before), and
     /// what was moved to it since. `None` until the primary has told where it is.
     needed: Option<Position>,
+    /// The address that the name of the primary leads to now, where that is another.
+    heir: Option<A>,
     /// Who claims to be a primary without proof, and Sentinel's epoch for it.
     unproven: Option<(A, u64)>,
 }
@@ -184,6 +197,7 @@ impl<A: Clone + Ord> Watch<A> {
             readable: Vec::new(),
             primary_is_nearest: true,
             needed: None,
+            heir: None,
             unproven: None,
         };
         let primary = watch.primary().cloned();
@@ -191,6 +205,18 @@ impl<A: Clone + Ord> Watch<A> {
             watch.notice(server);
         }
         watch
+    }
+
+    /// The same for a node whose primary has a name that does not resolve yet: nobody is the primary before it does, unless `stored` says which of `replicas` is.
+    pub fn without_first(replicas: Vec<A>, stored: Option<Record<A>>) -> Self {
+        let is_known = stored.as_ref().is_some_and(|record| replicas.contains(&record.primary));
+        let watch = Self::new(replicas, false, stored);
+        if is_known { watch } else { Self { record: None, ..watch } }
+    }
+
+    /// Whether a server has refused, broken, or not answered in time, and not answered since.
+    pub fn is_silent(&self, address: &A) -> bool {
+        self.seen.get(address).is_some_and(|seen| seen.silent_since_us.is_some())
     }
 
     /// The primary, as far as it is known.
@@ -261,6 +287,18 @@ impl<A: Clone + Ord> Watch<A> {
                     self.change_primary(claimant, config_epoch, Why::Accepted, false, actions);
                 }
             }
+            Event::Renamed { from, to, is_first } => {
+                self.notice(to.clone());
+                let leads_from = |address: Option<&A>| address.is_some() && from.as_ref() == address;
+                if leads_from(self.primary()) || leads_from(self.heir.as_ref()) {
+                    self.heir = Some(to).filter(|to| self.primary() != Some(to));
+                } else if is_first && self.record.is_none() {
+                    self.change_primary(to, 0, Why::Renamed, false, actions);
+                }
+                if let Some(from) = from.filter(|from| self.primary() != Some(from)) {
+                    self.seen.remove(&from);
+                }
+            }
             Event::Listed { replicas } => {
                 for replica in replicas {
                     self.notice(replica);
@@ -327,8 +365,12 @@ impl<A: Clone + Ord> Watch<A> {
             // Two that were both promoted from ours: which has the writes, nobody here can tell.
             candidates.next().filter(|_| candidates.next().is_none()).cloned()
         });
+        let heir = self.heir.clone().filter(|address| why == Why::Silence && claims(address));
         if let Some(successor) = successor {
             self.change_primary(successor, 0, why, false, actions);
+        } else if let Some(heir) = heir {
+            self.change_primary(heir, 0, Why::Renamed, false, actions);
+            self.seen.remove(&record.primary);
         } else if let Some(claimant) = self.seen.keys().find(|address| claims(address)).cloned() {
             self.note_unproven(claimant, 0, actions);
         }
@@ -342,7 +384,7 @@ impl<A: Clone + Ord> Watch<A> {
         let replication_id = told_id.or_else(|| self.record.as_ref().filter(|_| same).and_then(|r| r.replication_id.clone()));
         let record = Record { primary: address.clone(), config_epoch, replication_id };
         self.record = Some(record.clone());
-        self.unproven = None;
+        (self.unproven, self.heir) = (None, None);
         actions.push(Action::Record(record));
         if !same {
             self.needed = None;
@@ -472,6 +514,41 @@ mod tests {
         let recorded = actions.iter().position(|a| matches!(a, Action::Record(_))).unwrap();
         let changed = actions.iter().position(|a| matches!(a, Action::Primary { .. })).unwrap();
         assert!(recorded < changed, "durable before it has an effect");
+    }
+
+    #[test]
+    fn a_silent_primary_is_followed_to_where_its_name_leads() {
+        let renamed = |from, to| Event::Renamed { from, to, is_first: true };
+        let mut watch = settled();
+        assert_eq!(changes(&step(&mut watch, 0, renamed(Some(OLD), OTHER))), []);
+        // It follows nobody whom the name alone shows: the server must call itself a primary, and the old one must be silent.
+        assert_eq!(changes(&step(&mut watch, 0, told(OTHER, primary("z", None)))), []);
+        step(&mut watch, 10, Event::Silent { address: OLD });
+        assert_eq!(changes(&step(&mut watch, 10 + SILENCE_US - 1, told(OTHER, primary("z", None)))), []);
+        let mut promoted = watch.clone();
+        assert_eq!(changes(&step(&mut watch, 10 + SILENCE_US, told(OTHER, primary("z", None)))), [(OTHER, Why::Renamed)]);
+        assert_eq!(watch.servers().copied().collect::<Vec<_>>(), [NEW, OTHER], "the old address is asked no more");
+        // A replica that was promoted in its place comes first.
+        step(&mut promoted, 20, told(NEW, primary("b", Some("a"))));
+        assert_eq!(changes(&step(&mut promoted, 10 + SILENCE_US, Event::Silent { address: OLD })), [(NEW, Why::Silence)]);
+        // The name leads back before anything has come of it.
+        let mut back = settled();
+        step(&mut back, 0, renamed(Some(OLD), OTHER));
+        step(&mut back, 0, renamed(Some(OTHER), OLD));
+        step(&mut back, 0, Event::Silent { address: OLD });
+        assert_eq!(changes(&step(&mut back, 9 * SILENCE_US, Event::Silent { address: OLD })), []);
+        assert_eq!(back.primary(), Some(&OLD));
+    }
+
+    #[test]
+    fn a_primary_is_known_when_its_name_first_resolves() {
+        let mut watch = Watch::without_first(vec![NEW], None);
+        assert_eq!(changes(&step(&mut watch, 0, told(NEW, replica(OLD)))), []);
+        assert_eq!(watch.primary(), None);
+        let named = Event::Renamed { from: None, to: OLD, is_first: true };
+        assert_eq!(changes(&step(&mut watch, 0, named)), [(OLD, Why::Renamed)]);
+        let stored = Record { primary: NEW, config_epoch: 0, replication_id: None };
+        assert_eq!(Watch::without_first(vec![NEW], Some(stored)).primary(), Some(&NEW), "it was promoted before");
     }
 
     #[test]

@@ -3,31 +3,36 @@
 //! On a thread of its own: no worker waits for a server that does not answer. What is found out is durable before the router acts on
 //! it, so that a restart does not return to a primary that was left.
 
+mod names;
 mod needs;
 mod sentinel;
 mod server;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use switchyard_policy::failover::{Action, Event, Watch, Why};
 use switchyard_policy::topology::{NodeId, Topology};
 use switchyard_router::{NodeAccess, Servers};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tracing::{error, warn};
 
-use crate::nodes::{NodeAddress, SentinelAddress};
+use crate::nodes::{NodeAddress, SentinelAddress, ServerName};
 use crate::running::Running;
 use crate::store::{RedbStore, Store};
+use names::Names;
 pub(crate) use needs::{Need, Needs};
 
 /// Events that may wait to be judged.
 const QUEUE: usize = 1024;
+
+/// Names that lead to no server are looked up so often.
+const NAMES: Duration = Duration::from_secs(1);
 
 /// A node that has replicas.
 #[derive(Clone, Debug)]
@@ -36,22 +41,22 @@ pub struct Watched {
     name: String,
     access: NodeAccess,
     sentinel: Option<SentinelAddress>,
+    names: Vec<ServerName>,
     watch: Watch<SocketAddr>,
 }
 
 /// The nodes that are to be watched, each with what is on record of it.
 pub fn watched(topology: &Topology, nodes: &[NodeAddress], store: &RedbStore) -> anyhow::Result<Vec<Watched>> {
     let mut watched = Vec::new();
-    for node in nodes.iter().filter(|node| node.sentinel.is_some() || !node.replicas.is_empty()) {
-        if let Some(why) = &node.unresolved {
-            warn!(node = %node.name, why, "a node's replicas are not watched while its name does not resolve; reload when it does");
-            continue;
-        }
+    for node in nodes.iter().filter(|node| node.has_replicas()) {
         let Some(id) = topology.nodes().find(|known| known.name == node.name).map(|known| known.id) else { continue };
         let stored = store.load_primary(&node.name).with_context(|| format!("node {}", node.name))?;
-        let servers = node.address.into_iter().chain(node.replicas.iter().copied()).collect();
-        let watch = Watch::new(servers, node.sentinel.is_some(), stored);
-        watched.push(Watched { node: id, name: node.name.clone(), access: node.access(), sentinel: node.sentinel.clone(), watch });
+        let watch = match (node.address, &node.sentinel) {
+            (None, None) => Watch::without_first(node.replicas.clone(), stored),
+            (first, sentinel) => Watch::new(first.into_iter().chain(node.replicas.iter().copied()).collect(), sentinel.is_some(), stored),
+        };
+        let (sentinel, names) = (node.sentinel.clone(), node.names.clone());
+        watched.push(Watched { node: id, name: node.name.clone(), access: node.access(), sentinel, names, watch });
     }
     Ok(watched)
 }
@@ -108,7 +113,10 @@ async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running
     let (sender, mut seen) = mpsc::channel(QUEUE);
     // Dropped at the end, and every task with it.
     let mut tasks = JoinSet::new();
-    let mut asked: BTreeSet<(usize, SocketAddr)> = BTreeSet::new();
+    let mut asked: BTreeMap<(usize, SocketAddr), AbortHandle> = BTreeMap::new();
+    let mut names = Names::new();
+    let mut look_ups = tokio::time::interval(NAMES);
+    look_ups.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut servers: BTreeMap<usize, Servers> = BTreeMap::new();
     let (hurry, hurried) = watch::channel(false);
     // Moves that wait for replicas, each with the place of its node.
@@ -122,20 +130,34 @@ async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running
         }
     }
     loop {
+        asked.retain(|(index, server), task| {
+            let stays = watched[*index].watch.servers().any(|known| known == server);
+            if !stays {
+                task.abort();
+            }
+            stays
+        });
         for (index, node) in watched.iter().enumerate() {
             for server in node.watch.servers() {
-                if asked.insert((index, *server)) {
-                    tasks.spawn(server::ask(index, *server, node.access.clone(), sender.clone(), hurried.clone()));
-                }
+                let ask = || tasks.spawn(server::ask(index, *server, node.access.clone(), sender.clone(), hurried.clone()));
+                asked.entry((index, *server)).or_insert_with(ask);
             }
         }
+        while tasks.try_join_next().is_some() {}
         let patience = waiting.iter().map(|(_, need)| need.until).min();
         let event = tokio::select! {
             _ = &mut stop => return,
             event = seen.recv() => match event {
+                // A server that has left meanwhile counts no more.
+                Some((index, Event::Told { address, .. } | Event::Silent { address })) if !asked.contains_key(&(index, address)) => None,
                 Some(event) => Some(event),
                 None => return,
             },
+            _ = look_ups.tick() => {
+                names.look_up(&watched);
+                None
+            }
+            found = names.found() => found.and_then(|found| names.note(found, &mut watched, running)),
             name = accepted.recv() => {
                 watched.iter().position(|node| Ok(&node.name) == name.as_ref()).map(|index| (index, Event::Accepted))
             }
@@ -200,6 +222,7 @@ fn apply(node: &Watched, actions: Vec<Action<SocketAddr>>, servers: &mut Servers
                     Why::Demoted => "the old one says that it is a replica now",
                     Why::Silence => "the old one is silent, and this one was promoted in its place",
                     Why::Accepted => "an operator accepted it",
+                    Why::Renamed => "the name of the old one leads to it now",
                 };
                 match before.primary {
                     Some(old) => warn!(node = %node.name, %old, new = %address, why, "node has another primary"),

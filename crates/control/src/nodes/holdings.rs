@@ -57,8 +57,7 @@ pub enum FirstStart {
 pub fn primaries(nodes: &[NodeAddress]) -> Vec<NodeAccess> {
     let one = |node: &NodeAddress| {
         // There is nothing to find out where there is one server.
-        let alone = node.sentinel.is_none() && node.replicas.is_empty();
-        let first = if alone { None } else { servers(node).into_iter().next() };
+        let first = if node.has_replicas() { servers(node).into_iter().next() } else { None };
         first.map_or_else(|| node.access(), |server: Server| server.access)
     };
     at_once(nodes, one)

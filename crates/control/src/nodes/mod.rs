@@ -47,12 +47,25 @@ pub struct NodeAddress {
     pub tls: Option<NodeTls>,
     /// Servers that may be its replicas, or its primary after a failover.
     pub replicas: Vec<SocketAddr>,
+    /// Of a node with replicas: its servers that have names.
+    pub names: Vec<ServerName>,
     /// Its Sentinels, if these say where it is.
     pub sentinel: Option<SentinelAddress>,
     /// Share of the slots, beside those of the others.
     pub weight: u32,
     /// Requests in a second that it answers in time, where somebody has said so.
     pub capacity: Option<u64>,
+}
+
+/// The name of one of a node's servers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerName {
+    /// The name and the port.
+    pub endpoint: Endpoint,
+    /// The address that it led to last; `None`: it does not resolve.
+    pub address: Option<SocketAddr>,
+    /// Whether it names the server that is the primary at first.
+    pub is_first: bool,
 }
 
 /// Who knows where a node's primary is.
@@ -92,6 +105,11 @@ impl SentinelAddress {
 }
 
 impl NodeAddress {
+    /// Whether it has more servers than one, so that its primary may change.
+    pub fn has_replicas(&self) -> bool {
+        self.sentinel.is_some() || !self.replicas.is_empty() || !self.names.is_empty()
+    }
+
     /// The same as the router takes it.
     pub fn access(&self) -> NodeAccess {
         NodeAccess {

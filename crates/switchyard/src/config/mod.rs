@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use switchyard_control::moves::MovesConfig;
-pub(crate) use switchyard_control::nodes::{Endpoint, NODE_PORT, NodeAddress, SentinelAddress, SentinelPlace};
+pub(crate) use switchyard_control::nodes::{Endpoint, NODE_PORT, NodeAddress, SentinelAddress, SentinelPlace, ServerName};
 use switchyard_control::planner::PlannerConfig;
 use switchyard_router::{Cluster, ListenAddress, ListenerSettings, Live, Secret, ServerTls, Users};
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -528,12 +528,22 @@ impl Config {
                     None
                 }
             };
-            let mut replicas = Vec::new();
+            let (mut replicas, mut names) = (Vec::new(), Vec::new());
+            let mut note_name = |endpoint: &Endpoint, address, is_first| {
+                if endpoint.is_name() {
+                    names.push(ServerName { endpoint: endpoint.clone(), address, is_first });
+                }
+            };
+            if !node.replicas.is_empty() {
+                node.address.iter().for_each(|endpoint| note_name(endpoint, address, true));
+            }
             for endpoint in &node.replicas {
-                match endpoint.resolve() {
+                let found = endpoint.resolve();
+                note_name(endpoint, found.as_ref().ok().copied(), false);
+                match found {
                     Ok(address) => replicas.push(address),
                     // The others may do without it.
-                    Err(why) => warnings.push(format!("node {name}: replica {endpoint} is left out: {why}")),
+                    Err(why) => warnings.push(format!("node {name}: replica {endpoint} is left out until its name resolves: {why}")),
                 }
             }
             let mut sentinels = Vec::new();
@@ -587,6 +597,7 @@ impl Config {
                 password: own.unwrap_or_else(|| nodes_password.clone()),
                 tls,
                 replicas,
+                names,
                 sentinel: node.sentinel_master.clone().map(|master| SentinelAddress {
                     master,
                     sentinels,

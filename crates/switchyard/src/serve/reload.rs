@@ -285,8 +285,8 @@ impl Reloader {
 
     /// Watches the replicas of the nodes as they are configured now.
     fn watch(&mut self, topology: &Topology, nodes: Vec<NodeAddress>, running: &Arc<Running>) -> anyhow::Result<()> {
-        let has_replicas = |node: &&NodeAddress| node.sentinel.is_some() || !node.replicas.is_empty();
-        if nodes.iter().filter(has_replicas).eq(self.nodes.iter().filter(has_replicas)) {
+        let has_replicas = |nodes: &[NodeAddress]| nodes.iter().filter(|node| node.has_replicas()).cloned().collect::<Vec<_>>();
+        if has_replicas(&nodes) == has_replicas(&self.nodes) {
             self.nodes = nodes;
             return Ok(());
         }

@@ -7,6 +7,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::movectl::done;
+use crate::replicas::group;
 use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, bulk, ok, until};
 
 const NAME: &str = "node-b.test";
@@ -87,4 +88,32 @@ fn a_name_that_does_not_resolve_stops_neither_start_nor_reload() {
     until("it has reloaded", || router.process().log().contains("reloaded: "));
     hosts.point(Some("127.0.0.1"));
     until("the node serves", || client.cmd(&format!("GET {key}")) == bulk("v"));
+}
+
+#[test]
+fn the_name_of_a_primary_is_looked_up_again() {
+    let Some(hosts) = Hosts::new() else { return };
+    let nodes = group(1);
+    assert_eq!(nodes[0].cmd("CONFIG SET bind \"127.0.0.1 127.0.0.2\""), ok());
+    hosts.point(Some("127.0.0.2"));
+    let (primary, replica) = (format!("{NAME}:{}", nodes[0].address().port()), nodes[1].address());
+    let config = format!("[[node]]\naddress = \"{primary}\"\nreplicas = [\"{replica}\"]\n");
+    let mut router =
+        Router::start(&[], &RouterOptions { hosts: Some(hosts.file()), nodes_may_be_down: true, ..RouterOptions::config(config) });
+    let mut client = Client::connect(router.address());
+    until("it serves", || client.cmd("SET k v") == ok());
+    assert_eq!(nodes[0].cmd("CONFIG SET bind 127.0.0.1"), ok());
+    nodes[0].cmd("CLIENT KILL TYPE normal SKIPME yes");
+    until("the old address fails", || client.cmd("SET k v").error().is_some());
+    hosts.point(Some("127.0.0.1"));
+    until("the primary is found", || client.cmd("SET k new") == ok());
+    assert_eq!(nodes[0].cmd("GET k"), bulk("new"));
+    // The next start cannot resolve it.
+    hosts.point(None);
+    router.restart(&[]);
+    let mut client = Client::connect(router.address());
+    let down = until("it is down", || client.cmd("GET k").error().map(str::to_owned));
+    assert!(down.contains("cannot resolve the host name"), "{down}");
+    hosts.point(Some("127.0.0.1"));
+    until("it is found when its name resolves", || client.cmd("GET k") == bulk("new"));
 }
