@@ -382,6 +382,11 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
+    /// The INFO of this node when its health was asked last.
+    pub(crate) fn last_info(&self, node: NodeId) -> Option<Arc<[u8]>> {
+        lock(&self.nodes).get(&node)?.info.clone()
+    }
+
     pub(crate) fn with_ports(self, ports: Ports) -> Self {
         Self { ports, ..self }
     }

@@ -238,8 +238,12 @@ impl Worker {
                 && in_flight == 0
                 && (wrote_us == 0 || wrote_us + FRESH_US < digest.asked_us)
         };
-        let known = if asked == 0 || self.reachable().iter().all(|node| self.is_silent(*node, handle)) {
-            self.add_silent(&mut none, handle);
+        let (silent, talking): (Vec<_>, Vec<_>) = self.reachable().into_iter().partition(|node| self.is_silent(*node, handle));
+        // The last figures of the nodes that are not asked.
+        let shared = &self.shared;
+        let add_silent = |digest: &mut Digest| silent.iter().filter_map(|node| shared.last_info(*node)).for_each(|text| digest.add(&text));
+        let known = if asked == 0 || talking.is_empty() {
+            add_silent(&mut none);
             Some(&none)
         } else {
             self.info_digest.as_deref().filter(is_fresh)
@@ -266,15 +270,9 @@ impl Worker {
         let mut request = Vec::new();
         encode::command(&mut request, std::iter::once("INFO").chain(words).map(str::as_bytes).collect::<Vec<_>>());
         let mut digest = Box::new(Digest { asked, asked_us: self.now_us, ..Digest::default() });
-        self.add_silent(&mut digest, handle);
+        add_silent(&mut digest);
         self.gather_every(handle, Lane::Main, Reach::Everybody, &[request], class, Whole::Info { sections, digest });
         Flow::Next
-    }
-
-    /// Adds the last figures of the nodes that are not asked because they are silent.
-    fn add_silent(&self, digest: &mut Digest, client: Handle) {
-        let silent = self.reachable().into_iter().filter(|node| self.is_silent(*node, client));
-        silent.filter_map(|node| self.last_info(node)).for_each(|text| digest.add(&text));
     }
 
     /// The text of INFO from what the nodes have said.

@@ -3,18 +3,17 @@
 //! A node that has not answered its oldest command for [`PATIENCE_US`] is not asked, and a node that was asked before that is left out then. INFO shows the figures
 //! that such a node gave when its health was asked last, a second earlier at most. COMMAND gives an earlier answer. `HELLO`, `AUTH` and `CLIENT` need no node.
 
-use std::sync::Arc;
-
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Command;
 use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
 use super::dispatch::Flow;
+use super::downstream::Client;
 use super::gather::{Gather, Whole};
 use super::upstream::{Lane, Phase};
 use super::{Stall, Worker};
-use crate::shared::{Plan, lock};
+use crate::shared::{Plan, Shared};
 use crate::slab::Handle;
 
 /// A client that connects waits so long for a node, where an earlier answer is known.
@@ -25,20 +24,32 @@ const SILENT_US: u64 = 1_000_000;
 
 const LATE: &[u8] = b"-NODETIMEOUT no node answers now\r\n";
 
+impl Client {
+    /// A client that has written lately waits longer: an earlier INFO may not show that.
+    fn patience_us(&self, now_us: u64) -> u64 {
+        let has_written = self.wrote_us > 0 && now_us < self.wrote_us + 2 * SILENT_US;
+        if has_written { SILENT_US } else { PATIENCE_US }
+    }
+}
+
+impl Gather {
+    /// Stands for the answer of a node that is late. For INFO that is no answer, but its last figures count.
+    fn known_answer(&mut self, shared: &Shared, node: NodeId, resp3: bool) -> Option<Vec<u8>> {
+        if let Some(request) = self.asks_for_commands() {
+            return shared.heard.answer(resp3, request);
+        }
+        self.add_info(&shared.last_info(node)?);
+        Some(LATE.to_vec())
+    }
+}
+
 impl Worker {
     /// Whether a node owes an answer for longer than this client waits.
     pub(super) fn is_silent(&self, node: NodeId, client: Handle) -> bool {
-        let patience_us = self.patience_us(client);
+        let patience_us = self.clients.get(client).map_or(PATIENCE_US, |client| client.patience_us(self.now_us));
         let is_old = |sent_us: u32| u64::from((self.now_us as u32).wrapping_sub(sent_us)) > patience_us;
         let main = self.links.main(node).and_then(|main| self.links.get(main));
         main.is_some_and(|link| link.phase == Phase::Up && link.head().is_some_and(|head| is_old(head.sent_us)))
-    }
-
-    /// A client that has written lately waits longer: an earlier INFO may not show that.
-    fn patience_us(&self, client: Handle) -> u64 {
-        let wrote_us = self.clients.get(client).map_or(0, |client| client.wrote_us);
-        let has_written = wrote_us > 0 && self.now_us < wrote_us + 2 * SILENT_US;
-        if has_written { SILENT_US } else { PATIENCE_US }
     }
 
     /// COMMAND and its subcommands: any node that answers.
@@ -66,39 +77,28 @@ impl Worker {
         Flow::Next
     }
 
-    /// The INFO of this node when its health was asked last.
-    pub(super) fn last_info(&self, node: NodeId) -> Option<Arc<[u8]>> {
-        lock(&self.shared.nodes).get(&node)?.info.clone()
-    }
-
     /// Answers INFO and COMMAND from what is known, where nodes have not answered in time.
     pub(super) fn tick_patience(&mut self) {
         let waited = |gather: &Gather| self.now_us.saturating_sub(gather.began_us());
         let late: Vec<(Handle, bool)> = self
             .gathers
             .iter()
-            .filter(|(_, gather)| gather.is_impatient() && waited(gather) > self.patience_us(gather.client()))
+            .filter(|(_, gather)| {
+                gather.is_impatient()
+                    && self.clients.get(gather.client()).is_none_or(|client| waited(gather) > client.patience_us(self.now_us))
+            })
             .map(|(handle, gather)| (handle, waited(gather) > SILENT_US))
             .collect();
         for (handle, is_silent) in late {
             for (part, node) in self.gathers.get(handle).map(Gather::missing).unwrap_or_default() {
-                let known = self.known_answer(handle, node);
+                let known = self.gathers.get_mut(handle).and_then(|gather| {
+                    let resp3 = self.clients.get(gather.client())?.resp3;
+                    gather.known_answer(&self.shared, node, resp3)
+                });
                 if known.is_some() || is_silent {
                     self.gather_part(handle, part, &known.unwrap_or_else(|| LATE.to_vec()));
                 }
             }
         }
-    }
-
-    /// Stands for the answer of a node that is late. For INFO that is no answer, but its last figures count.
-    fn known_answer(&mut self, handle: Handle, node: NodeId) -> Option<Vec<u8>> {
-        let last_info = self.last_info(node);
-        let gather = self.gathers.get_mut(handle)?;
-        if let Some(request) = gather.asks_for_commands() {
-            let resp3 = self.clients.get(gather.client())?.resp3;
-            return self.shared.heard.answer(resp3, request);
-        }
-        gather.add_info(&last_info?);
-        Some(LATE.to_vec())
     }
 }
