@@ -270,10 +270,11 @@ impl Worker {
             && (reply::is_null(answer) || answer.starts_with(b"-EXECABORT"));
         let outcome = if queued.is_some() && is_discarded { Outcome::Never } else { *outcome };
         // What a transaction has queued has even shares of the answer and of the time.
-        let Queued { commands, ends } = queued.unwrap_or_else(|| Queued { commands: 1, ends: vec![pending.end] });
+        let alone = [pending.end];
+        let (commands, ends) = queued.as_ref().map_or((1, &alone[..]), |queued| (queued.commands, &queued.ends));
         let share = |whole: u64| whole / u64::from(commands.max(1));
         let (bytes, us) = (share(answer.len() as u64 + streamed), share(u64::from((self.now_us as u32).wrapping_sub(pending.sent_us))));
-        for end in ends {
+        for &end in ends {
             if outcome == Outcome::Certain {
                 self.hearers.telemetry.answered(end, bytes, us);
             }
