@@ -114,6 +114,7 @@ sim: ## moves in a simulated world: SEEDS seeds in each scenario, and every plan
 	@target_dir=$$($(CARGO) metadata --format-version 1 --no-deps --locked | sed 's/.*"target_directory":"\([^"]*\)".*/\1/'); \
 	    "$$target_dir/fast/switchyard-lab" sim sweep --seeds $(SEEDS) $(ARGS)
 	$(CARGO) test --locked -p switchyard-sim --features planted-bugs --test planted -- --nocapture
+	$(CARGO) test --locked -p switchyard-policy --features planted-bugs --test planner planted -- --nocapture
 
 TIME ?= 60
 .PHONY: soak

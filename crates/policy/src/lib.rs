@@ -11,6 +11,7 @@ pub mod limits;
 pub mod load;
 pub mod migration;
 pub mod planner;
+mod planted;
 pub mod routing;
 pub mod scan;
 pub mod seat;

@@ -1,6 +1,6 @@
 //! The planner: what holds for every plan, on random problems, and what it chooses in simple ones.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use switchyard_policy::planner::{
@@ -111,7 +111,8 @@ fn problems() -> impl Strategy<Value = Problem> {
                     2 => State::Leaving,
                     _ => State::Ready,
                 };
-                Node { id, load, lasting: load, weight, capacity, memory: Some((memory / 2, memory)), keys: 100, state }
+                let lasting = if memory % 8 == 0 { load / 2.0 } else { load };
+                Node { id, load, lasting, weight, capacity, memory: Some((memory / 2, memory)), keys: 100, state }
             })
             .collect();
         let bytes_max = if few == 0 { 5000 } else { 1 << 30 };
@@ -119,60 +120,111 @@ fn problems() -> impl Strategy<Value = Problem> {
     })
 }
 
-proptest! {
-    /// `solve` asserts that no target ends worse than the node that it relieves, that memory fits, and that no more moves than may. Here is the rest.
-    #[test]
-    fn a_plan_is_one_that_may_be_carried_out(problem in problems(), recent in prop::collection::vec(0..30_usize, 0..4)) {
-        let name = |number: &usize| problem.keys.get(*number).map(|key| key.key.clone());
-        let slots = recent.iter().map(|number| Slot::new(*number as u16).expect("a slot")).collect();
-        let previous = Previous { keys: recent.iter().filter_map(name).collect(), slots, over: Vec::new() };
-        let plan = solve(&problem, &previous);
-        prop_assert_eq!(&plan, &solve(&problem, &previous));
-        let state = |id: NodeId| problem.nodes.iter().find(|node| node.id == id).map(|node| node.state);
-        let mut slots = BTreeSet::new();
-        let mut keys = BTreeSet::new();
-        for Step { what, from, to, .. } in &plan.steps {
-            prop_assert!(from != to && state(*to) == Some(State::Ready));
-            prop_assert!(matches!(state(*from), Some(State::Ready | State::Leaving)));
-            match what {
-                What::Slots(moved) => {
-                    for slot in moved {
-                        prop_assert!(slots.insert(*slot), "no slot moves twice");
-                        prop_assert!(problem.slots.iter().any(|known| known.slot == *slot && known.at == *from));
-                    }
-                }
-                What::Key { key, .. } => {
-                    prop_assert!(keys.insert(key.clone()), "no key moves twice");
-                    let known = problem.keys.iter().find(|known| known.key == *key).expect("a key of the problem");
-                    prop_assert_eq!(known.at, *from);
-                    prop_assert!(known.stays != Some(Stays::Moving) || state(*from) == Some(State::Leaving));
-                    prop_assert!(!previous.keys.contains(key) || state(*from) == Some(State::Leaving), "what moved lately stays");
+/// The ways to make a plan: `solve`, and `solve` with a bug.
+type Solve<'a> = &'a dyn Fn(&Problem, &Previous) -> Plan;
+
+/// `solve` asserts that no target ends worse than the node that it relieves, that memory fits, and that no more moves than may. Here is the rest.
+fn may_be_carried_out(problem: &Problem, recent: &[usize], solve: Solve<'_>) -> Result<(), TestCaseError> {
+    let name = |number: &usize| problem.keys.get(*number).map(|key| key.key.clone());
+    let slots = recent.iter().map(|number| Slot::new(*number as u16).expect("a slot")).collect();
+    let previous = Previous { keys: recent.iter().filter_map(name).collect(), slots, over: Vec::new() };
+    let plan = solve(problem, &previous);
+    prop_assert_eq!(&plan, &solve(problem, &previous));
+    let state = |id: NodeId| problem.nodes.iter().find(|node| node.id == id).map(|node| node.state);
+    let may_go = |is_recent: bool, from: NodeId| !is_recent || state(from) == Some(State::Leaving);
+    let (mut slots, mut keys) = (BTreeSet::new(), BTreeSet::new());
+    for Step { what, from, to, .. } in &plan.steps {
+        prop_assert!(from != to && state(*to) == Some(State::Ready));
+        prop_assert!(matches!(state(*from), Some(State::Ready | State::Leaving)));
+        match what {
+            What::Slots(moved) => {
+                for slot in moved {
+                    prop_assert!(slots.insert(*slot), "no slot moves twice");
+                    prop_assert!(problem.slots.iter().any(|known| known.slot == *slot && known.at == *from));
+                    prop_assert!(may_go(previous.slots.contains(slot), *from), "what moved lately stays");
                 }
             }
+            What::Key { key, .. } => {
+                prop_assert!(keys.insert(key.clone()), "no key moves twice");
+                let known = problem.keys.iter().find(|known| known.key == *key).expect("a key of the problem");
+                prop_assert_eq!(known.at, *from);
+                prop_assert!(may_go(known.stays == Some(Stays::Moving), *from));
+                prop_assert!(may_go(previous.keys.contains(key), *from), "what moved lately stays");
+            }
         }
+    }
+    prop_assert_eq!(plan.nodes.len(), problem.nodes.len());
+    for (node, outlook) in problem.nodes.iter().zip(&plan.nodes) {
+        prop_assert_eq!((node.id, node.load), (outlook.node, outlook.before));
+        let lasts = node.load.min(node.lasting) > outlook.limit.max(problem.knobs.least);
+        if plan.verdict == Verdict::Relieved && node.state == State::Ready && lasts {
+            prop_assert!(outlook.after <= outlook.limit * (1.0 + 1e-9) + 1e-6, "{outlook:?} is over its limit");
+        }
+        let is_touched = plan.steps.iter().any(|step| step.from == node.id || step.to == node.id);
+        if !is_touched && !problem.keys.iter().any(|key| key.at == node.id && key.copied > 0.0) {
+            prop_assert_eq!(node.load, outlook.after, "the newest look counts");
+        }
+        let comes = plan.steps.iter().filter(|step| step.to == node.id && !matches!(step.what, What::Key { is_cold: true, .. }));
+        let sources: BTreeSet<NodeId> = comes.map(|step| step.from).collect();
         let fullness = |load: f64, limit: f64| if load <= 0.0 { 0.0 } else { load / limit };
-        let relieved: BTreeMap<NodeId, f64> = plan.nodes.iter().map(|node| (node.node, fullness(node.before, node.limit))).collect();
-        if plan.verdict == Verdict::Relieved {
-            let over = plan.nodes.iter().filter(|node| state(node.node) == Some(State::Ready) && node.before > node.limit.max(problem.knobs.least));
-            for node in over {
-                prop_assert!(node.after <= node.limit * (1.0 + 1e-9) + 1e-6, "{node:?} is over its limit");
-            }
+        for source in plan.nodes.iter().filter(|outlook| sources.contains(&outlook.node) && state(outlook.node) == Some(State::Ready)) {
+            let after = fullness(outlook.after, outlook.limit);
+            prop_assert!(after <= fullness(source.before, source.limit) + 1e-6, "{outlook:?} ends worse than {source:?} was");
         }
-        prop_assert!(relieved.len() == problem.nodes.len());
+    }
+    Ok(())
+}
+
+/// Asked again with the load that it predicted, it has nothing to do: no to and fro.
+fn is_followed_by_none(problem: &Problem, solve: Solve<'_>) -> Result<(), TestCaseError> {
+    let mut problem = problem.clone();
+    problem.nodes.iter_mut().for_each(|node| (node.state, node.weight, node.lasting) = (State::Ready, node.weight.max(1), node.load));
+    problem.keys.iter_mut().for_each(|key| key.is_cold = false);
+    let plan = solve(&problem, &Previous::default());
+    if plan.verdict != Verdict::Relieved {
+        return Ok(());
+    }
+    let plan = solve(&carried_out(&problem, &plan), &Previous::default());
+    let moved = plan.steps.iter().filter(|step| !matches!(step.what, What::Key { is_cold: true, .. })).count();
+    prop_assert_eq!((plan.verdict, moved), (Verdict::Fine, 0));
+    Ok(())
+}
+
+fn recent() -> impl Strategy<Value = Vec<usize>> {
+    prop::collection::vec(0..30_usize, 0..4)
+}
+
+proptest! {
+    #[test]
+    fn a_plan_is_one_that_may_be_carried_out(problem in problems(), recent in recent()) {
+        may_be_carried_out(&problem, &recent, &solve)?;
     }
 
-    /// Asked again with the load that it predicted, it has nothing to do: no to and fro.
     #[test]
-    fn a_plan_that_was_carried_out_is_followed_by_none(mut problem in problems()) {
-        problem.nodes.iter_mut().for_each(|node| (node.state, node.weight) = (State::Ready, node.weight.max(1)));
-        problem.keys.iter_mut().for_each(|key| key.is_cold = false);
-        let plan = solve(&problem, &Previous::default());
-        if plan.verdict != Verdict::Relieved {
-            return Ok(());
-        }
-        let next = solve(&carried_out(&problem, &plan), &Previous::default());
-        let moved = next.steps.iter().filter(|step| !matches!(step.what, What::Key { is_cold: true, .. })).count();
-        prop_assert_eq!((next.verdict, moved), (Verdict::Fine, 0));
+    fn a_plan_that_was_carried_out_is_followed_by_none(problem in problems()) {
+        is_followed_by_none(&problem, &solve)?;
+    }
+}
+
+#[cfg(feature = "planted-bugs")]
+#[test]
+fn planted_bugs_are_found() {
+    use proptest::test_runner::{Config, TestRunner};
+    use switchyard_policy::planner::{Bug, solve_wrongly};
+
+    let bugs = [Bug::WorseThanBefore, Bug::InfeasibleTakenForFeasible, Bug::Oscillation, Bug::ForgottenCooldown, Bug::StaleObservation];
+    for bug in bugs {
+        let config = Config { cases: 20_000, failure_persistence: None, max_shrink_iters: 0, ..Config::default() };
+        let found = TestRunner::new_with_rng(config, proptest::test_runner::TestRng::deterministic_rng(Default::default())).run(
+            &(problems(), recent()),
+            |(problem, recent)| {
+                let solve = |problem: &Problem, previous: &Previous| solve_wrongly(problem, previous, bug);
+                may_be_carried_out(&problem, &recent, &solve)?;
+                is_followed_by_none(&problem, &solve)
+            },
+        );
+        let why = found.expect_err("a planted bug is found").to_string();
+        println!("{bug:?}: {}", why.lines().next().unwrap_or_default());
     }
 }
 

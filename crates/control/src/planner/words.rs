@@ -143,6 +143,7 @@ fn alternative(other: &Alternative) -> AlternativeReport {
         Way::Cheapest => "cheapest",
         Way::Slots => "slots",
         Way::CheapSlots => "cheap-slots",
+        Way::Search => "search",
     };
     AlternativeReport {
         way: way.to_owned(),

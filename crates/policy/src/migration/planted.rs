@@ -97,20 +97,4 @@ pub enum Bug {
     UndeclaredNotAwaited,
 }
 
-/// The bug of a machine, if any.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Planted(#[cfg(feature = "planted-bugs")] pub(super) Option<Bug>);
-
-impl Planted {
-    #[cfg(feature = "planted-bugs")]
-    pub(super) fn is(self, bug: Bug) -> bool {
-        self.0 == Some(bug)
-    }
-
-    #[cfg(not(feature = "planted-bugs"))]
-    #[inline(always)]
-    #[expect(clippy::unused_self, reason = "the other one uses it")]
-    pub(super) const fn is(self, _bug: Bug) -> bool {
-        false
-    }
-}
+pub(super) type Planted = crate::planted::Planted<Bug>;

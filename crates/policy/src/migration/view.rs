@@ -300,7 +300,7 @@ impl<C: Committed> Look<C> {
     #[cfg(feature = "planted-bugs")]
     #[must_use]
     pub fn with(mut self, bug: Option<Bug>) -> Self {
-        self.planted = Planted(bug);
+        self.planted = Planted::new(bug);
         self
     }
 

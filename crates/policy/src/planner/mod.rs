@@ -14,6 +14,7 @@
 //! fits into memory; what moved lately stays.
 
 mod makris;
+mod planted;
 mod remedies;
 
 use std::collections::BTreeMap;
@@ -21,6 +22,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::topology::{NodeId, Slot};
+pub use planted::Bug;
+use planted::Planted;
 
 /// The name of a key.
 pub type Name = Box<[u8]>;
@@ -289,6 +292,8 @@ pub enum Way {
     Slots,
     /// Whole slots only, those that relieve most for their price.
     CheapSlots,
+    /// A search over the largest pieces, where no greedy way relieves all nodes: for fleets with little room.
+    Search,
 }
 
 /// Advice to people.
@@ -325,7 +330,18 @@ pub enum Advice {
 /// Gives the plan for a problem.
 #[must_use]
 pub fn solve(problem: &Problem, previous: &Previous) -> Plan {
-    let fleet = Fleet::of(problem);
+    solve_with(problem, previous, Planted::default())
+}
+
+/// The same with a bug.
+#[cfg(feature = "planted-bugs")]
+#[must_use]
+pub fn solve_wrongly(problem: &Problem, previous: &Previous, bug: Bug) -> Plan {
+    solve_with(problem, previous, Planted::new(Some(bug)))
+}
+
+fn solve_with(problem: &Problem, previous: &Previous, planted: Planted) -> Plan {
+    let fleet = Fleet::of(problem, planted);
     let over = fleet.over(previous);
     match problem.knobs.policy {
         Policy::Switchyard => remedies::solve(problem, previous, &fleet, &over),
@@ -336,7 +352,7 @@ pub fn solve(problem: &Problem, previous: &Previous) -> Plan {
 /// The fullest node that may give and take, as a part of its limit; those with next to nothing to do do not count.
 #[must_use]
 pub fn fullest(problem: &Problem) -> f64 {
-    let fleet = Fleet::of(problem);
+    let fleet = Fleet::of(problem, Planted::default());
     let counts = |place: &&Place<'_>| matches!(place.node.state, State::Ready | State::Busy) && place.load >= fleet.least;
     fleet.nodes.values().filter(counts).map(|place| place.fullness(place.load)).fold(0.0, f64::max)
 }
@@ -346,6 +362,7 @@ pub fn fullest(problem: &Problem) -> f64 {
 struct Fleet<'p> {
     nodes: BTreeMap<NodeId, Place<'p>>,
     least: f64,
+    planted: Planted,
 }
 
 #[derive(Clone, Debug)]
@@ -358,12 +375,13 @@ struct Place<'p> {
 }
 
 impl<'p> Fleet<'p> {
-    fn of(problem: &'p Problem) -> Self {
+    fn of(problem: &'p Problem, planted: Planted) -> Self {
         let mut copied: BTreeMap<NodeId, f64> = BTreeMap::new();
         for key in &problem.keys {
             *copied.entry(key.at).or_default() += key.copied;
         }
-        let load = |node: &Node| (node.load - copied.get(&node.id).copied().unwrap_or_default()).max(0.0);
+        let seen = |node: &Node| if planted.is(Bug::StaleObservation) { node.lasting } else { node.load };
+        let load = |node: &Node| (seen(node) - copied.get(&node.id).copied().unwrap_or_default()).max(0.0);
         let weight = |node: &Node| if matches!(node.state, State::Down | State::Leaving) { 0.0 } else { f64::from(node.weight) };
         let all: f64 = problem.nodes.iter().filter(|node| node.state != State::Down).map(load).sum();
         let weights: f64 = problem.nodes.iter().map(weight).sum();
@@ -379,7 +397,7 @@ impl<'p> Fleet<'p> {
             };
             (node.id, Place { node, load: load(node), limit, goal })
         };
-        Self { nodes: problem.nodes.iter().map(place).collect(), least: problem.knobs.least }
+        Self { nodes: problem.nodes.iter().map(place).collect(), least: problem.knobs.least, planted }
     }
 
     /// The nodes that are to be relieved, the fullest first.
@@ -388,7 +406,8 @@ impl<'p> Fleet<'p> {
             State::Leaving => true,
             State::Busy | State::Down => false,
             State::Ready => {
-                let most = if previous.over.contains(&place.node.id) { place.goal } else { place.limit };
+                let was_over = previous.over.contains(&place.node.id) || self.planted.is(Bug::Oscillation);
+                let most = if was_over { place.goal } else { place.limit };
                 place.load.min(place.node.lasting) > most && place.load >= self.least
             }
         };
@@ -420,6 +439,11 @@ impl Place<'_> {
             (true, true) => load / self.limit,
             (true, false) => f64::INFINITY,
         }
+    }
+
+    /// Its fullness now. A node that leaves is fuller than any other, also where it has nothing to do.
+    fn fullness_before(&self) -> f64 {
+        if self.node.state == State::Leaving { f64::INFINITY } else { self.fullness(self.load) }
     }
 
     /// Whether something of so many bytes fits into what it may use, with a tenth left.

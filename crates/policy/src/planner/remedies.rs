@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Alternative, Fleet, KeyAt, Name, Plan, Previous, Price, Problem, SlotAt, State, Step, Verdict, Way, What, advice};
+use super::{Alternative, Bug, Fleet, KeyAt, Name, Place, Plan, Previous, Price, Problem, SlotAt, State, Step, Verdict, Way, What, advice};
 use crate::topology::{NodeId, Slot};
 
 /// Bytes that an exception costs beside its value: in the directory, at each worker, in the state directory.
@@ -25,6 +25,11 @@ const KEY_GRAIN: f64 = 0.005;
 
 /// A plan that leaves some node over its limit has to lower the fullest one so much.
 const HELPS: f64 = 0.98;
+
+/// A search looks at so many of the largest pieces and of the roomiest targets, and takes so many steps.
+const SEARCHED_PIECES: usize = 24;
+const SEARCHED_TARGETS: usize = 8;
+const STEPS: u32 = 20_000;
 
 /// Something that could move.
 #[derive(Clone, Copy)]
@@ -95,6 +100,9 @@ pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, o
     }
     let mut attempts: Vec<Attempt<'_>> =
         [Way::KeysFirst, Way::Cheapest, Way::Slots, Way::CheapSlots].map(|way| attempt(problem, previous, fleet, over, way)).into();
+    if !attempts.iter().any(|attempt| attempt.relieves) {
+        attempts.push(attempt(problem, previous, fleet, over, Way::Search));
+    }
     attempts.sort_by(|one, other| {
         let order = |attempt: &Attempt<'_>| if attempt.relieves { (0, attempt.price.total) } else { (1, attempt.fullest) };
         let ((one_kind, one), (other_kind, other)) = (order(one), order(other));
@@ -143,7 +151,7 @@ fn assert_no_harm(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, shi
     for shift in shifts {
         let (from, to) = (&fleet.nodes[&shift.from], &fleet.nodes[&shift.to]);
         let after = to.fullness(loads[&shift.to]);
-        assert!(after <= 1.0 + 1e-9 && after <= from.fullness(from.load) + 1e-9, "no target ends worse than the node that it relieves");
+        assert!(after <= 1.0 + 1e-9 && after <= from.fullness_before() + 1e-9, "no target ends worse than the node that it relieves");
         assert!(to.has_memory(0, bytes[&shift.to]), "what moves fits into memory");
     }
     let keys = shifts.iter().filter(|shift| matches!(shift.piece, Piece::Key(_))).count();
@@ -172,11 +180,13 @@ fn attempt<'p>(problem: &'p Problem, previous: &Previous, fleet: &Fleet<'p>, ove
         slots: BTreeSet::new(),
         shifts: Vec::new(),
     };
-    let recent_keys: BTreeSet<&Name> = previous.keys.iter().collect();
-    let recent_slots: BTreeSet<Slot> = previous.slots.iter().copied().collect();
+    let forgets = |_: &&Previous| !fleet.planted.is(Bug::ForgottenCooldown);
+    let lately = Some(previous).filter(forgets);
+    let recent_keys: BTreeSet<&Name> = lately.iter().flat_map(|previous| &previous.keys).collect();
+    let recent_slots: BTreeSet<Slot> = lately.iter().flat_map(|previous| previous.slots.iter().copied()).collect();
     let mut by_node: BTreeMap<NodeId, Vec<Piece<'p>>> = over.iter().map(|id| (*id, Vec::new())).collect();
     let is_left = |id: NodeId| fleet.nodes[&id].node.state == State::Leaving;
-    let takes_keys = |id: NodeId| is_left(id) || matches!(way, Way::KeysFirst | Way::Cheapest);
+    let takes_keys = |id: NodeId| is_left(id) || matches!(way, Way::KeysFirst | Way::Cheapest | Way::Search);
     let is_worth_it = |key: &KeyAt| key.load() > 0.0 && key.load() >= fleet.nodes[&key.at].limit * KEY_GRAIN;
     let keys = problem.keys.iter().filter(|key| takes_keys(key.at) && fleet.nodes.contains_key(&key.at));
     for key in keys.filter(|key| is_left(key.at) || key.stays.is_none() && !recent_keys.contains(&key.key) && is_worth_it(key)) {
@@ -199,9 +209,17 @@ fn attempt<'p>(problem: &'p Problem, previous: &Previous, fleet: &Fleet<'p>, ove
             pieces.push(Piece::Slot(slot, load));
         }
     }
+    let by_load = |one: &Piece<'_>, other: &Piece<'_>| other.load().total_cmp(&one.load());
+    if way == Way::Search {
+        let of_node = |(id, pieces): (NodeId, Vec<Piece<'p>>)| pieces.into_iter().map(move |piece| (id, piece));
+        let mut pieces: Vec<(NodeId, Piece<'p>)> = by_node.into_iter().flat_map(of_node).collect();
+        pieces.sort_by(|(_, one), (_, other)| by_load(one, other));
+        pieces.truncate(SEARCHED_PIECES);
+        filling.search(over, &pieces);
+        return filling.ended(way, over);
+    }
     for id in over {
         let mut pieces = by_node.remove(id).unwrap_or_default();
-        let by_load = |one: &Piece<'_>, other: &Piece<'_>| other.load().total_cmp(&one.load());
         let by_worth = |one: &Piece<'_>, other: &Piece<'_>| other.worth().total_cmp(&one.worth());
         let is_slot = |piece: &Piece<'_>| matches!(piece, Piece::Slot(..));
         // Stable, so that what is alike stays in the order of the problem.
@@ -210,7 +228,7 @@ fn attempt<'p>(problem: &'p Problem, previous: &Previous, fleet: &Fleet<'p>, ove
                 is_slot(one).cmp(&is_slot(other)).then_with(|| if is_slot(one) { by_worth(one, other) } else { by_load(one, other) })
             }),
             Way::Cheapest | Way::CheapSlots => pieces.sort_by(by_worth),
-            Way::Slots => pieces.sort_by(by_load),
+            Way::Slots | Way::Search => pieces.sort_by(by_load),
         }
         filling.relieve(*id, &pieces, way);
     }
@@ -240,9 +258,7 @@ impl<'p> Filling<'p, '_> {
                 continue;
             }
             let Some(to) = self.target(id, piece) else { continue };
-            self.bytes_left -= piece.bytes();
-            self.keys_left -= usize::from(is_key);
-            self.shift(Shift { piece: *piece, from: id, to });
+            self.take(Shift { piece: *piece, from: id, to });
         }
         if is_left {
             return;
@@ -253,15 +269,10 @@ impl<'p> Filling<'p, '_> {
         let mut back = BTreeSet::new();
         if self.loads[&id] <= place.goal {
             for at in order {
-                let Shift { piece, to, .. } = self.shifts[at];
-                if self.loads[&id] + piece.load() <= place.goal {
+                let shift = self.shifts[at];
+                if self.loads[&id] + shift.piece.load() <= place.goal {
                     back.insert(at);
-                    self.loads.entry(id).and_modify(|load| *load += piece.load());
-                    self.loads.entry(to).and_modify(|load| *load -= piece.load());
-                    self.taken.entry(to).and_modify(|bytes| *bytes -= piece.bytes());
-                    self.bytes_left += piece.bytes();
-                    self.slots.remove(&piece.slot());
-                    self.keys_left += usize::from(matches!(piece, Piece::Key(_)));
+                    self.give_back(shift);
                 }
             }
         }
@@ -272,7 +283,64 @@ impl<'p> Filling<'p, '_> {
         });
     }
 
-    fn shift(&mut self, shift: Shift<'p>) {
+    /// Looks for places for some of these pieces (the largest first) so that all of these nodes are at their goals, or else at their limits. It leaves nodes that
+    /// leave, and many nodes at once, to the greedy ways.
+    fn search(&mut self, over: &[NodeId], pieces: &[(NodeId, Piece<'p>)]) {
+        if over.len() > SEARCHED_TARGETS || over.iter().any(|id| self.fleet.nodes[id].node.state == State::Leaving) {
+            return;
+        }
+        let room = |id: &NodeId| self.fleet.nodes[id].goal - self.loads[id];
+        let mut targets: Vec<NodeId> = self.loads.keys().copied().filter(|id| over.contains(id) || room(id) > 0.0).collect();
+        targets.sort_by(|one, other| room(other).total_cmp(&room(one)).then(one.cmp(other)));
+        targets.truncate(SEARCHED_TARGETS);
+        for most in [|place: &Place<'_>| place.goal, |place: &Place<'_>| place.limit] {
+            if self.search_on(over, &targets, pieces, most, &mut { STEPS }) {
+                return;
+            }
+        }
+    }
+
+    fn search_on(
+        &mut self,
+        over: &[NodeId],
+        targets: &[NodeId],
+        pieces: &[(NodeId, Piece<'p>)],
+        most: fn(&Place<'_>) -> f64,
+        steps: &mut u32,
+    ) -> bool {
+        if *steps == 0 {
+            return false;
+        }
+        *steps -= 1;
+        let need = |filling: &Self, id: &NodeId| filling.loads[id] - most(&filling.fleet.nodes[id]);
+        if over.iter().all(|id| need(self, id) <= 0.0) {
+            return true;
+        }
+        let rest = |id: &NodeId| pieces.iter().filter(|(at, _)| at == id).map(|(_, piece)| piece.load()).sum::<f64>();
+        let Some(((id, piece), others)) = pieces.split_first().filter(|_| over.iter().all(|id| need(self, id) <= rest(id))) else {
+            return false;
+        };
+        let is_key = matches!(piece, Piece::Key(_));
+        let may = piece.bytes() <= self.bytes_left && (!is_key || self.keys_left > 0) && !self.slots.contains(&piece.slot());
+        if may && need(self, id) > 0.0 {
+            for to in targets {
+                if self.fits(&self.fleet.nodes[id], piece, &self.fleet.nodes[to], self.loads[to]) {
+                    self.take(Shift { piece: *piece, from: *id, to: *to });
+                    if self.search_on(over, targets, others, most, steps) {
+                        return true;
+                    }
+                    self.shifts.pop();
+                    self.give_back(Shift { piece: *piece, from: *id, to: *to });
+                }
+            }
+        }
+        self.search_on(over, targets, others, most, steps)
+    }
+
+    fn take(&mut self, shift: Shift<'p>) {
+        self.bytes_left -= shift.piece.bytes();
+        self.keys_left -= usize::from(matches!(shift.piece, Piece::Key(_)));
+
         *self.loads.entry(shift.from).or_default() -= shift.piece.load();
         *self.loads.entry(shift.to).or_default() += shift.piece.load();
         *self.taken.entry(shift.to).or_default() += shift.piece.bytes();
@@ -280,31 +348,44 @@ impl<'p> Filling<'p, '_> {
         self.shifts.push(shift);
     }
 
+    /// Undoes [`Self::take`], but for the list of shifts.
+    fn give_back(&mut self, Shift { piece, from, to }: Shift<'p>) {
+        self.loads.entry(from).and_modify(|load| *load += piece.load());
+        self.loads.entry(to).and_modify(|load| *load -= piece.load());
+        self.taken.entry(to).and_modify(|bytes| *bytes -= piece.bytes());
+        self.bytes_left += piece.bytes();
+        self.slots.remove(&piece.slot());
+        self.keys_left += usize::from(matches!(piece, Piece::Key(_)));
+    }
+
+    /// Whether a piece of a node may go to another, which has so much now.
+    fn fits(&self, source: &Place<'_>, piece: &Piece<'_>, place: &Place<'_>, load: f64) -> bool {
+        let (after, to) = (load + piece.load(), place.node.id);
+        to != source.node.id
+            && place.node.state == State::Ready
+            && place.limit > 0.0
+            && (self.fleet.planted.is(Bug::WorseThanBefore)
+                || (after <= place.goal || source.node.state == State::Leaving && after <= place.limit)
+                    && place.fullness(after) <= source.fullness_before())
+            && place.has_memory(self.taken.get(&to).copied().unwrap_or_default(), piece.bytes())
+    }
+
     /// The target of a piece: of the nodes where it fits, the one that is then least full.
     fn target(&self, from: NodeId, piece: &Piece<'_>) -> Option<NodeId> {
         let source = &self.fleet.nodes[&from];
-        let before = source.fullness(source.load);
+        // Home is cheaper than anywhere else: it takes an exception away. A slot that a node gives has no business at its own.
         let home = match piece {
-            // A slot that a node gives has no business at its own.
             Piece::Key(key) if key.at != key.home => Some(key.home),
             _ => None,
         };
-        let fits = |id: &NodeId| {
-            let place = &self.fleet.nodes[id];
-            let after = self.loads[id] + piece.load();
-            let taken = self.taken.get(id).copied().unwrap_or_default();
-            *id != from
-                && place.node.state == State::Ready
-                && place.limit > 0.0
-                && (after <= place.goal || source.node.state == State::Leaving && after <= place.limit)
-                && place.fullness(after) <= before
-                && place.has_memory(taken, piece.bytes())
-        };
-        // Home is cheaper than anywhere else: it takes an exception away.
-        home.filter(&fits).or_else(|| {
-            let fullness = |id: &NodeId| self.fleet.nodes[id].fullness(self.loads[id] + piece.load());
-            self.loads.keys().copied().filter(&fits).min_by(|one, other| fullness(one).total_cmp(&fullness(other)).then(one.cmp(other)))
-        })
+        if let Some(home) = home.filter(|home| self.fits(source, piece, &self.fleet.nodes[home], self.loads[home])) {
+            return Some(home);
+        }
+        // Side by side, and not looked up: there may be thousands of both nodes and pieces.
+        let places = self.fleet.nodes.values().zip(self.loads.values());
+        let fitting = places.filter(|(place, load)| self.fits(source, piece, place, **load));
+        let fullness = |(place, load): &(&Place<'_>, &f64)| place.fullness(*load + piece.load());
+        fitting.min_by(|one, other| fullness(one).total_cmp(&fullness(other))).map(|(place, _)| place.node.id)
     }
 
     fn ended(self, way: Way, over: &[NodeId]) -> Attempt<'p> {
@@ -330,7 +411,7 @@ impl<'p> Filling<'p, '_> {
         };
         Attempt {
             way,
-            relieves: over.iter().all(is_done),
+            relieves: over.iter().all(is_done) || self.fleet.planted.is(Bug::InfeasibleTakenForFeasible),
             fullest: over.iter().map(fullness).fold(0.0, f64::max),
             price,
             shifts: self.shifts,

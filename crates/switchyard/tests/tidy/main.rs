@@ -90,13 +90,14 @@ const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("empty_return", &[]),
     ("limits", &[]),
     ("wait_queue", &["topology"]),
-    ("migration", &["topology"]),
+    ("planted", &[]),
+    ("migration", &["topology", "planted"]),
     ("balance", &["topology"]),
     ("colocate", &["topology"]),
     ("seat", &[]),
     ("telemetry", &["topology"]),
     ("load", &["telemetry", "topology"]),
-    ("planner", &["topology"]),
+    ("planner", &["topology", "planted"]),
     ("hot_copies", &["migration", "telemetry", "topology"]),
 ];
 

@@ -262,7 +262,7 @@ impl Driver {
     #[cfg(feature = "planted-bugs")]
     #[must_use]
     pub fn with(begin: Begin, bug: Option<Bug>) -> Self {
-        Self::planted(begin, Planted(bug))
+        Self::planted(begin, Planted::new(bug))
     }
 
     fn planted(begin: Begin, planted: Planted) -> Self {

@@ -105,7 +105,7 @@ impl<W: Work> Leg<W> {
     #[cfg(feature = "planted-bugs")]
     #[must_use]
     pub fn with(mut self, bug: Option<Bug>) -> Self {
-        self.shell.planted = Planted(bug);
+        self.shell.planted = Planted::new(bug);
         self
     }
 

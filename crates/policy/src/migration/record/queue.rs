@@ -83,7 +83,7 @@ impl<T> Queue<T> {
     #[cfg(feature = "planted-bugs")]
     #[must_use]
     pub fn with(mut self, bug: Option<Bug>) -> Self {
-        self.planted = Planted(bug);
+        self.planted = Planted::new(bug);
         self
     }
 

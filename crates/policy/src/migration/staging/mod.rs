@@ -382,7 +382,7 @@ impl Staging {
     #[cfg(feature = "planted-bugs")]
     #[must_use]
     pub fn with(mut self, bug: Option<Bug>) -> Self {
-        self.planted = Planted(bug);
+        self.planted = Planted::new(bug);
         self
     }
 

@@ -1,0 +1,44 @@
+//! The bug that a test has planted, if any.
+//!
+//! The bugs are in the code itself, as questions that are answered no at compile time unless the feature `planted-bugs` is on: a copy of the code
+//! with bugs in it would drift away from it.
+
+use std::marker::PhantomData;
+
+/// The planted bug of a machine, of the kinds `B`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Planted<B> {
+    #[cfg(feature = "planted-bugs")]
+    bug: Option<B>,
+    kinds: PhantomData<B>,
+}
+
+impl<B> Default for Planted<B> {
+    fn default() -> Self {
+        Self {
+            #[cfg(feature = "planted-bugs")]
+            bug: None,
+            kinds: PhantomData,
+        }
+    }
+}
+
+#[cfg(feature = "planted-bugs")]
+impl<B: PartialEq> Planted<B> {
+    pub(crate) fn new(bug: Option<B>) -> Self {
+        Self { bug, kinds: PhantomData }
+    }
+
+    pub(crate) fn is(&self, bug: B) -> bool {
+        self.bug == Some(bug)
+    }
+}
+
+#[cfg(not(feature = "planted-bugs"))]
+impl<B: Copy> Planted<B> {
+    #[inline(always)]
+    #[expect(clippy::unused_self, reason = "the other one uses it")]
+    pub(crate) const fn is(&self, _bug: B) -> bool {
+        false
+    }
+}
