@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, bail};
 use switchyard_policy::migration::Key;
-use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit, slot_of};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit};
 use switchyard_router::NodeAccess;
 use tracing::debug;
 
@@ -213,7 +213,7 @@ impl Placement {
         let next = match keys {
             None => topology.handed_over(slots, owner),
             Some(keys) => {
-                let of_slots = keys.iter().filter(|key| slots.binary_search(&slot_of(key)).is_ok());
+                let of_slots = keys.iter().filter(|key| slots.binary_search(&topology.slot_of(key)).is_ok());
                 topology.keys_handed_over(slots, of_slots, owner)
             }
         };

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
 use switchyard_policy::empty_return::Known;
-use switchyard_policy::topology::{Fit, NodeId, Sample, Slot, Topology, judge, slot_of};
+use switchyard_policy::topology::{Fit, NodeId, Sample, Slot, Topology, judge};
 use switchyard_resp::units::counted;
 use switchyard_router::{KnownProcess, NodeAccess, Router};
 use tracing::warn;
@@ -75,7 +75,7 @@ impl Process {
 
 /// Whether the map looks elsewhere for a key of a node, and no move explains it. `left`: slots of which the node may still have keys that have left it.
 pub(crate) fn is_misplaced(topology: &Topology, node: NodeId, left: &[Slot], key: &[u8]) -> bool {
-    let slot = slot_of(key);
+    let slot = topology.slot_of(key);
     topology.lives_at(key) != node && topology.transit(slot).is_none() && left.binary_search(&slot).is_err()
 }
 

@@ -10,7 +10,7 @@ use proptest::prelude::{any, prop};
 use proptest::prop_oneof;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
-use switchyard_policy::topology::slot_of;
+use switchyard_policy::topology::crc16_slot;
 
 /// A `redis-server` in cluster mode, killed when dropped.
 struct Server {
@@ -79,7 +79,7 @@ fn as_a_server_computes_it() {
         for key in batch {
             let mut line = String::new();
             replies.read_line(&mut line).expect("a reply");
-            let expected = format!(":{}\r\n", slot_of(key).number());
+            let expected = format!(":{}\r\n", crc16_slot(key).number());
             assert_eq!(line, expected, "the slot of \"{}\"", key.escape_ascii());
         }
     }

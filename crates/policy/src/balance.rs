@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::topology::{NodeId, SLOT_COUNT, Slot, Topology};
+use crate::topology::{NodeId, Slot, Topology};
 
 /// Slots that go from one node to another together.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -48,7 +48,7 @@ pub fn even(topology: &Topology, weights: &BTreeMap<NodeId, u32>) -> Result<Vec<
         .nodes()
         .map(|node| Member { id: node.id, weight: u64::from(weights.get(&node.id).copied().unwrap_or(1)), has: topology.slots_of(node.id) })
         .collect();
-    Ok(shifts(topology, &members, &shares(&members)?))
+    Ok(shifts(topology, &members, &shares(&members, topology.placement().slots())?))
 }
 
 /// Moves that take all slots from a node and give each to whoever has the least for its weight; nothing moves among the others.
@@ -80,14 +80,14 @@ struct Member {
 }
 
 /// How many slots each member is to have.
-fn shares(members: &[Member]) -> Result<Vec<usize>, BalanceError> {
+fn shares(members: &[Member], slots: usize) -> Result<Vec<usize>, BalanceError> {
     let weights: u64 = members.iter().map(|m| m.weight).sum();
     if weights == 0 {
         return Err(BalanceError::NoWeight);
     }
-    let exact: Vec<u128> = members.iter().map(|m| u128::from(m.weight) * SLOT_COUNT as u128).collect();
+    let exact: Vec<u128> = members.iter().map(|m| u128::from(m.weight) * slots as u128).collect();
     let mut shares: Vec<usize> = exact.iter().map(|e| (e / u128::from(weights)) as usize).collect();
-    let odd = SLOT_COUNT - shares.iter().sum::<usize>();
+    let odd = slots - shares.iter().sum::<usize>();
     let mut order: Vec<usize> = (0..members.len()).filter(|i| !exact[*i].is_multiple_of(u128::from(weights))).collect();
     order.sort_by_key(|i| (members[*i].has <= shares[*i], std::cmp::Reverse(exact[*i] % u128::from(weights)), members[*i].id));
     for i in order.into_iter().take(odd) {
@@ -102,7 +102,7 @@ fn shifts(topology: &Topology, members: &[Member], wanted: &[usize]) -> Vec<Shif
         members.iter().zip(wanted).filter(|(m, w)| m.has < **w).map(|(m, w)| (m.id, w - m.has)).collect();
     let mut shifts = Vec::new();
     for (member, wanted) in members.iter().zip(wanted).filter(|(m, w)| m.has > **w) {
-        let mut owned: Vec<Slot> = Slot::all().filter(|slot| topology.owner(*slot) == member.id).collect();
+        let mut owned: Vec<Slot> = topology.slots().filter(|slot| topology.owner(*slot) == member.id).collect();
         let mut given = owned.split_off(*wanted);
         while let Some((target, room)) = lacking.first_mut().filter(|_| !given.is_empty()) {
             let rest = given.split_off(given.len().min(*room));

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::topology::{MoveId, NodeId, Slot, Topology, slot_of};
+use crate::topology::{MoveId, NodeId, Placement, Slot, Topology};
 
 /// Moves that bring keys from one node to another because commands need them, at the same time. What is wanted beyond that goes together in the next
 /// one, so that many commands do not begin as many moves.
@@ -26,9 +26,9 @@ pub enum Wanted {
 
 impl Wanted {
     /// The slot; `None` where no key is wanted.
-    fn slot(&self) -> Option<Slot> {
+    fn slot(&self, topology: &Topology) -> Option<Slot> {
         match self {
-            Self::Keys(keys) => keys.first().map(|key| slot_of(key)),
+            Self::Keys(keys) => keys.first().map(|key| topology.slot_of(key)),
             Self::Slot(slot) => Some(*slot),
         }
     }
@@ -43,10 +43,10 @@ impl Wanted {
 
     /// Whether it is about one of these keys, which are in order.
     #[must_use]
-    pub fn concerns(&self, keys: &[Arc<[u8]>]) -> bool {
+    pub fn concerns(&self, placement: &Placement, keys: &[Arc<[u8]>]) -> bool {
         match self {
             Self::Keys(own) => own.iter().any(|key| keys.binary_search(key).is_ok()),
-            Self::Slot(slot) => keys.iter().any(|key| slot_of(key) == *slot),
+            Self::Slot(slot) => keys.iter().any(|key| placement.slot_of(key) == *slot),
         }
     }
 }
@@ -111,7 +111,7 @@ pub fn plan(topology: &Topology, wanted: &[&Wanted], open: &[Open<'_>], is_away:
     // From where a slot's keys come this time.
     let mut from: BTreeMap<Slot, NodeId> = BTreeMap::new();
     for (place, wanted) in wanted.iter().enumerate() {
-        let Some(slot) = wanted.slot() else {
+        let Some(slot) = wanted.slot(topology) else {
             plan.standings.push(Standing::Home);
             continue;
         };

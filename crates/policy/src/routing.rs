@@ -3,7 +3,7 @@
 //! A function of its arguments and nothing else: the worker hands in keys and gets nodes back. What a command *is* (where its
 //! keys are, whether it may be split) is the command table's knowledge and does not appear here.
 
-use crate::topology::{NodeId, Slot, Topology, slot_of};
+use crate::topology::{NodeId, Slot, Topology};
 
 /// Where a command must be executed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,8 +26,8 @@ pub enum Route {
 pub fn route<'k>(topology: &Topology, mut keys: impl Iterator<Item = &'k [u8]> + Clone) -> Route {
     let all = keys.clone();
     let Some(first) = keys.next() else { return Route::Anywhere };
-    let slot = slot_of(first);
-    if !keys.all(|key| slot_of(key) == slot) {
+    let slot = topology.slot_of(first);
+    if !keys.all(|key| topology.slot_of(key) == slot) {
         return topology.only_node().map_or(Route::CrossSlot, Route::Together);
     }
     if topology.is_exceptional(slot) { route_exceptional(topology, slot, all) } else { Route::Owner(slot, topology.owner(slot)) }

@@ -363,7 +363,7 @@ fn motion(topology: &Topology, back: &BTreeSet<(MoveId, u32)>, slot: Slot) -> Op
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::{Transit, slot_of};
+    use crate::topology::{Transit, crc16_slot};
 
     const NOW: u64 = 7_000_000_000;
 
@@ -464,7 +464,7 @@ mod tests {
         let all = asked(&mut scans, cursor, |_| {});
         assert!(all.contains(&(Pass::Down, 0, 0)), "{all:?}");
         let wanted = scans.passes.last_key_value().map(|(_, set)| set.clone()).expect("a later pass");
-        assert!(keys.iter().all(|key| wanted.has(slot_of(key))));
+        assert!(keys.iter().all(|key| wanted.has(crc16_slot(key))));
     }
 
     #[test]

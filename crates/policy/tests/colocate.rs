@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use switchyard_policy::colocate::{COLOCATE_MAX, Open, Plan, Standing, Wanted, plan};
-use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, slot_of};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, crc16_slot};
 
 type Key = Arc<[u8]>;
 
@@ -51,7 +51,7 @@ fn only_what_is_needed_comes_home_and_once_for_all_who_need_it() {
 #[test]
 fn what_lives_at_several_nodes_comes_from_one_after_the_other() {
     let topology = parted();
-    let slot = slot_of(b"{a}");
+    let slot = crc16_slot(b"{a}");
     let (home, near, far) = (node(&topology, 0), node(&topology, 1), node(&topology, 2));
     let wanted = [Wanted::Slot(slot), keys(&["{a}3"])];
     let mut now = topology;
@@ -76,7 +76,7 @@ fn what_lives_at_several_nodes_comes_from_one_after_the_other() {
 #[test]
 fn a_slot_that_is_part_of_a_move_is_waited_for_or_said_to_be_stuck() {
     let topology = parted();
-    let slots = [slot_of(b"{a}")];
+    let slots = [crc16_slot(b"{a}")];
     let (home, near, far) = (node(&topology, 0), node(&topology, 1), node(&topology, 2));
     let open = Open { id: MoveId(7), source: home, target: near, slots: &slots, is_paused: false, colocates: false };
     let paused = Open { is_paused: true, ..open };
@@ -104,7 +104,7 @@ fn many_who_ask_do_not_begin_as_many_moves() {
     let topology = parted();
     let (home, near) = (node(&topology, 0), node(&topology, 1));
     let others: Vec<[Slot; 1]> =
-        (0..COLOCATE_MAX as u16).map(|n| [Slot::new((slot_of(b"{a}").number() + 1 + n) % 16384).expect("a slot")]).collect();
+        (0..COLOCATE_MAX as u16).map(|n| [Slot::new((crc16_slot(b"{a}").number() + 1 + n) % 16384).expect("a slot")]).collect();
     let open: Vec<Open<'_>> =
         others.iter().map(|slots| Open { id: MoveId(1), source: near, target: home, slots, is_paused: false, colocates: true }).collect();
     let plan = asked(&topology, &[keys(&["{a}1"])], &open, &[]);

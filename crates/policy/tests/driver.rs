@@ -5,14 +5,14 @@ use std::sync::Arc;
 use switchyard_policy::migration::{
     Begin, Copied, Do, DoubleRead, Driver, Durability, Event, Fingerprinter, Happened, Io, Key, Orders, Outcome, Process, Protocol, Side,
 };
-use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, slot_of};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, crc16_slot};
 
 fn key(name: &str) -> Key {
     Key::from(name.as_bytes())
 }
 
 fn slot() -> Slot {
-    slot_of(b"{t}")
+    crc16_slot(b"{t}")
 }
 
 fn begin(protocol: Protocol) -> Begin {

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use proptest::prelude::{any, prop, proptest};
 use proptest::prop_assert_eq;
 use switchyard_policy::routing::{Route, route, split};
-use switchyard_policy::topology::{EXCEPTIONS_MAX, MoveId, Node, NodeId, PartsError, PlaceError, Slot, Stage, Topology, Transit, slot_of};
+use switchyard_policy::topology::{
+    EXCEPTIONS_MAX, MoveId, Node, NodeId, PartsError, PlaceError, Slot, Stage, Topology, Transit, crc16_slot,
+};
 
 fn three() -> Topology {
     let names: Vec<String> = (0..3).map(|i| format!("127.0.0.1:{}", 7000 + i)).collect();
@@ -28,7 +30,7 @@ fn a_key_lives_elsewhere_and_comes_home() {
     let hot = key("{a}hot");
     let (home, away) = (before.owner_of(&hot), other(&before, &hot));
     assert!(!before.has_exceptions());
-    let slots = [slot_of(&hot)];
+    let slots = [crc16_slot(&hot)];
     let transit = Transit { move_id: MoveId(1), source: home, target: away, stage: Stage::Moving { leg: 0 }, keys_only: true };
     let during = before.with_transits([(transit, &slots[..])]).expect("one");
     let after = during.keys_handed_over(&slots, [&hot], away);
@@ -57,7 +59,7 @@ fn a_slot_that_moves_to_where_its_exception_lives_has_it_no_more() {
     let (one, two) = (key("{a}1"), key("{a}2"));
     let home = before.owner_of(&one);
     let [near, far] = [1, 2].map(|step| NodeId((home.0 + step) % 3));
-    let slots = [slot_of(&one)];
+    let slots = [crc16_slot(&one)];
     let parted = before.keys_handed_over(&slots, [&one], near).keys_handed_over(&slots, [&two], far);
     let moved = parted.handed_over(&slots, near);
     assert_eq!((moved.lives_at(&one), moved.exception(&one)), (near, None));
@@ -86,7 +88,7 @@ fn a_node_at_which_keys_live_stays_in_the_list() {
 fn what_was_stored_is_checked() {
     let topology = three();
     let (a, b) = (key("a"), key("b"));
-    let (slot, away) = (slot_of(&a).number(), other(&topology, &a));
+    let (slot, away) = (crc16_slot(&a).number(), other(&topology, &a));
     let stored = |entries: Vec<(Arc<[u8]>, NodeId)>| topology.clone().with_stored_exceptions(entries);
     let good = stored(vec![(b.clone(), other(&topology, &b)), (a.clone(), away)]).expect("good");
     assert_eq!((good.lives_at(&a), good.lives_at(&b), good.exceptions().count()), (away, other(&topology, &b), 2));
@@ -122,10 +124,10 @@ proptest! {
         let mut lives: BTreeMap<Arc<[u8]>, NodeId> = keys.iter().map(|k| (k.clone(), topology.owner_of(k))).collect();
         for (slot_moves, which, node) in steps {
             let (moved, node) = (&keys[usize::from(which)], NodeId(node));
-            let slot = slot_of(moved);
+            let slot = crc16_slot(moved);
             if slot_moves {
                 let owner = topology.owner(slot);
-                for (k, at) in lives.iter_mut().filter(|(k, at)| slot_of(k) == slot && **at == owner) {
+                for (k, at) in lives.iter_mut().filter(|(k, at)| crc16_slot(k) == slot && **at == owner) {
                     prop_assert_eq!(topology.exception(k), None);
                     *at = node;
                 }

@@ -8,7 +8,7 @@ use switchyard_policy::migration::{
     Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Machine, Orders, Outcome, Precopy, Process, Protocol, Record, Side,
     Stored, Wrong,
 };
-use switchyard_policy::topology::{MoveId, NodeId, slot_of};
+use switchyard_policy::topology::{MoveId, NodeId, crc16_slot};
 
 const FINGERPRINTS: Fingerprinter = Fingerprinter::new(7);
 
@@ -26,7 +26,7 @@ fn orders() -> Orders {
         leg: 0,
         source: NodeId(0),
         target: NodeId(1),
-        slots: vec![slot_of(b"{t}")],
+        slots: vec![crc16_slot(b"{t}")],
         durability: Durability::Memory,
         drain_patience_us: 40_000,
     }

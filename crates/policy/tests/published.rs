@@ -7,7 +7,7 @@ use switchyard_policy::migration::{
     Action, BatchId, Copied, Durability, Event, Fingerprint, Fingerprinter, Io, Key, Machine, Orders, Outcome, Pace, Process, Protocol,
     Record, Side, Stored,
 };
-use switchyard_policy::topology::{MoveId, NodeId, slot_of};
+use switchyard_policy::topology::{MoveId, NodeId, crc16_slot};
 
 fn rules(protocol: Protocol) -> (Paper, Rules) {
     let paper = Paper::of(protocol).expect("it is published");
@@ -96,7 +96,7 @@ impl Driven {
             leg: 0,
             source: NodeId(0),
             target: NodeId(1),
-            slots: vec![slot_of(b"{t}")],
+            slots: vec![crc16_slot(b"{t}")],
             durability: Durability::Memory,
             drain_patience_us: 40_000,
         };
@@ -239,7 +239,7 @@ fn it_is_on_record_that_the_target_has_everything_before_the_source_is_emptied()
     let process = |run_id: &str| Process { run_id: run_id.to_owned(), client_id: 1 };
     let open = OpenLeg {
         leg: 0,
-        slots: vec![slot_of(b"{t}")],
+        slots: vec![crc16_slot(b"{t}")],
         moving: true,
         rolled_back: None,
         given_up: None,

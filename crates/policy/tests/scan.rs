@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use switchyard_policy::scan::{Pass, Position, Scans};
-use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit, slot_of};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit, crc16_slot};
 
 fn name(number: u16) -> String {
     format!("127.0.0.1:{}", 7000 + number)
@@ -59,7 +59,7 @@ impl Leg {
     }
 
     fn takes(&self, key: &Arc<[u8]>) -> bool {
-        self.slots.contains(&slot_of(key)) && self.keys.as_ref().is_none_or(|keys| keys.contains(key))
+        self.slots.contains(&crc16_slot(key)) && self.keys.as_ref().is_none_or(|keys| keys.contains(key))
     }
 }
 
@@ -128,14 +128,14 @@ impl World {
         let target = nodes[self.random.below(nodes.len())];
         let is_free = |slot: Slot| !self.legs.iter().any(|leg| leg.slots.contains(&slot));
         let keys_only = self.random.one_in(3);
-        let mut keys: Vec<Arc<[u8]>> = self.keys.keys().filter(|key| is_free(slot_of(key))).cloned().collect();
+        let mut keys: Vec<Arc<[u8]>> = self.keys.keys().filter(|key| is_free(crc16_slot(key))).cloned().collect();
         keys.retain(|key| if keys_only { self.topology.lives_at(key) == source } else { self.topology.owner_of(key) == source });
         let (skip, take) = (self.random.below(keys.len()), 1 + self.random.below(20));
         let keys: Vec<_> = keys.into_iter().skip(skip).take(take).collect();
         if source == target || keys.is_empty() {
             return;
         }
-        let slots: BTreeSet<Slot> = keys.iter().map(|key| slot_of(key)).collect();
+        let slots: BTreeSet<Slot> = keys.iter().map(|key| crc16_slot(key)).collect();
         let move_id = MoveId(self.next_move);
         self.next_move += 1;
         let transit = Transit { move_id, source, target, stage: Stage::Moving { leg: 0 }, keys_only };
@@ -210,7 +210,7 @@ impl World {
         }
         let alone: Vec<Arc<[u8]>> = self.topology.exceptions().filter(|(_, at)| *at == node).map(|(key, _)| key.clone()).collect();
         let slots: Vec<Slot> = Slot::all().filter(|slot| self.topology.owner(*slot) == node).collect();
-        for (keys, slots) in [(Some(alone.clone()), alone.iter().map(|key| slot_of(key)).collect()), (None, slots)] {
+        for (keys, slots) in [(Some(alone.clone()), alone.iter().map(|key| crc16_slot(key)).collect()), (None, slots)] {
             let move_id = MoveId(self.next_move);
             self.next_move += 1;
             let transit = Transit { move_id, source: node, target: to, stage: Stage::Moving { leg: 0 }, keys_only: keys.is_some() };
@@ -229,7 +229,7 @@ impl World {
         let bucket =
             |key: &[u8]| key.iter().fold(seed, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)) >> 20 & (BUCKETS - 1);
         let wanted = self.scans.wanted(at).cloned();
-        let is_given = |key: &[u8]| wanted.as_ref().is_none_or(|wanted| wanted.has(slot_of(key))) && bucket(key) == at.inner;
+        let is_given = |key: &[u8]| wanted.as_ref().is_none_or(|wanted| wanted.has(crc16_slot(key))) && bucket(key) == at.inner;
         let found: Vec<Arc<[u8]>> =
             self.keys.iter().filter(|(key, node)| **node == at.node && is_given(key)).map(|(key, _)| key.clone()).collect();
         let next = self.scans.after(at, (at.inner + 1) % BUCKETS, self.now).map(|next| self.plant(at, next));

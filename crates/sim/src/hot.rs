@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use switchyard_policy::hot_copies::{ArmedSet, Asked, Copies, Gate, GateId, Gates, Holds, Over, Read};
 use switchyard_policy::migration::{Fingerprinter, Key};
-use switchyard_policy::topology::{NodeId, slot_of};
+use switchyard_policy::topology::{NodeId, crc16_slot};
 
 use crate::clients::Command;
 use crate::node::{Cmd, KeyIx, Op, Reply};
@@ -236,7 +236,7 @@ impl World {
         let mut keys = Vec::new();
         self.written(op, &mut keys);
         if matches!(op, Op::Script(_) | Op::Function(..)) && !self.bug(Bug::ScriptRaisesItsKeys) {
-            return keys.iter().flat_map(|key| set.gates_in(slot_of(&self.keys[*key]))).collect();
+            return keys.iter().flat_map(|key| set.gates_in(crc16_slot(&self.keys[*key]))).collect();
         }
         let hashes = keys.iter().map(|key| self.hot.hash(&self.keys[*key]));
         hashes.filter(|hash| set.get(*hash).is_some()).map(GateId::of_key).collect()

@@ -12,7 +12,7 @@ use switchyard_policy::migration::published::Way;
 use switchyard_policy::migration::tracker::{State, Tracker};
 use switchyard_policy::migration::{Committed, Fingerprint, Key, Legs, Look, Waits, Wanted, is_late, moved, observed};
 use switchyard_policy::routing::{Route, route};
-use switchyard_policy::topology::{MoveId, NodeId, Stage, Topology, slot_of};
+use switchyard_policy::topology::{MoveId, NodeId, Stage, Topology, crc16_slot};
 
 use crate::node::{Cmd, KeyIx, Op, Reply};
 use crate::planted::{Bug, Planted, is_planted};
@@ -213,7 +213,7 @@ impl Worker {
         planted: Option<Planted>,
     ) -> Option<usize> {
         let topology = if is_moving { self.view.moved() } else { &self.view.topology };
-        if undeclared && keys.clone().any(|key| topology.is_exceptional(slot_of(key))) {
+        if undeclared && keys.clone().any(|key| topology.is_exceptional(crc16_slot(key))) {
             return None;
         }
         if is_planted(planted, Bug::ExceptionForgotten) {
@@ -228,7 +228,7 @@ impl Worker {
     /// Where a key lives of which there may be copies. `None`: it is on its way.
     pub(crate) fn place_of_copies(&self, key: &[u8], serves_observed: bool) -> Option<NodeId> {
         let topology = &self.view.topology;
-        let stays = topology.transit(slot_of(key)).is_none_or(|transit| serves_observed && transit.stage == Stage::Observed);
+        let stays = topology.transit(crc16_slot(key)).is_none_or(|transit| serves_observed && transit.stage == Stage::Observed);
         stays.then(|| topology.lives_at(key))
     }
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use switchyard_policy::hot_copies::{ArmedSet, GateId};
 use switchyard_policy::migration::{Event, Fingerprint, Happened, Key};
-use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, slot_of};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, crc16_slot};
 
 use crate::clients::Client;
 use crate::history::History;
@@ -236,7 +236,7 @@ impl World {
         let tag = |number: u64| char::from(b't' + (number % scenario.slots) as u8);
         let names: Vec<Key> = (0..scenario.keys).map(|number| Key::from(format!("{{{}}}{number}", tag(number)).into_bytes())).collect();
         let keys: Vec<Key> = (0..scenario.databases).flat_map(|_| names.clone()).collect();
-        let mut slots: Vec<Slot> = keys.iter().take(scenario.slots as usize).map(|key| slot_of(key)).collect();
+        let mut slots: Vec<Slot> = keys.iter().take(scenario.slots as usize).map(|key| crc16_slot(key)).collect();
         slots.sort_unstable();
         let names = ["0".to_owned(), "1".to_owned()];
         let mut map = Topology::even(&names).expect("two nodes").handed_over(&slots, NodeId(0));

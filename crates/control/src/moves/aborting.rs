@@ -303,7 +303,7 @@ impl Moves {
                 let transit = topology.as_ref().and_then(|topology| topology.transit(*slot));
                 transit.is_some_and(|transit| transit.move_id == id && matches!(transit.stage, Stage::Moving { .. }))
             };
-            Slot::all().filter(is_moving).count() as u64
+            topology.iter().flat_map(|topology| topology.slots()).filter(is_moving).count() as u64
         };
         let troubles = state.open.iter().filter_map(|(id, planned)| {
             let (progress, look) = (planned.progress.as_ref(), self.look_of(*id, planned));

@@ -178,7 +178,8 @@ impl Colocation {
                     Told::Request(request) => self.waiting.push(Waiting { until: Instant::now() + request.within(), request }),
                     Told::Look => {}
                     Told::Stopped { keys, why } => {
-                        refuse(self.waiting.extract_if(.., |w| w.request.wanted().concerns(&keys)), &why);
+                        let placement = self.moves.placement.topology().map(|topology| topology.placement().clone()).unwrap_or_default();
+                        refuse(self.waiting.extract_if(.., |w| w.request.wanted().concerns(&placement, &keys)), &why);
                     }
                     Told::Checked { between, outcome } => {
                         self.checks.insert(between, Check::Over(Instant::now(), outcome));
@@ -244,7 +245,7 @@ impl Colocation {
             }
             let commands = home_for.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
             let keys: Arc<[Key]> = colocation.keys.into_keys().collect();
-            let (slots, count) = (MoveOrder::slots_of(&keys), keys.len());
+            let (slots, count) = (MoveOrder::slots_of(topology.placement(), &keys), keys.len());
             let order = |how| MoveOrder {
                 source: colocation.source,
                 target: colocation.target,

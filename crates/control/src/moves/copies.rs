@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::{Key, Process, is_temporary};
-use switchyard_policy::topology::{NodeId, Slot, Topology, slot_of};
+use switchyard_policy::topology::{NodeId, Slot, Topology};
 use switchyard_resp::reply;
 use switchyard_resp::units::counted;
 use switchyard_router::{Link, NodeAccess, Router, are_all_that_is_left, why_not};
@@ -190,7 +190,7 @@ impl Removal {
             for key in page.items() {
                 let key = Key::from(key.bytes());
                 let owner = topology.lives_at(&key);
-                if is_temporary(&key) || owner == node || slots.binary_search(&slot_of(&key)).is_err() {
+                if is_temporary(&key) || owner == node || slots.binary_search(&topology.slot_of(&key)).is_err() {
                     continue;
                 }
                 let at = match owners.entry(owner) {

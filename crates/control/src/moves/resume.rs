@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, RwLock, mpsc};
 use anyhow::{Context, bail};
 use switchyard_policy::migration::Key;
 use switchyard_policy::migration::record::{OpenMove, Replay};
-use switchyard_policy::topology::{MoveId, Slot, Stage, Transit, slot_of};
+use switchyard_policy::topology::{MoveId, Slot, Stage, Transit};
 use switchyard_resp::units::counted;
 use tracing::{info, warn};
 
@@ -90,8 +90,9 @@ fn open_moves(placement: &Placement, replay: Replay, options: &mut BTreeMap<u64,
         let late: Vec<Slot> = match &found.keys {
             None => found.handed_over.iter().copied().filter(|slot| topology.owner(*slot) == found.source).collect(),
             Some(keys) => {
-                let is_late = |key: &&Key| found.handed_over.binary_search(&slot_of(key)).is_ok() && topology.lives_at(key) != found.target;
-                keys.iter().filter(is_late).map(|key| slot_of(key)).collect::<BTreeSet<_>>().into_iter().collect()
+                let is_late =
+                    |key: &&Key| found.handed_over.binary_search(&topology.slot_of(key)).is_ok() && topology.lives_at(key) != found.target;
+                keys.iter().filter(is_late).map(|key| topology.slot_of(key)).collect::<BTreeSet<_>>().into_iter().collect()
             }
         };
         if !late.is_empty() {

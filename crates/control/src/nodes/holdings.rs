@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use switchyard_policy::migration::is_temporary;
-use switchyard_policy::topology::{First, NodeId, PlaceError, Sample, Topology, slot_of};
+use switchyard_policy::topology::{First, NodeId, PlaceError, Sample, Topology};
 use switchyard_resp::units::counted;
 use switchyard_router::{NodeAccess, mark_in, question_of, site_of_mark};
 
@@ -300,7 +300,7 @@ fn find_elsewhere(
             let owner = topology.owner_of(key);
             if owner != *id {
                 let name = topology.node(owner).map_or_else(String::new, |owner| owner.name.clone());
-                found = Some(Elsewhere { node: node.name.clone(), slot: slot_of(key).number(), owner: name });
+                found = Some(Elsewhere { node: node.name.clone(), slot: topology.slot_of(key).number(), owner: name });
                 is_over.store(true, Ordering::Relaxed);
             }
             if is_over.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::{Cause, How, Key, MoveOrder, Protocol, is_temporary};
-use switchyard_policy::topology::{EXCEPTIONS_MAX, NodeId, TooManyExceptions, Topology, slot_of};
+use switchyard_policy::topology::{EXCEPTIONS_MAX, NodeId, Placement, TooManyExceptions, Topology};
 use switchyard_resp::glob;
 use switchyard_resp::units::counted;
 use switchyard_router::Router;
@@ -62,7 +62,7 @@ impl Operator {
                 let all: BTreeSet<Key> = by_source.iter().flat_map(|(_, keys)| keys).cloned().collect();
                 self.check_room(topology, &all, target)?;
                 let away = by_source.into_iter().filter(|(source, _)| *source != target);
-                away.filter_map(|(source, keys)| order(source, target, keys, Some(pattern), how)).collect()
+                away.filter_map(|(source, keys)| order(topology.placement(), source, target, keys, Some(pattern), how)).collect()
             }
             (None, false) => return Err(wrong("which keys?")),
         };
@@ -74,7 +74,7 @@ impl Operator {
                 false => format!("no key that lives at {from} matches, so there is nothing to move"),
             }));
         }
-        let (orders, left) = apart(orders);
+        let (orders, left) = apart(topology.placement(), orders);
         let away = orders.iter().filter(|_| !request.home).filter_map(|order| order.keys.clone());
         let mut notes: Vec<String> = away.filter_map(|keys| self.moves.home().warning(&keys)).collect();
         if left > 0 {
@@ -95,7 +95,7 @@ impl Operator {
                 by_owner.entry(topology.owner_of(key)).or_default().insert(Arc::clone(key));
             }
         }
-        by_owner.into_iter().filter_map(|(owner, keys)| order(node, owner, keys, pattern, how)).collect()
+        by_owner.into_iter().filter_map(|(owner, keys)| order(topology.placement(), node, owner, keys, pattern, how)).collect()
     }
 
     /// The keys that live at a node and match. A name without anything special in it is taken as it is, whether there is such a key or not.
@@ -168,7 +168,7 @@ impl Operator {
 }
 
 /// The same without two that have a slot in common, and how many keys were left out for that.
-pub(super) fn apart(orders: Vec<MoveOrder>) -> (Vec<MoveOrder>, usize) {
+pub(super) fn apart(placement: &Placement, orders: Vec<MoveOrder>) -> (Vec<MoveOrder>, usize) {
     let (mut taken, mut left) = (BTreeSet::new(), 0);
     let mut some = |found: MoveOrder| {
         // Whole slots come first, so that none of their keys goes another way.
@@ -178,11 +178,11 @@ pub(super) fn apart(orders: Vec<MoveOrder>) -> (Vec<MoveOrder>, usize) {
         }
         let keys: BTreeSet<Key> = found.keys.iter().flat_map(|keys| keys.iter()).cloned().collect();
         let all = keys.len();
-        let free: BTreeSet<Key> = keys.into_iter().filter(|key| !taken.contains(&slot_of(key))).collect();
+        let free: BTreeSet<Key> = keys.into_iter().filter(|key| !taken.contains(&placement.slot_of(key))).collect();
         left += all - free.len();
-        taken.extend(free.iter().map(|key| slot_of(key)));
+        taken.extend(free.iter().map(|key| placement.slot_of(key)));
         let keys: Arc<[Key]> = free.into_iter().collect();
-        (!keys.is_empty()).then(|| MoveOrder { slots: MoveOrder::slots_of(&keys), keys: Some(keys), ..found })
+        (!keys.is_empty()).then(|| MoveOrder { slots: MoveOrder::slots_of(placement, &keys), keys: Some(keys), ..found })
     };
     let orders = orders.into_iter().filter_map(&mut some).collect();
     (orders, left)
@@ -194,10 +194,10 @@ fn is_plain(pattern: &str) -> bool {
 }
 
 /// A move of these keys, if there are any.
-fn order(source: NodeId, target: NodeId, keys: BTreeSet<Key>, pattern: Option<&str>, how: How) -> Option<MoveOrder> {
+fn order(placement: &Placement, source: NodeId, target: NodeId, keys: BTreeSet<Key>, pattern: Option<&str>, how: How) -> Option<MoveOrder> {
     let keys: Arc<[Key]> = keys.into_iter().collect();
     let cause = Cause::Asked(pattern.map(str::to_owned));
-    (!keys.is_empty()).then(|| MoveOrder { source, target, slots: MoveOrder::slots_of(&keys), keys: Some(keys), how, cause })
+    (!keys.is_empty()).then(|| MoveOrder { source, target, slots: MoveOrder::slots_of(placement, &keys), keys: Some(keys), how, cause })
 }
 
 #[cfg(test)]
@@ -210,10 +210,10 @@ mod tests {
     fn no_two_moves_have_a_slot_in_common() {
         let keys = |names: &[&str]| names.iter().map(|name| Key::from(name.as_bytes())).collect::<BTreeSet<_>>();
         let how = How::default();
-        let one = order(NodeId(0), NodeId(2), keys(&["{a}1", "{b}1"]), None, how);
-        let other = order(NodeId(1), NodeId(2), keys(&["{a}2", "{a}3", "{c}1"]), None, how);
-        let none = order(NodeId(3), NodeId(2), keys(&["{b}2"]), None, how);
-        let (orders, left) = apart([one, other, none].into_iter().flatten().collect());
+        let one = order(&Placement::Crc16, NodeId(0), NodeId(2), keys(&["{a}1", "{b}1"]), None, how);
+        let other = order(&Placement::Crc16, NodeId(1), NodeId(2), keys(&["{a}2", "{a}3", "{c}1"]), None, how);
+        let none = order(&Placement::Crc16, NodeId(3), NodeId(2), keys(&["{b}2"]), None, how);
+        let (orders, left) = apart(&Placement::Crc16, [one, other, none].into_iter().flatten().collect());
         assert_eq!((orders.len(), left), (2, 3));
         let slots: Vec<Slot> = orders.iter().flat_map(|order| order.slots.clone()).collect();
         assert_eq!(slots.iter().collect::<BTreeSet<_>>().len(), slots.len());
@@ -232,7 +232,7 @@ mod tests {
         let mut after = parted.clone();
         for order in &home {
             let keys = order.keys.clone().expect("of keys");
-            assert!(keys.iter().all(|key| order.slots.binary_search(&slot_of(key)).is_ok()));
+            assert!(keys.iter().all(|key| order.slots.binary_search(&Placement::Crc16.slot_of(key)).is_ok()));
             after = after.keys_handed_over(&order.slots, keys.iter(), order.target);
         }
         assert!(!after.has_exceptions());

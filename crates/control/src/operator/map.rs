@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use switchyard_policy::topology::{NodeId, Slot, Stage, Topology, Transit, hash_tag, slot_of};
+use switchyard_policy::topology::{NodeId, Slot, Stage, Topology, Transit};
 
 use crate::admin::{ExceptionsReport, KeyReport, NodeSlotsReport, RangeReport, SlotsReport, TransitReport, WhereReport};
 
@@ -22,7 +22,7 @@ pub(crate) fn text_of(slots: &[Slot]) -> String {
 
 /// What a node owns.
 pub(super) fn ranges_text(topology: &Topology, node: NodeId) -> String {
-    let owned: Vec<Slot> = Slot::all().filter(|slot| topology.owner(*slot) == node).collect();
+    let owned: Vec<Slot> = topology.slots().filter(|slot| topology.owner(*slot) == node).collect();
     if owned.is_empty() { "none".to_owned() } else { text_of(&owned) }
 }
 
@@ -46,10 +46,10 @@ fn transit_report(topology: &Topology, transit: &Transit, slots: &[Slot]) -> Tra
 pub(super) fn slots_report(topology: &Topology) -> SlotsReport {
     let mut exceptions: BTreeMap<(Slot, NodeId), u64> = BTreeMap::new();
     for (key, node) in topology.exceptions() {
-        *exceptions.entry((slot_of(key), node)).or_default() += 1;
+        *exceptions.entry((topology.slot_of(key), node)).or_default() += 1;
     }
     let of_transit = |transit: &Transit| {
-        let slots: Vec<Slot> = Slot::all().filter(|slot| topology.transit(*slot) == Some(transit)).collect();
+        let slots: Vec<Slot> = topology.slots().filter(|slot| topology.transit(*slot) == Some(transit)).collect();
         // A leg that was handed over in part.
         (!slots.is_empty()).then(|| transit_report(topology, transit, &slots))
     };
@@ -65,7 +65,7 @@ pub(super) fn slots_report(topology: &Topology) -> SlotsReport {
             })
             .collect(),
         ranges: topology
-            .ranges()
+            .ranges_in_use()
             .map(|(node, range)| RangeReport { first: *range.start(), last: *range.end(), node: name(topology, node) })
             .collect(),
         in_transit: topology.transits().filter_map(of_transit).collect(),
@@ -88,11 +88,11 @@ pub(super) fn where_report(topology: &Topology, keys: &[Vec<u8>]) -> WhereReport
         Err(_) => bytes.escape_ascii().to_string(),
     };
     let report = |key: &Vec<u8>| {
-        let slot = slot_of(key);
+        let slot = topology.slot_of(key);
         KeyReport {
             key: shown(key),
             slot: slot.number(),
-            hash_tag: hash_tag(key).map(shown),
+            hash_tag: topology.placement().hash_tag(key).map(shown),
             owner: name(topology, topology.owner(slot)),
             node: name(topology, topology.lives_at(key)),
             relocated: topology.exception(key).is_some(),
@@ -115,7 +115,7 @@ mod tests {
         let names: Vec<String> = (0..2).map(|i| format!("127.0.0.1:{}", 7000 + i)).collect();
         let even = Topology::even(&names).expect("two nodes");
         let alone: Arc<[u8]> = b"{tag}alone".as_slice().into();
-        let (here, slot) = (even.owner_of(&alone), slot_of(&alone));
+        let (here, slot) = (even.owner_of(&alone), even.slot_of(&alone));
         let there = NodeId(1 - here.0);
         let parted = even.keys_handed_over(&[], [&alone], there);
         let transit = Transit { move_id: MoveId(7), source: here, target: there, stage: Stage::Moving { leg: 2 }, keys_only: false };

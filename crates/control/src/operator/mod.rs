@@ -20,7 +20,7 @@ use serde::Serialize;
 use serde_json::Value;
 use switchyard_policy::balance::Shift;
 use switchyard_policy::migration::{Cause, How, MoveOrder};
-use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Topology};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology};
 use switchyard_resp::units::counted;
 use tracing::info;
 
@@ -167,8 +167,8 @@ impl Operator {
             (Some(_), true, _) => return Err(wrong("give slots, or all, not both")),
             (None, false, _) => return Err(wrong("which slots? Give slots, such as 0-100,200, or all, or a pattern of keys")),
             (None, true, None) => return Err(wrong("all slots of which node? Say from which")),
-            (None, true, Some(source)) => Slot::all().filter(|slot| topology.owner(*slot) == source).collect(),
-            (Some(text), false, _) => parse_slots(text).map_err(wrong)?,
+            (None, true, Some(source)) => topology.slots().filter(|slot| topology.owner(*slot) == source).collect(),
+            (Some(text), false, _) => parse_slots(text, topology.placement().slots()).map_err(wrong)?,
         };
         if let Some(source) = source {
             let foreign: Vec<Slot> = slots.iter().copied().filter(|slot| topology.owner(*slot) != source).collect();
@@ -307,13 +307,13 @@ fn node_named(topology: &Topology, name: &str) -> Result<NodeId, Refused> {
     })
 }
 
-/// Slots from `0-100,200`, ascending.
-fn parse_slots(text: &str) -> Result<Vec<Slot>, String> {
+/// Slots from `0-100,200`, ascending. There are so many.
+fn parse_slots(text: &str, count: usize) -> Result<Vec<Slot>, String> {
     let mut slots = BTreeSet::new();
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-        let form = || format!("{part:?} is no range of slots: write numbers from 0 to {}, such as 0-100,200", SLOT_COUNT - 1);
+        let form = || format!("{part:?} is no range of slots: write numbers from 0 to {}, such as 0-100,200", count - 1);
         let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let number = |text: &str| text.trim().parse().ok().and_then(Slot::new).ok_or_else(form);
+        let number = |text: &str| text.trim().parse().ok().and_then(Slot::new).filter(|slot| slot.index() < count).ok_or_else(form);
         let (first, last) = (number(first)?, number(last)?);
         if first > last {
             return Err(form());
@@ -325,15 +325,17 @@ fn parse_slots(text: &str) -> Result<Vec<Slot>, String> {
 
 #[cfg(test)]
 mod tests {
+    use switchyard_policy::topology::SLOT_COUNT;
+
     use super::*;
 
     #[test]
     fn slots_are_read_as_they_are_shown() {
         for (text, shown) in [("5", "5"), ("0-3,7", "0-3,7"), ("7,0-3,2-5", "0-5,7"), (" 1 , 2 ", "1-2"), ("0-16383", "0-16383")] {
-            assert_eq!(parse_slots(text).map(|slots| text_of(&slots)), Ok(shown.to_owned()), "{text}");
+            assert_eq!(parse_slots(text, SLOT_COUNT).map(|slots| text_of(&slots)), Ok(shown.to_owned()), "{text}");
         }
         for text in ["", ",", "16384", "5-3", "-1", "a", "1-2-3", "1..3"] {
-            assert!(parse_slots(text).is_err(), "{text}");
+            assert!(parse_slots(text, SLOT_COUNT).is_err(), "{text}");
         }
     }
 }

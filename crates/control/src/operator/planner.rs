@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use switchyard_policy::load::ObservedLoad;
 use switchyard_policy::migration::{Cause, How, Key, MoveOrder};
 use switchyard_policy::planner::{Plan, Previous, Problem, State, Step, What, fullest, solve};
-use switchyard_policy::topology::{MoveId, NodeId, Topology};
+use switchyard_policy::topology::{MoveId, NodeId, Placement, Topology};
 use switchyard_router::{Link, Router};
 use tracing::{info, warn};
 
@@ -131,7 +131,7 @@ impl Operator {
     /// Begins the moves of a plan, or only says which they would be.
     fn begin_plan(&self, topology: &Topology, plan: &Plan, dry_run: bool) -> Result<PlanReport, Refused> {
         let how = self.moves.how(&HowRequest::default())?;
-        let orders = orders_of(&plan.steps, how);
+        let orders = orders_of(topology.placement(), &plan.steps, how);
         for order in &orders {
             self.may_get_more(order.target)?;
             if let Some(keys) = &order.keys {
@@ -153,7 +153,7 @@ impl Operator {
         let plan = solve(&problem, &previous);
         let name = |node| self.moves.name(node);
         let says = Words { name: &name, named: false }.plan(&plan, problem.knobs.policy).says;
-        let plan = self.moves.accept_unless(dry_run, &topology, orders_of(&plan.steps, how))?;
+        let plan = self.moves.accept_unless(dry_run, &topology, orders_of(topology.placement(), &plan.steps, how))?;
         Ok(PlanReport { notes: std::iter::once(says).chain(plan.notes).collect(), ..plan })
     }
 
@@ -201,7 +201,7 @@ fn ids(begun: &PlanReport) -> Vec<MoveId> {
 }
 
 /// Keys that go the same way are one move.
-fn orders_of(steps: &[Step], how: How) -> Vec<MoveOrder> {
+fn orders_of(placement: &Placement, steps: &[Step], how: How) -> Vec<MoveOrder> {
     let mut keys: BTreeMap<(NodeId, NodeId), BTreeSet<Key>> = BTreeMap::new();
     let mut orders = Vec::new();
     for step in steps {
@@ -215,9 +215,9 @@ fn orders_of(steps: &[Step], how: How) -> Vec<MoveOrder> {
     }
     orders.extend(keys.into_iter().map(|((source, target), keys)| {
         let keys: std::sync::Arc<[Key]> = keys.into_iter().collect();
-        MoveOrder { source, target, slots: MoveOrder::slots_of(&keys), keys: Some(keys), how, cause: Cause::Planned }
+        MoveOrder { source, target, slots: MoveOrder::slots_of(placement, &keys), keys: Some(keys), how, cause: Cause::Planned }
     }));
-    let (mut orders, _) = apart(orders);
+    let (mut orders, _) = apart(placement, orders);
     // Keys take a moment, and most of the load with them.
     orders.sort_by_key(|order| order.keys.is_none());
     orders

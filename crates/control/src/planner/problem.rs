@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use switchyard_policy::load::ObservedLoad;
 use switchyard_policy::planner::{KeyAt, Knobs, Name, Node, Problem, SlotAt, State, Stays};
-use switchyard_policy::topology::{NodeId, Slot, Topology, hash_tag};
+use switchyard_policy::topology::{NodeId, Slot, Topology};
 
 /// Keys of each node that are looked at.
 pub(crate) const KEYS: usize = 256;
@@ -117,7 +117,7 @@ pub(super) fn problem(
         let rest = |slot: Slot| (load.slot(slot).commands - of_keys.get(&slot).copied().unwrap_or_default()).max(0.0);
         // Every request is for some key. The requests that no listed key explains are spread over the slots, in the measured proportions.
         let explained: f64 = keys.iter().filter(|key| key.at == node.id).map(|key| key.reads + key.writes).sum();
-        let measured: f64 = Slot::all().filter(|slot| topology.owner(*slot) == node.id).map(rest).sum();
+        let measured: f64 = topology.slots().filter(|slot| topology.owner(*slot) == node.id).map(rest).sum();
         let scale = ((node.load - explained).max(0.0) / measured.max(1e-9)).clamp(1.0 / SCALE, SCALE);
         let at = |slot: Slot| {
             let load = rest(slot) * scale;
@@ -125,7 +125,7 @@ pub(super) fn problem(
         };
         let may = |slot: &Slot| topology.owner(*slot) == node.id && topology.transit(*slot).is_none();
         let mut own: Vec<SlotAt> =
-            Slot::all().filter(may).map(at).filter(|slot| is_left || slot.load > 0.0 || of_keys.contains_key(&slot.slot)).collect();
+            topology.slots().filter(may).map(at).filter(|slot| is_left || slot.load > 0.0 || of_keys.contains_key(&slot.slot)).collect();
         if !is_left && own.len() > SLOTS {
             let busy = |slot: &SlotAt| slot.load + of_keys.get(&slot.slot).copied().unwrap_or_default();
             own.sort_by(|one, other| busy(other).total_cmp(&busy(one)).then(one.slot.cmp(&other.slot)));
@@ -143,7 +143,7 @@ fn keys(topology: &Topology, load: &ObservedLoad, around: &Around, cold: &BTreeS
         let (slot, is_needed) = (topology.slot_of(key), around.needed.contains(key));
         let stays = match () {
             () if topology.transit(slot).is_some() => Some(Stays::Moving),
-            () if hash_tag(key).is_some() => Some(Stays::Tagged),
+            () if topology.placement().hash_tag(key).is_some() => Some(Stays::Tagged),
             () if is_needed => Some(Stays::NeededAtHome),
             () => None,
         };

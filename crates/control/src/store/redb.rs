@@ -16,7 +16,7 @@ use std::sync::{Mutex, PoisonError, RwLock};
 use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition, TableHandle};
 use serde::{Deserialize, Serialize};
 use switchyard_policy::failover::Record;
-use switchyard_policy::topology::{Node, NodeId, Topology};
+use switchyard_policy::topology::{Continuum, Node, NodeId, Placement, StoredContinuum, Topology};
 
 use super::lock::DirectoryLock;
 use super::{Store, StoreError};
@@ -398,6 +398,9 @@ struct Document {
     /// know this field either, and refuse the file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     exceptions: Vec<(String, u16)>,
+    /// How keys become slots, where that is not by CRC16. The same holds for programs that know nothing of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    continuum: Option<StoredContinuum>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -422,6 +425,7 @@ fn encode(topology: &Topology) -> Vec<u8> {
         nodes: topology.nodes().map(|node| NodeDocument { id: node.id.0, name: node.name.clone() }).collect(),
         ranges: topology.ranges().map(|(owner, range)| (*range.start(), *range.end(), owner.0)).collect(),
         exceptions: topology.exceptions().map(|(key, node)| (to_hex(key), node.0)).collect(),
+        continuum: topology.placement().continuum().map(|continuum| continuum.stored()),
     };
     serde_json::to_vec(&document).expect("numbers and strings are always JSON")
 }
@@ -432,6 +436,13 @@ fn decode(bytes: &[u8]) -> Result<Topology, Failure> {
     let nodes = document.nodes.into_iter().map(|node| Node { id: NodeId(node.id), name: node.name }).collect();
     let ranges = document.ranges.into_iter().map(|(first, last, owner)| (NodeId(owner), RangeInclusive::new(first, last)));
     let topology = Topology::from_parts(document.epoch, nodes, ranges, document.next_id).map_err(|error| bad(error.to_string()))?;
+    let topology = match document.continuum {
+        None => topology,
+        Some(stored) => {
+            let continuum = Continuum::try_from(stored).map_err(|error| bad(error.to_string()))?;
+            topology.with_stored_placement(Placement::Continuum(continuum.into()))
+        }
+    };
     let exception = |(name, node): &(String, u16)| Some((from_hex(name)?.into(), NodeId(*node)));
     let exceptions: Option<Vec<_>> = document.exceptions.iter().map(exception).collect();
     let exceptions = exceptions.ok_or_else(|| bad("the name of a key is not in hexadecimal".to_owned()))?;
@@ -454,6 +465,8 @@ mod tests {
     use std::fs;
     use std::net::Ipv4Addr;
     use std::os::unix::fs::PermissionsExt;
+
+    use switchyard_policy::topology::{Scheme, Server};
 
     use super::*;
 
@@ -491,6 +504,32 @@ mod tests {
     fn topology(names: &[&str]) -> Topology {
         let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
         Topology::even(&names).expect("a topology")
+    }
+
+    #[test]
+    fn a_continuum_survives_a_restart_and_a_damaged_one_is_refused() {
+        let dir = temporary();
+        let servers = |names: &[&str]| names.iter().map(|name| Server { name: (*name).to_owned(), weight: 2 }).collect::<Vec<_>>();
+        let continuum = Continuum::new(Scheme { tag: Some(*b"{}"), ..Scheme::default() }, servers(&["a", "b"])).expect("a continuum");
+        let first = Topology::on_continuum(continuum.into());
+        let three = ["a", "b", "c"].map(str::to_owned);
+        let joined = Topology::place(Some(&first), &three).expect("one joins").topology;
+        let (over, goals) = joined.laid_over(servers(&["a", "b", "c"])).expect("an overlay");
+        assert!(goals.iter().all(|(_, goal)| *goal == NodeId(2)) && !goals.is_empty());
+        let key = std::sync::Arc::<[u8]>::from(&b"k{1}"[..]);
+        let other = NodeId(1 - over.owner_of(&key).0);
+        let over = over.keys_handed_over(&[], [&key], other);
+        RedbStore::open(dir.path()).expect("opens").save_topology(&over).expect("saves");
+        let stored = RedbStore::open(dir.path()).expect("opens again").load_topology().expect("reads").expect("there is one");
+        assert_eq!(stored, over);
+        assert_eq!((stored.slot_of(b"{1}x"), stored.lives_at(&key)), (over.slot_of(b"k{1}"), other));
+        tamper(dir.path(), |transaction| {
+            let mut table = transaction.open_table(DOCUMENTS).expect("opens");
+            let text = String::from_utf8(encode(&over)).expect("text").replace("\"homes\":[0,", "\"homes\":[9,");
+            table.insert(TOPOLOGY_KEY, text.as_bytes()).expect("writes");
+        });
+        let error = RedbStore::open(dir.path()).expect("opens").load_topology().expect_err("damaged").to_string();
+        assert!(error.contains("continuum") && error.contains("slots without a server"), "{error}");
     }
 
     fn next(stored: &Topology, names: &[&str]) -> Topology {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::published::Paper;
 use super::{Durability, Goal, Key, Protocol, Record};
-use crate::topology::{MoveId, NodeId, Slot, Topology, slot_of};
+use crate::topology::{MoveId, NodeId, Placement, Slot, Topology};
 
 /// What goes from one node to another, and how.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -92,8 +92,8 @@ impl MoveOrder {
 
     /// The slots of these keys, ascending.
     #[must_use]
-    pub fn slots_of(keys: &[Key]) -> Vec<Slot> {
-        let slots: BTreeSet<Slot> = keys.iter().map(|key| slot_of(key)).collect();
+    pub fn slots_of(placement: &Placement, keys: &[Key]) -> Vec<Slot> {
+        let slots: BTreeSet<Slot> = keys.iter().map(|key| placement.slot_of(key)).collect();
         slots.into_iter().collect()
     }
 

@@ -16,7 +16,7 @@ use super::planted::{Bug, Planted};
 use super::published::{Rules, Way};
 use super::tracker::State;
 use super::{DoubleRead, Fingerprint, FingerprintSet, Fingerprinter, Key, Side, is_temporary};
-use crate::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit, slot_of};
+use crate::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit};
 
 /// The keys of a leg that are committed. Only its mover adds to them, and none is ever taken out; what a worker does not see yet costs it a question.
 pub trait Committed {
@@ -223,7 +223,7 @@ pub fn moved<C>(topology: &Topology, legs: &Legs<C>) -> Option<Topology> {
 /// The move that lists a key while it is written at this node, and has to hear of it.
 #[must_use]
 pub fn observed<'t>(topology: &'t Topology, key: &[u8], node: NodeId) -> Option<&'t Transit> {
-    let transit = topology.transit(slot_of(key)).filter(|transit| transit.stage == Stage::Observed)?;
+    let transit = topology.transit(topology.slot_of(key)).filter(|transit| transit.stage == Stage::Observed)?;
     // A key that lives elsewhere than its slot does not move with it. What a command makes for itself is gone when it ends.
     (transit.source == node && topology.lives_at(key) == node && !is_temporary(key)).then_some(transit)
 }
@@ -231,7 +231,7 @@ pub fn observed<'t>(topology: &'t Topology, key: &[u8], node: NodeId) -> Option<
 /// The move that has to hear of a write at this node by a protocol as published: the key is at the source, and its group may have started since.
 #[must_use]
 pub fn is_late<'t, C>(topology: &'t Topology, legs: &Legs<C>, key: &[u8], node: NodeId) -> Option<&'t Transit> {
-    let transit = topology.transit(slot_of(key))?;
+    let transit = topology.transit(topology.slot_of(key))?;
     let Stage::Moving { leg } = transit.stage else { return None };
     let view = legs.get(&(transit.move_id, leg))?;
     (view.published.is_some() && transit.source == node && topology.lives_at(key) == node && !is_temporary(key)).then_some(transit)
@@ -306,7 +306,7 @@ impl<C: Committed> Look<C> {
 
     /// Looks at a key that the command names. `writes`: whether it may write it; `undeclared`: whether it may use other keys of that slot as well.
     pub fn key(&mut self, topology: &Topology, legs: &Legs<C>, key: &[u8], writes: bool, undeclared: impl FnOnce() -> bool) {
-        let Some(transit) = topology.transit(slot_of(key)) else { return };
+        let Some(transit) = topology.transit(topology.slot_of(key)) else { return };
         // A key that lives elsewhere than its slot does not move with it.
         if topology.lives_at(key) != transit.source {
             return;
@@ -349,7 +349,7 @@ impl<C: Committed> Look<C> {
     #[must_use]
     pub fn double_read(&self, topology: &Topology) -> Option<([NodeId; 2], &DoubleRead)> {
         let [Wait { view, key: Some((key, _)), .. }] = &self.waits[..] else { return None };
-        let transit = topology.transit(slot_of(key)).filter(|_| !self.has_keys_there && !self.is_unknown)?;
+        let transit = topology.transit(topology.slot_of(key)).filter(|_| !self.has_keys_there && !self.is_unknown)?;
         Some(([transit.source, transit.target], view.double_read.as_deref()?))
     }
 
@@ -380,7 +380,7 @@ impl<C: Committed> Look<C> {
     #[must_use]
     pub fn published_nodes(&self, topology: &Topology) -> Option<[NodeId; 2]> {
         let (key, _) = self.ways.first()?;
-        topology.transit(slot_of(key)).map(|transit| [transit.source, transit.target])
+        topology.transit(topology.slot_of(key)).map(|transit| [transit.source, transit.target])
     }
 
     /// Its keys by where they are moving to, those that are at the source left out.
@@ -388,7 +388,7 @@ impl<C: Committed> Look<C> {
     pub fn moved_to(&self, topology: &Topology) -> BTreeMap<NodeId, Vec<Key>> {
         let mut moved: BTreeMap<NodeId, Vec<Key>> = BTreeMap::new();
         for (key, _) in self.ways.iter().filter(|(_, way)| *way != Way::Source) {
-            if let Some(transit) = topology.transit(slot_of(key)) {
+            if let Some(transit) = topology.transit(topology.slot_of(key)) {
                 moved.entry(transit.target).or_default().push(key.clone());
             }
         }
@@ -401,7 +401,7 @@ impl<C: Committed> Look<C> {
             return false;
         }
         for (key, _) in self.ways.iter().filter(|(_, way)| *way == Way::Both) {
-            let Some(Transit { move_id, stage: Stage::Moving { leg }, .. }) = topology.transit(slot_of(key)) else { continue };
+            let Some(Transit { move_id, stage: Stage::Moving { leg }, .. }) = topology.transit(topology.slot_of(key)) else { continue };
             let of = (*move_id, *leg);
             if let Some(view) = legs.get(&of) {
                 let fingerprint = view.fingerprints.of(key);
@@ -513,6 +513,7 @@ mod tests {
     use std::cell::{Cell, RefCell};
 
     use super::*;
+    use crate::topology::crc16_slot;
 
     #[derive(Default)]
     struct Known {
@@ -545,7 +546,7 @@ mod tests {
         let all: Vec<Slot> = Slot::all().collect();
         let even = Topology::even(&names).expect("two nodes").handed_over(&all, NodeId(0));
         let transit = Transit { move_id: MoveId(1), source: NodeId(0), target: NodeId(1), stage: Stage::Moving { leg: 3 }, keys_only };
-        even.with_transits([(transit, &[slot_of(b"{t}")][..])]).expect("one")
+        even.with_transits([(transit, &[crc16_slot(b"{t}")][..])]).expect("one")
     }
 
     fn look(topology: &Topology, legs: &Legs<Known>, keys: &[&[u8]], undeclared: bool) -> Look<Known> {

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use super::{NodeId, PartsError, SLOT_COUNT, Slot, Topology, slot_of};
+use super::{NodeId, PartsError, SLOT_COUNT, Slot, Topology};
 
 /// The most exceptions that a topology may have.
 pub const EXCEPTIONS_MAX: usize = 65_536;
@@ -99,7 +99,7 @@ impl Topology {
     #[must_use]
     pub fn exception(&self, key: &[u8]) -> Option<NodeId> {
         let exceptions = self.exceptions.as_ref()?;
-        let slot = slot_of(key);
+        let slot = self.slot_of(key);
         if exceptions.has(slot) { exceptions.find(slot, key) } else { None }
     }
 
@@ -109,13 +109,6 @@ impl Topology {
     #[must_use]
     pub fn lives_at(&self, key: &[u8]) -> NodeId {
         self.lives_at_of(self.slot_of(key), key)
-    }
-
-    /// The slot of a key.
-    #[inline]
-    #[must_use]
-    pub fn slot_of(&self, key: &[u8]) -> Slot {
-        slot_of(key)
     }
 
     /// The same, where the slot is known.
@@ -186,7 +179,7 @@ impl Topology {
         next.settle(slots);
         let mut by_slot = next.exceptions.take().map(Arc::unwrap_or_clone).map(|exceptions| exceptions.by_slot).unwrap_or_default();
         for key in keys {
-            let slot = slot_of(key);
+            let slot = next.slot_of(key);
             let of_slot = by_slot.entry(slot).or_default();
             let place = of_slot.binary_search_by(|(known, _)| known.cmp(key));
             match (place, next.owners[slot.index()] == target) {
@@ -218,6 +211,17 @@ impl Topology {
         self.exceptions = Exceptions::new(by_slot);
     }
 
+    /// After the continuum has changed: the same keys live at the same nodes, under the slots that they have now.
+    pub(super) fn sort_exceptions_anew(&mut self) {
+        let Some(exceptions) = self.exceptions.take() else { return };
+        let mut by_slot: BySlot = BTreeMap::new();
+        for (key, node) in Arc::unwrap_or_clone(exceptions).by_slot.into_values().flatten() {
+            by_slot.entry(self.slot_of(&key)).or_default().push((key, node));
+        }
+        by_slot.values_mut().for_each(|keys| keys.sort_unstable());
+        self.exceptions = Exceptions::new(by_slot);
+    }
+
     /// This topology with the exceptions that were stored beside it.
     ///
     /// # Errors
@@ -227,7 +231,7 @@ impl Topology {
         let mut by_slot: BySlot = BTreeMap::new();
         let (mut count, mut bytes) = (0, 0);
         for (key, node) in stored {
-            let slot = slot_of(&key);
+            let slot = self.slot_of(&key);
             if !nodes.contains(&node) {
                 return Err(PartsError::ExceptionAtUnknown { slot: slot.number(), node });
             }

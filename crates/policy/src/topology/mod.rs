@@ -5,19 +5,27 @@
 //! nodes (modulo, ring, rendezvous): a lookup is one load, a slot can move alone, and a node that joins or leaves moves nothing by
 //! itself. [`Topology::place`] reconciles the map that was stored with the nodes that the user now names.
 
+mod continuum;
 mod exceptions;
 mod first;
+mod hashes;
+mod overlay;
 mod place;
+mod placement;
 mod slot;
 mod transit;
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+pub use continuum::{Continuum, ContinuumError, Distribution, FIRST_SLOTS_MAX, PLACES_MAX, Scheme, Server, StoredContinuum};
 pub use exceptions::{EXCEPTION_BYTES_MAX, EXCEPTIONS_MAX, TooManyExceptions};
 pub use first::{First, Fit, Sample, judge};
-pub use place::{MAX_NODES, PartsError, PlaceError, Placed};
-pub use slot::{SLOT_COUNT, Slot, hash_tag, slot_of};
+pub use hashes::Hash;
+pub use overlay::Overlay;
+pub use place::{MAX_NODES, OverlayError, PartsError, PlaceError, Placed};
+pub use placement::{OtherPlacement, Placement};
+pub use slot::{SLOT_COUNT, Slot, crc16_slot};
 pub use transit::{MoveId, Stage, TooManyTransits, Transit};
 
 /// A node's number: kept for its life in the state directory and never given to another node, so that it is safe as an array index
@@ -47,6 +55,7 @@ pub struct Node {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Topology {
     epoch: u64,
+    placement: Placement,
     /// In order of their numbers.
     nodes: Vec<Node>,
     owners: Box<[NodeId; SLOT_COUNT]>,
@@ -74,6 +83,25 @@ impl Topology {
         self
     }
 
+    /// How keys become slots.
+    #[inline]
+    #[must_use]
+    pub const fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// The slot of a key (or channel).
+    #[inline]
+    #[must_use]
+    pub fn slot_of(&self, key: &[u8]) -> Slot {
+        self.placement.slot_of(key)
+    }
+
+    /// The slots that can have keys, in order. The other numbers are free: they have an owner in the array, and mean nothing.
+    pub fn slots(&self) -> impl DoubleEndedIterator<Item = Slot> + Clone + use<> {
+        (0..self.placement.slots()).map(continuum::slot_at)
+    }
+
     /// The node that owns a slot.
     #[inline]
     #[must_use]
@@ -85,7 +113,7 @@ impl Topology {
     #[inline]
     #[must_use]
     pub fn owner_of(&self, key: &[u8]) -> NodeId {
-        self.owner(slot_of(key))
+        self.owner(self.slot_of(key))
     }
 
     /// The node of that number, if there is one (still).
@@ -126,13 +154,18 @@ impl Topology {
     /// How many slots a node owns.
     #[must_use]
     pub fn slots_of(&self, id: NodeId) -> usize {
-        self.owners.iter().filter(|&&owner| owner == id).count()
+        self.in_use().iter().filter(|&&owner| owner == id).count()
+    }
+
+    /// The owners of the slots that can have keys.
+    fn in_use(&self) -> &[NodeId] {
+        &self.owners[..self.placement.slots()]
     }
 
     /// The slots a node owns, as maximal ranges in order.
     #[must_use]
     pub fn ranges_of(&self, id: NodeId) -> Vec<RangeInclusive<u16>> {
-        self.ranges().filter(|(owner, _)| *owner == id).map(|(_, range)| range).collect()
+        self.ranges_in_use().filter(|(owner, _)| *owner == id).map(|(_, range)| range).collect()
     }
 
     /// The nodes at which keys may be, in order of their numbers: owners of slots, both ends of what is moving, and nodes at which keys live without
@@ -144,7 +177,7 @@ impl Topology {
         let moving = self.transits().filter(|transit| matches!(transit.stage, Stage::Moving { .. }));
         let moving = moving.flat_map(|transit| [transit.source, transit.target]);
         let alone = self.exceptions().map(|(_, node)| node);
-        for node in self.owners.iter().copied().chain(moving).chain(alone) {
+        for node in self.in_use().iter().copied().chain(moving).chain(alone) {
             if let Some(keeps) = keeps.get_mut(node.index()) {
                 *keeps = true;
             }
@@ -152,16 +185,25 @@ impl Topology {
         self.nodes.iter().map(|node| node.id).filter(|id| keeps[id.index()]).collect()
     }
 
-    /// All slots as maximal ranges of one owner, in order: what [`Topology::from_parts`] takes.
-    pub fn ranges(&self) -> impl Iterator<Item = (NodeId, RangeInclusive<u16>)> {
-        let mut start = 0_u16;
-        self.owners.chunk_by(|a, b| a == b).map(move |run| {
-            let end = start + (run.len() - 1) as u16;
-            let range = start..=end;
-            start = end.wrapping_add(1);
-            (run[0], range)
-        })
+    /// The slots that can have keys, as maximal ranges of one owner, in order.
+    pub fn ranges_in_use(&self) -> impl Iterator<Item = (NodeId, RangeInclusive<u16>)> {
+        ranges(self.in_use())
     }
+
+    /// All slots as maximal ranges of one owner, in order: what [`Topology::from_parts`] takes. Free numbers are among them.
+    pub fn ranges(&self) -> impl Iterator<Item = (NodeId, RangeInclusive<u16>)> {
+        ranges(&self.owners[..])
+    }
+}
+
+fn ranges(owners: &[NodeId]) -> impl Iterator<Item = (NodeId, RangeInclusive<u16>)> {
+    let mut start = 0_u16;
+    owners.chunk_by(|a, b| a == b).map(move |run| {
+        let end = start + (run.len() - 1) as u16;
+        let range = start..=end;
+        start = end.wrapping_add(1);
+        (run[0], range)
+    })
 }
 
 /// Ranges instead of 16384 numbers.
@@ -169,6 +211,7 @@ impl std::fmt::Debug for Topology {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Topology")
             .field("epoch", &self.epoch)
+            .field("placement", &self.placement)
             .field("nodes", &self.nodes)
             .field("ranges", &self.ranges().collect::<Vec<_>>())
             .field("next_id", &self.next_id)

@@ -3,11 +3,12 @@
 //! The stored map wins over the list of nodes, because the keys are where the stored map says. So nothing here ever moves a slot: a
 //! node that joins has none until slots are moved to it, and a node that still has some cannot be dropped from the list.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
-use super::{Node, NodeId, SLOT_COUNT, Topology};
+use super::{Continuum, ContinuumError, Node, NodeId, Overlay, Placement, SLOT_COUNT, Server, Slot, Topology};
 
 /// The most nodes a topology may have.
 pub const MAX_NODES: usize = 1024;
@@ -95,6 +96,34 @@ impl fmt::Display for PlaceError {
 }
 
 impl std::error::Error for PlaceError {}
+
+/// Why another list of servers cannot be laid over the continuum.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum OverlayError {
+    /// The fleet places keys by CRC16.
+    NoContinuum,
+    /// Slots are on their way.
+    Moving,
+    /// This server is not among the nodes.
+    NoNode(String),
+    /// The two lists do not go together.
+    Continuum(ContinuumError),
+}
+
+impl fmt::Display for OverlayError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoContinuum => {
+                f.write_str("this fleet places keys by CRC16 and has no list of servers; move slots instead (switchyard move)")
+            }
+            Self::Moving => f.write_str("a move is under way; let it finish, or cancel it (switchyard move --cancel), and try again"),
+            Self::NoNode(name) => write!(f, "server {name} has not joined the fleet; add it first"),
+            Self::Continuum(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for OverlayError {}
 
 /// Why parts that were stored are not a topology. The store is damaged, or was written by something else.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -195,7 +224,54 @@ impl Topology {
             owners[start..end].fill(node.id);
         }
         let next_id = nodes.len() as u32;
-        Ok(Self { epoch: 1, nodes, owners, next_id, marks: None, exceptions: None })
+        Ok(Self { epoch: 1, placement: Placement::Crc16, nodes, owners, next_id, marks: None, exceptions: None })
+    }
+
+    /// The first placement on a continuum: every server of its list is a node of that name, and owns the slots that the list gives to it. Free numbers
+    /// belong to the first of them.
+    #[must_use]
+    pub fn on_continuum(continuum: Arc<Continuum>) -> Self {
+        let nodes: Vec<Node> =
+            (0..).map(NodeId).zip(continuum.servers()).map(|(id, server)| Node { id, name: server.name.clone() }).collect();
+        let numbers: BTreeMap<&str, NodeId> = nodes.iter().map(|node| (node.name.as_str(), node.id)).collect();
+        let mut owners = Box::new([NodeId(0); SLOT_COUNT]);
+        for (slot, owner) in Slot::all().zip(owners.iter_mut()) {
+            *owner = continuum.home(slot).and_then(|home| numbers.get(home.name.as_str())).copied().unwrap_or(NodeId(0));
+        }
+        let next_id = nodes.len() as u32;
+        Self { epoch: 1, placement: Placement::Continuum(continuum), nodes, owners, next_id, marks: None, exceptions: None }
+    }
+
+    /// This topology with the placement that was stored beside it. Exceptions come after it.
+    #[must_use]
+    pub fn with_stored_placement(self, placement: Placement) -> Self {
+        debug_assert!(self.exceptions.is_none(), "exceptions are kept by slot");
+        Self { placement, ..self }
+    }
+
+    /// The next topology, one epoch higher, after the list of these servers was laid over its continuum, and where each slot goes that the new list gives
+    /// to another server. No key has another owner by it. Nodes of all the servers' names are there already.
+    ///
+    /// # Errors
+    /// If it has no continuum, something moves, a server is no node, or as [`Continuum::overlaid`].
+    pub fn laid_over(&self, servers: impl IntoIterator<Item = Server>) -> Result<(Self, Vec<(Slot, NodeId)>), OverlayError> {
+        let Placement::Continuum(continuum) = &self.placement else { return Err(OverlayError::NoContinuum) };
+        if !self.is_settled() {
+            return Err(OverlayError::Moving);
+        }
+        let Overlay { continuum, split, changed } =
+            continuum.overlaid(servers, |slot| self.owner(slot)).map_err(OverlayError::Continuum)?;
+        let numbers: BTreeMap<&str, NodeId> = self.nodes.iter().map(|node| (node.name.as_str(), node.id)).collect();
+        if let Some(server) = continuum.servers().iter().find(|server| !numbers.contains_key(server.name.as_str())) {
+            return Err(OverlayError::NoNode(server.name.clone()));
+        }
+        let goals = changed.iter().filter_map(|slot| Some((*slot, *numbers.get(continuum.home(*slot)?.name.as_str())?))).collect();
+        let mut next = Self { epoch: self.epoch + 1, placement: Placement::Continuum(Arc::new(continuum)), ..self.clone() };
+        for (slot, owner) in split {
+            next.owners[slot.index()] = owner;
+        }
+        next.sort_exceptions_anew();
+        Ok((next, goals))
     }
 
     /// Reconciles the stored topology, if there is one, with the nodes that the user wants.
@@ -234,10 +310,17 @@ impl Topology {
         }
         let changed = !joined.is_empty() || !removed.is_empty();
         let epoch = stored.epoch + u64::from(changed);
+        let mut owners = stored.owners.clone();
+        // What has no keys needs no move to leave a node.
+        if let (Some(removed_ids), Some(node)) = (non_empty(&removed), nodes.first()) {
+            let free = &mut owners[stored.placement.slots()..];
+            free.iter_mut().filter(|owner| removed_ids.contains(owner)).for_each(|owner| *owner = node.id);
+        }
         let topology = Self {
             epoch,
+            placement: stored.placement.clone(),
             nodes,
-            owners: stored.owners.clone(),
+            owners,
             next_id,
             marks: stored.marks.clone(),
             exceptions: stored.exceptions.clone(),
@@ -297,8 +380,13 @@ impl Topology {
         for (slot, owner) in owners.into_iter().enumerate() {
             map[slot] = owner.ok_or(PartsError::NotOwned(slot as u16))?;
         }
-        Ok(Self { epoch, nodes, owners: map, next_id, marks: None, exceptions: None })
+        Ok(Self { epoch, placement: Placement::Crc16, nodes, owners: map, next_id, marks: None, exceptions: None })
     }
+}
+
+/// The numbers of these nodes, if there are any.
+fn non_empty(nodes: &[Node]) -> Option<BTreeSet<NodeId>> {
+    (!nodes.is_empty()).then(|| nodes.iter().map(|node| node.id).collect())
 }
 
 fn check_names(names: &[String]) -> Result<(), PlaceError> {

@@ -58,30 +58,25 @@ impl Slot {
     }
 }
 
-/// The slot of a key. If the key has a hash tag (the bytes between its first `{` and the first `}` after that, if there are any
+/// The slot of a key in a Redis Cluster, and so in a fleet whose [placement](super::Placement) is the usual one. Ask the fleet's topology for the slot of a
+/// key in it. If the key has a hash tag (the bytes between its first `{` and the first `}` after that, if there are any
 /// between), only the tag counts, so that keys with the same tag share a slot.
 #[inline]
 #[must_use]
-pub fn slot_of(key: &[u8]) -> Slot {
-    Slot(crc16(hashed_part(key)) & MASK)
-}
-
-/// The hash tag of a key, if it has one: the part that alone decides its slot.
-#[must_use]
-pub fn hash_tag(key: &[u8]) -> Option<&[u8]> {
-    let part = hashed_part(key);
-    (part.len() < key.len()).then_some(part)
+pub fn crc16_slot(key: &[u8]) -> Slot {
+    Slot(crc16(tagged_part(key, b'{', b'}')) & MASK)
 }
 
 const MASK: u16 = SLOT_COUNT as u16 - 1;
 
+/// What is between the first `open` and the first `close` after that, or all of the key where nothing is.
 #[inline]
-fn hashed_part(key: &[u8]) -> &[u8] {
-    let Some(open) = find(b'{', key) else {
+pub(super) fn tagged_part(key: &[u8], open: u8, close: u8) -> &[u8] {
+    let Some(open) = find(open, key) else {
         return key;
     };
     let after = &key[open + 1..];
-    match find(b'}', after) {
+    match find(close, after) {
         Some(length) if length > 0 => &after[..length],
         _ => key,
     }
@@ -213,18 +208,18 @@ mod tests {
             (b"{user1000}.followers", 3443),
             (b"user1000", 3443),
         ] {
-            assert_eq!(slot_of(key).number(), slot, "{}", key.escape_ascii());
+            assert_eq!(crc16_slot(key).number(), slot, "{}", key.escape_ascii());
         }
     }
 
     #[test]
     fn hash_tags_as_in_the_cluster_specification() {
-        let same = |a: &[u8], b: &[u8]| assert_eq!(slot_of(a), slot_of(b), "{} and {}", a.escape_ascii(), b.escape_ascii());
+        let same = |a: &[u8], b: &[u8]| assert_eq!(crc16_slot(a), crc16_slot(b), "{} and {}", a.escape_ascii(), b.escape_ascii());
         same(b"foo{{bar}}zap", b"{bar"); // first brace to first closing one
         same(b"foo{bar}{zap}", b"bar"); // only the first pair counts
         same(b"}{a}", b"a"); // a closing brace before does not matter
         for whole in [&b"foo{}{bar}"[..], b"foo{bar", b"foo}bar{", b"{}", b"{", b"}", b"{}x}"] {
-            assert_eq!(slot_of(whole).number(), crc16_by_definition(whole) % 16384, "{}", whole.escape_ascii());
+            assert_eq!(crc16_slot(whole).number(), crc16_by_definition(whole) % 16384, "{}", whole.escape_ascii());
         }
     }
 
@@ -233,13 +228,13 @@ mod tests {
         // Lengths around the steps of 8, 4, 2 and 1, with the tag at every place.
         for length in 0..40_usize {
             let plain: Vec<u8> = (0..length).map(|i| (i * 37 + 200) as u8).collect();
-            assert_eq!(slot_of(&plain).number(), slot_by_definition(&plain), "{length}");
+            assert_eq!(crc16_slot(&plain).number(), slot_by_definition(&plain), "{length}");
             for open in 0..length {
                 for close in 0..length {
                     let mut key = plain.clone();
                     key[open] = b'{';
                     key[close] = b'}';
-                    assert_eq!(slot_of(&key).number(), slot_by_definition(&key), "{}", key.escape_ascii());
+                    assert_eq!(crc16_slot(&key).number(), slot_by_definition(&key), "{}", key.escape_ascii());
                 }
             }
         }
@@ -260,7 +255,7 @@ mod tests {
             prop::sample::select(b"{}z|\x7a\x7b\x7c\x7d\xfb\xfd\x00".to_vec()),
         ].boxed(), 0..80)) {
             prop_assert_eq!(crc16(&key), crc16_by_definition(&key));
-            prop_assert_eq!(slot_of(&key).number(), slot_by_definition(&key));
+            prop_assert_eq!(crc16_slot(&key).number(), slot_by_definition(&key));
         }
     }
 }

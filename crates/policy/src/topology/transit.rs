@@ -133,7 +133,7 @@ impl Topology {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::slot_of;
+    use crate::topology::crc16_slot;
 
     fn names(count: u16) -> Vec<String> {
         (0..count).map(|i| format!("127.0.0.1:{}", 7000 + i)).collect()
@@ -154,7 +154,7 @@ mod tests {
         assert!(!during.is_settled());
         assert_eq!(during.transit(slots[0]), Some(&moving(0)));
         assert_eq!(during.transit(slots[2]), Some(&observed));
-        assert_eq!(during.transit(slot_of(b"foo")), None);
+        assert_eq!(during.transit(crc16_slot(b"foo")), None);
         assert_eq!(during.owner(slots[0]), NodeId(0));
         let after = during.handed_over(&slots[..1], NodeId(1));
         assert_eq!(after.owner(slots[0]), NodeId(1));

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use switchyard_policy::hot_copies::{Admission, Admitted, Knobs, hash_of_name};
-use switchyard_policy::topology::{Slot, slot_of};
+use switchyard_policy::topology::Slot;
 
 use super::HotCopies;
 use crate::settings::{self, Reports};
@@ -95,6 +95,7 @@ fn wait(hot: &HotCopies) -> Vec<(u64, Slot)> {
 /// What all workers have counted, of keys that may be copied. One in several databases counts as one.
 fn seen(shared: &Shared, settings: &settings::HotCopies) -> Vec<Admitted> {
     let mut all: Vec<Admitted> = Vec::new();
+    let placement = shared.plan().topology.placement().clone();
     for (one_in, hot) in shared.board.nodes(KEYS).into_iter().flat_map(|node| node.keys.into_iter().map(move |key| (node.one_in, key))) {
         // A key that was counted once or twice by chance is not hot, however many uses that stands for.
         if !settings.knobs.all && hot.rates.commands() < f64::from(one_in) * SURE {
@@ -104,7 +105,13 @@ fn seen(shared: &Shared, settings: &settings::HotCopies) -> Vec<Admitted> {
         let Some(key) = hot.name.key().filter(|key| settings.may_be(key)) else { continue };
         let reads = hot.rates.reads + hot.rates.hits;
         let bytes = (hot.rates.reply_bytes / hot.rates.commands().max(1.0)) as u64;
-        all.push(Admitted { hash: hash_of_name(hot.hash, hot.database), slot: slot_of(key), reads, writes: hot.rates.writes, bytes });
+        all.push(Admitted {
+            hash: hash_of_name(hot.hash, hot.database),
+            slot: placement.slot_of(key),
+            reads,
+            writes: hot.rates.writes,
+            bytes,
+        });
     }
     all.sort_unstable_by_key(|key| key.hash);
     all.dedup_by(|other, first| {

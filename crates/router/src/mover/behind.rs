@@ -1,7 +1,7 @@
 //! After the last leg: whether the source still has keys of what has left it, and what can be known to be right for them.
 
 use switchyard_policy::migration::{Fingerprint, Key, Side};
-use switchyard_policy::topology::{Slot, slot_of};
+use switchyard_policy::topology::Slot;
 use switchyard_resp::reply;
 use tracing::warn;
 
@@ -86,7 +86,7 @@ impl Mover {
                 self.behind.late.removed += 1;
             }
             // Neither of one that a node which was given up has kept of earlier.
-            Some(false) if unchanged && self.behind.leftovers.binary_search(&slot_of(key)).is_err() => {
+            Some(false) if unchanged && self.behind.leftovers.binary_search(&self.placement.slot_of(key)).is_err() => {
                 let moved = self.move_late(database, key)?;
                 let late = &mut self.behind.late;
                 *(if moved { &mut late.moved } else { &mut late.left }) += 1;

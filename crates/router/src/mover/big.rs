@@ -224,7 +224,7 @@ impl Mover {
                 });
                 let (answers, _) = self.collect()?;
                 for (key, answer) in some.iter().zip(&answers) {
-                    self.big.note_size(switchyard_policy::topology::slot_of(key), (key.clone(), database), answer);
+                    self.big.note_size(self.placement.slot_of(key), (key.clone(), database), answer);
                 }
                 self.pump()?;
             }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use switchyard_policy::migration::{Durability, Key, Side, is_temporary};
-use switchyard_policy::topology::{SLOT_COUNT, Slot, slot_of};
+use switchyard_policy::topology::{SLOT_COUNT, Slot};
 use switchyard_resp::reply;
 
 use super::connection::{error_text, field};
@@ -138,7 +138,7 @@ impl Mover {
                 let (temporary, keys): (Vec<&[u8]>, Vec<&[u8]>) = keys.into_iter().partition(|key| is_temporary(key));
                 // Keys that live at this node although their slot does not are where they belong.
                 let (topology, node) = (self.shared.plan().topology.clone(), self.end(side).node);
-                let is_wrong = |key: &&[u8]| is_ours[slot_of(key).index()] && topology.exception(key) != Some(node);
+                let is_wrong = |key: &&[u8]| is_ours[topology.slot_of(key).index()] && topology.exception(key) != Some(node);
                 let keys: Vec<Key> = keys.into_iter().filter(is_wrong).map(Key::from).collect();
                 if !temporary.is_empty() {
                     let temporary: Vec<Key> = temporary.into_iter().map(Key::from).collect();
@@ -313,7 +313,7 @@ impl Mover {
 
     /// Whether a key that is found at the target, in a slot of the move, may be removed there.
     pub(super) fn may_be_removed(&self, key: &[u8]) -> bool {
-        self.life.order().how.purge_target || self.leftovers.binary_search(&slot_of(key)).is_ok()
+        self.life.order().how.purge_target || self.leftovers.binary_search(&self.placement.slot_of(key)).is_ok()
     }
 }
 

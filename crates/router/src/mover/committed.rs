@@ -15,7 +15,7 @@ use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::tracker::{Exact, State, Tracker};
 use switchyard_policy::migration::{Committed, Fingerprint, FingerprintSet, Fingerprinter, Key, Legs};
-use switchyard_policy::topology::{MoveId, NodeId, Slot, slot_of};
+use switchyard_policy::topology::{MoveId, NodeId, Placement, Slot};
 
 use super::{Holds, MoveProgress, Steer};
 use crate::shared::lock;
@@ -202,7 +202,7 @@ struct Queue {
 }
 
 impl Queue {
-    fn push(&mut self, what: Told) {
+    fn push(&mut self, placement: &Placement, what: Told) {
         match what {
             Told::WrittenAnything(slot) => {
                 self.slots.insert(slot);
@@ -214,7 +214,7 @@ impl Queue {
             Told::Written(keys) => {
                 self.written_bytes += keys.iter().map(|key| key.len() + KEY_OVERHEAD).sum::<usize>();
                 if self.written_bytes > WRITTEN_MAX {
-                    self.slots.extend(keys.iter().map(|key| slot_of(key)));
+                    self.slots.extend(keys.iter().map(|key| placement.slot_of(key)));
                 } else {
                     self.told.push(Told::Written(keys));
                 }
@@ -234,6 +234,7 @@ impl Queue {
 /// A move, as workers and those who ask see it.
 #[derive(Debug)]
 pub(crate) struct SharedMove {
+    placement: Placement,
     pub(crate) source: NodeId,
     pub(crate) target: NodeId,
     pub(crate) fingerprints: Fingerprinter,
@@ -252,8 +253,9 @@ pub(crate) struct SharedMove {
 }
 
 impl SharedMove {
-    pub(crate) fn new(fingerprints: Fingerprinter, progress: MoveProgress) -> std::io::Result<Self> {
+    pub(crate) fn new(placement: Placement, fingerprints: Fingerprinter, progress: MoveProgress) -> std::io::Result<Self> {
         Ok(Self {
+            placement,
             source: progress.source,
             target: progress.target,
             fingerprints,
@@ -270,13 +272,13 @@ impl SharedMove {
 
     /// Tells the mover, and wakes it.
     pub(crate) fn tell(&self, what: Told) {
-        lock(&self.told).push(what);
+        lock(&self.told).push(&self.placement, what);
         self.ring();
     }
 
     /// Tells the mover what it has to know only once it looks: it is not woken.
     pub(crate) fn note(&self, what: Told) {
-        lock(&self.told).push(what);
+        lock(&self.told).push(&self.placement, what);
     }
 
     /// These keys are copied in pieces from now on, and no others. Workers know it when they have adopted a topology that is published after this.
@@ -351,21 +353,22 @@ mod tests {
     fn what_the_mover_does_not_take_costs_bounded_memory() {
         let mut queue = Queue::default();
         let key = |number: usize| Key::from(format!("key:{number}").into_bytes());
-        queue.push(Told::Written(vec![key(0)]));
+        queue.push(&Placement::Crc16, Told::Written(vec![key(0)]));
         for number in 0..1_000_000 {
-            queue.push(Told::Written(vec![key(number)]));
-            queue.push(Told::WrittenAnything(slot_of(b"a")));
-            queue.push(Told::Touched { key: key(number % 3), elements: None });
+            queue.push(&Placement::Crc16, Told::Written(vec![key(number)]));
+            queue.push(&Placement::Crc16, Told::WrittenAnything(Placement::Crc16.slot_of(b"a")));
+            queue.push(&Placement::Crc16, Told::Touched { key: key(number % 3), elements: None });
         }
         assert!(queue.told.len() < WRITTEN_MAX / KEY_OVERHEAD && queue.touched.len() == 3 && queue.slots.len() <= 16_384);
         let told = queue.take();
         let named = |wanted: &Key| told.iter().any(|what| matches!(what, Told::Written(keys) if keys.contains(wanted)));
-        let of_slot = |wanted: &Key| told.iter().any(|what| matches!(what, Told::WrittenAnything(slot) if *slot == slot_of(wanted)));
+        let of_slot =
+            |wanted: &Key| told.iter().any(|what| matches!(what, Told::WrittenAnything(slot) if *slot == Placement::Crc16.slot_of(wanted)));
         assert!((0..1_000_000).step_by(1000).all(|number| named(&key(number)) || of_slot(&key(number))), "all are told, or their slots");
         assert!(named(&key(0)) && of_slot(&Key::from(&b"a"[..])));
         assert_eq!(told.iter().filter(|what| matches!(what, Told::Touched { .. })).count(), 3);
         assert!(queue.take().is_empty());
-        queue.push(Told::Written(vec![key(7)]));
+        queue.push(&Placement::Crc16, Told::Written(vec![key(7)]));
         assert!(matches!(queue.take()[..], [Told::Written(_)]), "from then on key by key again");
     }
 

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use switchyard_policy::migration::{Key, Scope, Side};
-use switchyard_policy::topology::{Slot, Stage, Transit, slot_of};
+use switchyard_policy::topology::{Slot, Stage, Transit};
 use switchyard_resp::reply;
 
 use super::connection::error_text;
@@ -26,7 +26,7 @@ impl Mover {
     /// The keys of a leg of these slots, where only some move.
     pub(super) fn scope_of(&self, slots: &[Slot]) -> Option<Arc<Scope>> {
         let keys = self.life.order().keys.as_ref()?;
-        let of_leg = keys.iter().filter(|key| slots.binary_search(&slot_of(key)).is_ok());
+        let of_leg = keys.iter().filter(|key| slots.binary_search(&self.placement.slot_of(key)).is_ok());
         Some(Arc::new(Scope::new(of_leg.cloned().collect(), self.fingerprints)))
     }
 
@@ -46,7 +46,7 @@ impl Mover {
     /// The keys of slots that are left, a thousand at a time.
     fn named(&self) -> Vec<Vec<Key>> {
         let keys = self.life.order().keys.iter().flat_map(|keys| keys.iter());
-        let left: Vec<Key> = keys.filter(|key| self.life.slots_left().contains(&slot_of(key))).cloned().collect();
+        let left: Vec<Key> = keys.filter(|key| self.life.slots_left().contains(&self.placement.slot_of(key))).cloned().collect();
         left.chunks(AT_ONCE).map(<[Key]>::to_vec).collect()
     }
 
@@ -90,7 +90,7 @@ impl Mover {
         let was_refused = self.sizes_are_refused();
         let named = self.named();
         for key in named.iter().flatten() {
-            self.list.find(slot_of(key), key);
+            self.list.find(self.placement.slot_of(key), key);
         }
         for database in self.databases_in_use()? {
             self.select(Side::Source, database)?;
@@ -98,7 +98,7 @@ impl Mover {
                 if page.iter().filter(|key| self.ask_size(key)).count() > 0 {
                     let (answers, _) = self.collect()?;
                     for (key, answer) in page.iter().zip(answers) {
-                        self.big.note_size(slot_of(key), (key.clone(), database), &answer);
+                        self.big.note_size(self.placement.slot_of(key), (key.clone(), database), &answer);
                     }
                 }
                 self.while_paused()?;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::{Goal, Key, Side, is_temporary};
-use switchyard_policy::topology::{SLOT_COUNT, slot_of};
+use switchyard_policy::topology::SLOT_COUNT;
 use switchyard_resp::reply;
 use switchyard_resp::units::counted;
 
@@ -240,7 +240,7 @@ impl Mover {
                 pass.found.temporary.push((Side::Source, database, key.into()));
                 continue;
             }
-            let slot = slot_of(key);
+            let slot = topology.slot_of(key);
             // What is left over of a key that lives elsewhere does not move with its slot.
             if pass.is_ours[slot.index()] && topology.exception(key).is_none() {
                 self.list.find(slot, key);
@@ -259,7 +259,7 @@ impl Mover {
         for key in keys_of(answer) {
             if is_temporary(key) {
                 pass.found.temporary.push((Side::Target, database, key.into()));
-            } else if let slot = slot_of(key)
+            } else if let slot = topology.slot_of(key)
                 && pass.is_ours[slot.index()]
                 // A key that lives there although its slot does not is where it belongs; one that lives at a third node left this one.
                 && let lives_at = topology.exception(key)

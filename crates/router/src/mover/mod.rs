@@ -35,7 +35,7 @@ use std::time::Duration;
 use switchyard_policy::failover::Position;
 use switchyard_policy::migration::record::OpenMove;
 use switchyard_policy::migration::{Fingerprint, Fingerprinter, Key, MoveOrder, Phase, Record, Side};
-use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit, slot_of};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit};
 
 use crate::shared::{Shared, lock};
 pub use big::{BigKey, BigKeys};
@@ -296,10 +296,11 @@ pub(crate) fn begin(shared: &Arc<Shared>, task: MoveTask) -> std::io::Result<()>
     }
     let handed_over = task.resume.as_ref().map(|r| r.handed_over.as_slice()).unwrap_or_default();
     if let Some(keys) = &task.order.keys {
-        let is_elsewhere =
-            |key: &&Key| plan.topology.lives_at(key) != task.order.source && handed_over.binary_search(&slot_of(key)).is_err();
+        let is_elsewhere = |key: &&Key| {
+            plan.topology.lives_at(key) != task.order.source && handed_over.binary_search(&plan.topology.slot_of(key)).is_err()
+        };
         if let Some(key) = keys.iter().find(is_elsewhere) {
-            return invalid(format!("a key of slot {} does not live at the source", slot_of(key).number()));
+            return invalid(format!("a key of slot {} does not live at the source", plan.topology.slot_of(key).number()));
         }
     } else if let Some(slot) =
         task.order.slots.iter().find(|s| plan.topology.owner(**s) != task.order.source && handed_over.binary_search(s).is_err())
@@ -315,7 +316,7 @@ pub(crate) fn begin(shared: &Arc<Shared>, task: MoveTask) -> std::io::Result<()>
     {
         moves.remove(&ended);
     }
-    let own = Arc::new(SharedMove::new(task.fingerprints, MoveProgress::new(&task))?);
+    let own = Arc::new(SharedMove::new(plan.topology.placement().clone(), task.fingerprints, MoveProgress::new(&task))?);
     moves.insert(task.id, own.clone());
     drop(moves);
     let id = task.id;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use switchyard_policy::migration::life::{Begin, Came, Life, Listed, Step};
 use switchyard_policy::migration::{Fingerprinter, Outcome, Side};
-use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, slot_of};
+use switchyard_policy::topology::{MoveId, NodeId, Placement, Slot, Stage};
 use tracing::{error, warn};
 
 use super::behind::Behind;
@@ -46,6 +46,7 @@ pub(super) struct Mover {
     pub(super) id: MoveId,
     pub(super) host: Arc<dyn Host>,
     pub(super) fingerprints: Fingerprinter,
+    pub(super) placement: Placement,
     /// What is done next, and what the user wants.
     pub(super) life: Life,
     /// Slots, ascending, in which an earlier move of ours may have left keys at the target.
@@ -118,6 +119,8 @@ impl Mover {
         let list = List::new(host.spool_directory().join(format!("move-{}", id.0)));
         let names = order.nodes().map(|node| name(&shared, node));
         let is_resumed = resume.is_some();
+        // It stays as long as anything moves.
+        let placement = shared.plan().topology.placement().clone();
         let shown = Shown::new(&so_far);
         let pacing = Pacing::new(order.how, shown.before(), &shared.counters);
         let (life, first) = Life::begin(Begin { order, names, resume, aborted, give_up }, shared.uptime().as_micros() as u64);
@@ -127,7 +130,8 @@ impl Mover {
             list,
             big: Big::new(big_limit(&shared)),
             sizes: Sizes::default(),
-            staging: Staging::default(),
+            staging: Staging::new(placement.clone()),
+            placement,
             behind: Behind::new(is_resumed, leftovers_at_source),
             pacing,
             shown,
@@ -232,7 +236,7 @@ impl Mover {
             Told::Written(mut keys) => {
                 self.keep_own(&mut keys);
                 for key in keys {
-                    let slot = slot_of(&key);
+                    let slot = self.placement.slot_of(&key);
                     self.list.add(slot, &key);
                     self.staging.written(&key);
                     self.big.note_written(slot, key);

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use switchyard_policy::migration::pace::first_that_fit;
 use switchyard_policy::migration::{Goal, Key, Phase, Protocol, Side};
-use switchyard_policy::topology::{Slot, slot_of};
+use switchyard_policy::topology::{Placement, Slot};
 use switchyard_resp::reply;
 use tracing::warn;
 
@@ -133,12 +133,12 @@ impl Lengths {
     }
 
     /// How many of these keys, the first ones, make a batch, as far as the sizes of their slots are known. Big ones are staged and do not count.
-    pub(super) fn first_that_fit(&self, keys: &[Key]) -> usize {
+    pub(super) fn first_that_fit(&self, placement: &Placement, keys: &[Key]) -> usize {
         // As is usual.
         if first_that_fit(keys.iter().map(|_| self.largest)) >= keys.len() {
             return keys.len();
         }
-        let of = |key: &Key| self.by_slot.get(&slot_of(key)).map_or(0, |(answers, sum)| sum / answers);
+        let of = |key: &Key| self.by_slot.get(&placement.slot_of(key)).map_or(0, |(answers, sum)| sum / answers);
         first_that_fit(keys.iter().map(of))
     }
 
@@ -326,7 +326,7 @@ mod tests {
         let places = names.iter().map(|name| {
             let from = text.len();
             text.extend_from_slice(name.as_bytes());
-            (switchyard_policy::topology::slot_of(name.as_bytes()), from..text.len())
+            (switchyard_policy::topology::crc16_slot(name.as_bytes()), from..text.len())
         });
         let keys = places.collect();
         Page::new(0, Arc::new(text), keys)
@@ -348,7 +348,7 @@ mod tests {
             again.take(answer.as_bytes(), &mut lengths, &mut big);
         }
         assert!(again.rest().is_none());
-        let slot = |name: &str| switchyard_policy::topology::slot_of(name.as_bytes());
+        let slot = |name: &str| switchyard_policy::topology::crc16_slot(name.as_bytes());
         assert_eq!(["small", "long", "hash", "refused"].map(|name| big.bytes_of(slot(name))), [0, 140_000, 100_000, 0]);
         assert_eq!(lengths.choose(page(&["more"])).by_length, 0, "a node that refuses it is not asked again");
     }
@@ -357,12 +357,12 @@ mod tests {
     fn a_batch_ends_where_the_sizes_of_its_slots_say_that_it_is_large() {
         let mut lengths = Lengths::default();
         let keys: Vec<Key> = (0..1_000).map(|n| format!("{{{}}}:{n}", if n < 100 { "small" } else { "large" }).as_bytes().into()).collect();
-        assert_eq!(lengths.first_that_fit(&keys), 1_000, "nothing is known");
+        assert_eq!(lengths.first_that_fit(&Placement::Crc16, &keys), 1_000, "nothing is known");
         for (tag, answer) in [("small", ":64\r\n"), ("large", ":1000000\r\n"), ("large", ":1048576\r\n"), ("large", ":-1\r\n")] {
-            lengths.note(slot_of(tag.as_bytes()), answer.as_bytes(), 1 << 20);
+            lengths.note(Placement::Crc16.slot_of(tag.as_bytes()), answer.as_bytes(), 1 << 20);
         }
-        assert_eq!(lengths.first_that_fit(&keys), 104);
-        assert_eq!(lengths.first_that_fit(&keys[..100]), 100);
+        assert_eq!(lengths.first_that_fit(&Placement::Crc16, &keys), 104);
+        assert_eq!(lengths.first_that_fit(&Placement::Crc16, &keys[..100]), 100);
     }
 
     #[test]

@@ -219,7 +219,7 @@ impl Drop for Spool {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
-    use switchyard_policy::topology::slot_of;
+    use switchyard_policy::topology::crc16_slot;
 
     use super::*;
 
@@ -232,8 +232,8 @@ mod tests {
         for number in 0..100 {
             let mut key = format!("{{{number}}}").into_bytes();
             key.extend_from_slice(&large);
-            slots.insert(slot_of(&key));
-            spool.add(slot_of(&key), &key).expect("added");
+            slots.insert(crc16_slot(&key));
+            spool.add(crc16_slot(&key), &key).expect("added");
         }
         let directory = dir.path().join("move-1");
         let files = std::fs::read_dir(&directory).expect("100 MB do not stay in memory");
@@ -243,9 +243,9 @@ mod tests {
         assert_eq!(std::fs::metadata(&directory).expect("there").permissions().mode() & 0o777, 0o700);
         let slots: Vec<Slot> = slots.into_iter().collect();
         assert_eq!(spool.keys(&slots).expect("read").len(), 100);
-        let one = slot_of(b"{7}");
+        let one = crc16_slot(b"{7}");
         let found = spool.keys(&[one]).expect("read");
-        assert!(found.iter().any(|k| k.starts_with(b"{7}")) && found.iter().all(|k| slot_of(k) == one));
+        assert!(found.iter().any(|k| k.starts_with(b"{7}")) && found.iter().all(|k| crc16_slot(k) == one));
         assert_eq!(spool.count(one) as usize, found.len());
         let (mut left, mut by_parts) = (&slots[..], 0);
         while !left.is_empty() {
@@ -279,7 +279,7 @@ mod tests {
             let failing = [0, 20, 300, 999][seed as usize % 4];
             for number in 0..6000 {
                 let key = format!("{{{}}}{number}{}", draw(&mut state, 200), "x".repeat(draw(&mut state, 60) as usize)).into_bytes();
-                let added = spool.add_by(slot_of(&key), &key, |file, bytes, at| {
+                let added = spool.add_by(crc16_slot(&key), &key, |file, bytes, at| {
                     if draw(&mut state, 1000) >= failing {
                         return file.write_all_at(bytes, at);
                     }
@@ -295,10 +295,10 @@ mod tests {
                 keys.insert(key);
                 assert!(spool.bytes <= 3 * spool.memory_max, "memory has its bounds: {}", spool.bytes);
             }
-            let slots: Vec<Slot> = keys.iter().map(|key| slot_of(key)).collect::<BTreeSet<_>>().into_iter().collect();
+            let slots: Vec<Slot> = keys.iter().map(|key| crc16_slot(key)).collect::<BTreeSet<_>>().into_iter().collect();
             let listed: BTreeSet<Vec<u8>> = spool.keys(&slots).expect("read").iter().map(|key| key.to_vec()).collect();
             assert!(listed.is_subset(&keys), "seed {seed}: nothing is listed that was not added");
-            let missing = keys.difference(&listed).find(|key| !unlisted.contains(&slot_of(key)));
+            let missing = keys.difference(&listed).find(|key| !unlisted.contains(&crc16_slot(key)));
             assert_eq!(missing, None, "seed {seed}: it is missing, and nobody says so");
         }
         assert!(torn > 100 && dropped > 0, "both are tried: {torn} torn writes, {dropped} slots to be asked for again");

@@ -14,7 +14,7 @@ use rustix::event::{Timespec, poll};
 use switchyard_policy::migration::staging::{self, Action, Ends, Event, Part, Place, Seen, Wrote};
 use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::{Fingerprint, Goal, Key, Process, Protocol, Side, TEMPORARY};
-use switchyard_policy::topology::{Slot, slot_of};
+use switchyard_policy::topology::{Placement, Slot};
 use switchyard_resp::reply;
 use tracing::{info, warn};
 
@@ -67,6 +67,11 @@ pub(super) struct Staging {
 }
 
 impl Staging {
+    /// For a move in a fleet whose keys have their slots by this placement.
+    pub(super) fn new(placement: Placement) -> Self {
+        Self { machine: staging::Staging::new(placement), ..Self::default() }
+    }
+
     /// Something happened. Gives what is to be done about it, but what concerns nobody else.
     fn step(&mut self, event: Event) -> Vec<Action> {
         self.taken(|machine, actions| machine.step(event, actions))
@@ -247,12 +252,12 @@ impl Mover {
     fn note_staging(&mut self, actions: &mut Vec<Action>) {
         actions.retain(|action| match action {
             Action::Forget { place } => {
-                self.big.forget(slot_of(&place.0), place);
+                self.big.forget(self.placement.slot_of(&place.0), place);
                 false
             }
             Action::Whole { place, why } => {
                 info!(move_id = self.id.0, why, "a big key cannot be copied in pieces");
-                if let Some(found) = self.big.get_mut(slot_of(&place.0), place) {
+                if let Some(found) = self.big.get_mut(self.placement.slot_of(&place.0), place) {
                     found.whole = Some(why.clone());
                 }
                 false
@@ -516,7 +521,7 @@ impl Mover {
 
     /// These slots have left.
     pub(super) fn forget_staged(&mut self, slots: &[Slot]) {
-        let of_slots = self.staging.machine.places().filter(|(key, _)| slots.contains(&slot_of(key)));
+        let of_slots = self.staging.machine.places().filter(|(key, _)| slots.contains(&self.placement.slot_of(key)));
         let keys: Vec<Key> = of_slots.map(|(key, _)| key.clone()).collect();
         if !keys.is_empty() {
             for key in &keys {
@@ -530,7 +535,8 @@ impl Mover {
     pub(super) fn drop_unusable(&mut self, is_ours: &[bool]) {
         let run_id = |end: &End| end.connection.as_ref().map(|c| c.process.run_id.clone());
         let (source, target) = (run_id(&self.source), run_id(&self.target));
-        let is_ours = |(key, _): &Place| is_ours.get(slot_of(key).index()).is_some_and(|ours| *ours);
+        let placement = self.placement.clone();
+        let is_ours = |(key, _): &Place| is_ours.get(placement.slot_of(key).index()).is_some_and(|ours| *ours);
         let mut actions =
             self.staging.taken(|machine, actions| machine.drop_unusable(source.as_deref(), target.as_deref(), is_ours, actions));
         self.note_staging(&mut actions);

@@ -5,7 +5,6 @@
 
 use switchyard_policy::migration::staging::{Action, Event as OfStaged, Place, Shown, Step};
 use switchyard_policy::migration::{BatchId, Copied, Event, Key, Protocol, Side};
-use switchyard_policy::topology::slot_of;
 use tracing::warn;
 
 use super::drive::Run;
@@ -29,7 +28,7 @@ impl Mover {
     /// Reads keys: whole, or of staged ones the tail.
     pub(super) fn copy(&mut self, run: &Run, batch: BatchId, from: Side, mut keys: Vec<Key>) {
         if self.cuts_batches() {
-            keys.truncate(self.sizes.lengths.first_that_fit(&keys));
+            keys.truncate(self.sizes.lengths.first_that_fit(&self.placement, &keys));
         }
         let (form, usage) = (self.form(run), self.usage());
         self.drop_unusable(run.driver.is_ours());
@@ -71,7 +70,7 @@ impl Mover {
             read.keys.iter().zip(&read.contents).flat_map(|(key, of_key)| of_key.iter().map(move |content| (key, content)))
         {
             let payload = content.payload.len() as u64;
-            let found = self.big.get(slot_of(key), &(key.clone(), content.database));
+            let found = self.big.get(self.placement.slot_of(key), &(key.clone(), content.database));
             if content.form == Form::Staged || (found.is_none() && payload < limit) {
                 continue;
             }

@@ -12,7 +12,7 @@ use std::collections::HashSet;
 use std::fmt::Write as _;
 
 use sha1::{Digest, Sha1};
-use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot, slot_of};
+use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot};
 use switchyard_resp::command::Command;
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
@@ -106,7 +106,7 @@ impl Procedure for SlotKeys {
         let mut pair = reply::elements(&answer);
         let cursor = pair.next().and_then(reply::text).unwrap_or(b"0").to_vec();
         for key in pair.next().into_iter().flat_map(reply::elements).filter_map(reply::text) {
-            if slot_of(key) == self.slot && (!parted || topology.lives_at(key) == self.node) {
+            if topology.slot_of(key) == self.slot && (!parted || topology.lives_at(key) == self.node) {
                 self.keys.insert(key.to_vec());
             }
         }
@@ -176,7 +176,7 @@ impl Worker {
         // What slots are is no matter of looks, and no client takes an answer to these for a cluster.
         match subcommand {
             "KEYSLOT" => {
-                encode::integer(&mut out, i64::from(slot_of(args.get(2).unwrap_or_default()).number()));
+                encode::integer(&mut out, i64::from(plan.topology.slot_of(args.get(2).unwrap_or_default()).number()));
                 self.answer(handle, class, &out);
                 return Flow::Next;
             }

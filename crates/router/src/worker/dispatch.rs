@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use switchyard_policy::colocate::Wanted;
 use switchyard_policy::routing::{Route, anywhere, route, split};
-use switchyard_policy::topology::{NodeId, slot_of};
+use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, Flags, Handling, Lookup, Merge, Split, errors};
 use switchyard_resp::encode;
 use switchyard_resp::request::Args;
@@ -298,7 +298,7 @@ impl Worker {
     ) -> Flow {
         let flow = if command.flags.has(Flags::BLOCKING) && command.blocks(args) {
             let first = self.keys.first().and_then(|place| args.get(*place as usize)).unwrap_or_default();
-            self.block(handle, command, node, Waited::OfSeveral(slot_of(first)), raw, args)
+            self.block(handle, command, node, Waited::OfSeveral(plan.topology.slot_of(first)), raw, args)
         } else if command.flags.has(Flags::SCRIPT) {
             self.script(plan, handle, command, node, raw, args)
         } else {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use switchyard_policy::colocate::Wanted;
 use switchyard_policy::routing::{Route, route};
-use switchyard_policy::topology::{NodeId, Slot, slot_of};
+use switchyard_policy::topology::{NodeId, Slot};
 use switchyard_resp::command::{Command, Flags, errors};
 use switchyard_resp::request::Args;
 
@@ -39,8 +39,8 @@ impl Worker {
     /// The error for keys that a command needs together and that are not: in several slots, or one of them lives elsewhere than its slot.
     #[cold]
     pub(super) fn not_together<'k>(&self, plan: &Plan, mut keys: impl Iterator<Item = &'k [u8]> + Clone) -> String {
-        let slot = keys.clone().next().map(slot_of);
-        if !keys.clone().all(|key| Some(slot_of(key)) == slot) {
+        let slot = keys.clone().next().map(|key| plan.topology.slot_of(key));
+        if !keys.clone().all(|key| Some(plan.topology.slot_of(key)) == slot) {
             return errors::CROSSSLOT.to_owned();
         }
         let exception = keys.find_map(|key| plan.topology.exception(key));

@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 use switchyard_policy::hot_copies::{Asked, Copies, Discarded, GateId, Holds, Over, Read, Share};
 use switchyard_policy::migration::Fingerprinter;
 use switchyard_policy::seat::Standing;
-use switchyard_policy::topology::{NodeId, Slot, slot_of};
+use switchyard_policy::topology::{NodeId, Slot};
 use switchyard_resp::command::{Command, CommandClass, Flags, Handling, KeyError, Split};
 use switchyard_resp::request::Args;
 use switchyard_resp::translate::{Shape, to_resp2};
@@ -198,7 +198,7 @@ fn gates_of(worker: &mut Worker, node: NodeId, command: &Command, args: &Args<'_
     if command.flags.has(Flags::SCRIPT) {
         // One that is checked touches keys in the slots of those that it declares, and no others. A library may have come to its node past the check.
         if worker.plan.checks_scripts() && !command.name.starts_with("FCALL") {
-            keys.for_each(|key| found.extend(set.gates_in(slot_of(key))));
+            keys.for_each(|key| found.extend(set.gates_in(worker.plan.topology.slot_of(key))));
         } else {
             found.push(GateId::of_node(node));
         }
@@ -266,7 +266,7 @@ pub(super) fn copied(worker: &mut Worker, handle: Handle, plan: &Plan, command: 
         Read::Fill if waits => begin(worker, may_be_of_hash(&command.name), &asked)?,
         Read::Wait(number) if waits => number,
         Read::Unarmed if hot.all && worker.plan.live.hot_copies.may_be(key) => {
-            shared.hot.want(asked.hash, slot_of(key));
+            shared.hot.want(asked.hash, plan.topology.slot_of(key));
             return None;
         }
         Read::Fill | Read::Wait(_) | Read::Miss | Read::Unarmed => return None,
@@ -406,7 +406,7 @@ pub(super) fn noticed(worker: &mut Worker, key: &[u8], count: u8) {
     let hash = worker.hearers.hot.hash(key);
     let is_news = worker.hearers.hot.copies.set().get(hash).is_none();
     if is_news && worker.plan.live.hot_copies.may_be(key) {
-        worker.shared.hot.noticed(worker.index, hash, slot_of(key), count);
+        worker.shared.hot.noticed(worker.index, hash, worker.plan.topology.slot_of(key), count);
     }
 }
 

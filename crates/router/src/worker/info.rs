@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
 
-use switchyard_policy::topology::Slot;
 use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
@@ -419,7 +418,7 @@ impl Worker {
         }
         own.extend(limited.into_iter().map(|(name, counts)| (name, counts.join(","))));
         let mut slots = vec![0_u32; topology.node_id_bound()];
-        Slot::all().for_each(|slot| slots[topology.owner(slot).index()] += 1);
+        topology.slots().for_each(|slot| slots[topology.owner(slot).index()] += 1);
         for node in topology.nodes() {
             let in_flight: u64 = workers.iter().map(|w| w.node(node.id).in_flight.get()).sum();
             let (state, version) = self.shared.with_facts(node.id, |facts| {

@@ -6,7 +6,7 @@
 
 use switchyard_policy::migration::is_temporary;
 use switchyard_policy::scan::{Pass, Position, SlotSet};
-use switchyard_policy::topology::{NodeId, Stage, Transit, slot_of};
+use switchyard_policy::topology::{NodeId, Stage, Transit};
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
@@ -93,7 +93,7 @@ impl Scan {
             let Some(key) = reply::text(element) else { continue };
             // What lies at a node that has nothing to do with its slot cannot be used.
             let is_astray = were_moves && !belongs(&plan, self.at.node, key);
-            if is_astray || is_temporary(key) || self.about.as_ref().is_some_and(|slots| !slots.has(slot_of(key))) {
+            if is_astray || is_temporary(key) || self.about.as_ref().is_some_and(|slots| !slots.has(plan.topology.slot_of(key))) {
                 continue;
             }
             self.keys.extend_from_slice(element);
@@ -140,7 +140,7 @@ impl Procedure for Scan {
 /// Whether a key of this name can be used at a node. While keys are only listed or copied ahead, nobody uses them at the target.
 pub(super) fn belongs(plan: &Plan, node: NodeId, key: &[u8]) -> bool {
     let is_on_its_way = |transit: &Transit| transit.source == node || transit.target == node && transit.stage != Stage::Observed;
-    plan.topology.lives_at(key) == node || plan.topology.transit(slot_of(key)).is_some_and(is_on_its_way)
+    plan.topology.lives_at(key) == node || plan.topology.transit(plan.topology.slot_of(key)).is_some_and(is_on_its_way)
 }
 
 impl Worker {

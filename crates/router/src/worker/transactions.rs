@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use switchyard_policy::routing::{Route, route};
-use switchyard_policy::topology::{NodeId, Slot, slot_of};
+use switchyard_policy::topology::{NodeId, Slot};
 use switchyard_resp::command::{Command, Local, errors};
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
@@ -166,7 +166,7 @@ impl Worker {
         let only = plan.topology.only_node();
         let place = match target {
             Route::Owner(slot, node) => Some((slot, node)),
-            Route::Together(node) => args.get(1).map(|first| (slot_of(first), node)),
+            Route::Together(node) => args.get(1).map(|first| (plan.topology.slot_of(first), node)),
             Route::Parted(_) | Route::CrossSlot | Route::Anywhere => None,
         };
         let Some((slot, node)) = place else {

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use switchyard_policy::migration::published::Way;
 use switchyard_policy::migration::{Fingerprint, Key, Look, Waits, Wanted, moved, observed};
 use switchyard_policy::routing::{Route, route};
-use switchyard_policy::topology::{MoveId, NodeId, slot_of};
+use switchyard_policy::topology::{MoveId, NodeId};
 use switchyard_resp::command::{Command, Flags, Handling, Local, Lookup, Touched, errors, is_option};
 use switchyard_resp::request::{Args, Scanner};
 
@@ -194,7 +194,7 @@ impl Worker {
             if *undeclared.get_or_insert_with(|| self.uses_undeclared(plan, command, args))
                 && let Some(mover) = mover
             {
-                mover.note(Told::WrittenAnything(slot_of(key)));
+                mover.note(Told::WrittenAnything(plan.topology.slot_of(key)));
             }
         }
     }
@@ -374,7 +374,7 @@ impl Worker {
                 match route(&now.topology, keys.clone()) {
                     Route::Owner(slot, node) => Some(Ok((node, Waited::Of(slot)))),
                     Route::Together(node) => {
-                        Some(Ok((node, keys.clone().next().map_or(Waited::Nothing, |key| Waited::OfSeveral(slot_of(key))))))
+                        Some(Ok((node, keys.clone().next().map_or(Waited::Nothing, |key| Waited::OfSeveral(now.topology.slot_of(key))))))
                     }
                     Route::Parted(_) => Some(Err(self.not_together(now, keys))),
                     Route::CrossSlot => {

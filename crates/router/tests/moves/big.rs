@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use switchyard_policy::migration::{Durability, Goal};
-use switchyard_policy::topology::{MoveId, SLOT_COUNT, Slot, slot_of};
+use switchyard_policy::topology::{MoveId, SLOT_COUNT, Slot, crc16_slot};
 use switchyard_router::{MoveEnd, Steer};
 
 use super::fleet::{Client, Fleet, Server, all_there, fill, until, with};
@@ -35,7 +35,7 @@ pub(super) fn key_of(fleet: &Fleet, node: usize, name: &str) -> String {
     let owned = fleet.slots_of(fleet.node(node));
     (0..)
         .map(|n| format!("{{{n}}}{name}"))
-        .find(|key| owned.contains(&switchyard_policy::topology::slot_of(key.as_bytes())))
+        .find(|key| owned.contains(&switchyard_policy::topology::crc16_slot(key.as_bytes())))
         .expect("a key")
 }
 
@@ -125,11 +125,12 @@ fn big_values_of_all_types_arrive_as_they_were() {
 fn big_keys_of_later_legs_are_known_in_time() {
     let fleet = Fleet::new(2);
     let owned = fleet.slots_of(fleet.node(0));
-    let is_in = |slots: &[Slot], key: &str| slots.contains(&slot_of(key.as_bytes()));
+    let is_in = |slots: &[Slot], key: &str| slots.contains(&crc16_slot(key.as_bytes()));
     // More than the first leg takes.
     let mut mine = vec![false; SLOT_COUNT];
     owned.iter().for_each(|slot| mine[slot.index()] = true);
-    let small: Vec<String> = (0..).map(|n| format!("small:{n}")).filter(|key| mine[slot_of(key.as_bytes()).index()]).take(70_000).collect();
+    let small: Vec<String> =
+        (0..).map(|n| format!("small:{n}")).filter(|key| mine[crc16_slot(key.as_bytes()).index()]).take(70_000).collect();
     let mut direct = fleet.servers[0].client();
     for some in small.chunks(500) {
         let args: Vec<&[u8]> = std::iter::once(&b"MSET"[..]).chain(some.iter().flat_map(|key| [key.as_bytes(), b"value"])).collect();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use switchyard_policy::migration::Goal;
-use switchyard_policy::topology::{MoveId, slot_of};
+use switchyard_policy::topology::{MoveId, crc16_slot};
 use switchyard_router::{MoveEnd, Steer};
 
 use super::fleet::{Client, Fleet, fill, with};
@@ -27,7 +27,7 @@ fn scripts_and_functions_are_at_the_target_before_it_serves() {
     fill(&mut client, 1000);
     // Keys of the target's own slots need its functions already.
     let owned = fleet.slots_of(fleet.node(0));
-    let moving: Vec<usize> = (0..200).filter(|n| owned.contains(&slot_of(n.to_string().as_bytes()))).take(50).collect();
+    let moving: Vec<usize> = (0..200).filter(|n| owned.contains(&crc16_slot(n.to_string().as_bytes()))).take(50).collect();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let caller = scope.spawn(|| {

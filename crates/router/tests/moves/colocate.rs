@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use switchyard_policy::topology::{NodeId, slot_of};
+use switchyard_policy::topology::{NodeId, crc16_slot};
 use switchyard_router::{ColocatePort, ColocateRequest, Ports};
 
 use super::fleet::{Fleet, Server, until};
@@ -40,7 +40,7 @@ impl Scene {
         let port = Arc::new(Port::default());
         let ports = Ports { colocate: Some(port.clone()), ..Ports::default() };
         let fleet = Fleet::with_ports((0..2).map(|_| Server::start(&[])).collect(), ports);
-        let owned_by_first = fleet.slots_of(fleet.node(0)).contains(&slot_of(b"{t}"));
+        let owned_by_first = fleet.slots_of(fleet.node(0)).contains(&crc16_slot(b"{t}"));
         let (home, away) = if owned_by_first { (fleet.node(0), fleet.node(1)) } else { (fleet.node(1), fleet.node(0)) };
         Self { fleet, port, home, away }
     }
@@ -49,7 +49,7 @@ impl Scene {
 /// Has a key live at a node.
 fn publish(fleet: &Fleet, key: &str, node: NodeId) {
     let topology = fleet.keeper.topology.lock().expect("lock").clone();
-    fleet.keeper.publish(topology.keys_handed_over(&[slot_of(key.as_bytes())], &[Arc::from(key.as_bytes())], node));
+    fleet.keeper.publish(topology.keys_handed_over(&[crc16_slot(key.as_bytes())], &[Arc::from(key.as_bytes())], node));
 }
 
 #[test]

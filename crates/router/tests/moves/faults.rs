@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use switchyard_policy::migration::{Durability, Goal, Phase, Protocol, Record};
-use switchyard_policy::topology::{MoveId, slot_of};
+use switchyard_policy::topology::{MoveId, crc16_slot};
 use switchyard_router::{LateKeys, MoveEnd, Steer};
 
 use super::fleet::{Client, Fleet, Server, all_there, fill, until, with};
@@ -108,7 +108,7 @@ fn a_source_that_is_killed_and_shows_old_keys_again_brings_nothing_back() {
     let mut direct = fleet.servers[1].client();
     let owned = fleet.slots_of(fleet.node(0));
     let moved: Vec<usize> =
-        (0..4000).filter(|n| owned.contains(&switchyard_policy::topology::slot_of(format!("{{{n}}}").as_bytes()))).collect();
+        (0..4000).filter(|n| owned.contains(&switchyard_policy::topology::crc16_slot(format!("{{{n}}}").as_bytes()))).collect();
     let moved: Vec<usize> = moved.into_iter().filter(|n| direct.cmd(&format!("EXISTS {{{n}}}")) == "1").take(50).collect();
     assert!(moved.len() > 10);
     for (place, n) in moved.iter().enumerate() {
@@ -179,7 +179,7 @@ fn who_waits_too_long_for_a_key_is_told_so_and_nothing_else_breaks() {
     std::thread::sleep(Duration::from_millis(50));
     let owned = fleet.slots_of(fleet.node(0));
     let there: Vec<usize> =
-        (0..4000).filter(|n| owned.contains(&switchyard_policy::topology::slot_of(format!("{{{n}}}").as_bytes()))).take(90).collect();
+        (0..4000).filter(|n| owned.contains(&switchyard_policy::topology::crc16_slot(format!("{{{n}}}").as_bytes()))).take(90).collect();
     let value = vec![b'x'; 2 << 20];
     let told: usize = std::thread::scope(|scope| {
         let clients: Vec<_> = there
@@ -271,7 +271,7 @@ fn a_target_that_runs_full_gives_back_what_it_has() {
 fn no_command_runs_at_the_target_of_a_leg_that_has_migrated_back() {
     let fleet = Fleet::new(2);
     let source = fleet.node(0);
-    let is_ours = |name: &String| fleet.keeper.topology.lock().expect("lock").owner(slot_of(name.as_bytes())) == source;
+    let is_ours = |name: &String| fleet.keeper.topology.lock().expect("lock").owner(crc16_slot(name.as_bytes())) == source;
     let counter = (0..).map(|n| format!("{{{n}}}")).find(is_ours).expect("half of all names");
     let mut client = fleet.client();
     assert_eq!(client.cmd(&format!("SET {counter} 1000")), "OK");
@@ -329,12 +329,12 @@ fn source_behind(passes: impl Fn(&[u8]) -> bool + Send + Sync + 'static) -> (Fle
 /// Keys of one slot at the source, and a move of that slot that is in the middle of them. Gives their tag.
 fn in_the_middle_of_a_slot(fleet: &Fleet) -> String {
     let task = fleet.task(1, 0, 1);
-    let tag = (0..).map(|n| format!("t{n}")).find(|tag| task.order.slots.contains(&slot_of(tag.as_bytes()))).expect("a tag");
+    let tag = (0..).map(|n| format!("t{n}")).find(|tag| task.order.slots.contains(&crc16_slot(tag.as_bytes()))).expect("a tag");
     let mut client = fleet.client();
     for n in 0..OF_ONE_SLOT {
         assert_eq!(client.cmd(&format!("SET {{{tag}}}{n} {}", "x".repeat(100))), "OK");
     }
-    let slots = vec![slot_of(tag.as_bytes())];
+    let slots = vec![crc16_slot(tag.as_bytes())];
     fleet.begin_on_record(with(task, |order| {
         order.slots = slots;
         order.how.goal = Goal::Gentle;

@@ -5,7 +5,7 @@
 use std::sync::atomic::Ordering;
 
 use switchyard_policy::migration::{Goal, Record};
-use switchyard_policy::topology::{MoveId, slot_of};
+use switchyard_policy::topology::{MoveId, crc16_slot};
 use switchyard_router::{LateKeys, MoveEnd, Steer};
 
 use super::big::{hash, key_of};
@@ -56,7 +56,7 @@ fn a_key_is_used_by_nobody_until_the_source_has_removed_it() {
     let keys = on_their_way(&fleet);
     let deleted = deleted(&fleet, &keys);
     let owned_by_first = fleet.slots_of(fleet.node(0));
-    assert!(keys.iter().all(|n| owned_by_first.contains(&slot_of(format!("{{{n}}}").as_bytes()))));
+    assert!(keys.iter().all(|n| owned_by_first.contains(&crc16_slot(format!("{{{n}}}").as_bytes()))));
     fleet.restart();
     assert_eq!(source.cmd("ACL SETUSER default +unlink"), "OK");
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
@@ -87,7 +87,7 @@ fn what_a_target_shows_that_was_killed_before_a_leg_is_not_believed() {
     let big = key_of(&fleet, 0, "hash");
     hash(&mut client, &big, 60_000);
     let owned = fleet.slots_of(fleet.node(0));
-    let small: Vec<String> = (0..KEYS).map(|n| format!("{{{n}}}")).filter(|key| owned.contains(&slot_of(key.as_bytes()))).collect();
+    let small: Vec<String> = (0..KEYS).map(|n| format!("{{{n}}}")).filter(|key| owned.contains(&crc16_slot(key.as_bytes()))).collect();
     let mut direct = fleet.servers[1].client();
     for key in &small {
         assert_eq!(client.cmd(&format!("SET {key} today")), "OK");

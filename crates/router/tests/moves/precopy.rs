@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use switchyard_policy::migration::record::Record;
 use switchyard_policy::migration::{Goal, Protocol};
-use switchyard_policy::topology::{MoveId, slot_of};
+use switchyard_policy::topology::{MoveId, crc16_slot};
 use switchyard_router::{MoveEnd, MoveTask, Steer};
 
 use super::fleet::{Client, Fleet, Server, all_there, fill, until, with};
@@ -19,7 +19,7 @@ fn by(fleet: &Fleet, id: u64, from: usize, to: usize, protocol: Protocol) -> Mov
 /// Names of keys that are at a node when the test begins.
 fn names_at(fleet: &Fleet, place: usize) -> impl Iterator<Item = String> {
     let slots = fleet.slots_of(fleet.node(place));
-    (0..).map(|n| format!("{{{n}}}")).filter(move |name| slots.contains(&slot_of(name.as_bytes())))
+    (0..).map(|n| format!("{{{n}}}")).filter(move |name| slots.contains(&crc16_slot(name.as_bytes())))
 }
 
 /// Does everything that changes a key, on keys of its own, and checks every reply. Gives the counter and the list as they are at the end.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use rustix::process::Signal;
-use switchyard_policy::topology::{NodeId, slot_of};
+use switchyard_policy::topology::{NodeId, crc16_slot};
 use switchyard_resp::command::{Command, CommandTable, Flags, Handling, Keys};
 use switchyard_router::{MoveEnd, Outcome, SentCommand, Tap};
 
@@ -272,7 +272,7 @@ fn commands_with_keys(fleet: &Fleet) -> Vec<Command> {
 /// A key of the node at a place.
 fn key_at(fleet: &Fleet, place: usize, name: &str) -> String {
     let owned = fleet.slots_of(fleet.node(place));
-    (0..).map(|n| format!("{{{n}}}{name}")).find(|key| owned.contains(&slot_of(key.as_bytes()))).expect("one")
+    (0..).map(|n| format!("{{{n}}}{name}")).find(|key| owned.contains(&crc16_slot(key.as_bytes()))).expect("one")
 }
 
 #[test]

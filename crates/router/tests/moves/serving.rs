@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use switchyard_policy::migration::{Goal, Protocol};
-use switchyard_policy::topology::{MoveId, slot_of};
+use switchyard_policy::topology::{MoveId, crc16_slot};
 use switchyard_router::MoveEnd;
 
 use super::fleet::{Client, Fleet, Server, all_there, fill, until, with};
@@ -115,7 +115,7 @@ fn what_is_at_the_target_takes_the_place_of_no_key() {
     fill(&mut client, 4000);
     let mut target = fleet.servers[1].client();
     let slots = fleet.slots_of(fleet.node(0));
-    let of_source = |n: &usize| slots.contains(&switchyard_policy::topology::slot_of(format!("{{{n}}}").as_bytes()));
+    let of_source = |n: &usize| slots.contains(&switchyard_policy::topology::crc16_slot(format!("{{{n}}}").as_bytes()));
     let planted: Vec<usize> = (0..4000).filter(of_source).step_by(100).collect();
     let end = fleet.interrupt(fleet.task(1, 0, 1), || {
         // Past the router.
@@ -349,9 +349,9 @@ fn hundreds_of_moves_during_one_scan_cost_it_no_key() {
             let (from, to) = [(2, 0), (0, 1), (1, 2), (0, 2), (1, 0), (2, 1)][moves as usize % 6];
             // Of the slots that have keys: one of the first few, or another one each time.
             let nth = if moves % 2 == 0 { moves % 7 } else { moves };
-            let of = |n: &usize| fleet.slots_of(fleet.node(from)).binary_search(&slot_of(format!("{{{n}}}").as_bytes())).is_ok();
+            let of = |n: &usize| fleet.slots_of(fleet.node(from)).binary_search(&crc16_slot(format!("{{{n}}}").as_bytes())).is_ok();
             let Some(n) = (0..1000).filter(of).nth(nth as usize % 200) else { continue };
-            let slots = vec![slot_of(format!("{{{n}}}").as_bytes())];
+            let slots = vec![crc16_slot(format!("{{{n}}}").as_bytes())];
             fleet.begin(with(fleet.task(moves, from, to), |order| order.slots = slots));
             assert_eq!(fleet.wait_for(moves), MoveEnd::Done);
         }
@@ -524,10 +524,10 @@ fn a_key_that_no_command_names_goes_with_a_leg_that_is_about_to_begin() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     let task = fleet.task(1, 0, 1);
-    let tag = (0..).map(|n| format!("t{n}")).find(|tag| task.order.slots.contains(&slot_of(tag.as_bytes()))).expect("a tag");
+    let tag = (0..).map(|n| format!("t{n}")).find(|tag| task.order.slots.contains(&crc16_slot(tag.as_bytes()))).expect("a tag");
     assert_eq!(client.cmd(&format!("SET {{{tag}}} value")), "OK");
     fleet.keeper.stuck.store(true, Ordering::SeqCst);
-    fleet.begin(with(task, |order| order.slots = vec![slot_of(tag.as_bytes())]));
+    fleet.begin(with(task, |order| order.slots = vec![crc16_slot(tag.as_bytes())]));
     until("a leg is being put on record", || fleet.keeper.is_stuck.load(Ordering::SeqCst));
     let key = format!("{{{tag}}}");
     client.send(&[b"EVAL", b"return redis.call('SET', KEYS[1] .. ':unnamed', 'value')", b"1", key.as_bytes()]);

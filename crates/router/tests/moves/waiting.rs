@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use switchyard_policy::topology::slot_of;
+use switchyard_policy::topology::crc16_slot;
 use switchyard_router::MoveEnd;
 
 use super::fleet::{Client, Fleet, Server, fill, until};
@@ -58,7 +58,7 @@ fn all_that_ends_a_wait_ends_it_also_while_its_list_is_on_the_way() {
     let fleet = Fleet::new(2);
     fill(&mut fleet.client(), 100);
     let owned = fleet.slots_of(fleet.node(0));
-    let key = (0..).map(|n| format!("{{q{n}}}list")).find(|key| owned.contains(&slot_of(key.as_bytes()))).expect("one");
+    let key = (0..).map(|n| format!("{{q{n}}}list")).find(|key| owned.contains(&crc16_slot(key.as_bytes()))).expect("one");
     let forever = format!("BLPOP {key} 0");
     let mut other = fleet.client();
     let mut recalled: Vec<(String, Client)> = Vec::new();
@@ -127,7 +127,7 @@ fn hundreds_who_wait_for_one_list_are_served_in_the_order_in_which_they_came() {
     const WAITERS: usize = 300;
     let fleet = Fleet::new(2);
     let owned = fleet.slots_of(fleet.node(0));
-    let key = (0..).map(|n| format!("{{q{n}}}list")).find(|key| owned.contains(&slot_of(key.as_bytes()))).expect("one");
+    let key = (0..).map(|n| format!("{{q{n}}}list")).find(|key| owned.contains(&crc16_slot(key.as_bytes()))).expect("one");
     let mut waiting: Vec<Client> = Vec::new();
     for place in 0..WAITERS {
         let mut client = fleet.client();

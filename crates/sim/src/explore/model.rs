@@ -10,7 +10,7 @@ use switchyard_policy::migration::record::{Record, Replay};
 use switchyard_policy::migration::{
     Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Leg, Machine, Orders, Outcome, Process, Side, Stored,
 };
-use switchyard_policy::topology::{MoveId, NodeId, slot_of};
+use switchyard_policy::topology::{MoveId, NodeId, crc16_slot};
 
 use super::Bounds;
 use crate::planted::{Bug, Planted, is_planted};
@@ -262,7 +262,7 @@ impl State {
             leg: 0,
             source: NodeId(0),
             target: NodeId(1),
-            slots: vec![slot_of(&keys()[0])],
+            slots: vec![crc16_slot(&keys()[0])],
             durability: Durability::Memory,
             drain_patience_us: u64::MAX,
         }

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use switchyard_policy::hot_copies::{ArmedSet, Discarded, GateId, Gates, Holds};
-use switchyard_policy::topology::{NodeId, slot_of};
+use switchyard_policy::topology::{NodeId, crc16_slot};
 
 use super::{LIMITS, Leaving, OfWorker, Published, Table};
 use crate::planted::{Bug, is_planted};
@@ -58,7 +58,7 @@ impl World {
             let hash = self.hot.hash(&self.keys[key]);
             let is_armed = self.hot.set.get(hash).is_some();
             if !is_armed && self.random.chance(700) {
-                more.push((hash, slot_of(&self.keys[key])));
+                more.push((hash, crc16_slot(&self.keys[key])));
             } else if is_armed && self.random.chance(250) {
                 less.push(hash);
             }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use switchyard_policy::migration::record::{Given, Kind, OpenLeg, OpenMove, Queue, Record, Replay};
 use switchyard_policy::migration::{Durability, Event, Happened, Outcome, Process};
-use switchyard_policy::topology::{MoveId, slot_of};
+use switchyard_policy::topology::{MoveId, crc16_slot};
 
 use super::staging::Told;
 use super::{Fleet, Flush, Lane, List, Shown, Stage};
@@ -388,7 +388,7 @@ impl World {
     pub(crate) fn place_of(&self, key: KeyIx, node: usize, had: bool) -> Place {
         let lane = self.lane_of(key);
         let m = &self.movers[lane];
-        let slot = slot_of(&self.keys[key]);
+        let slot = crc16_slot(&self.keys[key]);
         let fingerprint = self.fleet.fingerprints.of(&self.keys[key]);
         let name = &self.keys[key];
         // Of a move of a slot as of one of keys: whether it is about this key.

@@ -22,7 +22,7 @@ use switchyard_policy::migration::{
     BatchId, Begin, Driver, Durability, Event, Fingerprinter, Happened, Key, LegView, Legs, Life, Orders, Outcome, Pace, Process, Protocol,
     Scope, Side, tracker,
 };
-use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage as SlotStage, Topology, Transit, slot_of};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage as SlotStage, Topology, Transit, crc16_slot};
 
 use self::batches::{Batch, Late};
 use self::journal::Entry;
@@ -374,7 +374,7 @@ impl World {
             let is_moving = m.shown == Shown::Moving;
             if is_moving && m.scope.is_none() && self.bug(Bug::ExceptionTaken) {
                 // Then all keys are where their slot is, as far as workers know.
-                let keys = self.keys.iter().filter(|key| m.leg_slots.contains(&slot_of(key)));
+                let keys = self.keys.iter().filter(|key| m.leg_slots.contains(&crc16_slot(key)));
                 map = map.keys_handed_over(&[], keys, NodeId(m.source as u16));
             }
             let of_move = m
@@ -482,7 +482,7 @@ impl World {
         let was = resume.as_ref().map(|open| [open.source.clone(), open.target.clone()]);
         let scope = m.scope.as_ref().map(|scope| {
             let names = scope.iter().map(|key| self.keys[*key].clone());
-            let mut keys: Vec<Key> = names.filter(|key| m.leg_slots.contains(&slot_of(key))).collect();
+            let mut keys: Vec<Key> = names.filter(|key| m.leg_slots.contains(&crc16_slot(key))).collect();
             keys.sort_unstable();
             Arc::new(Scope::new(keys, self.fleet.fingerprints))
         });

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use switchyard_policy::migration::Protocol;
-use switchyard_policy::topology::{NodeId, Slot, Topology, slot_of};
+use switchyard_policy::topology::{NodeId, Slot, Topology, crc16_slot};
 
 use super::Lane;
 use crate::node::{KeyIx, STAGING};
@@ -20,7 +20,7 @@ impl World {
 
     /// The mover of a key.
     pub(crate) fn lane_of(&self, key: KeyIx) -> Lane {
-        self.lane_of_slot(slot_of(&self.keys[key]))
+        self.lane_of_slot(crc16_slot(&self.keys[key]))
     }
 
     fn owner(&self, slot: Slot) -> usize {
@@ -43,7 +43,7 @@ impl World {
 
     /// Whether a key is in a slot of the leg under way.
     pub(super) fn is_of_leg(&self, lane: Lane, key: KeyIx) -> bool {
-        self.movers[lane].leg_slots.contains(&slot_of(&self.keys[key]))
+        self.movers[lane].leg_slots.contains(&crc16_slot(&self.keys[key]))
     }
 
     /// Whether a key is part of the leg under way: it is named, or (of a slot) lives where its slot is.
@@ -53,7 +53,7 @@ impl World {
 
     /// The same of the move, as far as it is left.
     pub(super) fn is_left(&self, lane: Lane, key: KeyIx) -> bool {
-        key < STAGING && self.movers[lane].slots.contains(&slot_of(&self.keys[key])) && self.moves(lane, key)
+        key < STAGING && self.movers[lane].slots.contains(&crc16_slot(&self.keys[key])) && self.moves(lane, key)
     }
 
     fn moves(&self, lane: Lane, key: KeyIx) -> bool {
@@ -70,7 +70,7 @@ impl World {
         slots.extend(m.rest().into_iter().filter(|_| self.bug(Bug::HandedOverTooEarly)));
         let keys = |scope: &Rc<BTreeSet<KeyIx>>| {
             let keys = scope.iter().map(|key| &self.keys[*key]);
-            keys.filter(|key| slots.contains(&slot_of(key))).collect::<Vec<_>>()
+            keys.filter(|key| slots.contains(&crc16_slot(key))).collect::<Vec<_>>()
         };
         match &m.scope {
             None => self.fleet.map.handed_over(&slots, node),
@@ -96,7 +96,7 @@ impl World {
         let there: Vec<KeyIx> = (0..self.names()).filter(|key| self.lane_of(*key) == lane && self.lives_at(*key) == from).collect();
         let scope: BTreeSet<KeyIx> = there.into_iter().filter(|_| self.random.chance(600)).collect();
         if !scope.is_empty() {
-            let slots = all.into_iter().filter(|slot| scope.iter().any(|key| slot_of(&self.keys[*key]) == *slot)).collect();
+            let slots = all.into_iter().filter(|slot| scope.iter().any(|key| crc16_slot(&self.keys[*key]) == *slot)).collect();
             let m = &mut self.movers[lane];
             (m.source, m.target, m.scope, m.slots) = (from, 1 - from, Some(Rc::new(scope)), slots);
         }

@@ -7,7 +7,7 @@ use switchyard_policy::migration::life::Came;
 use switchyard_policy::migration::staging::{self, Action, Ends, Event, Piece, Place, Seen, Staging, Wrote};
 use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::{Event as OfLeg, Key, Process, Protocol};
-use switchyard_policy::topology::{MoveId, slot_of};
+use switchyard_policy::topology::{MoveId, crc16_slot};
 
 use super::{Lane, Shown, Stage, What};
 use crate::node::{Cmd, Elements, KeyIx, Reply, STAGING};
@@ -153,7 +153,7 @@ impl World {
         // It may be over: the worker has an older view.
         let Some(lane) = self.lane_of_move(move_id) else { return };
         if undeclared && !self.bug(Bug::AnythingNotNoted) {
-            self.movers[lane].list.anything.extend(keys.iter().map(|key| slot_of(&self.keys[*key])));
+            self.movers[lane].list.anything.extend(keys.iter().map(|key| crc16_slot(&self.keys[*key])));
         }
         if self.movers[lane].how().copies_while_served() && self.movers[lane].driver.is_some() {
             let names = keys.iter().filter(|key| self.is_own(lane, **key)).map(|key| self.keys[*key].clone()).collect();

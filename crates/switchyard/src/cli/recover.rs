@@ -15,7 +15,7 @@ use clap::Args;
 use switchyard_control::nodes::holdings::{each_key, others};
 use switchyard_control::nodes::{NodeConnection, routers, servers};
 use switchyard_control::store::{RedbStore, Store};
-use switchyard_policy::topology::{EXCEPTIONS_MAX, NodeId, SLOT_COUNT, Slot, Topology, slot_of};
+use switchyard_policy::topology::{EXCEPTIONS_MAX, NodeId, SLOT_COUNT, Slot, Topology, crc16_slot};
 
 use super::Failure;
 use super::flags::ConfigFlags;
@@ -152,7 +152,7 @@ fn write(directory: &Path, topology: &Topology) -> anyhow::Result<()> {
 fn count_keys(node: &mut NodeConnection) -> anyhow::Result<Vec<u64>> {
     let mut keys = vec![0; SLOT_COUNT];
     each_key(node, None, |key| {
-        keys[slot_of(key).index()] += 1;
+        keys[crc16_slot(key).index()] += 1;
         ControlFlow::Continue(())
     })?;
     Ok(keys)
@@ -206,7 +206,7 @@ impl Strays {
         for at_owner in [false, true] {
             for node in nodes.iter().copied() {
                 each_key(node.index(), &mut |key| {
-                    let slot = slot_of(key);
+                    let slot = topology.slot_of(key);
                     if !shared.contains(&slot) || (topology.owner(slot) == node) != at_owner {
                         return ControlFlow::Continue(());
                     }
@@ -264,7 +264,7 @@ fn settle(topology: Topology, strays: Strays, take_most: bool) -> anyhow::Result
     let alone: Vec<(Arc<[u8]>, NodeId)> = strays
         .at
         .into_iter()
-        .filter(|(key, at)| !at.contains(&topology.owner(slot_of(key))))
+        .filter(|(key, at)| !at.contains(&topology.owner_of(key)))
         .filter_map(|(key, at)| Some((key, at.into_iter().next()?)))
         .collect();
     if alone.len() > EXCEPTIONS_MAX {
@@ -316,8 +316,9 @@ mod tests {
     /// The map for nodes with these keys, all of one slot.
     fn settled(nodes: &[&[&str]], take_most: bool) -> anyhow::Result<Topology> {
         let key = |suffix: &str| format!("{{a}}{suffix}").into_bytes();
-        let counted: Vec<Counted> =
-            (nodes.iter().enumerate()).map(|(i, keys)| node(&format!("n{i}:1"), &[(slot_of(b"a").number(), keys.len() as u64)])).collect();
+        let counted: Vec<Counted> = (nodes.iter().enumerate())
+            .map(|(i, keys)| node(&format!("n{i}:1"), &[(crc16_slot(b"a").number(), keys.len() as u64)]))
+            .collect();
         let (topology, shared) = assign(&counted)?;
         let strays = Strays::find(&topology, &shared, |i, visit| {
             // SCAN may show a key twice.

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use switchyard_policy::topology::slot_of;
+use switchyard_policy::topology::crc16_slot;
 
 use crate::movectl::{ask, done, json};
 use crate::movectl_moves::{eventually, report, the_move, wait_for};
@@ -350,7 +350,7 @@ fn a_colocation_does_not_wait_for_other_moves_of_its_nodes() {
     }
     client.cmd("SET {t}a 1");
     scene.part("{t}b");
-    let slot = slot_of(tag.to_string().as_bytes()).number();
+    let slot = crc16_slot(tag.to_string().as_bytes()).number();
     let line = format!("move --from {} --to {} --slots {slot} --goal gentle --max-rate 2k", owner.address(), other.address());
     done(scene.router(), &line);
     wait_for(scene.router(), 2, "running");

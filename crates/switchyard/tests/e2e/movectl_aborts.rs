@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 use serde_json::Value as Json;
-use switchyard_policy::topology::slot_of;
+use switchyard_policy::topology::crc16_slot;
 
 use crate::movectl::{done, json, refused};
 use crate::movectl_moves::{eventually, the_move, wait_for};
@@ -57,7 +57,7 @@ impl Scene {
     }
 
     fn begin(&self, options: &str) {
-        let slot = slot_of(self.key(0).as_bytes()).number();
+        let slot = crc16_slot(self.key(0).as_bytes()).number();
         done(self.site.router(), &format!("move --from {} --to {} --slots {slot} {options}", self.name(0), self.name(1)));
         eventually("keys move", || the_move(self.site.router(), 1)["keys_moved"].as_u64().filter(|keys| *keys > 30));
     }
@@ -161,7 +161,7 @@ fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
     assert_eq!(scene.site.client().cmd(&format!("GET {}", scene.key(moved[0]))), bulk("anew"));
     assert_eq!(scene.site.client().cmd(&format!("GET {}", scene.key(moved[1]))), Value::Nil);
     // What it kept is ours, and nobody else has it: it goes with the next move, when somebody says so.
-    let slot = slot_of(scene.key(0).as_bytes()).number();
+    let slot = crc16_slot(scene.key(0).as_bytes()).number();
     let line = format!("move --from {} --to {} --slots {slot} --goal fast --wait", scene.name(0), scene.name(1));
     let text = refused(scene.site.router(), &line);
     assert!(text.contains("what a node that was given up has kept"), "{text}");
@@ -424,7 +424,7 @@ fn a_move_that_cannot_begin_is_seen_by_who_looks() {
     let Some(scene) = Scene::start() else { return };
     let router = scene.site.router();
     scene.begin(SLOWLY);
-    let slot = slot_of(scene.elsewhere.as_bytes()).number();
+    let slot = crc16_slot(scene.elsewhere.as_bytes()).number();
     done(router, &format!("move --from {} --to {} --slots {slot}", scene.name(1), scene.name(0)));
     let token = std::fs::read_to_string(router.state_dir().join("admin-token")).expect("the token").trim().to_owned();
     let mut admin = Admin { stream: TcpStream::connect(router.admin()).expect("connected"), token };

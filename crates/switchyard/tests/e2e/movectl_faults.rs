@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use rustix::process::{Pid, Resource, Rlimit, Signal};
-use switchyard_policy::topology::slot_of;
+use switchyard_policy::topology::crc16_slot;
 
 use crate::movectl::{ask, done};
 use crate::movectl_history::{Recording, Tally, made};
@@ -43,7 +43,7 @@ struct Scene {
 /// A name in the slots of the source, which are the first half.
 fn name(prefix: &str, number: u64) -> String {
     let names = (0..).map(|try_| format!("{prefix}:{number}:{try_}"));
-    names.into_iter().find(|name| slot_of(name.as_bytes()).number() < 8192).expect("half of all names")
+    names.into_iter().find(|name| crc16_slot(name.as_bytes()).number() < 8192).expect("half of all names")
 }
 
 fn fixed(number: u64) -> (String, String) {

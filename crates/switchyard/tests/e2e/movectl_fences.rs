@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use switchyard_policy::topology::slot_of;
+use switchyard_policy::topology::crc16_slot;
 
 use crate::movectl::done;
 use crate::movectl_moves::{eventually, the_move, wait_for};
@@ -31,7 +31,7 @@ impl Scene {
         let args = ["--set", "nodes.command-timeout=1s", "--set", "nodes.connect-timeout=1s"].map(str::to_owned).to_vec();
         let addresses: Vec<SocketAddr> = relays.iter().map(Relay::address).collect();
         let router = Router::start(&addresses, &RouterOptions { args, ..RouterOptions::default() });
-        let key = (0..).map(|n| format!("key:{n}")).find(|key| slot_of(key.as_bytes()).number() < 5461).expect("one");
+        let key = (0..).map(|n| format!("key:{n}")).find(|key| crc16_slot(key.as_bytes()).number() < 5461).expect("one");
         Some(Scene { router, relays, nodes, key })
     }
 
@@ -41,7 +41,7 @@ impl Scene {
 
     fn move_slot(&self, options: &str) {
         let (from, to) = (self.relays[0].address(), self.relays[1].address());
-        let slot = slot_of(self.key.as_bytes()).number();
+        let slot = crc16_slot(self.key.as_bytes()).number();
         done(&self.router, format!("move --from {from} --to {to} --slots {slot} --purge-target {options}").trim_end());
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use switchyard_policy::topology::slot_of;
+use switchyard_policy::topology::crc16_slot;
 
 use crate::movectl::done;
 use crate::movectl_moves::{eventually, the_move, wait_for};
@@ -45,7 +45,7 @@ impl Scene {
 
     fn begin(&self, options: &str) {
         let [from, to] = [0, 1].map(|node| self.site.nodes()[node].address());
-        let slot = slot_of(self.key(0).as_bytes()).number();
+        let slot = crc16_slot(self.key(0).as_bytes()).number();
         done(self.site.router(), &format!("move --from {from} --to {to} --slots {slot} {options}"));
     }
 

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use switchyard_policy::topology::slot_of;
+use switchyard_policy::topology::crc16_slot;
 
 use crate::movectl::{done, json, names, refused};
 use crate::movectl_history::Recording;
@@ -35,7 +35,7 @@ impl Scene {
 
     /// The node that owns the slot of a key, and the other one.
     pub(crate) fn nodes_of(&self, key: &str) -> (&Node, &Node) {
-        let owner = if slot_of(key.as_bytes()).number() < 8192 { self.low } else { 1 - self.low };
+        let owner = if crc16_slot(key.as_bytes()).number() < 8192 { self.low } else { 1 - self.low };
         (&self.site.nodes()[owner], &self.site.nodes()[1 - owner])
     }
 
@@ -114,7 +114,7 @@ fn a_key_moves_alone_and_comes_home() {
         assert_eq!(client.cmd("DBSIZE"), int(40));
         assert_eq!(sorted(&client.cmd("KEYS *")), all);
         assert_eq!(scanned(&mut client), all);
-        let slot = slot_of(b"{t}").number();
+        let slot = crc16_slot(b"{t}").number();
         assert_eq!(client.cmd(&format!("CLUSTER COUNTKEYSINSLOT {slot}")), int(40));
         assert_eq!(sorted(&client.cmd(&format!("CLUSTER GETKEYSINSLOT {slot} 100"))), all);
         assert_eq!(scene.exceptions().iter().sum::<u64>(), 11);
@@ -279,7 +279,7 @@ fn slots_move_without_their_exceptions() {
     for n in 0..20 {
         client.cmd(&format!("SET {{t}}{n} {n}"));
     }
-    let slot = slot_of(b"{t}").number();
+    let slot = crc16_slot(b"{t}").number();
     let (owner, other) = scene.nodes_of("{t}");
     let (first, second) = (owner.address(), other.address());
     let third_name = third.address();
@@ -325,9 +325,9 @@ fn a_move_of_keys_goes_on_after_a_crash() {
     client.pipeline(&bytes, KEYS);
     let (low, high) = (&scene.site.nodes()[scene.low], &scene.site.nodes()[1 - scene.low]);
     let (from, to) = (low.address(), high.address());
-    let matching = |n: &usize| n % 10 < 5 && slot_of(format!("key:{n}").as_bytes()).number() < 8192;
+    let matching = |n: &usize| n % 10 < 5 && crc16_slot(format!("key:{n}").as_bytes()).number() < 8192;
     let count = (0..KEYS).filter(matching).count();
-    let lows = (0..KEYS).filter(|n| slot_of(format!("key:{n}").as_bytes()).number() < 8192).count();
+    let lows = (0..KEYS).filter(|n| crc16_slot(format!("key:{n}").as_bytes()).number() < 8192).count();
     done(scene.router(), &format!("move --from {from} --to {to} --keys key:*[01234] --goal gentle --max-rate 50k"));
     assert_eq!(the_move(scene.router(), 1)["keys"].as_u64(), Some(count as u64));
     let text = refused(scene.router(), &format!("move --from {from} --to {to} --keys key:*0"));
@@ -372,7 +372,7 @@ fn a_move_of_keys_goes_on_after_a_crash() {
 fn histories_have_an_order_while_keys_come_and_go() {
     fn name(number: u64) -> String {
         let names = (0..).map(|try_| format!("h:{number}:{try_}"));
-        names.into_iter().find(|name| slot_of(name.as_bytes()).number() < 8192).expect("half of all names")
+        names.into_iter().find(|name| crc16_slot(name.as_bytes()).number() < 8192).expect("half of all names")
     }
     if direct() {
         eprintln!("nothing to check against a plain server");

@@ -27,10 +27,10 @@ const CRATES: &[CrateRule] = &[
     },
     CrateRule {
         name: "policy",
-        only: Some(&["serde"]),
+        only: Some(&["md-5", "serde"]),
         tests_only: &[],
         never: &[],
-        why: "policy is every decision as pure code; what it needs (time, randomness, addresses) it is given as arguments. With serde a decision can be kept, and made again",
+        why: "policy is every decision as pure code; what it needs (time, randomness, addresses) it is given as arguments. With serde a decision can be kept, and made again; md-5 computes, and is twemproxy's",
     },
     CrateRule {
         name: "router",

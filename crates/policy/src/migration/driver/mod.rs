@@ -19,7 +19,7 @@ use super::{
     Action, DoubleRead, Event, Fingerprint, Fingerprinter, Io, Key, Leg, Machine, Orders, Precopy, Process, Progress, Protocol, Record,
     Side, StopAndCopy, is_temporary,
 };
-use crate::topology::{SLOT_COUNT, Topology, slot_of};
+use crate::topology::{SLOT_COUNT, Topology};
 
 /// The workers could not be told: until the next attempt, microseconds.
 const PUBLISH_AGAIN_US: u64 = 50_000;
@@ -445,7 +445,8 @@ impl Driver {
         let last = || self.is_ours.iter().rposition(|is_ours| *is_ours).filter(|last| self.is_ours[..*last].contains(&true));
         let forgotten = forgets.then(last).flatten();
         let is_ours = |slot: usize| self.is_ours[slot] && forgotten != Some(slot);
-        let ours: Vec<Key> = keys.filter(|key| is_ours(slot_of(key).index()) && !is_temporary(key) && moves(key)).map(Key::from).collect();
+        let ours: Vec<Key> =
+            keys.filter(|key| is_ours(topology.slot_of(key).index()) && !is_temporary(key) && moves(key)).map(Key::from).collect();
         if let Some(purge) = purge {
             let fingerprints = self.fingerprints;
             out.extend(purge.scanned(cursor, ours, |key| fingerprints.of(key)));

@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::planted::{Bug, Planted};
 use super::tail::{Element, Tail};
 use super::{BatchId, Key, Process, Stored};
-use crate::topology::{Slot, slot_of};
+use crate::topology::{Placement, Slot};
 
 use last_piece::{Next, Storing};
 
@@ -358,6 +358,7 @@ impl Staged {
 #[derive(Clone, Debug, Default)]
 pub struct Staging {
     planted: Planted,
+    placement: Placement,
     all: BTreeMap<Place, Staged>,
     /// To be looked at, and how often their copies have begun then.
     looks: VecDeque<(Place, u32)>,
@@ -378,6 +379,12 @@ pub struct Staging {
 }
 
 impl Staging {
+    /// For a move in a fleet whose keys have their slots by this placement.
+    #[must_use]
+    pub fn new(placement: Placement) -> Self {
+        Self { placement, ..Self::default() }
+    }
+
     /// The same with a bug in it, for tests of the simulator.
     #[cfg(feature = "planted-bugs")]
     #[must_use]
@@ -398,7 +405,7 @@ impl Staging {
                 self.of_mut(&key).filter(|staged| staged.has_begun()).for_each(|staged| staged.tail.touch_everything());
             }
             Event::TouchedSlot(slot) => {
-                let of_slot = self.all.iter_mut().filter(|((key, _), _)| slot_of(key) == slot);
+                let of_slot = self.all.iter_mut().filter(|((key, _), _)| self.placement.slot_of(key) == slot);
                 of_slot.for_each(|(_, staged)| staged.tail.touch_everything());
             }
             Event::Flush => self.all.values_mut().for_each(|staged| staged.tail.touch_everything()),

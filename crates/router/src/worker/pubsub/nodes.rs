@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use switchyard_policy::migration::{Side, is_temporary};
-use switchyard_policy::topology::{NodeId, Stage, Transit, slot_of};
+use switchyard_policy::topology::{NodeId, Stage, Transit};
 use switchyard_resp::reply;
 use tracing::{info, warn};
 
@@ -334,7 +334,7 @@ impl Worker {
 
     /// Where a shard channel may be published: at the owner of its slot, and where the slot is going.
     fn shard_nodes(&self, name: &[u8]) -> Vec<NodeId> {
-        let slot = slot_of(name);
+        let slot = self.plan.topology.slot_of(name);
         let owner = self.plan.topology.owner(slot);
         let mut nodes = vec![owner];
         if let Some(transit) = self.plan.topology.transit(slot).filter(|transit| !transit.keys_only) {
@@ -346,7 +346,8 @@ impl Worker {
     /// Whether shard channels of slots in transit are not yet in force at a node that could say so.
     pub(in crate::worker) fn are_topics_settling(&self) -> bool {
         let in_transit = |topic: &Topic| {
-            topic.kind == Kind::Shard && self.plan.topology.transit(slot_of(&topic.name)).is_some_and(|transit| !transit.keys_only)
+            topic.kind == Kind::Shard
+                && self.plan.topology.transit(self.plan.topology.slot_of(&topic.name)).is_some_and(|transit| !transit.keys_only)
         };
         self.pubsub.topics.iter().any(|(_, topic)| topic.places.iter().any(|(_, place)| *place == Place::Asked) && in_transit(topic))
     }
@@ -362,8 +363,8 @@ impl Worker {
         if is_temporary(key) {
             return true;
         }
-        let slot = slot_of(key);
         let of = |plan: &Plan| {
+            let slot = plan.topology.slot_of(key);
             let Some(Transit { move_id, source, target, stage: Stage::Moving { leg }, .. }) = plan.topology.transit(slot).copied() else {
                 return false;
             };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use switchyard_control::nodes::{LOOKING, NodeConnection};
-use switchyard_policy::topology::{Slot, slot_of};
+use switchyard_policy::topology::{Slot, crc16_slot};
 use switchyard_resp::command::{Command, CommandTable, Lookup};
 use switchyard_resp::request::{Args, Limits, Scanner, inline_to_multibulk};
 use switchyard_router::NodeAccess;
@@ -190,7 +190,7 @@ impl Tally {
             return;
         }
         let keys = keys(command, args);
-        let slots: BTreeSet<Slot> = keys.iter().map(|key| slot_of(key)).collect();
+        let slots: BTreeSet<Slot> = keys.iter().map(|key| crc16_slot(key)).collect();
         let seen = self.clients.entry(who.clone()).or_default();
         seen.is_router |= &*command.name == "CLIENT|SETNAME" && args.get(2).is_some_and(|name| name.starts_with(OWN.as_bytes()));
         seen.sample.commands += 1;

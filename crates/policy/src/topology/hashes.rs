@@ -1,0 +1,307 @@
+//! The hashes of keys that twemproxy knows, bit for bit as its `nutcracker` computes them.
+//!
+//! Written anew from the published definitions, with the deviations that nutcracker's results show: bytes count as signed numbers where it hashes plain
+//! `char`s, its CRC-16 never drops its upper bits, its CRC-32 keeps fifteen bits, and its 64-bit FNV hashes keep the lower half. A kept library would
+//! compute the correct hash, and so put keys at other servers than those that have them. MD5 has no such deviation, so it comes from a library.
+
+use md5::{Digest, Md5};
+
+/// A hash of a key: 32 bits, by which the key's place on a continuum is found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Hash {
+    /// Jenkins's one-at-a-time.
+    OneAtATime,
+    /// The first four bytes of MD5.
+    Md5,
+    /// CRC-16 (XMODEM) of which the upper bits are not dropped.
+    Crc16,
+    /// Fifteen bits of CRC-32, as libmemcached has it.
+    Crc32,
+    /// CRC-32 as everybody else has it.
+    Crc32a,
+    /// FNV-1 of 64 bits: its lower half.
+    #[serde(rename = "fnv1_64")]
+    Fnv1_64,
+    /// FNV-1a of 64 bits: its lower half. It is nutcracker's default.
+    #[default]
+    #[serde(rename = "fnv1a_64")]
+    Fnv1a64,
+    /// FNV-1 of 32 bits.
+    #[serde(rename = "fnv1_32")]
+    Fnv1_32,
+    /// FNV-1a of 32 bits.
+    #[serde(rename = "fnv1a_32")]
+    Fnv1a32,
+    /// Paul Hsieh's.
+    Hsieh,
+    /// MurmurHash, its first version's successor by Austin Appleby, with a seed made of the length.
+    Murmur,
+    /// Bob Jenkins's lookup3.
+    Jenkins,
+}
+
+impl Hash {
+    /// All, in the order of nutcracker's list.
+    pub const ALL: [Self; 12] = [
+        Self::OneAtATime,
+        Self::Md5,
+        Self::Crc16,
+        Self::Crc32,
+        Self::Crc32a,
+        Self::Fnv1_64,
+        Self::Fnv1a64,
+        Self::Fnv1_32,
+        Self::Fnv1a32,
+        Self::Hsieh,
+        Self::Murmur,
+        Self::Jenkins,
+    ];
+
+    /// Its name in a configuration of twemproxy.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::OneAtATime => "one_at_a_time",
+            Self::Md5 => "md5",
+            Self::Crc16 => "crc16",
+            Self::Crc32 => "crc32",
+            Self::Crc32a => "crc32a",
+            Self::Fnv1_64 => "fnv1_64",
+            Self::Fnv1a64 => "fnv1a_64",
+            Self::Fnv1_32 => "fnv1_32",
+            Self::Fnv1a32 => "fnv1a_32",
+            Self::Hsieh => "hsieh",
+            Self::Murmur => "murmur",
+            Self::Jenkins => "jenkins",
+        }
+    }
+
+    /// The hash of that name.
+    #[must_use]
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|hash| hash.name() == name)
+    }
+
+    /// The hash of these bytes. That of none is 0 by every function, because nutcracker does not call any for them.
+    #[must_use]
+    pub fn of(self, bytes: &[u8]) -> u32 {
+        if bytes.is_empty() {
+            return 0;
+        }
+        match self {
+            Self::OneAtATime => one_at_a_time(bytes),
+            Self::Md5 => md5_words(bytes)[0],
+            Self::Crc16 => bytes.iter().fold(0, |crc: u32, byte| (crc << 8) ^ u32::from(CRC16[usize::from((crc >> 8) as u8 ^ byte)])),
+            Self::Crc32 => (crc32(bytes) >> 16) & 0x7fff,
+            Self::Crc32a => crc32(bytes),
+            // Of a product modulo 2^64 the lower half depends on the lower halves alone.
+            Self::Fnv1_64 => fnv1(FNV_64_INIT_LOW, FNV_64_PRIME_LOW, bytes),
+            Self::Fnv1a64 => fnv1a(FNV_64_INIT_LOW, FNV_64_PRIME_LOW, bytes),
+            Self::Fnv1_32 => fnv1(FNV_32_INIT, FNV_32_PRIME, bytes),
+            Self::Fnv1a32 => fnv1a(FNV_32_INIT, FNV_32_PRIME, bytes),
+            Self::Hsieh => hsieh(bytes),
+            Self::Murmur => murmur(bytes),
+            Self::Jenkins => jenkins(bytes),
+        }
+    }
+}
+
+/// MD5 as four numbers, the first byte lowest: the four points that ketama makes of a name.
+pub(super) fn md5_words(bytes: &[u8]) -> [u32; 4] {
+    let digest: [u8; 16] = Md5::digest(bytes).into();
+    let (words, _) = digest.as_chunks::<4>();
+    [0, 1, 2, 3].map(|i| u32::from_le_bytes(words[i]))
+}
+
+const FNV_64_INIT_LOW: u32 = 0x8422_2325;
+const FNV_64_PRIME_LOW: u32 = 0x1b3;
+const FNV_32_INIT: u32 = 2_166_136_261;
+const FNV_32_PRIME: u32 = 16_777_619;
+
+/// A byte as C's `char` on x86-64 becomes an unsigned number: its sign fills the upper bits.
+#[inline]
+const fn signed(byte: u8) -> u32 {
+    byte.cast_signed() as i32 as u32
+}
+
+fn fnv1(init: u32, prime: u32, bytes: &[u8]) -> u32 {
+    bytes.iter().fold(init, |hash, byte| hash.wrapping_mul(prime) ^ signed(*byte))
+}
+
+fn fnv1a(init: u32, prime: u32, bytes: &[u8]) -> u32 {
+    bytes.iter().fold(init, |hash, byte| (hash ^ signed(*byte)).wrapping_mul(prime))
+}
+
+fn one_at_a_time(bytes: &[u8]) -> u32 {
+    let mut hash = bytes.iter().fold(0_u32, |hash, byte| {
+        let hash = hash.wrapping_add(signed(*byte));
+        let hash = hash.wrapping_add(hash << 10);
+        hash ^ (hash >> 6)
+    });
+    hash = hash.wrapping_add(hash << 3);
+    hash ^= hash >> 11;
+    hash.wrapping_add(hash << 15)
+}
+
+/// CRC-32 (ISO-HDLC), reflected.
+fn crc32(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(u32::MAX, |crc, byte| (crc >> 8) ^ CRC32[usize::from(crc as u8 ^ byte)])
+}
+
+static CRC32: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let mut crc = byte as u32;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 1 != 0 { (crc >> 1) ^ 0xedb8_8320 } else { crc >> 1 };
+            bit += 1;
+        }
+        table[byte] = crc;
+        byte += 1;
+    }
+    table
+};
+
+static CRC16: [u16; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let mut crc = (byte as u16) << 8;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 0x8000 != 0 { (crc << 1) ^ 0x1021 } else { crc << 1 };
+            bit += 1;
+        }
+        table[byte] = crc;
+        byte += 1;
+    }
+    table
+};
+
+fn hsieh(bytes: &[u8]) -> u32 {
+    let half = |pair: [u8; 2]| u32::from(u16::from_le_bytes(pair));
+    let (words, rest) = bytes.as_chunks::<4>();
+    let mut hash = words.iter().fold(0_u32, |hash, &[a, b, c, d]| {
+        let hash = hash.wrapping_add(half([a, b]));
+        let mixed = (half([c, d]) << 11) ^ hash;
+        let hash = (hash << 16) ^ mixed;
+        hash.wrapping_add(hash >> 11)
+    });
+    match *rest {
+        [a, b, c] => {
+            hash = hash.wrapping_add(half([a, b]));
+            hash ^= hash << 16;
+            hash ^= signed(c) << 18;
+            hash = hash.wrapping_add(hash >> 11);
+        }
+        [a, b] => {
+            hash = hash.wrapping_add(half([a, b]));
+            hash ^= hash << 11;
+            hash = hash.wrapping_add(hash >> 17);
+        }
+        [a] => {
+            hash = hash.wrapping_add(u32::from(a));
+            hash ^= hash << 10;
+            hash = hash.wrapping_add(hash >> 1);
+        }
+        _ => {}
+    }
+    hash ^= hash << 3;
+    hash = hash.wrapping_add(hash >> 5);
+    hash ^= hash << 4;
+    hash = hash.wrapping_add(hash >> 17);
+    hash ^= hash << 25;
+    hash.wrapping_add(hash >> 6)
+}
+
+fn murmur(bytes: &[u8]) -> u32 {
+    const M: u32 = 0x5bd1_e995;
+    let length = bytes.len() as u32;
+    let (words, rest) = bytes.as_chunks::<4>();
+    let mut hash = words.iter().fold(0xdead_beef_u32.wrapping_mul(length) ^ length, |hash, word| {
+        let mut mixed = u32::from_le_bytes(*word).wrapping_mul(M);
+        mixed ^= mixed >> 24;
+        hash.wrapping_mul(M) ^ mixed.wrapping_mul(M)
+    });
+    if !rest.is_empty() {
+        let last = rest.iter().rev().fold(0, |word, byte| (word << 8) | u32::from(*byte));
+        hash = (hash ^ last).wrapping_mul(M);
+    }
+    hash ^= hash >> 13;
+    hash = hash.wrapping_mul(M);
+    hash ^ (hash >> 15)
+}
+
+fn jenkins(bytes: &[u8]) -> u32 {
+    const INIT: u32 = 13;
+    let start = 0xdead_beef_u32.wrapping_add(bytes.len() as u32).wrapping_add(INIT);
+    let (mut a, mut b, mut c) = (start, start, start);
+    // The last block is mixed in another way also where it is whole.
+    let last = (bytes.len() - 1) / 12 * 12;
+    let word = |block: &[u8; 12], at: usize| u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);
+    for block in bytes[..last].as_chunks::<12>().0 {
+        a = a.wrapping_add(word(block, 0));
+        b = b.wrapping_add(word(block, 4));
+        c = c.wrapping_add(word(block, 8));
+        a = a.wrapping_sub(c) ^ c.rotate_left(4);
+        c = c.wrapping_add(b);
+        b = b.wrapping_sub(a) ^ a.rotate_left(6);
+        a = a.wrapping_add(c);
+        c = c.wrapping_sub(b) ^ b.rotate_left(8);
+        b = b.wrapping_add(a);
+        a = a.wrapping_sub(c) ^ c.rotate_left(16);
+        c = c.wrapping_add(b);
+        b = b.wrapping_sub(a) ^ a.rotate_left(19);
+        a = a.wrapping_add(c);
+        c = c.wrapping_sub(b) ^ b.rotate_left(4);
+        b = b.wrapping_add(a);
+    }
+    let mut block = [0; 12];
+    block[..bytes.len() - last].copy_from_slice(&bytes[last..]);
+    a = a.wrapping_add(word(&block, 0));
+    b = b.wrapping_add(word(&block, 4));
+    c = c.wrapping_add(word(&block, 8));
+    c = (c ^ b).wrapping_sub(b.rotate_left(14));
+    a = (a ^ c).wrapping_sub(c.rotate_left(11));
+    b = (b ^ a).wrapping_sub(a.rotate_left(25));
+    c = (c ^ b).wrapping_sub(b.rotate_left(16));
+    a = (a ^ c).wrapping_sub(c.rotate_left(4));
+    b = (b ^ a).wrapping_sub(a.rotate_left(14));
+    (c ^ b).wrapping_sub(b.rotate_left(24))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_of_nothing_are_zero_and_names_are_unique() {
+        assert!(Hash::ALL.iter().all(|hash| hash.of(b"") == 0));
+        assert!(Hash::ALL.iter().all(|hash| Hash::by_name(hash.name()) == Some(*hash)));
+        assert_eq!(Hash::by_name("random"), None);
+    }
+
+    /// The results that libmemcached, from which nutcracker took its functions, has in its own tests for "apple" (`tests/hash_results.h`).
+    #[test]
+    fn results_of_libmemcached_for_a_plain_key() {
+        for (hash, result) in [
+            (Hash::OneAtATime, 2_297_466_611_u32),
+            (Hash::Md5, 3_195_025_439),
+            (Hash::Crc32, 10_542),
+            (Hash::Fnv1_64, 473_199_127),
+            (Hash::Fnv1a64, 1_488_911_807),
+            (Hash::Fnv1_32, 67_176_023),
+            (Hash::Fnv1a32, 280_767_167),
+            (Hash::Hsieh, 3_738_850_110),
+            (Hash::Murmur, 4_142_305_122),
+            (Hash::Jenkins, 1_442_444_624),
+        ] {
+            assert_eq!(hash.of(b"apple"), result, "{}", hash.name());
+        }
+        assert_eq!(Hash::Crc32a.of(b"123456789"), 0xcbf4_3926);
+        assert_eq!(Hash::Crc16.of(b"123456789") & 0xffff, 0x31c3);
+    }
+}
