@@ -116,6 +116,11 @@ sim: ## moves in a simulated world: SEEDS seeds in each scenario, and every plan
 	$(CARGO) test --locked -p switchyard-sim --features planted-bugs --test planted -- --nocapture
 	$(CARGO) test --locked -p switchyard-policy --features planted-bugs --test planner planted -- --nocapture
 
+KEYS ?= 10000
+.PHONY: twemproxy-placement
+twemproxy-placement: ## KEYS keys through a real nutcracker with every hash and distribution: each at the same server
+	SWITCHYARD_PLACEMENT_KEYS=$(KEYS) $(CARGO) test --locked -p switchyard-control --test nutcracker -- --nocapture
+
 TIME ?= 60
 .PHONY: soak
 soak: ## moves with faults for TIME seconds, under clients whose histories must be linearizable

@@ -68,6 +68,7 @@ if [ "$task" = test ] || [ "$task" = bench ]; then
 fi
 
 if [ "$task" = test ]; then
+    has /usr/sbin/nutcracker || need nutcracker nutcracker "shows where twemproxy puts keys"
     need go golang-go "runs a Go client library"
     need node nodejs "runs a JavaScript client library"
     need npm npm "installs a JavaScript client library"

@@ -9,12 +9,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
-use switchyard_policy::topology::Topology;
+use switchyard_policy::topology::{Continuum, Topology};
 use switchyard_router::NodeAccess;
 use tracing::{error, info, warn};
 
 use crate::nodes::NodeAddress;
-use crate::nodes::holdings::{FirstStart, first_start, primaries, served_by_another};
+use crate::nodes::holdings::{FirstStart, first_start, primaries, served_by_another, unfit_for_a_map};
 use crate::placement::Placement;
 use crate::running::Running;
 
@@ -60,6 +60,19 @@ pub fn begin(nodes: &[NodeAddress], patience: Duration, beside: bool, tell: Tell
             Ok(Beginning { topology: Topology::even(&names)?, held: Some(held) })
         }
     }
+}
+
+/// The same where the list of servers says where each key belongs: a map that does not depend on what the nodes hold. Keys elsewhere are normal in a
+/// fleet that was twemproxy's. They do no harm but use memory, and so they are not looked for.
+pub fn begin_on(continuum: Continuum, nodes: &[NodeAddress], patience: Duration, beside: bool, tell: Tell) -> anyhow::Result<Beginning> {
+    let primaries = primaries(nodes);
+    if !beside {
+        refuse_beside_another(&primaries, patience, tell)?;
+    }
+    if let Some(why) = unfit_for_a_map(&primaries, patience) {
+        bail!(why);
+    }
+    Ok(Beginning { topology: Topology::on_continuum(Arc::new(continuum)), held: None })
 }
 
 /// Another router on these nodes has a map of its own. A new one may fit the keys now, and no longer once the other moves some.

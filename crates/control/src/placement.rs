@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, bail};
 use switchyard_policy::migration::Key;
-use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit};
+use switchyard_policy::topology::{MoveId, NodeId, Scheme, Slot, Stage, Topology, Transit};
 use switchyard_router::NodeAccess;
 use tracing::debug;
 
@@ -97,6 +97,14 @@ impl Placement {
     /// The map in force; `None` before the first placement.
     pub fn topology(&self) -> Option<Arc<Topology>> {
         self.map().topology.clone()
+    }
+
+    /// Refuses a configuration that wants keys placed in another way than the map has them.
+    pub fn check_scheme(&self, wanted: Option<&Scheme>) -> anyhow::Result<()> {
+        match &self.map().topology {
+            Some(topology) => Ok(topology.placement().is_wanted(wanted)?),
+            None => Ok(()),
+        }
     }
 
     /// The map of a first start. One that is provisional is stored when it is confirmed.

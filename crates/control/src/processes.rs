@@ -264,7 +264,8 @@ impl Processes {
         let samples: Vec<Sample> = looked.iter().map(|(_, sample)| *sample).collect();
         let sum = |of: fn(&Sample) -> u64| samples.iter().map(of).sum::<u64>();
         let fit = judge(&samples);
-        if let Some(why) = no_witness.filter(|_| fit == Fit::Doubtful) {
+        let is_by_keys = topology.placement().is_crc16();
+        if let Some(why) = no_witness.filter(|_| fit == Fit::Doubtful && is_by_keys) {
             bail!(
                 "the state directory {} may be an old copy: {why}, and of {} the slot map looks for {} elsewhere. Clients would read nil for them. \
                  Start with the state directory of the router that served last (--state-dir). If it is lost, make one from where the keys are \
@@ -277,6 +278,11 @@ impl Processes {
         }
         match fit {
             Fit::Fits => Ok(Vec::new()),
+            // The map does not depend on where keys are: those elsewhere are strays of earlier lists of servers.
+            _ if !topology.placement().is_crc16() => {
+                let strays = looked.iter().filter(|(_, sample)| sample.elsewhere > 0);
+                Ok(strays.map(|(name, sample)| format!("node {name}: of {} looked at, {} belong to other servers, and are not served", counted(sample.keys, "key"), sample.elsewhere)).collect())
+            }
             Fit::Doubtful => Ok(looked
                 .iter()
                 .filter(|(_, sample)| sample.elsewhere > 0)

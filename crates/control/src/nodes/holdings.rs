@@ -116,6 +116,17 @@ pub fn first_start(nodes: &[NodeAccess], patience: Duration, tell: &(dyn Fn(&str
     })
 }
 
+/// Why nodes cannot be a fleet, by those that answer, whatever the map.
+pub fn unfit_for_a_map(nodes: &[NodeAccess], patience: Duration) -> Option<String> {
+    let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
+    let looks = at_once(nodes, |node| look(node, &names, patience).ok());
+    let answering = || nodes.iter().zip(&looks).filter_map(|(node, look)| Some((node, look.as_ref()?)));
+    let unfit = answering().find_map(|(_, look)| look.unfit.as_ref());
+    unfit
+        .map(|why| format!("{why}. List it no more, or mend that, and start again"))
+        .or_else(|| one_server_twice(answering().map(|(node, look)| (node.name.as_str(), look.run_id.as_str()))))
+}
+
 /// Why nodes, each with the run id of its process, cannot be a fleet, where two are one.
 pub fn one_server_twice<'a>(nodes: impl Iterator<Item = (&'a str, &'a str)>) -> Option<String> {
     let mut met = BTreeMap::new();

@@ -9,6 +9,7 @@ use std::sync::LazyLock;
 
 use switchyard_resp::command::{CommandTable, Keys};
 
+use super::Beside;
 use super::rules::{entries, entry};
 use super::syntax::Facts;
 
@@ -21,17 +22,20 @@ pub(super) const HARMLESS: &str = "log sha1hex error_reply status_reply setresp 
 /// `call` and `pcall`, `T`, `F`, `L` and `O` are functions of Lua. `X` refuses, and `Z` refuses a command; `A` gives what of a key decides
 /// on its slot; `D` judges a key, `h` being where in `K` it probably is. An error is a table since Redis 7.0, and before a text: of a table the node would
 /// tell nothing. By `acl_check_cmd` they are told apart.
-const KEYS: &str = "local function X(t) t='ERR Switchyard: '..t E(R.acl_check_cmd and {err=t} or t,0) end;\
+const KEYS: [&str; 3] = [
+    "local function X(t) t='ERR Switchyard: '..t E(R.acl_check_cmd and {err=t} or t,0) end;\
     local function Z(c) X('a script may not call '..c..' (which commands it may, docs/commands.md says)') end;\
     local function A(k) local a=F(k,'{',1,true) if a then local b=F(k,'}',a+1,true) if b and b>a+1 then return L(k,a+1,b-1) end end return k end;\
     local function S(k) local b,x,l,c=string.byte,bit.bxor,bit.lshift,0 for i=1,#k do c=x(c,l(b(k,i),8)) for _=1,8 do c=l(c,1) \
     if c>=65536 then c=x(c,69665) end end end return c%16384 end;\
     local function D(k,h) if k~=nil and K[h or 1]==k then return end local t=T(k) if t=='number' then \
     if k%1~=0 or k>=1e15 or k<=-1e15 or k==0 and 1/k<0 then X('the script names a key by a number that not every server writes alike') end \
-    k=string.format('%.0f',k) elseif t~='string' then return end for i=1,#K do if K[i]==k then return end end \
-    local a=A(k) for i=1,#K do if A(K[i])==a then return end end \
-    if K[1] then local s,o=S(a) for i=1,#K do local b=A(K[i]) if b~=o then o=b if S(b)==s then return end end end end \
-    X('the script touches the key \\''..L(k,1,128)..'\\', which it neither declares in KEYS nor has in the slot of one that it declares') end;";
+    k=string.format('%.0f',k) elseif t~='string' then return end for i=1,#K do if K[i]==k then return end end ",
+    // Left out where a slot is no matter of tags: only declared keys are allowed there.
+    "local a=A(k) for i=1,#K do if A(K[i])==a then return end end \
+    if K[1] then local s,o=S(a) for i=1,#K do local b=A(K[i]) if b~=o then o=b if S(b)==s then return end end end end ",
+    "X('the script touches the key \\''..L(k,1,128)..'\\', which it neither declares in KEYS nor has in the slot of one that it declares') end;",
+];
 
 /// What judges a call begins with this. `I` finds the entry of a command, as [`entry`] writes it; `U` one that is not listed.
 const JUDGE: &str = "local function V(c,...) if T(c)~='string' then if T(c)=='number' then Z(c) end return end c=O(c) local e=I(c) \
@@ -158,13 +162,15 @@ fn listed(facts: &Facts<'_>, table: &CommandTable) -> String {
 }
 
 /// What stands before the text of a script.
-pub(super) fn of_script(facts: &Facts<'_>, table: &CommandTable) -> String {
+pub(super) fn of_script(facts: &Facts<'_>, table: &CommandTable, beside: Beside) -> String {
     let mut out = String::with_capacity(4096);
     out.push_str(
         "local redis=(function() local R,E,T,F,L,O=redis,error,type,string.find,string.sub,string.lower local C,Q=R.call,R.pcall ",
     );
     out.push_str(if facts.keys_escape { "local K={} for i=1,#KEYS do K[i]=KEYS[i] end;" } else { "local K=KEYS;" });
-    out.push_str(KEYS);
+    for part in KEYS.into_iter().filter(|part| beside == Beside::Slot || *part != KEYS[1]) {
+        out.push_str(part);
+    }
     let any = facts.redis_escapes || facts.calls_any;
     if any {
         out.push_str(&CALLS_ANY);
@@ -204,7 +210,7 @@ pub(super) fn of_script(facts: &Facts<'_>, table: &CommandTable) -> String {
 /// copied, field by field, because nothing walks through a table while a library is loaded; servers know fields in any case, and other spellings are left out.
 pub(super) static OF_LIBRARY: LazyLock<String> = LazyLock::new(|| {
     format!(
-        "local redis=(function() local K,N,R,E,T,F,L,O,C,Q={{}};{KEYS}local function I(c) return N[c] end;{UNLISTED}{}{CALLS}\
+        "local redis=(function() local K,N,R,E,T,F,L,O,C,Q={{}};{}local function I(c) return N[c] end;{UNLISTED}{}{CALLS}\
          local P,H={{}},{{call=c,pcall=p,{ACL_CHECK_CMD}}} \
          local function B() R,E,T,F,L,O=redis,error,type,string.find,string.sub,string.lower C,Q=R.call,R.pcall \
          N={{}} for n,e in string.gmatch('{}','(%S+):(%S+)') do N[n]=e end for n,v in pairs(P) do H[n]=v P[n]=nil end setmetatable(P,{}) end;\
@@ -215,6 +221,7 @@ pub(super) static OF_LIBRARY: LazyLock<String> = LazyLock::new(|| {
          P.log=redis.log P.LOG_DEBUG=redis.LOG_DEBUG P.LOG_VERBOSE=redis.LOG_VERBOSE P.LOG_NOTICE=redis.LOG_NOTICE \
          P.LOG_WARNING=redis.LOG_WARNING return P end)() local server=redis {}\
          local rawset=(function() local r=redis return function(t,...) if t==r then error('Attempt to modify a readonly table',0) end return rawset(t,...) end end)() ",
+        KEYS.concat(),
         *JUDGES_ALL,
         *LISTED,
         guard("H[n] or "),

@@ -22,7 +22,7 @@ use super::libraries::change_libraries;
 use super::rounds::{Ask, Next, Procedure};
 use super::upstream::{Again, Lane, Link, Pending, Purpose};
 use crate::functions_dump;
-use crate::lua::{Verdict, unwrapped_library, wrapped_library};
+use crate::lua::{Beside, Verdict, unwrapped_library, wrapped_library};
 use crate::one_node::Limit;
 use crate::scripts::{Script, sha_of};
 use crate::shared::{Plan, lock};
@@ -33,6 +33,9 @@ const MET_MAX: usize = 10_000;
 const MET_BYTES_MAX: usize = 16 << 20;
 
 const NOSCRIPT: &str = "NOSCRIPT No matching script. Please use EVAL.";
+/// Of a library nothing is known but at nodes, and these check by slots of Redis Cluster.
+const NO_FUNCTIONS: &str =
+    "ERR Switchyard: functions are not served where twemproxy's rule places the keys; use a script (EVAL) that declares its keys";
 
 /// The scripts that a worker has met. The texts are those of [`Scripts`](crate::scripts::Scripts), while it has room.
 #[derive(Debug, Default)]
@@ -123,6 +126,7 @@ impl Worker {
                 Some(script) => script,
                 None => return Err(NOSCRIPT.into()),
             },
+            "FCALL" | "FCALL_RO" if check && !plan.topology.placement().is_crc16() => return Err(NO_FUNCTIONS.into()),
             _ => return Ok(None),
         };
         match &script.verdict {
@@ -174,8 +178,9 @@ impl Worker {
             // Texts with one hash can be made.
             let known = lock(&self.shared.scripts).named(&sha).filter(|script| *script.body == *body).cloned();
             // Judged without the lock: a text may be long.
+            let beside = if self.plan.topology.placement().is_crc16() { Beside::Slot } else { Beside::Nothing };
             let script = known.unwrap_or_else(|| {
-                let script = Arc::new(Script::judged(body, sha, table));
+                let script = Arc::new(Script::judged(body, sha, table, beside));
                 lock(&self.shared.scripts).remember(&script);
                 script
             });
@@ -333,6 +338,7 @@ fn checked_libraries(plan: &Plan, command: &Command, args: &Args<'_>) -> Result<
     let checked = |code: &[u8]| wrapped_library(code, &plan.commands);
     let (place, with) = match &*command.name {
         _ if !plan.checks_scripts() => return Ok(None),
+        "FUNCTION|LOAD" | "FUNCTION|RESTORE" if !plan.topology.placement().is_crc16() => return Err(NO_FUNCTIONS.into()),
         "FUNCTION|LOAD" => (args.len() - 1, checked(args.get(args.len() - 1).unwrap_or_default())),
         "FUNCTION|RESTORE" => match functions_dump::with_code(args.get(2).unwrap_or_default(), checked) {
             Some(payload) => (2, payload),

@@ -101,7 +101,7 @@ impl AdminClient {
     pub(super) fn new(flags: &AdminFlags) -> Result<Self, Failure> {
         let file = flags.config.clone().or_else(|| if flags.admin.is_none() { default_file() } else { None });
         let config = match &file {
-            Some(file) => Some(Sources { file: Some(file.clone()), overrides: Vec::new() }.read()?),
+            Some(file) => Some(Sources { file: Some(file.clone()), overrides: Vec::new(), twemproxy: None }.read()?),
             None => None,
         };
         let (text, https) = match flags.admin.as_deref() {

@@ -4,7 +4,7 @@ use clap::Args;
 
 use super::Failure;
 use super::flags::ConfigFlags;
-use crate::config::{self, Problems};
+use crate::config::{self, Config, Problems};
 
 /// Check a configuration and show what it comes to
 #[derive(Debug, Args)]
@@ -39,7 +39,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 /// The same for `serve --test-conf`.
 pub(crate) fn print(flags: &ConfigFlags) -> Result<(), Failure> {
-    let mut config = flags.sources().read()?;
+    let sources = flags.sources();
+    match sources.several_pools()? {
+        Some(pools) => pools.into_iter().try_for_each(|(name, config)| {
+            println!("# pool {name}");
+            print_one(config)
+        }),
+        None => print_one(sources.read()?),
+    }
+}
+
+fn print_one(mut config: Config) -> Result<(), Failure> {
     config.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
     let resolved = config.resolve(|_| None)?.with_every_node()?;
     // More than the number of nodes can be known without the state directory, which a running router has locked.

@@ -24,6 +24,14 @@ pub(crate) struct ConfigFlags {
     #[arg(short, long, value_name = "FILE", visible_alias = "conf-file")]
     config: Option<PathBuf>,
 
+    /// twemproxy's configuration (YAML): its pools are served, with each key at the server at which twemproxy puts it
+    #[arg(long, value_name = "FILE", conflicts_with = "node")]
+    twemproxy_config: Option<PathBuf>,
+
+    /// The pool of twemproxy's configuration to serve [default: all, each by a process of its own]
+    #[arg(long, value_name = "NAME", requires = "twemproxy_config")]
+    twemproxy_pool: Option<String>,
+
     /// A Redis or Valkey server to route to; repeat for each. Replaces the list of the file
     #[arg(long, value_name = "HOST:PORT")]
     node: Vec<String>,
@@ -180,8 +188,9 @@ impl ConfigFlags {
                 add(flag, path, Raw::Bool(true));
             }
         }
-        let file = self.config.clone().or_else(|| if self.node.is_empty() { default_file() } else { None });
-        Sources { file, overrides }
+        let names_nodes = !self.node.is_empty() || self.twemproxy_config.is_some();
+        let file = self.config.clone().or_else(|| if names_nodes { None } else { default_file() });
+        Sources { file, overrides, twemproxy: self.twemproxy_config.clone().map(|path| (path, self.twemproxy_pool.clone())) }
     }
 }
 

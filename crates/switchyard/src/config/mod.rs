@@ -12,6 +12,7 @@ mod raw;
 mod secret;
 mod show;
 mod tls;
+mod twemproxy;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,6 +37,7 @@ pub(crate) use show::{example, render};
 pub(crate) use switchyard_resp::units::{counted, plural};
 use tls::{NodeFiles, ServerFiles};
 pub(crate) use tls::{certificates_in, provider, trusted_certificates};
+pub(crate) use twemproxy::{PoolConfig, Pools};
 
 /// Port that clients connect to by default: next to Redis's, so that both can run on one machine.
 pub(crate) const DATA_PORT: u16 = 6380;
@@ -96,6 +98,8 @@ impl fmt::Display for Origin {
 /// A node as configured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeConfig {
+    /// The name of the node, if that is not its address: from twemproxy's configuration.
+    name: Option<String>,
     /// Always there once a configuration has been read without problems.
     address: Option<Endpoint>,
     username: Option<String>,
@@ -124,7 +128,7 @@ impl NodeConfig {
 
     /// What the node is called: its address as written, or its name at the Sentinels.
     fn name(&self) -> Option<String> {
-        self.sentinel_master.clone().or_else(|| self.address.as_ref().map(ToString::to_string))
+        self.name.clone().or_else(|| self.sentinel_master.clone()).or_else(|| self.address.as_ref().map(ToString::to_string))
     }
 }
 
@@ -163,6 +167,8 @@ pub(crate) struct Config {
     nodes: Vec<NodeConfig>,
     pub(crate) moves: MovesConfig,
     pub(crate) planner: PlannerConfig,
+    /// The pool of twemproxy's configuration that this came from.
+    pub(crate) pool: Option<PoolConfig>,
     /// Limits and times for the router. Its password and nodes are filled in by [`Config::resolve`].
     live: Live,
     /// By key path; what is missing has its default.
@@ -204,6 +210,7 @@ impl Default for Config {
             nodes: Vec::new(),
             moves: MovesConfig::default(),
             planner: PlannerConfig::default(),
+            pool: None,
             live: Live::default(),
             origins: BTreeMap::new(),
         }
@@ -289,6 +296,8 @@ pub(crate) struct Override {
 pub(crate) struct Sources {
     pub(crate) file: Option<PathBuf>,
     pub(crate) overrides: Vec<Override>,
+    /// twemproxy's configuration, and which of its pools.
+    pub(crate) twemproxy: Option<(PathBuf, Option<String>)>,
 }
 
 /// Read by every subcommand that is given no file and no nodes of its own.
@@ -324,14 +333,46 @@ impl Sources {
         self.read_text(text.as_ref().map(|(path, text)| (*path, text.as_str())))
     }
 
+    /// The pools of twemproxy's configuration, if it has several and none was chosen, each with its configuration.
+    pub(crate) fn several_pools(&self) -> Result<Option<Vec<(String, Config)>>, Problems> {
+        let Some((path, None)) = &self.twemproxy else { return Ok(None) };
+        let pools = Pools::read(path)?;
+        let names = pools.names();
+        if names.len() < 2 {
+            return Ok(None);
+        }
+        if let Some(change) = self.overrides.iter().find(|change| change.path == "listen") {
+            let text = format!("{} is for one pool, and {} has several: each listens where the file says", change.flag, path.display());
+            return Err(Problems(vec![Problem::new(text)]));
+        }
+        let of_pool = |name: &str| {
+            let sources = Self { twemproxy: Some((path.clone(), Some(name.to_owned()))), ..self.clone() };
+            Ok((name.to_owned(), sources.read()?))
+        };
+        names.into_iter().map(of_pool).collect::<Result<_, Problems>>().map(Some)
+    }
+
     fn read_text(&self, file: Option<(&Path, &str)>) -> Result<Config, Problems> {
         let mut config = Config::default();
         let mut problems = Vec::new();
         if let Some((path, text)) = file {
             file::apply(path, text, &mut config, &mut problems);
         }
+        if let Some((path, pool)) = &self.twemproxy {
+            Pools::read(path)?.apply(pool.as_deref(), &mut config, &mut problems);
+        }
         for change in &self.overrides {
             config.apply_override(change, &mut problems);
+        }
+        if let Some(pool) = &config.pool {
+            config.state_dir = pool.state_dir(&config.state_dir);
+            config.admin_listen = pool.admin(&config.admin_listen);
+            if config.cluster_emulate {
+                problems.push(config.problem(
+                    "cluster.emulate",
+                    "a pool of twemproxy has no slots as Redis Cluster has them: clients connect to it as to one server",
+                ));
+            }
         }
         // What follows from several values together makes sense only once each of them does.
         if problems.is_empty() {
@@ -509,6 +550,7 @@ impl Config {
                 None
             }
         };
+        warnings.extend(self.pool.iter().flat_map(PoolConfig::warnings));
         let (mut nodes, mut not_found) = (Vec::new(), Vec::new());
         let mut by_address: BTreeMap<SocketAddr, String> = BTreeMap::new();
         for node in &self.nodes {

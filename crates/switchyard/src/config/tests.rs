@@ -13,7 +13,7 @@ fn text(value: &str) -> Raw {
 }
 
 fn read_with(file: &str, overrides: Vec<Override>) -> Result<Config, Problems> {
-    Sources { file: None, overrides }.read_text(Some((Path::new("switchyard.toml"), file)))
+    Sources { file: None, overrides, twemproxy: None }.read_text(Some((Path::new("switchyard.toml"), file)))
 }
 
 fn read(file: &str) -> Result<Config, Problems> {
@@ -258,7 +258,7 @@ fn secrets_come_from_files_and_are_never_shown() {
         format!("[clients]\npassword-file = \"client-pw\"\n[nodes]\npassword = \"hunter2\"\n{NODE}password = \"hunter3\"\n"),
     )
     .expect("writing");
-    let sources = Sources { file: Some(path), overrides: Vec::new() };
+    let sources = Sources { file: Some(path), overrides: Vec::new(), twemproxy: None };
     let config = sources.read().expect("good");
     let resolved = resolve(&config).expect("resolvable");
     let expected = Users::without_file(Some(&Secret("from-a-file".to_owned())));
@@ -402,7 +402,7 @@ fn only_a_file_that_does_not_exist_leaves_the_defaults() {
     assert_eq!(if_there(&path), None);
     // It exists and cannot be read, by root either.
     std::os::unix::fs::symlink(&path, &path).expect("a link to itself");
-    let sources = Sources { file: if_there(&path), overrides: Vec::new() };
+    let sources = Sources { file: if_there(&path), overrides: Vec::new(), twemproxy: None };
     let why = sources.read().expect_err("it cannot be read").to_string();
     assert!(why.contains("cannot read the configuration file") && why.contains("switchyard.toml"), "{why}");
 }

@@ -7,6 +7,7 @@ mod log_queue;
 mod logs;
 mod metrics;
 mod open_files;
+mod pools;
 mod reload;
 mod users;
 
@@ -47,6 +48,10 @@ use reload::{Ask, Asks, Reloader};
 
 /// Runs the router until SIGTERM or SIGINT; a standby first waits until no other serves the nodes. `beside`: a first start does not look whether one does.
 pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> Result<(), Failure> {
+    if let Some(pools) = sources.several_pools()? {
+        return pools::run(pools);
+    }
+    pools::end_with_parent()?;
     let mut config = sources.read()?;
     config.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
     let mut resolved = config.resolve(|_| None)?;
@@ -72,7 +77,8 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         reload::tell_ignored(&config.apply_membership(&remembered.added, &remembered.removed)?);
         resolved = config.resolve(|_| None)?;
     }
-    if placement.topology().is_none() {
+    placement.check_scheme(config.pool.as_ref().map(|pool| &pool.scheme))?;
+    if placement.topology().is_none() && config.pool.is_none() {
         // A first start looks at every node to find the keys, and so has to know each address.
         resolved = resolved.with_every_node()?;
     }
@@ -91,7 +97,10 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     // Nobody is served before this is over.
     let patience = resolved.live.connect_timeout.min(first_start::PATIENCE);
     let beginning = match placement.topology() {
-        None => Some(first_start::begin(&resolved.nodes, patience, beside, tell_look)?),
+        None => Some(match &config.pool {
+            None => first_start::begin(&resolved.nodes, patience, beside, tell_look)?,
+            Some(pool) => first_start::begin_on(pool.continuum()?, &resolved.nodes, patience, beside, tell_look)?,
+        }),
         Some(_) => None,
     };
     let admin_tls = resolved.admin_tls.as_ref().map(|tls| AdminTls::new(tls.config.clone()));

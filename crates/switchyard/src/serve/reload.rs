@@ -175,6 +175,8 @@ impl Reloader {
     fn apply_read(&mut self, mut config: Config, running: &Arc<Running>, change: Option<&MemberChange>) -> Result<usize, Vec<String>> {
         let remembered = recall(self.fleet.placement.store(), &config.node_names()).map_err(|error| vec![format!("{error:#}")])?;
         tell_ignored(&config.apply_membership(&remembered.added, &remembered.removed).map_err(told)?);
+        let scheme = config.pool.as_ref().map(|pool| &pool.scheme);
+        self.fleet.placement.check_scheme(scheme).map_err(|error| vec![error.to_string()])?;
         let changes = config.changes_since(&self.config);
         config.keep_until_restart(&self.config);
         let known = self.addresses();

@@ -52,6 +52,11 @@ fn from_one_redis_to_three_and_back() {
 }
 
 #[test]
+fn from_twemproxy_with_its_file() {
+    follow("from-twemproxy.md");
+}
+
+#[test]
 fn tls_is_turned_on() {
     follow("tls.md");
 }

@@ -63,6 +63,7 @@ mod support;
 mod tls;
 mod tracking;
 mod transactions;
+mod twemproxy;
 mod unix;
 mod users;
 mod waiting;

@@ -1,0 +1,230 @@
+//! All pools of a twemproxy configuration: a process for each, under one that watches them.
+//!
+//! A pool has its own listener, admin port and state directory, as a router of its own has. Processes and not threads: a pool that fails, or is full, is no matter of
+//! the others. They report here by the protocol of systemd that they speak anyway; systemd itself sees this process only.
+
+use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
+use sd_notify::NotifyState;
+use tokio::net::UnixDatagram;
+use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
+use tracing::{error, info, warn};
+
+use super::logs::Logs;
+use super::{SignalWait, Signals, asked_to_stop, notify};
+use crate::cli::Failure;
+use crate::config::{Config, counted};
+
+/// The process id of the watching process, for that of a pool.
+const PARENT: &str = "SWITCHYARD_POOLS_PROCESS";
+
+/// A pool that ended is started again after so long, twice that the next time, and so on.
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// A pool that ran for so long begins with the shortest pause again.
+const STEADY: Duration = Duration::from_secs(60);
+
+/// The longest report of a process, in bytes.
+const REPORT_MAX: usize = 4096;
+
+/// Ends this process with the one that watches it, if that is how it was started.
+pub(super) fn end_with_parent() -> Result<(), Failure> {
+    let Some(parent) = std::env::var_os(PARENT) else { return Ok(()) };
+    set_parent_process_death_signal(Some(Signal::TERM)).context("cannot ask to be ended with the process of all pools")?;
+    let lives = getppid().is_some_and(|pid| *pid.as_raw_nonzero().to_string() == *parent);
+    if lives { Ok(()) } else { Err(Failure::Failed(anyhow!("the process of all pools has ended"))) }
+}
+
+/// Runs a process for each of these pools until SIGTERM or SIGINT.
+pub(super) fn run(pools: Vec<(String, Config)>) -> Result<(), Failure> {
+    let Some((_, config)) = pools.first() else { return Ok(()) };
+    let mut common = config.clone();
+    common.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
+    let _logs = Logs::start(common.log_format, &common.log_level)?;
+    let names: Vec<String> = pools.into_iter().map(|(name, _)| name).collect();
+    let SignalWait { runtime, mut signals, .. } = SignalWait::new()?;
+    let reports = tempfile::Builder::new().prefix("switchyard-").tempdir().context("cannot make a directory for the reports of pools")?;
+    runtime.block_on(watch(&names, reports.path(), &mut signals))
+}
+
+/// What the task of a pool reports.
+enum News {
+    /// It serves.
+    Ready(usize),
+    /// Its process could not be started, or has ended.
+    Ended(usize, std::io::Result<ExitStatus>),
+}
+
+/// A pool's process.
+struct Pool {
+    name: String,
+    is_ready: bool,
+    /// Sends signals to its task; gone when its process is.
+    signals: Option<mpsc::UnboundedSender<Signal>>,
+    started: Instant,
+    pause: Duration,
+    /// It is started again then.
+    again: Option<Instant>,
+}
+
+impl Pool {
+    fn start(&mut self, number: usize, reports: &Path, news: &mpsc::UnboundedSender<News>) -> anyhow::Result<()> {
+        let socket = reports.join(format!("{number}"));
+        // It may be there from the process before.
+        let _ = std::fs::remove_file(&socket);
+        let reports = UnixDatagram::bind(&socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
+        let (signals, wanted) = mpsc::unbounded_channel();
+        let child = Command::new("/proc/self/exe")
+            .arg0("switchyard")
+            .args(arguments(&self.name))
+            .env("NOTIFY_SOCKET", &socket)
+            .env(PARENT, std::process::id().to_string())
+            .env_remove("WATCHDOG_USEC")
+            .env_remove("WATCHDOG_PID")
+            // Ctrl-C at a terminal is for the watching process, which asks the pools to stop once.
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot start a process for pool {}", self.name))?;
+        (self.signals, self.started, self.again) = (Some(signals), Instant::now(), None);
+        tokio::spawn(accompany(number, child, reports, wanted, news.clone()));
+        Ok(())
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(signals) = &self.signals {
+            // Where its task has ended, the news of that is on its way.
+            let _ = signals.send(signal);
+        }
+    }
+}
+
+/// The command line of this process, for one pool.
+fn arguments(pool: &str) -> impl Iterator<Item = OsString> {
+    std::env::args_os().skip(1).chain(["--twemproxy-pool".into(), pool.into()])
+}
+
+/// Stays with the process of a pool to its end.
+async fn accompany(
+    number: usize,
+    mut child: Child,
+    reports: UnixDatagram,
+    mut wanted: mpsc::UnboundedReceiver<Signal>,
+    news: mpsc::UnboundedSender<News>,
+) {
+    let mut report = [0; REPORT_MAX];
+    let mut is_asked = true;
+    let status = loop {
+        tokio::select! {
+            status = child.wait() => break status,
+            Ok(length) = reports.recv(&mut report) => {
+                if report[..length].split(|byte| *byte == b'\n').any(|line| line == b"READY=1") {
+                    let _ = news.send(News::Ready(number));
+                }
+            }
+            signal = wanted.recv(), if is_asked => match signal {
+                Some(signal) => {
+                    let pid = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
+                    // It was not waited for yet, so the number is still its own.
+                    let _ = pid.map(|pid| kill_process(pid, signal));
+                }
+                None => is_asked = false,
+            },
+        }
+    };
+    let _ = news.send(News::Ended(number, status));
+}
+
+async fn watch(names: &[String], reports: &Path, signals: &mut Signals) -> Result<(), Failure> {
+    let (news, mut heard) = mpsc::unbounded_channel();
+    let mut pools: Vec<Pool> = Vec::new();
+    for (number, name) in names.iter().enumerate() {
+        let mut pool = Pool { name: name.clone(), is_ready: false, signals: None, started: Instant::now(), pause: PAUSE, again: None };
+        pool.start(number, reports, &news)?;
+        pools.push(pool);
+    }
+    // Until all have been ready once, a pool that ends is a start that failed.
+    let mut were_ready = false;
+    let mut outcome: Option<Result<(), Failure>> = None;
+    let watchdog = sd_notify::watchdog_enabled();
+    let mut tick = tokio::time::interval(watchdog.map_or(PAUSE, |period| PAUSE.min(period / 2)).max(Duration::from_millis(10)));
+    loop {
+        if outcome.is_some() && pools.iter().all(|pool| pool.signals.is_none()) {
+            return outcome.unwrap_or(Ok(()));
+        }
+        let stop = tokio::select! {
+            Some(news) = heard.recv() => match news {
+                News::Ready(number) => {
+                    pools[number].is_ready = true;
+                    if !were_ready && pools.iter().all(|pool| pool.is_ready) {
+                        were_ready = true;
+                        info!("ready: {} of twemproxy's configuration {} served; Ctrl-C stops", counted(pools.len(), "pool"), if pools.len() == 1 { "is" } else { "are" });
+                        notify(&[NotifyState::Ready]);
+                    }
+                    None
+                }
+                News::Ended(number, status) => {
+                    let pool = &mut pools[number];
+                    (pool.signals, pool.is_ready) = (None, false);
+                    let how = match status {
+                        Ok(status) => described(status),
+                        Err(error) => error.to_string(),
+                    };
+                    match (&outcome, were_ready) {
+                        (Some(_), _) => None,
+                        (None, false) => Some(Err(Failure::Failed(anyhow!("pool {} did not start ({how}), so none is served; its own lines say why", pool.name)))),
+                        (None, true) => {
+                            pool.pause = if pool.started.elapsed() >= STEADY { PAUSE } else { pool.pause };
+                            error!("pool {}: its process ended ({how}) and starts again in {:?}", pool.name, pool.pause);
+                            pool.again = Some(Instant::now() + pool.pause);
+                            pool.pause = (pool.pause * 2).min(PAUSE_MAX);
+                            None
+                        }
+                    }
+                }
+            },
+            _ = signals.hangup.recv() => {
+                pools.iter().for_each(|pool| pool.signal(Signal::HUP));
+                None
+            }
+            name = asked_to_stop(&mut signals.terminate, &mut signals.interrupt) => {
+                let again = if outcome.is_some() { " again: at once" } else { "" };
+                info!("{name}{again}: all pools stop");
+                Some(Ok(()))
+            }
+            _ = tick.tick() => {
+                if watchdog.is_some() {
+                    notify(&[NotifyState::Watchdog]);
+                }
+                let due = |pool: &Pool| pool.again.is_some_and(|at| at <= Instant::now());
+                for (number, pool) in pools.iter_mut().enumerate().filter(|(_, pool)| outcome.is_none() && due(pool)) {
+                    if let Err(error) = pool.start(number, reports, &news) {
+                        warn!("{error:#}");
+                        pool.again = Some(Instant::now() + pool.pause);
+                    }
+                }
+                None
+            }
+        };
+        if let Some(stop) = stop {
+            notify(&[NotifyState::Stopping]);
+            pools.iter().for_each(|pool| pool.signal(Signal::TERM));
+            outcome = outcome.or(Some(stop));
+        }
+    }
+}
+
+fn described(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => status.to_string(),
+    }
+}

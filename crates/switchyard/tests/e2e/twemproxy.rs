@@ -1,0 +1,192 @@
+//! A file of twemproxy is served as it is: each key at the server at which a real `nutcracker` puts it.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::support::client::Client;
+use crate::support::node::{Node, NodeOptions};
+use crate::support::process::{Process, tied};
+use crate::support::value::{bulk, int, ok};
+use crate::support::{ports, until};
+
+/// Two pools, each with servers of its own.
+struct Fleet {
+    dir: TempDir,
+    nodes: Vec<Node>,
+    /// The ports of the pools `alpha` and `beta`.
+    listen: [u16; 2],
+}
+
+impl Fleet {
+    fn start() -> Fleet {
+        let nodes = (0..5).map(|_| Node::start(&NodeOptions::default())).collect();
+        Fleet { dir: TempDir::new().expect("a directory"), nodes, listen: [ports::free(), ports::free()] }
+    }
+
+    /// The file, with these ports for the pools.
+    fn file(&self, listen: [u16; 2]) -> String {
+        let address = |node: usize| self.nodes[node].address();
+        format!(
+            "alpha:\n  listen: 127.0.0.1:{}\n  hash: fnv1a_64\n  hash_tag: \"{{}}\"\n  distribution: ketama\n  auto_eject_hosts: false\n  timeout: 2000\n  \
+             redis: true\n  servers:\n   - {}:1 first\n   - {}:3 second\n   - {}:1\n\n\
+             beta:\n  listen: 127.0.0.1:{}\n  hash: murmur\n  distribution: modula\n  redis: true\n  servers:\n   - {}:1\n   - {}:2\n",
+            listen[0],
+            address(0),
+            address(1),
+            address(2),
+            listen[1],
+            address(3),
+            address(4)
+        )
+    }
+
+    fn write(&self, name: &str, listen: [u16; 2]) -> std::path::PathBuf {
+        let path = self.dir.path().join(name);
+        std::fs::write(&path, self.file(listen)).expect("written");
+        path
+    }
+
+    fn nutcracker(&self, listen: [u16; 2]) -> Process {
+        let mut command = tied("nutcracker");
+        command.arg("-c").arg(self.write("nutcracker.yml", listen));
+        command.args(["-a", "127.0.0.1", "-s", &ports::free().to_string(), "-v", "1"]);
+        Process::start("nutcracker", command, &self.dir.path().join("nutcracker.log"))
+    }
+
+    fn switchyard(&self) -> Process {
+        let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
+        command.args(["serve", "--twemproxy-config"]).arg(self.write("switchyard.yml", self.listen));
+        command.args(["--admin", "127.0.0.1:0", "--workers", "1", "--state-dir"]).arg(self.dir.path().join("state"));
+        let process = Process::start("switchyard", command, &self.dir.path().join("switchyard.log"));
+        process.expect_log(&["2 pools of twemproxy's configuration are served"]);
+        process
+    }
+}
+
+fn client(port: u16) -> Client {
+    until("a client is served", || Client::try_connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).ok())
+}
+
+/// The processes that a process has started.
+fn children(pid: u32) -> Vec<Pid> {
+    let listed = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("a list");
+    listed.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
+}
+
+fn pool_of(pid: Pid) -> String {
+    let line = std::fs::read_to_string(Path::new("/proc").join(pid.as_raw_nonzero().to_string()).join("cmdline")).unwrap_or_default();
+    line.split('\0').skip_while(|word| *word != "--twemproxy-pool").nth(1).unwrap_or_default().to_owned()
+}
+
+#[test]
+fn keys_of_a_real_nutcracker_are_where_it_put_them() {
+    let fleet = Fleet::start();
+    let before = [ports::free(), ports::free()];
+    let _nutcracker = fleet.nutcracker(before);
+    let keys: Vec<String> = (0..300).map(|n| format!("key:{n}:{{tag{}}}é", n % 97)).collect();
+    let mut theirs = before.map(client);
+    for client in &mut theirs {
+        for key in &keys {
+            assert_eq!(client.call(&["SET", key, key]), ok());
+        }
+    }
+    let _switchyard = fleet.switchyard();
+    let mut ours = fleet.listen.map(client);
+    for (ours, theirs) in ours.iter_mut().zip(&mut theirs) {
+        assert_eq!(ours.cmd("DBSIZE"), int(300));
+        for key in &keys {
+            assert_eq!(ours.call(&["GET", key]), bulk(key), "{key}");
+            assert_eq!(ours.call(&["SET", &format!("new:{key}"), "1"]), ok());
+            assert_eq!(theirs.call(&["GET", &format!("new:{key}")]), bulk("1"), "{key}");
+        }
+        // Commands over servers, as nutcracker answers them.
+        for words in [
+            ["MSET", &keys[0], "a", &keys[1], "b", &keys[2], "c"].map(String::from).to_vec(),
+            [&["MGET".to_owned()], &keys[..20]].concat(),
+            [&["DEL".to_owned(), "none".to_owned()], &keys[..10]].concat(),
+            [&["MGET".to_owned()], &keys[5..15]].concat(),
+        ] {
+            let (one, other) = (ours.call(&words), theirs.call(&words));
+            if words[0] == "DEL" {
+                assert_eq!((one, other), (int(10), int(0)), "the same keys");
+            } else {
+                assert_eq!(one, other, "{words:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn each_pool_has_a_process_that_is_started_again() {
+    let fleet = Fleet::start();
+    let mut switchyard = fleet.switchyard();
+    let mut beta = client(fleet.listen[1]);
+    assert_eq!(beta.cmd("SET b 1"), ok());
+    let pools = children(switchyard.pid());
+    assert_eq!(pools.len(), 2);
+    let alpha = *pools.iter().find(|pid| pool_of(**pid) == "alpha").expect("a process of alpha");
+    kill_process(alpha, Signal::KILL).expect("killed");
+    switchyard.expect_log(&["pool alpha: its process ended (signal 9)"]);
+    assert_eq!(beta.cmd("GET b"), bulk("1"), "the other pool goes on");
+    until("alpha is served again", || {
+        let mut client = Client::try_connect(SocketAddr::from((Ipv4Addr::LOCALHOST, fleet.listen[0]))).ok()?;
+        client.post_quietly("SET a 1");
+        client.try_reply().ok().filter(|reply| *reply == ok())
+    });
+    // A restart keeps the state: each pool has a directory of its own.
+    assert!(fleet.dir.path().join("state/alpha").is_dir() && fleet.dir.path().join("state/beta").is_dir());
+    let pools = children(switchyard.pid());
+    switchyard.signal(Signal::TERM);
+    assert!(switchyard.wait(Duration::from_secs(30)).success(), "{}", switchyard.log());
+    let lives = |pid: &Pid| !pool_of(*pid).is_empty();
+    assert_eq!(pools.iter().filter(|pid| lives(pid)).count(), 0, "no process is left");
+    // The process of all is killed: its pools end, too.
+    let mut switchyard = fleet.switchyard();
+    let pools = children(switchyard.pid());
+    switchyard.kill();
+    until("the pools have ended", || (!pools.iter().any(lives)).then_some(()));
+}
+
+#[test]
+fn keys_at_other_servers_stop_no_start() {
+    let fleet = Fleet::start();
+    for node in &fleet.nodes {
+        // Of five servers at most two hold it by the rule, one of each pool.
+        assert_eq!(node.cmd("SET everywhere 1"), ok());
+    }
+    let switchyard = fleet.switchyard();
+    for port in fleet.listen {
+        let mut client = client(port);
+        assert_eq!(client.cmd("SET everywhere 2"), ok());
+        assert_eq!(client.cmd("GET everywhere"), bulk("2"));
+        let found = client.cmd("SCAN 0 COUNT 1000");
+        assert_eq!(found.items()[1].items().len(), 1, "strays are not served");
+    }
+    assert_eq!(fleet.nodes.iter().filter(|node| node.cmd("GET everywhere") == bulk("2")).count(), 2);
+    drop(switchyard);
+    let _again = fleet.switchyard();
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_with_a_way_out() {
+    let fleet = Fleet::start();
+    let text = fleet.file(fleet.listen);
+    for (from, to, reason) in [
+        ("distribution: ketama", "distribution: random", "another server than the one it was written to"),
+        ("  redis: true\n  servers:\n   - 127.0.0.1", "  servers:\n   - 127.0.0.1", "Leave such pools to twemproxy"),
+        ("hash: murmur", "hash: sha1", "not a valid hash"),
+    ] {
+        assert!(text.contains(from), "{from}");
+        let path = fleet.dir.path().join("wrong.yml");
+        std::fs::write(&path, text.replacen(from, to, 1)).expect("written");
+        let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
+        command.args(["serve", "--twemproxy-config"]).arg(&path).args(["--state-dir"]).arg(fleet.dir.path().join("none"));
+        let mut process = Process::start("switchyard", command, &fleet.dir.path().join("wrong.log"));
+        assert_eq!(process.wait(Duration::from_secs(20)).code(), Some(2), "{}", process.log());
+        assert!(process.log().contains(reason), "{}", process.log());
+    }
+}
