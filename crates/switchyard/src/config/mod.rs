@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use switchyard_control::autoscale::AutoscaleConfig;
 use switchyard_control::moves::MovesConfig;
 pub(crate) use switchyard_control::nodes::{Endpoint, NODE_PORT, NodeAddress, SentinelAddress, SentinelPlace, ServerName};
 use switchyard_control::planner::PlannerConfig;
@@ -163,6 +164,7 @@ pub(crate) struct Config {
     nodes: Vec<NodeConfig>,
     pub(crate) moves: MovesConfig,
     pub(crate) planner: PlannerConfig,
+    pub(crate) autoscale: AutoscaleConfig,
     /// Limits and times for the router. Its password and nodes are filled in by [`Config::resolve`].
     live: Live,
     /// By key path; what is missing has its default.
@@ -204,6 +206,7 @@ impl Default for Config {
             nodes: Vec::new(),
             moves: MovesConfig::default(),
             planner: PlannerConfig::default(),
+            autoscale: AutoscaleConfig::default(),
             live: Live::default(),
             origins: BTreeMap::new(),
         }
@@ -386,6 +389,12 @@ impl Config {
     }
 
     fn check_nodes(&self, problems: &mut Vec<Problem>) {
+        if let Err(why) = self.autoscale.provisioner() {
+            problems.push(self.problem("autoscale.local.command", why));
+        }
+        if self.autoscale.knobs.nodes_min > self.autoscale.knobs.nodes_max {
+            problems.push(self.problem("autoscale.min-nodes", "more than max-nodes"));
+        }
         if self.nodes.is_empty() {
             problems.push(Problem::new(
                 "no node is given; name the Redis or Valkey servers to route to with --node 127.0.0.1:7001 (once for each), \
