@@ -52,7 +52,7 @@ impl Fleet {
     ) -> anyhow::Result<Arc<Self>> {
         let incarnation = placement.next_incarnation()?;
         let moves = Moves::open(directory, Arc::clone(&placement), Arc::clone(&running), sync)?;
-        let operator = Operator::open(Arc::clone(&moves), Arc::clone(&running), Arc::clone(placement.store()), list)?;
+        let operator = Operator::open(directory, Arc::clone(&moves), Arc::clone(&running), Arc::clone(placement.store()), list)?;
         Ok(Arc::new(Self { running, placement, moves, operator, incarnation, about_process }))
     }
 
@@ -131,6 +131,7 @@ impl Source for Fleet {
             Phase::Starting => String::new(),
         }));
         self.moves.add_metrics(&mut page);
+        self.operator.add_autoscale_metrics(&mut page);
         let status = self.status();
         page.gauge("slots_unserved", "Slots whose owner cannot be reached", status.readiness().slots_unserved() as f64);
         health::add_metrics(&mut page, &status.nodes);

@@ -2,6 +2,7 @@
 //!
 //! - [`Fleet`]: all of it that belongs to one fleet.
 //! - [`operator`]: what people ask of a fleet, in their words. [`members`]: nodes that join and go.
+//! - [`planner`]: moves what is hot by itself. [`autoscale`]: starts and stops servers.
 //! - [`moves`]: the executor of moves.
 //! - [`placement`]: the slot map in force, and its one owner. [`first_start`] makes the first one.
 //! - [`failover`], [`seat`], [`care`], [`health`]: threads that watch primaries, other routers, functions of nodes, and how nodes are.
@@ -13,6 +14,7 @@
 //! person is here, and nothing here is on the path of a command.
 
 pub mod admin;
+pub mod autoscale;
 pub mod care;
 pub mod failover;
 pub mod first_start;

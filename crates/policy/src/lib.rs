@@ -2,6 +2,7 @@
 //!
 //! Router and simulator run the same functions; what they differ in is who supplies the events.
 
+pub mod autoscale;
 pub mod balance;
 pub mod colocate;
 pub mod empty_return;

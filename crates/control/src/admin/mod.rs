@@ -7,6 +7,7 @@
 //! HTTP is not spoken by the router's workers but on tokio here, in a thread of its own: a scrape must never take a turn of a
 //! worker's loop, and a worker that hangs must be visible from outside.
 
+mod autoscale;
 mod guard;
 mod hot_copies;
 mod listener;
@@ -27,6 +28,7 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 
+pub use autoscale::{AutoscaleChange, AutoscaleEvent, AutoscaleReport, AutoscaleRequest};
 pub use hot_copies::{HotCopiesDone, HotCopiesOrder, HotCopiesReport, HotCopiesRequest};
 pub use load::{LoadReport, NodeLoadReport, SlotLoadReport};
 pub use moves::{

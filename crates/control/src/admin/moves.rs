@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use switchyard_policy::migration::Side;
 
+use super::autoscale::AutoscaleRequest;
 use super::hot_copies::HotCopiesOrder;
 use super::planner::{AutomationRequest, PlanRequest};
 
@@ -46,6 +47,10 @@ pub enum Operation {
         /// The client may read names of keys.
         named: bool,
     },
+    /// How many nodes there are to be, and why.
+    Autoscale,
+    /// Say how many.
+    SteerAutoscale(AutoscaleRequest),
     /// Whether anything is done without anybody asking.
     Automation,
     /// Whether it may be.
@@ -75,9 +80,9 @@ impl Operation {
     pub fn changes(&self) -> bool {
         match self {
             Self::Moves | Self::Slots | Self::Misplaced | Self::Where(_) | Self::HotKeys { .. } | Self::Load | Self::HotCopies => false,
-            Self::PlanHistory { .. } | Self::Replay { .. } | Self::Automation => false,
+            Self::PlanHistory { .. } | Self::Replay { .. } | Self::Automation | Self::Autoscale => false,
             Self::Plan(request) => request.apply,
-            Self::SteerAutomation(_) => true,
+            Self::SteerAutomation(_) | Self::SteerAutoscale(_) => true,
             Self::Move(request) => !request.dry_run,
             Self::Balance(request) => !request.dry_run,
             Self::DrainNode(request) => !request.dry_run,

@@ -14,6 +14,7 @@ use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Json};
 use serde::Serialize;
 
+use super::autoscale::AutoscaleRequest;
 use super::guard::{Guard, Shown, TokenFile, Told, Trusted, check};
 use super::hot_copies::HotCopiesRequest;
 use super::listener::Peer;
@@ -36,6 +37,7 @@ const LOAD: &str = "/api/v1/load";
 const PLAN: &str = "/api/v1/plan";
 const REPLAY: &str = "/api/v1/plan/history/{id}/replay";
 const AUTOMATION: &str = "/api/v1/automation";
+const AUTOSCALE: &str = "/api/v1/autoscale";
 const HOT_COPIES: &str = "/api/v1/hot-copies";
 const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
 
@@ -43,7 +45,7 @@ const ACCEPT: &str = "/api/v1/nodes/{node}/accept";
 const STYLED: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
 
 /// Path, what it is for, and its handler.
-fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 28] {
+fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 29] {
     [
         ("/", "this page", get(index)),
         ("/metrics", "all metrics as Prometheus reads them: a long page of text", get(metrics)),
@@ -86,6 +88,11 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 28] {
         ),
         ("/api/v1/plan/history", "what the planner has decided, and what came of it, as JSON", get(plan_history)),
         (REPLAY, "a decision once more, on what it was made on, as JSON", get(replay)),
+        (
+            AUTOSCALE,
+            "how many nodes there are to be and why, as JSON; POST {\"do\": \"set-nodes\", \"nodes\"}, {\"do\": \"pause\"} or {\"do\": \"resume\"}",
+            get(autoscale).post(steer_autoscale),
+        ),
         (
             AUTOMATION,
             "whether anything is done without anybody asking, as JSON; POST {\"do\": \"off\"} or {\"do\": \"on\"}",
@@ -309,6 +316,15 @@ async fn automation(State(source): State<Shared>, from: From) -> Result<Response
 async fn steer_automation(State(source): State<Shared>, from: From, given: Given<AutomationRequest>) -> Result<Response, Response> {
     let request = body(AUTOMATION, given)?;
     operate(AUTOMATION, source, from, Operation::SteerAutomation(request)).await
+}
+
+async fn autoscale(State(source): State<Shared>, from: From) -> Result<Response, Response> {
+    operate(AUTOSCALE, source, from, Operation::Autoscale).await
+}
+
+async fn steer_autoscale(State(source): State<Shared>, from: From, given: Given<AutoscaleRequest>) -> Result<Response, Response> {
+    let request = body(AUTOSCALE, given)?;
+    operate(AUTOSCALE, source, from, Operation::SteerAutoscale(request)).await
 }
 
 async fn hot_copies(State(source): State<Shared>, from: From) -> Result<Response, Response> {

@@ -2,6 +2,7 @@
 //!
 //! Command line, admin API and RESP come here. What becomes of an order is for [`Moves`] to say.
 
+mod autoscale;
 mod commands;
 mod hot_copies;
 mod hot_keys;
@@ -14,6 +15,7 @@ mod planner;
 mod resp;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use serde::Serialize;
@@ -25,9 +27,10 @@ use switchyard_resp::units::counted;
 use tracing::info;
 
 use crate::admin::{
-    BalanceRequest, HotCopiesOrder, Lose, MoveRequest, NodeRequest, Operation, PlanReport, PlanRequest, Refused, SteerRequest, conflict,
-    wrong,
+    AutoscaleRequest, BalanceRequest, HotCopiesOrder, Lose, MoveRequest, NodeRequest, Operation, PlanReport, PlanRequest, Refused,
+    SteerRequest, conflict, wrong,
 };
+use crate::autoscale::Autoscaler;
 use crate::members::{Drained, NodeList};
 use crate::moves::Moves;
 use crate::nodes::{NodeAddress, parse_endpoint};
@@ -57,20 +60,28 @@ pub struct Operator {
     /// Requests in a second that a node can answer, by its name, where somebody has said so.
     capacities: RwLock<BTreeMap<String, u64>>,
     planner: Planner,
+    autoscaler: Autoscaler,
     /// One plan at a time of what somebody orders.
     planning: Mutex<()>,
 }
 
 impl Operator {
-    /// Of the fleet whose moves these are. `list`: who changes the list of its nodes.
+    /// Of the fleet whose moves these are. `directory`: that of its state. `list`: who changes the list of its nodes.
     ///
     /// # Errors
     /// If the store cannot be read.
-    pub fn open(moves: Arc<Moves>, running: Arc<Running>, store: Arc<RedbStore>, list: Arc<dyn NodeList>) -> anyhow::Result<Arc<Self>> {
+    pub fn open(
+        directory: &Path,
+        moves: Arc<Moves>,
+        running: Arc<Running>,
+        store: Arc<RedbStore>,
+        list: Arc<dyn NodeList>,
+    ) -> anyhow::Result<Arc<Self>> {
         let drained = Drained::load(&store)?;
         let planner = Planner::open(Arc::clone(&store))?;
+        let autoscaler = Autoscaler::open(Arc::clone(&store), directory.join("autoscale"))?;
         let (weights, capacities, planning) = <_>::default();
-        Ok(Arc::new(Self { moves, running, store, list, drained, weights, capacities, planner, planning }))
+        Ok(Arc::new(Self { moves, running, store, list, drained, weights, capacities, planner, autoscaler, planning }))
     }
 
     /// Takes over the nodes as they are configured now.
@@ -100,6 +111,7 @@ impl Operator {
                 | Operation::PlanHistory { .. }
                 | Operation::Replay { .. }
                 | Operation::Automation
+                | Operation::Autoscale
                 | Operation::Balance(BalanceRequest { dry_run: true, .. })
                 | Operation::DrainNode(NodeRequest { dry_run: true, .. })
         );
@@ -126,6 +138,8 @@ impl Operator {
             Operation::Plan(request) => return json(&self.plan_now(&request, who)?),
             Operation::PlanHistory { named } => return json(&self.plan_history(named)),
             Operation::Replay { id, named } => return json(&self.replay(id, named)?),
+            Operation::Autoscale => return json(&self.autoscale()?),
+            Operation::SteerAutoscale(request) => return json(&self.steer_autoscale(&request)?),
             Operation::Automation => return json(&self.automation()),
             Operation::SteerAutomation(request) => return json(&self.steer_automation(&request)?),
             Operation::Steer { id, what } => return json(&self.moves.steer(MoveId(id), &what)?),
@@ -256,6 +270,9 @@ fn told(operation: &Operation) -> String {
         }
         Operation::PlanHistory { .. } => "what the planner has decided".to_owned(),
         Operation::Replay { id, .. } => format!("decision {id} of the planner once more"),
+        Operation::Autoscale => "how many nodes there are to be".to_owned(),
+        Operation::SteerAutoscale(AutoscaleRequest { verb, nodes: Some(nodes) }) => format!("autoscale {verb} {nodes}"),
+        Operation::SteerAutoscale(request) => format!("autoscale {}", request.verb),
         Operation::Automation => "whether the planner acts".to_owned(),
         Operation::SteerAutomation(request) => format!("automation {}", request.verb),
         Operation::SteerHotCopies(order) => match order {

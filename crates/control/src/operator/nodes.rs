@@ -169,7 +169,7 @@ impl Operator {
         }
     }
 
-    fn give_share(&self, how: How) -> Result<PlanReport, Refused> {
+    pub(super) fn give_share(&self, how: How) -> Result<PlanReport, Refused> {
         let topology = self.moves.topology_now()?;
         self.moves.accept(&topology, orders(self.even(&topology)?, how))
     }

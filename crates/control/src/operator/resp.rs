@@ -12,8 +12,8 @@ use tracing::warn;
 
 use super::{CommandThread, Operator};
 use crate::admin::{
-    AbortRequest, AddNodeRequest, AutomationRequest, BalanceRequest, HotCopiesOrder, HotKeysReport, HowRequest, Lose, MoveRequest,
-    NodeRequest, Operation, PaperRequest, PlanRequest, SteerRequest,
+    AbortRequest, AddNodeRequest, AutomationRequest, AutoscaleRequest, BalanceRequest, HotCopiesOrder, HotKeysReport, HowRequest, Lose,
+    MoveRequest, NodeRequest, Operation, PaperRequest, PlanRequest, SteerRequest,
 };
 
 /// Starts the thread that does what `SWITCHYARD` says.
@@ -229,6 +229,15 @@ fn parse(words: &[&str]) -> Result<Operation, String> {
             Ok(Operation::Replay { id, named: false })
         }
         (["PLAN", ..], _) => Err("wrong arguments: PLAN, PLAN APPLY, PLAN HISTORY, or PLAN REPLAY id".to_owned()),
+        (["AUTOSCALE"], _) => Ok(Operation::Autoscale),
+        (["AUTOSCALE", "PAUSE" | "RESUME"], [_, verb]) => {
+            Ok(Operation::SteerAutoscale(AutoscaleRequest { verb: verb.to_ascii_lowercase(), nodes: None }))
+        }
+        (["AUTOSCALE", "SET-NODES", nodes], _) => {
+            let nodes = nodes.parse().map_err(|_| format!("{nodes:?} is no number of nodes"))?;
+            Ok(Operation::SteerAutoscale(AutoscaleRequest { verb: "set-nodes".to_owned(), nodes: Some(nodes) }))
+        }
+        (["AUTOSCALE", ..], _) => Err("wrong arguments: AUTOSCALE, AUTOSCALE SET-NODES number, AUTOSCALE PAUSE, or AUTOSCALE RESUME".to_owned()),
         (["AUTOMATION"], _) => Ok(Operation::Automation),
         (["AUTOMATION", "ON" | "OFF"], [_, verb]) => Ok(Operation::SteerAutomation(AutomationRequest { verb: verb.to_ascii_lowercase() })),
         (["AUTOMATION", ..], _) => Err("wrong arguments: AUTOMATION, AUTOMATION ON, or AUTOMATION OFF".to_owned()),

@@ -187,6 +187,11 @@ impl Planner {
         (inner.config.mode, inner.rests())
     }
 
+    /// Whether somebody has switched all automation off.
+    pub(crate) fn is_off(&self) -> bool {
+        self.inner().kept.is_off
+    }
+
     /// Automation is switched on or off, for good.
     pub(crate) fn switch(&self, is_off: bool) -> Result<(), String> {
         let mut inner = self.inner();

@@ -344,7 +344,8 @@ impl Worker {
         let subcommand = args.get(1).map(|s| String::from_utf8_lossy(s).to_ascii_uppercase());
         match subcommand.as_deref() {
             Some(
-                "MOVE" | "MOVES" | "BALANCE" | "ACCEPT" | "SLOTS" | "WHERE" | "HOTKEYS" | "LOAD" | "HOTCOPIES" | "PLAN" | "AUTOMATION",
+                "MOVE" | "MOVES" | "BALANCE" | "ACCEPT" | "SLOTS" | "WHERE" | "HOTKEYS" | "LOAD" | "HOTCOPIES" | "PLAN" | "AUTOMATION"
+                | "AUTOSCALE",
             ) => {
                 return self.ask_operator(handle, class, args);
             }
@@ -423,6 +424,8 @@ impl Worker {
                     "    Nodes with too much to do, and the cheapest remedy; do it; what was decided, and once more.",
                     "AUTOMATION | AUTOMATION ON | AUTOMATION OFF",
                     "    Whether anything moves without anybody asking.",
+                    "AUTOSCALE | AUTOSCALE SET-NODES <number> | AUTOSCALE PAUSE | AUTOSCALE RESUME",
+                    "    How many nodes there are to be and why; say how many; whether the autoscaler decides.",
                     "ACCEPT <node>",
                     "    Serve a node that came back empty and is held for that; follow a server that says to be its primary without proof.",
                     "SLOWLOG [<count>]",

@@ -1,6 +1,7 @@
 //! The command line: one module for each subcommand, each with its arguments, its help and what it does.
 
 mod admin_client;
+mod autoscale;
 mod balance;
 mod bench;
 mod capacity;
@@ -74,6 +75,7 @@ enum Command {
     Balance(balance::Arguments),
     Plan(plan::Arguments),
     Automation(plan::AutomationArguments),
+    Autoscale(autoscale::Arguments),
     Doctor(doctor::Arguments),
     Recover(recover::Arguments),
     Demo(demo::Arguments),
@@ -149,6 +151,7 @@ pub(crate) fn run(cli: Cli) -> Result<(), Failure> {
         Command::Balance(arguments) => balance::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Automation(arguments) => plan::run_automation(&arguments),
+        Command::Autoscale(arguments) => autoscale::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Recover(arguments) => recover::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),

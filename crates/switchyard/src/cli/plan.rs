@@ -167,7 +167,7 @@ fn history(report: &HistoryReport) -> String {
 }
 
 /// The age of a time.
-fn ago(seconds: u64) -> String {
+pub(super) fn ago(seconds: u64) -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(seconds, |since| since.as_secs());
     match now.saturating_sub(seconds) {
         seconds @ 0..120 => format!("{seconds} s ago"),

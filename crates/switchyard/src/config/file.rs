@@ -48,7 +48,21 @@ pub(super) fn apply(path: &Path, text: &str, config: &mut Config, problems: &mut
             }
         } else if let Some(section) = Section::TABLES.into_iter().find(is) {
             match value.get_ref() {
-                DeValue::Table(table) => reader.section(section, &table.iter().collect::<Vec<_>>(), config),
+                DeValue::Table(table) => {
+                    let (within, own): (Vec<Entry<'_, '_>>, Vec<_>) =
+                        table.iter().partition(|(name, _)| Section::within(section, name.get_ref()).is_some());
+                    reader.section(section, &own, config);
+                    for (name, value) in within {
+                        match (Section::within(section, name.get_ref()), value.get_ref()) {
+                            (Some(section), DeValue::Table(table)) => reader.section(section, &table.iter().collect::<Vec<_>>(), config),
+                            (Some(section), _) => reader.wrong(
+                                name,
+                                format!("\"{0}\" is a section: write [{0}] on a line of its own and its keys below", section.name()),
+                            ),
+                            (None, _) => {}
+                        }
+                    }
+                }
                 _ => {
                     reader.wrong(name, format!("\"{0}\" is a section: write [{0}] on a line of its own and its keys below", section.name()))
                 }

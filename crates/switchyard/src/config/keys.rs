@@ -7,6 +7,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use switchyard_control::autoscale;
 use switchyard_control::moves::{DURABILITIES, name_of, named};
 use switchyard_control::planner::{Mode, POLICIES};
 use switchyard_policy::migration::Goal;
@@ -37,6 +38,10 @@ pub(crate) enum Section {
     Telemetry,
     HotCopies,
     Planner,
+    Autoscale,
+    AutoscaleLocal,
+    AutoscaleStandby,
+    AutoscaleCommand,
     /// One of the `[[node]]` tables.
     Node,
     /// One of the `[[listener]]` tables.
@@ -61,10 +66,20 @@ impl Section {
             Section::Telemetry => "telemetry",
             Section::HotCopies => "hot-copies",
             Section::Planner => "planner",
+            Section::Autoscale => "autoscale",
+            Section::AutoscaleLocal => "autoscale.local",
+            Section::AutoscaleStandby => "autoscale.standby",
+            Section::AutoscaleCommand => "autoscale.command",
             Section::Node => "node",
             Section::Listener => "listener",
             Section::Limit => "limit",
         }
+    }
+
+    /// The section of that name within another.
+    pub(crate) fn within(outer: Section, name: &str) -> Option<Section> {
+        let is_it = |section: &Section| section.name().split_once('.') == Some((outer.name(), name));
+        Self::TABLES.into_iter().find(is_it)
     }
 
     /// How a sentence refers to it.
@@ -80,7 +95,7 @@ impl Section {
     pub(crate) const LISTS: [Section; 3] = [Section::Node, Section::Listener, Section::Limit];
 
     /// The sections that are plain tables, in the order in which they are shown.
-    pub(crate) const TABLES: [Section; 11] = [
+    pub(crate) const TABLES: [Section; 15] = [
         Section::Clients,
         Section::Tls,
         Section::Nodes,
@@ -89,6 +104,10 @@ impl Section {
         Section::Telemetry,
         Section::HotCopies,
         Section::Planner,
+        Section::Autoscale,
+        Section::AutoscaleLocal,
+        Section::AutoscaleStandby,
+        Section::AutoscaleCommand,
         Section::Cluster,
         Section::Admin,
         Section::Log,
@@ -172,6 +191,31 @@ fn read_master(raw: &Raw) -> Result<String, String> {
         return Err(format!("{name:?} is not a name that Sentinel takes: letters, digits, and . _ -"));
     }
     Ok(name.to_owned())
+}
+
+/// A percentage, as a part.
+fn read_part(raw: &Raw) -> Result<f64, String> {
+    Ok(raw.count(1..=100)? as f64 / 100.0)
+}
+
+fn show_part(part: &f64) -> Option<String> {
+    Some(format!("{:.0}", part * 100.0))
+}
+
+fn read_ms(raw: &Raw) -> Result<u64, String> {
+    Ok(raw.time(Duration::ZERO..=7 * DAY)?.as_millis() as u64)
+}
+
+fn read_us(raw: &Raw) -> Result<f64, String> {
+    Ok(raw.time(MS..=HOUR)?.as_micros() as f64)
+}
+
+fn read_ports(raw: &Raw) -> Result<(u16, u16), String> {
+    let text = raw.text()?;
+    let ports = text.split_once('-').and_then(|(first, last)| Some((first.trim().parse().ok()?, last.trim().parse().ok()?)));
+    ports
+        .filter(|(first, last): &(u16, u16)| *first > 0 && first <= last)
+        .ok_or_else(|| format!("{text:?} is no range of ports: write 7101-7199"))
 }
 
 fn read_announced(raw: &Raw) -> Result<Vec<Endpoint>, String> {
@@ -516,6 +560,56 @@ keys! {
         "Keys that it may move by themselves in a minute.";
     "max-bytes-per-hour" Reload [] size(0..=1024 * GB) planner.bytes_per_hour,
         "Bytes that it may move in an hour.";
+
+    [Autoscale]
+    "mode" Reload ["enabled"] word(Mode::ALL) autoscale.mode,
+        "off: the number of nodes changes only on request. observe: the autoscaler decides, and only says what it would do (`switchyard autoscale`). on: it adds and removes nodes.";
+    "policy" Reload [] word(autoscale::POLICIES) autoscale.knobs.policy,
+        "How it decides: threshold (a measure over its limit for a while), static (at once, with pauses), or model (by the capacity of one node).";
+    "min-nodes" Reload ["min", "minimum"] count(1..=1024) autoscale.knobs.nodes_min,
+        "Never fewer nodes.";
+    "max-nodes" Reload ["max", "maximum"] count(1..=1024) autoscale.knobs.nodes_max,
+        "Never more nodes.";
+    "max-response-time" Reload ["latency"] by(read_us, |us| time(Duration::from_micros(*us as u64))) autoscale.knobs.response_us,
+        "A mean response time above this asks for a node.";
+    "max-cpu" Reload ["cpu"] by(read_part, show_part) autoscale.knobs.cpu,
+        "Percent of a processor that a server uses: a mean above this asks for a node.";
+    "max-memory" Reload ["memory"] by(read_part, show_part) autoscale.knobs.memory,
+        "Percent of their maxmemory that servers use: more than this asks for a node.";
+    "calm" Reload [] by(read_part, show_part) autoscale.knobs.calm,
+        "A node goes only if without it every measure is below this percentage of its limit.";
+    "capacity" Reload [] optional(|raw| Ok(raw.count(1..=1_000_000_000)? as f64), |rate| Some(format!("{rate:.0}"))) autoscale.knobs.capacity,
+        "Requests in a second that one node answers in time, for the policy model; `switchyard bench capacity` measures it.";
+    "headroom" Reload ["margin"] by(read_part, show_part) autoscale.knobs.headroom,
+        "Percent of the capacity that are kept free, for the policy model.";
+    "up-after" Reload [] by(read_ms, |ms| time(Duration::from_millis(*ms))) autoscale.knobs.up_after,
+        "Too much to do must last so long. The policy static does not wait.";
+    "down-after" Reload [] by(read_ms, |ms| time(Duration::from_millis(*ms))) autoscale.knobs.down_after,
+        "Too little to do must last so long. The policy static does not wait.";
+    "up-pause" Reload ["cooldown"] by(read_ms, |ms| time(Duration::from_millis(*ms))) autoscale.knobs.up_pause,
+        "Pause between a change and the next node that is added.";
+    "down-pause" Reload [] by(read_ms, |ms| time(Duration::from_millis(*ms))) autoscale.knobs.down_pause,
+        "Pause between a change and the next node that is removed.";
+    "schedule" Reload [] by(|raw| autoscale::Schedule::parse(&raw.texts()?), |schedule| list(schedule.texts())) autoscale.knobs.schedule,
+        "The least number of nodes by weekday and time in UTC, such as \"Fri 18:00 at least 6\" and \"daily 08:00 at least 3\". A line holds until the next.";
+    "notify" Reload ["webhook"] texts autoscale.notify,
+        "A program and its arguments. It gets each decision, end and failure as a line of JSON.";
+
+    [AutoscaleLocal]
+    "command" Reload [] texts autoscale.local.command,
+        "How a server is started on this machine: a program and its arguments, with {port} and {dir} where its port and its directory belong.";
+    "ports" Reload [] by(read_ports, |(first, last)| quoted(format!("{first}-{last}"))) autoscale.local.ports,
+        "Ports that these servers may have.";
+
+    [AutoscaleStandby]
+    "servers" Reload [] texts autoscale.standby,
+        "Servers that run, have no keys, and join when they are needed: HOST:PORT each.";
+
+    [AutoscaleCommand]
+    "run" Reload [] texts autoscale.command.run,
+        "A program and its arguments. It starts and stops servers when it is told so as a line of JSON (docs/autoscaling.md).";
+    "timeout" Reload [] time(Duration::from_secs(1)..=HOUR) autoscale.command.timeout,
+        "The longest that it may take.";
 
     [Cluster]
     "emulate" Reload ["cluster-enabled", "enabled"] switch cluster_emulate,

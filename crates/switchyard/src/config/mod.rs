@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use switchyard_control::autoscale::AutoscaleConfig;
 use switchyard_control::moves::MovesConfig;
 pub(crate) use switchyard_control::nodes::{Endpoint, NODE_PORT, NodeAddress, SentinelAddress, SentinelPlace, ServerName};
 use switchyard_control::planner::PlannerConfig;
@@ -169,6 +170,7 @@ pub(crate) struct Config {
     pub(crate) planner: PlannerConfig,
     /// The pool of twemproxy's configuration that this came from.
     pub(crate) pool: Option<PoolConfig>,
+    pub(crate) autoscale: AutoscaleConfig,
     /// Limits and times for the router. Its password and nodes are filled in by [`Config::resolve`].
     live: Live,
     /// By key path; what is missing has its default.
@@ -211,6 +213,7 @@ impl Default for Config {
             moves: MovesConfig::default(),
             planner: PlannerConfig::default(),
             pool: None,
+            autoscale: AutoscaleConfig::default(),
             live: Live::default(),
             origins: BTreeMap::new(),
         }
@@ -427,6 +430,12 @@ impl Config {
     }
 
     fn check_nodes(&self, problems: &mut Vec<Problem>) {
+        if let Err(why) = self.autoscale.provisioner() {
+            problems.push(self.problem("autoscale.local.command", why));
+        }
+        if self.autoscale.knobs.nodes_min > self.autoscale.knobs.nodes_max {
+            problems.push(self.problem("autoscale.min-nodes", "more than max-nodes"));
+        }
         if self.nodes.is_empty() {
             problems.push(Problem::new(
                 "no node is given; name the Redis or Valkey servers to route to with --node 127.0.0.1:7001 (once for each), \

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use sd_notify::NotifyState;
 use switchyard_control::admin::{self, AdminAccess, AdminError, AdminOptions, AdminThread, AdminTls, Source};
+use switchyard_control::autoscale::AutoscaleThread;
 use switchyard_control::care::Care;
 use switchyard_control::failover::{self, Observer, Watched};
 use switchyard_control::first_start;
@@ -115,6 +116,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     moves.tune(&config.moves, config.command_timeout());
     fleet.operator.tune(&resolved.nodes);
     fleet.operator.tune_planner(&config.planner);
+    fleet.operator.tune_autoscaler(&config.autoscale);
     let processes = Arc::new(Processes::load(placement.store())?);
     let held = match (beginning, placement.topology()) {
         (Some(first_start::Beginning { topology, held }), _) => {
@@ -215,6 +217,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     };
     let health = HealthThread::start(Arc::clone(&running))?;
     let planner = PlannerThread::start(Arc::clone(&fleet.operator))?;
+    let autoscaler = AutoscaleThread::start(Arc::clone(&fleet.operator))?;
     let care = Care::start(Arc::clone(&running), processes, Arc::clone(placement.store()), Arc::clone(&moves))?;
     let observer = Observer::start(watched, Arc::clone(placement.store()), Arc::clone(&running))?;
     let nodes = resolved.nodes;
@@ -232,7 +235,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     }
     notify(&[NotifyState::Stopping]);
     look.into_iter().for_each(first_start::Look::stop);
-    drop(planner);
+    drop((planner, autoscaler));
     care.stop();
     drop(health);
     stop(&runtime, &mut signals, &running, (&moves, executor), reloads.shutdown_timeout())?;

@@ -208,6 +208,7 @@ impl Reloader {
         self.fleet.moves.tune(&config.moves, config.command_timeout());
         self.fleet.operator.tune(&resolved.nodes);
         self.fleet.operator.tune_planner(&config.planner);
+        self.fleet.operator.tune_autoscaler(&config.autoscale);
         warnings.into_iter().chain(lowered).for_each(|warning| warn!("{warning}"));
         let mut applied = 0;
         for change in &changes {

@@ -3,6 +3,7 @@
 //! One test binary with a module per theme, because every integration test file is linked on its own and the link takes longer than the
 //! tests. `support` has the harness; its module comment says how to run the tests against a plain server.
 
+mod autoscale;
 mod blocking;
 mod clients;
 mod cluster;

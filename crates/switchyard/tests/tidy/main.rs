@@ -92,6 +92,7 @@ const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("wait_queue", &["topology"]),
     ("planted", &[]),
     ("migration", &["topology", "planted"]),
+    ("autoscale", &["topology"]),
     ("balance", &["topology"]),
     ("colocate", &["topology"]),
     ("seat", &[]),

@@ -1,0 +1,143 @@
+//! A program of the operator's own starts and stops servers: a script around systemd, Docker or a cloud.
+//!
+//! It gets one line of JSON on its standard input and writes one on its standard output. `key` is the same for each attempt at one change and for no other, so a program can
+//! see that it has started this server already.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::{CommandConfig, Provisioner};
+use crate::nodes::parse_endpoint;
+
+/// The longest answer, bytes.
+const ANSWER_MAX: u64 = 1 << 16;
+
+/// A request.
+#[derive(Serialize)]
+struct Request<'a> {
+    /// `start` or `stop`.
+    action: &'a str,
+    key: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    address: Option<&'a str>,
+}
+
+/// The answer to `start`.
+#[derive(Deserialize)]
+struct Answer {
+    address: String,
+}
+
+/// Asks a program.
+pub(super) struct Program {
+    config: CommandConfig,
+    site: String,
+}
+
+impl Program {
+    pub(super) fn new(config: CommandConfig, site: String) -> Self {
+        Self { config, site }
+    }
+
+    fn ask(&self, action: &str, number: u64, address: Option<&str>) -> Result<Vec<u8>, String> {
+        let request = Request { action, key: format!("{}-{number}", self.site), address };
+        let line = serde_json::to_string(&request).map_err(|error| error.to_string())?;
+        run(&self.config.run, &line, self.config.timeout)
+    }
+}
+
+impl Provisioner for Program {
+    fn choose(&self, _taken: &BTreeSet<String>) -> Result<Option<String>, String> {
+        Ok(None)
+    }
+
+    fn start(&self, number: u64, _chosen: Option<&str>) -> Result<String, String> {
+        let answer = self.ask("start", number, None)?;
+        let form = || format!("its answer to start is not {{\"address\": \"HOST:PORT\"}}: {}", String::from_utf8_lossy(&answer).trim());
+        let Answer { address } = serde_json::from_slice(&answer).map_err(|_| form())?;
+        parse_endpoint(&address).map_err(|_| form())
+    }
+
+    fn stop(&self, number: u64, address: &str) -> Result<(), String> {
+        self.ask("stop", number, Some(address).filter(|address| !address.is_empty())).map(drop)
+    }
+}
+
+/// Runs a program with this line as its input, and returns its output.
+pub(super) fn run(words: &[String], line: &str, timeout: Duration) -> Result<Vec<u8>, String> {
+    let Some((program, words)) = words.split_first() else { return Err("there is no program".to_owned()) };
+    let mut child = Command::new(program)
+        .args(words)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .env_remove("NOTIFY_SOCKET")
+        .env_remove("WATCHDOG_USEC")
+        .spawn()
+        .map_err(|error| format!("cannot start {program}: {error}"))?;
+    if let Some(mut input) = child.stdin.take() {
+        // A program that does not read its input may have ended.
+        let _ = writeln!(input, "{line}");
+    }
+    let output = child.stdout.take();
+    let reading = std::thread::spawn(move || {
+        let mut answer = Vec::new();
+        output.map(|output| output.take(ANSWER_MAX).read_to_end(&mut answer)).transpose().map(|_| answer)
+    });
+    let end = Instant::now() + timeout;
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
+            Ok(None) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(format!("{program} took longer than {timeout:?} and was ended"));
+            }
+            Err(error) => return Err(format!("cannot wait for {program}: {error}")),
+        }
+    };
+    if !status.success() {
+        return Err(format!("{program} failed ({status})"));
+    }
+    // Something that it left behind may hold its output open: that is not waited for.
+    let end = Instant::now() + Duration::from_secs(1);
+    while !reading.is_finished() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    if !reading.is_finished() {
+        return Err(format!("{program} ended, and something that it started keeps its output open: redirect the output of that"));
+    }
+    match reading.join() {
+        Ok(Ok(answer)) => Ok(answer),
+        _ => Err(format!("cannot read what {program} wrote")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(script: &str, timeout: Duration) -> Program {
+        let run = ["sh", "-c", script].map(str::to_owned).to_vec();
+        Program::new(CommandConfig { run, timeout }, "site".to_owned())
+    }
+
+    #[test]
+    fn a_program_is_asked_in_json() {
+        let patient = Duration::from_secs(20);
+        let echo = program(
+            r#"read line; case "$line" in *'"action":"start","key":"site-3"'*) echo '{"address": "10.0.0.9:7000"}';; *) exit 3;; esac"#,
+            patient,
+        );
+        assert_eq!(echo.start(3, None), Ok("10.0.0.9:7000".to_owned()));
+        assert!(echo.stop(3, "10.0.0.9:7000").is_err_and(|why| why.contains("failed (exit status: 3)")));
+        assert!(program("echo nonsense", patient).start(1, None).is_err_and(|why| why.contains("HOST:PORT") && why.contains("nonsense")));
+        let slow = program("exec sleep 60", Duration::from_millis(50));
+        assert!(slow.start(1, None).is_err_and(|why| why.contains("took longer than 50ms")));
+    }
+}

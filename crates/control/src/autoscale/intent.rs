@@ -1,0 +1,102 @@
+//! What is on record of the autoscaler: one small document in the state directory.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+use switchyard_policy::autoscale::{Millis, State};
+
+/// Events that are kept.
+const EVENTS: usize = 100;
+
+/// The name of the document.
+pub(super) const DOCUMENT: &str = "autoscale";
+
+/// All of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Intent {
+    /// The memory of the policy.
+    pub(super) state: State,
+    /// So many nodes are wanted: by the policy, or because somebody said so. None: as many as there are.
+    pub(super) wanted: Option<usize>,
+    /// Somebody has told the policy to rest.
+    pub(super) is_paused: bool,
+    /// Nodes that a provisioner has started, by name, with the number of the change.
+    pub(super) started: BTreeMap<String, u64>,
+    /// The change that is under way.
+    pub(super) change: Option<Change>,
+    /// The latest last.
+    pub(super) events: VecDeque<Event>,
+    /// Changes that ended well, and that failed.
+    pub(super) done: u64,
+    pub(super) failed: u64,
+}
+
+/// A change that is under way.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Change {
+    pub(super) number: u64,
+    pub(super) stage: Stage,
+    /// When this stage began.
+    pub(super) since: Millis,
+    /// Attempts at this stage that failed.
+    pub(super) failures: u32,
+    /// Not before then.
+    pub(super) again: Millis,
+}
+
+/// The step of a change that comes next.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Stage {
+    /// Start a server, at this address if one was chosen.
+    Provision(Option<String>),
+    /// Let it join.
+    Join(String),
+    /// Give it its share.
+    Fill(String),
+    /// Move everything away from this node.
+    Drain(String),
+    /// Let it go.
+    Leave(String),
+    /// Stop its server. `Some`: the change has failed, for this reason.
+    Stop(String, Option<String>),
+}
+
+impl Stage {
+    /// The stage in a few words.
+    pub(super) fn text(&self) -> String {
+        match self {
+            Self::Provision(None) => "a server is being started".to_owned(),
+            Self::Provision(Some(address)) => format!("a server is being started at {address}"),
+            Self::Join(address) => format!("{address} is joining"),
+            Self::Fill(address) => format!("{address} is getting its share"),
+            Self::Drain(node) => format!("{node} is being drained"),
+            Self::Leave(node) => format!("{node} is leaving"),
+            Self::Stop(address, _) => format!("the server {address} is being stopped"),
+        }
+    }
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Event {
+    /// Milliseconds since 1970.
+    pub(crate) at: Millis,
+    /// The number of the change, if it belongs to one.
+    pub(crate) change: Option<u64>,
+    /// `decided`, `done` or `failed`.
+    pub(crate) kind: String,
+    /// In a sentence.
+    pub(crate) text: String,
+}
+
+impl Intent {
+    pub(super) fn note(&mut self, at: Millis, change: Option<u64>, kind: &str, text: String) -> Event {
+        let event = Event { at, change, kind: kind.to_owned(), text };
+        self.events.push_back(event.clone());
+        while self.events.len() > EVENTS {
+            self.events.pop_front();
+        }
+        event
+    }
+}

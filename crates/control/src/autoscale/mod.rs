@@ -1,0 +1,171 @@
+//! Nodes come and go with the load: the wanted number is stored, and a loop closes the gap.
+//!
+//! [`switchyard_policy::autoscale`] decides; a [`Provisioner`] starts and stops servers; the operator's own verbs let them join, drain and leave, with the checks that people
+//! meet. Here is what lies between: the change that is under way, on record before each of its steps. So the loop may be killed at any point: it goes on with the step that is
+//! on record, and each step first looks whether it is done.
+//!
+//! One change at a time, and each has a number that is never used again. What was started has the number with it, so it is found again and not started twice.
+
+mod command;
+mod intent;
+mod local;
+mod notify;
+mod reconcile;
+mod thread;
+mod words;
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use switchyard_policy::autoscale::Schedule;
+use switchyard_policy::autoscale::{Knobs, Policy};
+
+use crate::nodes::parse_endpoint;
+use crate::planner::Mode;
+
+pub(crate) use intent::Event;
+pub(crate) use reconcile::{Autoscaler, Hands};
+pub use thread::AutoscaleThread;
+pub(crate) use words::reason_text;
+
+/// All policies, with their names in the configuration.
+pub const POLICIES: [(Policy, &str); 3] = [(Policy::Threshold, "threshold"), (Policy::Static, "static"), (Policy::Model, "model")];
+
+/// Settings of the autoscaler.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AutoscaleConfig {
+    /// Whether it acts.
+    pub mode: Mode,
+    /// How it decides.
+    pub knobs: Knobs,
+    /// How servers are started.
+    pub local: LocalConfig,
+    /// Servers that wait for use.
+    pub standby: Vec<String>,
+    /// A program that starts servers.
+    pub command: CommandConfig,
+    /// A program that is given each event, as JSON.
+    pub notify: Vec<String>,
+}
+
+impl Default for AutoscaleConfig {
+    fn default() -> Self {
+        Self {
+            mode: Mode::Off,
+            knobs: Knobs::default(),
+            local: LocalConfig::default(),
+            standby: Vec::new(),
+            command: CommandConfig::default(),
+            notify: Vec::new(),
+        }
+    }
+}
+
+/// Servers that are started on the router's own machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalConfig {
+    /// The command line; `{port}` and `{dir}` stand for the server's port and directory. Empty: none are started.
+    pub command: Vec<String>,
+    /// Ports that it may use: the first and the last.
+    pub ports: (u16, u16),
+}
+
+impl Default for LocalConfig {
+    fn default() -> Self {
+        Self { command: Vec::new(), ports: (7101, 7199) }
+    }
+}
+
+/// A program that starts and stops servers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommandConfig {
+    /// Its command line. Empty: there is none.
+    pub run: Vec<String>,
+    /// The longest that it may take.
+    pub timeout: Duration,
+}
+
+impl Default for CommandConfig {
+    fn default() -> Self {
+        Self { run: Vec::new(), timeout: Duration::from_secs(300) }
+    }
+}
+
+impl AutoscaleConfig {
+    /// The way in which servers come, if there is one.
+    ///
+    /// # Errors
+    /// If there is more than one.
+    pub fn provisioner(&self) -> Result<Option<&'static str>, String> {
+        let ways =
+            [("local", !self.local.command.is_empty()), ("standby", !self.standby.is_empty()), ("command", !self.command.run.is_empty())];
+        let given: Vec<&'static str> = ways.into_iter().filter(|(_, is_given)| *is_given).map(|(way, _)| way).collect();
+        match given.as_slice() {
+            [] => Ok(None),
+            [way] => Ok(Some(way)),
+            several => Err(format!(
+                "servers are started in one way, and here are {}: keep one of [autoscale.{}]",
+                several.len(),
+                several.join("], [autoscale.")
+            )),
+        }
+    }
+
+    /// Makes the provisioner. `directory`: where local servers keep their data; `site`: tells this router from others.
+    fn provision(&self, directory: PathBuf, site: &str) -> Result<Box<dyn Provisioner>, String> {
+        match self.provisioner()? {
+            Some("local") => Ok(Box::new(local::Local::new(self.local.clone(), directory))),
+            Some("standby") => Ok(Box::new(Standby(self.standby.iter().map(|server| parse_endpoint(server)).collect::<Result<_, _>>()?))),
+            Some(_) => Ok(Box::new(command::Program::new(self.command.clone(), site.to_owned()))),
+            None => {
+                Err("no provisioner is configured: add [autoscale.local], [autoscale.standby] or [autoscale.command] (docs/autoscaling.md)"
+                    .to_owned())
+            }
+        }
+    }
+}
+
+/// Starts and stops servers. Each call may be made again after a restart, with the same result.
+trait Provisioner {
+    /// Chooses the address of the next server, where only choosing is needed: it is on record before anything is started. `taken`: addresses in use.
+    ///
+    /// # Errors
+    /// If none is left.
+    fn choose(&self, taken: &BTreeSet<String>) -> Result<Option<String>, String>;
+
+    /// Starts the server of this number, or finds it. Returns its address.
+    ///
+    /// # Errors
+    /// If it cannot be started. The next call tries again.
+    fn start(&self, number: u64, chosen: Option<&str>) -> Result<String, String>;
+
+    /// Stops the server of this number, which has no keys any more.
+    ///
+    /// # Errors
+    /// If it is not known to have stopped. The next call tries again.
+    fn stop(&self, number: u64, address: &str) -> Result<(), String>;
+
+    /// Starts a server again that should run and does not. `None`: all is well, or it is not this provisioner's business.
+    fn revive(&self, _number: u64, _address: &str) -> Option<Result<(), String>> {
+        None
+    }
+}
+
+/// Servers that run already and wait for use.
+struct Standby(Vec<String>);
+
+impl Provisioner for Standby {
+    fn choose(&self, taken: &BTreeSet<String>) -> Result<Option<String>, String> {
+        let free = self.0.iter().find(|server| !taken.contains(*server));
+        free.map(|server| Some(server.clone())).ok_or_else(|| format!("all {} servers of [autoscale.standby] are in use", self.0.len()))
+    }
+
+    fn start(&self, _number: u64, chosen: Option<&str>) -> Result<String, String> {
+        chosen.map(ToOwned::to_owned).ok_or_else(|| "no standby server was chosen".to_owned())
+    }
+
+    fn stop(&self, _number: u64, _address: &str) -> Result<(), String> {
+        Ok(())
+    }
+}

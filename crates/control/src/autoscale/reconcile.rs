@@ -1,0 +1,449 @@
+//! The loop: it begins a change where the number of nodes is not the wanted one, and carries it out step by step.
+//!
+//! Each step is on record before it is taken, and looks first whether it is done. A step that fails is tried again after a pause that grows; after [`ATTEMPTS`] the change is
+//! given up: what was started is stopped, and what was to be drained stays.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use switchyard_policy::autoscale::{Decision, Millis, Observed, What, decide};
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::units::counted;
+use tracing::{info, warn};
+
+use super::intent::{Change, DOCUMENT, Intent, Stage};
+use super::notify::notify;
+use super::{AutoscaleConfig, Event, Provisioner, reason_text};
+use crate::planner::Mode;
+use crate::store::{RedbStore, StoreError, load_as, save_as};
+
+/// Attempts at a step before the change is given up; at starting a server, where an error is rarely one of the moment.
+const ATTEMPTS: u32 = 8;
+const STARTS: u32 = 4;
+
+/// The pause after the first failure, and the longest one; milliseconds.
+const PAUSE: Millis = 500;
+const PAUSE_MAX: Millis = 10_000;
+
+/// Servers that should run are looked for so often, milliseconds.
+const REVIVED_EVERY: Millis = 5000;
+
+/// What the loop sees of a fleet and does to it.
+pub(crate) trait Hands {
+    /// All nodes.
+    fn nodes(&self) -> Vec<(NodeId, String)>;
+    /// The load. `started`: nodes that may go.
+    fn observed(&self, started: &BTreeMap<String, u64>) -> Observed;
+    /// Somebody has switched all automation off.
+    fn is_automation_off(&self) -> bool;
+    /// Whether a node owns slots or keys.
+    fn owns(&self, node: &str) -> bool;
+    /// Whether a move that concerns the node is not over.
+    fn is_moving(&self, node: &str) -> bool;
+    /// Lets a server join.
+    fn join(&self, address: &str) -> Result<(), String>;
+    /// Gives each node its share.
+    fn fill(&self) -> Result<(), String>;
+    /// Moves everything away from a node.
+    fn drain(&self, node: &str) -> Result<(), String>;
+    /// Lets a node that was drained get slots again.
+    fn undrain(&self, node: &str);
+    /// Lets a node go that owns nothing.
+    fn leave(&self, node: &str) -> Result<(), String>;
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    config: AutoscaleConfig,
+    intent: Intent,
+    /// The newest decision of the policy.
+    decision: Option<Decision>,
+    /// The decision that was noted last, where the mode only observes.
+    noted: Option<What>,
+    revived: Millis,
+}
+
+/// The autoscaler of a fleet.
+#[derive(Debug)]
+pub(crate) struct Autoscaler {
+    store: Arc<RedbStore>,
+    directory: PathBuf,
+    inner: Mutex<Inner>,
+}
+
+/// What came of a step.
+enum Outcome {
+    /// It goes on by itself.
+    Wait,
+    /// The next one.
+    Next(Stage),
+    /// The change has ended.
+    Done(String),
+    /// It did not work, this time.
+    Failed(String),
+    /// The change is given up.
+    GivenUp(String),
+}
+
+/// How it stands, for people.
+#[derive(Clone, Debug)]
+pub(crate) struct Standing {
+    pub(crate) config: AutoscaleConfig,
+    pub(crate) wanted: Option<usize>,
+    pub(crate) is_paused: bool,
+    pub(crate) started: BTreeMap<String, u64>,
+    /// Number, stage, since when, failed attempts.
+    pub(crate) change: Option<(u64, String, Millis, u32)>,
+    pub(crate) decision: Option<Decision>,
+    pub(crate) events: Vec<Event>,
+    pub(crate) done: u64,
+    pub(crate) failed: u64,
+}
+
+impl Autoscaler {
+    /// With what is on record. `directory`: for local servers.
+    pub(crate) fn open(store: Arc<RedbStore>, directory: PathBuf) -> Result<Self, StoreError> {
+        let intent = load_as(&*store, DOCUMENT)?;
+        Ok(Self { store, directory, inner: Mutex::new(Inner { intent, ..Inner::default() }) })
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn tune(&self, config: &AutoscaleConfig) {
+        self.inner().config = config.clone();
+    }
+
+    pub(crate) fn standing(&self) -> Standing {
+        let inner = self.inner();
+        let Inner { config, intent, decision, .. } = &*inner;
+        let change = intent.change.as_ref().map(|change| (change.number, change.stage.text(), change.since, change.failures));
+        Standing {
+            config: config.clone(),
+            wanted: intent.wanted,
+            is_paused: intent.is_paused,
+            started: intent.started.clone(),
+            change,
+            decision: decision.clone(),
+            events: intent.events.iter().rev().cloned().collect(),
+            done: intent.done,
+            failed: intent.failed,
+        }
+    }
+
+    /// Somebody wants so many nodes.
+    pub(crate) fn want(&self, nodes: usize, now: Millis) -> Result<(), String> {
+        let config = self.inner().config.clone();
+        let (least, most) = (config.knobs.nodes_min, config.knobs.nodes_max);
+        if !(least..=most).contains(&nodes) {
+            return Err(format!("{} is not between min-nodes ({least}) and max-nodes ({most}) of [autoscale]", counted(nodes, "node")));
+        }
+        if config.provisioner()?.is_none() {
+            return Err(
+                "no provisioner is configured: add [autoscale.local], [autoscale.standby] or [autoscale.command] (docs/autoscaling.md)"
+                    .to_owned(),
+            );
+        }
+        self.change(|intent| {
+            intent.wanted = Some(nodes);
+            Some(intent.note(now, None, "decided", format!("somebody wants {}", counted(nodes, "node"))))
+        })
+    }
+
+    /// The policy rests, or goes on.
+    pub(crate) fn pause(&self, is_paused: bool) -> Result<(), String> {
+        self.change(|intent| {
+            intent.is_paused = is_paused;
+            None
+        })
+    }
+
+    /// Changes what is on record, and reports the event. What cannot be recorded is not changed.
+    fn change(&self, change: impl FnOnce(&mut Intent) -> Option<Event>) -> Result<(), String> {
+        let mut inner = self.inner();
+        let mut intent = inner.intent.clone();
+        let event = change(&mut intent);
+        save_as(&*self.store, DOCUMENT, &intent).map_err(|error| format!("the autoscaler cannot keep what it does: {error}"))?;
+        inner.intent = intent;
+        if let Some(event) = event {
+            match &*event.kind {
+                "failed" => warn!("autoscaler: {}", event.text),
+                _ => info!("autoscaler: {}", event.text),
+            }
+            notify(&inner.config.notify, &event);
+        }
+        Ok(())
+    }
+
+    /// One look, and one step.
+    pub(crate) fn step(&self, hands: &dyn Hands, now: Millis, site: &str) {
+        let (config, change) = {
+            let inner = self.inner();
+            (inner.config.clone(), inner.intent.change.clone())
+        };
+        let provisioner = config.provision(self.directory.clone(), site);
+        if let Ok(provisioner) = &provisioner {
+            self.revive(&**provisioner, now);
+        }
+        let stepped = match change {
+            Some(change) if now < change.again => Ok(()),
+            Some(change) => {
+                let outcome = match provisioner {
+                    Ok(provisioner) => self.carry_out(&change, hands, &*provisioner),
+                    Err(why) => Outcome::Failed(why),
+                };
+                self.settle(&change, outcome, hands, now)
+            }
+            None => self.consider(&config, hands, now),
+        };
+        if let Err(why) = stepped {
+            warn!("{why}");
+        }
+    }
+
+    /// Servers that were started are to run until they are stopped.
+    fn revive(&self, provisioner: &dyn Provisioner, now: Millis) {
+        let (started, change) = {
+            let mut inner = self.inner();
+            if now < inner.revived + REVIVED_EVERY {
+                return;
+            }
+            inner.revived = now;
+            (inner.intent.started.clone(), inner.intent.change.clone())
+        };
+        let stops = |address: &str| matches!(&change, Some(Change { stage: Stage::Stop(stopping, _), .. }) if stopping == address);
+        for (address, number) in started.iter().filter(|(address, _)| !stops(address)) {
+            match provisioner.revive(*number, address) {
+                None => {}
+                Some(Ok(())) => warn!("autoscaler: the server {address} had ended, and was started again"),
+                Some(Err(why)) => warn!("autoscaler: the server {address} has ended, and cannot be started again: {why}"),
+            }
+        }
+    }
+
+    /// Nothing is under way: is there anything to do?
+    fn consider(&self, config: &AutoscaleConfig, hands: &dyn Hands, now: Millis) -> Result<(), String> {
+        let (wanted, is_paused, started) = {
+            let inner = self.inner();
+            (inner.intent.wanted, inner.intent.is_paused, inner.intent.started.clone())
+        };
+        let count = hands.nodes().len();
+        match wanted {
+            Some(wanted) if wanted == count => {
+                return self.change(|intent| {
+                    intent.wanted = None;
+                    None
+                });
+            }
+            Some(wanted) if wanted > count => {
+                return self.begin(Stage::Provision(None), now, format!("{} are wanted", counted(wanted, "node")));
+            }
+            Some(wanted) => {
+                return match hands.observed(&started).cheapest() {
+                    Ok(node) => self.begin_removal(node, hands, now, &format!("only {} are wanted", counted(wanted, "node"))),
+                    Err(reason) => {
+                        let why = reason_text(&reason, &|node| name_of(hands, node));
+                        self.change(|intent| {
+                            intent.wanted = None;
+                            Some(intent.note(now, None, "failed", format!("no node goes: {why}")))
+                        })
+                    }
+                };
+            }
+            None => {}
+        }
+        if config.mode == Mode::Off || is_paused {
+            self.inner().decision = None;
+            return Ok(());
+        }
+        let observed = hands.observed(&started);
+        let decision = {
+            let mut inner = self.inner();
+            let decision = decide(&observed, &config.knobs, &mut inner.intent.state);
+            inner.decision = Some(decision.clone());
+            if decision.what == What::Stay {
+                inner.noted = None;
+            }
+            decision
+        };
+        let reasons: Vec<String> = decision.reasons.iter().map(|reason| reason_text(reason, &|node| name_of(hands, node))).collect();
+        let why = reasons.join("; ");
+        let acts = config.mode == Mode::On && !hands.is_automation_off() && config.provisioner().is_ok_and(|way| way.is_some());
+        if !acts {
+            return self.note_only(&decision, hands, now, &why);
+        }
+        match decision.what {
+            What::Stay => Ok(()),
+            What::Add => self.begin(Stage::Provision(None), now, why),
+            What::Remove(node) => self.begin_removal(node, hands, now, &why),
+        }
+    }
+
+    /// Where it may not act, a new decision is an event all the same.
+    fn note_only(&self, decision: &Decision, hands: &dyn Hands, now: Millis, why: &str) -> Result<(), String> {
+        if decision.what == What::Stay || self.inner().noted.replace(decision.what) == Some(decision.what) {
+            return Ok(());
+        }
+        let what = match decision.what {
+            What::Remove(node) => format!("would remove {}", name_of(hands, node)),
+            _ => "would add a node".to_owned(),
+        };
+        self.change(|intent| Some(intent.note(now, None, "decided", format!("{what}: {why}"))))
+    }
+
+    fn begin_removal(&self, node: NodeId, hands: &dyn Hands, now: Millis, why: &str) -> Result<(), String> {
+        let name = name_of(hands, node);
+        self.begin(Stage::Drain(name.clone()), now, format!("{name} goes: {why}"))
+    }
+
+    fn begin(&self, stage: Stage, now: Millis, why: String) -> Result<(), String> {
+        self.change(|intent| {
+            let number = intent.state.next();
+            if !intent.state.bind(number) {
+                return None;
+            }
+            let text = match &stage {
+                Stage::Provision(_) => format!("change {number}: a node is added: {why}"),
+                _ => format!("change {number}: {why}"),
+            };
+            intent.change = Some(Change { number, stage, since: now, failures: 0, again: 0 });
+            Some(intent.note(now, Some(number), "decided", text))
+        })
+    }
+
+    fn carry_out(&self, change: &Change, hands: &dyn Hands, provisioner: &dyn Provisioner) -> Outcome {
+        let nodes: BTreeSet<String> = hands.nodes().into_iter().map(|(_, name)| name).collect();
+        let started = self.inner().intent.started.clone();
+        let or_failed = |result: Result<(), String>, outcome| match result {
+            Ok(()) => outcome,
+            Err(why) => Outcome::Failed(why),
+        };
+        match &change.stage {
+            Stage::Provision(None) => {
+                let taken = nodes.union(&started.keys().cloned().collect()).cloned().collect();
+                match provisioner.choose(&taken) {
+                    Ok(Some(address)) => Outcome::Next(Stage::Provision(Some(address))),
+                    Ok(None) => start(provisioner, change.number, None),
+                    Err(why) => Outcome::GivenUp(why),
+                }
+            }
+            Stage::Provision(Some(address)) => start(provisioner, change.number, Some(address)),
+            Stage::Join(address) if nodes.contains(address) => Outcome::Next(Stage::Fill(address.clone())),
+            Stage::Join(address) => or_failed(hands.join(address), Outcome::Next(Stage::Fill(address.clone()))),
+            Stage::Fill(address) if !nodes.contains(address) => {
+                Outcome::Next(Stage::Stop(address.clone(), Some("somebody removed the node meanwhile".to_owned())))
+            }
+            Stage::Fill(address) if hands.is_moving(address) => Outcome::Wait,
+            Stage::Fill(address) if hands.owns(address) => {
+                Outcome::Done(format!("{address} has joined and has its share; there are {} now", counted(nodes.len(), "node")))
+            }
+            Stage::Fill(_) => or_failed(hands.fill(), Outcome::Wait),
+            Stage::Drain(node) | Stage::Leave(node) if !nodes.contains(node) => Outcome::Next(Stage::Stop(node.clone(), None)),
+            Stage::Drain(node) if hands.is_moving(node) => Outcome::Wait,
+            Stage::Drain(node) if hands.owns(node) => or_failed(hands.drain(node), Outcome::Wait),
+            Stage::Drain(node) => Outcome::Next(Stage::Leave(node.clone())),
+            Stage::Leave(node) => or_failed(hands.leave(node), Outcome::Next(Stage::Stop(node.clone(), None))),
+            Stage::Stop(address, why) => {
+                let number = started.get(address).copied().unwrap_or(change.number);
+                match (provisioner.stop(number, address), why) {
+                    (Err(error), _) => Outcome::Failed(error),
+                    (Ok(()), Some(why)) => Outcome::GivenUp(why.clone()),
+                    (Ok(()), None) => {
+                        Outcome::Done(format!("{address} was drained and stopped; there are {} now", counted(nodes.len(), "node")))
+                    }
+                }
+            }
+        }
+    }
+
+    /// Records what came of a step.
+    fn settle(&self, change: &Change, outcome: Outcome, hands: &dyn Hands, now: Millis) -> Result<(), String> {
+        let number = change.number;
+        match outcome {
+            Outcome::Wait => Ok(()),
+            Outcome::Next(stage) => self.change(|intent| {
+                // From here on somebody has to stop it.
+                if let Stage::Join(address) = &stage {
+                    intent.started.insert(address.clone(), number);
+                }
+                intent.change = Some(Change { stage, since: now, failures: 0, again: 0, ..change.clone() });
+                None
+            }),
+            Outcome::Done(text) => self.end(change, now, "done", format!("change {number}: {text}")),
+            Outcome::GivenUp(why) => self.end(change, now, "failed", format!("change {number} was given up: {why}")),
+            Outcome::Failed(why) if change.failures + 1 < attempts(&change.stage) => {
+                let failures = change.failures + 1;
+                let again = now + (PAUSE << failures.min(10)).min(PAUSE_MAX);
+                warn!("autoscaler: {}, and it did not work (attempt {failures}): {why}", change.stage.text());
+                self.change(|intent| {
+                    intent.change = Some(Change { failures, again, ..change.clone() });
+                    // A stop is tried for ever: people should know.
+                    (failures == ATTEMPTS).then(|| intent.note(now, Some(number), "failed", format!("{}: {why}", change.stage.text())))
+                })
+            }
+            Outcome::Failed(why) => match &change.stage {
+                Stage::Provision(chosen) => self.discard(change, chosen.clone().unwrap_or_default(), why, now),
+                Stage::Join(address) => self.discard(change, address.clone(), why, now),
+                Stage::Fill(address) => {
+                    self.end(change, now, "failed", format!("change {number}: {address} has joined, and gets no share: {why}"))
+                }
+                Stage::Drain(node) => {
+                    hands.undrain(node);
+                    self.end(change, now, "failed", format!("change {number} was given up, {node} stays: {why}"))
+                }
+                Stage::Leave(node) => self.end(change, now, "failed", format!("change {number}: {node} is empty, and cannot leave: {why}")),
+                Stage::Stop(..) => Ok(()),
+            },
+        }
+    }
+
+    /// What was started for nothing is stopped.
+    fn discard(&self, change: &Change, address: String, why: String, now: Millis) -> Result<(), String> {
+        let stage = Stage::Stop(address, Some(why));
+        self.change(|intent| {
+            intent.change = Some(Change { stage, since: now, failures: 0, again: 0, ..change.clone() });
+            None
+        })
+    }
+
+    fn end(&self, change: &Change, now: Millis, kind: &str, text: String) -> Result<(), String> {
+        self.change(|intent| {
+            if let Stage::Stop(address, _) = &change.stage {
+                intent.started.remove(address);
+            }
+            if kind == "failed" {
+                // The policy decides anew after its pause; who gave an order reads why it failed.
+                intent.wanted = None;
+                intent.failed += 1;
+            } else {
+                intent.done += 1;
+            }
+            intent.change = None;
+            intent.state.ended(now);
+            Some(intent.note(now, Some(change.number), kind, text))
+        })
+    }
+}
+
+fn start(provisioner: &dyn Provisioner, number: u64, chosen: Option<&str>) -> Outcome {
+    match provisioner.start(number, chosen) {
+        Ok(address) => Outcome::Next(Stage::Join(address)),
+        Err(why) => Outcome::Failed(why),
+    }
+}
+
+/// A server that was started is stopped some time.
+fn attempts(stage: &Stage) -> u32 {
+    match stage {
+        Stage::Provision(_) => STARTS,
+        Stage::Stop(..) => u32::MAX,
+        _ => ATTEMPTS,
+    }
+}
+
+fn name_of(hands: &dyn Hands, node: NodeId) -> String {
+    let found = hands.nodes().into_iter().find(|(id, _)| *id == node);
+    found.map_or_else(|| format!("{node:?}"), |(_, name)| name)
+}

@@ -1,0 +1,31 @@
+//! The threshold policy: mean response time, CPU or memory of the fleet above a limit asks for a node; all of them well below with one node fewer gives one back.
+//!
+//! The report's scaler looks at the response time alone and only adds. CPU shows the load before answers become slow, memory is what fills without any load. Removal is judged by
+//! what the rest would then have, so that a removal never gives cause for an addition.
+
+use super::{Judgement, Knobs, Observed, Reason};
+
+pub(super) fn judge(observed: &Observed, knobs: &Knobs) -> Judgement {
+    let nodes = observed.nodes.len().max(1) as f64;
+    let (mean_us, cpu, memory) = (observed.mean_us(), observed.cpu(), observed.memory());
+    if mean_us.is_none() && cpu.is_none() && memory.is_none() {
+        return Judgement::Fine(vec![Reason::Unmeasured]);
+    }
+    let part = |(used, most): (u64, u64)| used as f64 / most as f64;
+    let mut above = Vec::new();
+    above.extend(mean_us.filter(|mean| *mean > knobs.response_us).map(|mean| Reason::Slow(mean, knobs.response_us)));
+    above.extend(cpu.map(|cpu| cpu / nodes).filter(|cpu| *cpu > knobs.cpu).map(|cpu| Reason::Busy(cpu, knobs.cpu)));
+    above.extend(memory.map(part).filter(|part| *part > knobs.memory).map(|part| Reason::Full(part, knobs.memory)));
+    if !above.is_empty() {
+        return Judgement::TooMuch(above);
+    }
+    // The rest would share what there is. How response time grows is not known, so it is looked at as it is.
+    let grows = nodes / (nodes - 1.0).max(1.0);
+    let is_calm = mean_us.is_some_and(|mean| mean < knobs.response_us * knobs.calm)
+        && cpu.is_none_or(|cpu| cpu / nodes * grows < knobs.cpu * knobs.calm)
+        && memory.is_none_or(|memory| part(memory) * grows < knobs.memory * knobs.calm);
+    match nodes > 1.0 && is_calm {
+        true => Judgement::TooLittle(vec![Reason::Calm(knobs.calm)]),
+        false => Judgement::Fine(vec![Reason::Fine]),
+    }
+}

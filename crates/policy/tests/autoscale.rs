@@ -1,0 +1,171 @@
+//! The autoscaler in a model of a fleet: any load, any policy, and triggers from all sides.
+
+use proptest::prelude::*;
+use switchyard_policy::autoscale::{Decision, Knobs, Node, Observed, Policy, Reason, Schedule, State, What, decide, minimum};
+use switchyard_policy::topology::NodeId;
+
+/// One node answers so many requests in a second.
+const CAPACITY: f64 = 10_000.0;
+
+/// A fleet whose nodes share the load evenly. A change takes a while.
+struct Fleet {
+    now: u64,
+    nodes: Vec<NodeId>,
+    next: u16,
+    load: f64,
+    /// The change that is under way, and when it will be done.
+    change: Option<(What, u64)>,
+    state: State,
+}
+
+impl Fleet {
+    fn new(nodes: u16) -> Fleet {
+        let state = State::default();
+        Fleet { now: 1_000_000_000_000, nodes: (0..nodes).map(NodeId).collect(), next: nodes, load: 0.0, change: None, state }
+    }
+
+    fn observed(&self) -> Observed {
+        let each = self.load / self.nodes.len() as f64;
+        let node = |id: &NodeId| Node {
+            id: *id,
+            requests: Some(each),
+            // The time in a queue with one server.
+            mean_us: Some(100.0 / (1.0 - (each / CAPACITY).min(0.999))),
+            cpu: Some((each / CAPACITY).min(1.0)),
+            memory: Some((1 << 20, 100 << 20)),
+            is_up: true,
+            may_go: true,
+        };
+        Observed { now: self.now, nodes: self.nodes.iter().map(node).collect() }
+    }
+
+    /// A second later. Several triggers at once begin one change.
+    fn second(&mut self, knobs: &Knobs, triggers: usize, takes_ms: u64) -> Decision {
+        self.now += 1000;
+        if let Some((what, _)) = self.change.filter(|(_, done)| *done <= self.now) {
+            match what {
+                What::Add => self.nodes.push(NodeId(self.next)),
+                What::Remove(node) => self.nodes.retain(|known| *known != node),
+                What::Stay => {}
+            }
+            self.next += 1;
+            self.change = None;
+            self.state.ended(self.now);
+        }
+        let decision = decide(&self.observed(), knobs, &mut self.state);
+        for _ in 0..triggers {
+            if decision.what != What::Stay && self.state.bind(decision.key) {
+                assert!(self.change.is_none(), "one change at a time");
+                self.change = Some((decision.what, self.now + takes_ms));
+            }
+        }
+        decision
+    }
+}
+
+fn policies() -> impl Strategy<Value = Knobs> {
+    let policy = prop_oneof![Just(Policy::Threshold), Just(Policy::Static), Just(Policy::Model)];
+    let times = (0..60_000_u64, 0..120_000_u64, 0..60_000_u64, 0..120_000_u64);
+    (policy, 1..4_usize, 0..8_usize, times).prop_map(|(policy, nodes_min, more, (up_after, down_after, up_pause, down_pause))| Knobs {
+        policy,
+        nodes_min,
+        nodes_max: nodes_min + more,
+        up_after,
+        down_after,
+        up_pause,
+        down_pause,
+        capacity: Some(CAPACITY),
+        ..Knobs::default()
+    })
+}
+
+proptest! {
+    /// Never outside the bounds once inside, never two changes at once, never a change within the pause after another.
+    #[test]
+    fn bounds_and_pauses_hold_under_any_load(
+        knobs in policies(),
+        loads in prop::collection::vec((0.0..100_000.0_f64, 1..90_u64), 1..20),
+        triggers in 1..5_usize,
+        takes_ms in 0..40_000_u64,
+    ) {
+        let mut fleet = Fleet::new(knobs.nodes_min as u16);
+        let (mut was, mut ended): (usize, Option<u64>) = (fleet.nodes.len(), None);
+        for (load, seconds) in loads {
+            fleet.load = load;
+            for _ in 0..seconds {
+                let before = fleet.change;
+                let decision = fleet.second(&knobs, triggers, takes_ms);
+                prop_assert!((knobs.nodes_min..=knobs.nodes_max).contains(&fleet.nodes.len()), "{} nodes", fleet.nodes.len());
+                prop_assert!(fleet.nodes.len().abs_diff(was) <= 1);
+                if before.is_some() && (fleet.change.is_none() || fleet.nodes.len() != was) {
+                    ended = Some(fleet.now);
+                }
+                was = fleet.nodes.len();
+                prop_assert!(!decision.reasons.is_empty(), "each decision has a reason");
+                if let (Some(ended), Some((what, done)), true) = (ended, fleet.change, decision.what != What::Stay) {
+                    let begun = done - takes_ms;
+                    let pause = if what == What::Add { knobs.up_pause } else { knobs.down_pause };
+                    prop_assert!(begun >= ended + pause, "{what:?} {} ms after a change, and the pause has {pause}", begun - ended);
+                }
+            }
+        }
+    }
+
+    /// A load that stays the same leads to a number that stays the same, with some noise.
+    #[test]
+    fn a_steady_load_ends_all_changes(knobs in policies(), load in 0.0..60_000.0_f64, noise in prop::collection::vec(-0.02..0.02_f64, 2000)) {
+        let mut fleet = Fleet::new(knobs.nodes_min as u16);
+        let mut ways = Vec::new();
+        for noise in noise {
+            fleet.load = load * (1.0 + noise);
+            let before = fleet.nodes.len();
+            fleet.second(&knobs, 1, 5000);
+            if fleet.nodes.len() != before {
+                ways.push(fleet.nodes.len() > before);
+            }
+        }
+        prop_assert!(ways.windows(2).all(|pair| pair[0] == pair[1]), "to and fro: {ways:?}");
+    }
+}
+
+#[test]
+fn a_number_begins_one_change() {
+    let mut state = State::default();
+    let key = state.next();
+    assert!(state.bind(key) && !state.bind(key) && !state.bind(key + 1));
+    state.ended(5);
+    assert!(!state.bind(key), "an old trigger begins nothing");
+    assert!(state.bind(state.next()));
+}
+
+#[test]
+fn a_node_goes_only_where_the_others_have_memory() {
+    let node = |id: u16, used: u64, is_up: bool, may_go: bool| Node {
+        id: NodeId(id),
+        requests: Some(1.0),
+        mean_us: Some(50.0),
+        cpu: Some(0.01),
+        memory: Some((used, 1000)),
+        is_up,
+        may_go,
+    };
+    let of = |nodes: [Node; 3]| Observed { now: 0, nodes: nodes.into() }.cheapest();
+    assert_eq!(of([node(0, 100, true, false), node(1, 300, true, true), node(2, 200, true, true)]), Ok(NodeId(2)), "the fewest bytes");
+    assert_eq!(of([node(0, 100, true, false), node(1, 300, true, false), node(2, 200, true, false)]), Err(Reason::NoneMayGo));
+    assert_eq!(of([node(0, 850, true, false), node(1, 850, true, false), node(2, 200, true, true)]), Err(Reason::NoMemory(NodeId(2))));
+    assert_eq!(of([node(0, 100, false, false), node(1, 300, true, true), node(2, 200, true, true)]), Err(Reason::Down(NodeId(0))));
+}
+
+#[test]
+fn the_schedule_raises_the_minimum() {
+    let schedule = Schedule::parse(&["Fri 18:00 at least 6".to_owned(), "Sat 02:00 at least 1".to_owned()]).expect("a schedule");
+    let knobs = Knobs { schedule, nodes_max: 5, ..Knobs::default() };
+    // 2026-11-27 is a Friday.
+    let friday = 1_795_737_600_000;
+    assert_eq!(minimum(&knobs, friday + 19 * 3_600_000), (5, true), "within the maximum");
+    assert_eq!(minimum(&knobs, friday + 30 * 3_600_000), (1, false));
+    let mut fleet = Fleet::new(2);
+    fleet.now = friday + 19 * 3_600_000;
+    let decision = fleet.second(&knobs, 1, 0);
+    assert_eq!((decision.what, decision.reasons), (What::Add, vec![Reason::Minimum(5, true)]));
+}

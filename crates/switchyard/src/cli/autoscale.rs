@@ -1,0 +1,125 @@
+//! `switchyard autoscale`: how many nodes there are, how many there are to be, and why.
+
+use clap::{Args, Subcommand};
+use switchyard_control::admin::{AutoscaleEvent, AutoscaleReport, AutoscaleRequest};
+use switchyard_resp::units::counted;
+
+use super::Failure;
+use super::admin_client::{AdminClient, AdminFlags};
+use super::plan::ago;
+
+const PATH: &str = "/api/v1/autoscale";
+
+/// How many nodes there are to be, and why; say how many
+#[derive(Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    long_about = "How many nodes there are to be, and why. With [autoscale] mode = \"on\" a server is started when the fleet has too much to do. It joins and gets its share by live \
+        moves. When there is too little to do, a node is drained and its server stopped. With \"observe\" the autoscaler only says what it would do. docs/autoscaling.md is its guide.",
+    after_long_help = "Examples:\n  \
+        switchyard autoscale\n  \
+        switchyard autoscale history\n  \
+        switchyard autoscale set-nodes 3     now, whatever the load is\n  \
+        switchyard autoscale pause           no decisions until resume\n  \
+        switchyard autoscale resume\n\n\
+        Exit codes: 0 it worked; 1 it was refused"
+)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// How it stands, as without a subcommand
+    Status(Flags),
+    /// What was decided and done, the newest first
+    History(Flags),
+    /// So many nodes, whatever the load is
+    SetNodes(SetNodes),
+    /// No decisions until `resume`. A change that has begun goes on
+    Pause(Flags),
+    /// Decide again
+    Resume(Flags),
+}
+
+#[derive(Debug, Args)]
+#[command(after_long_help = "Examples:\n  switchyard autoscale history --json\n\nExit codes: 0 it worked; 1 it did not")]
+struct Flags {
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_long_help = "Examples:\n  switchyard autoscale set-nodes 3\n  switchyard autoscale set-nodes 2    the cheapest of those that it has started goes\n\nExit codes: 0 it is on record; 1 it was refused"
+)]
+struct SetNodes {
+    /// The number of nodes
+    #[arg(value_name = "NODES")]
+    nodes: usize,
+
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let steer = |flags: &AdminFlags, verb: &str, nodes| {
+        let client = AdminClient::new(flags)?;
+        let request = AutoscaleRequest { verb: verb.to_owned(), nodes };
+        client.print(&client.post_json(PATH, &request)?, standing)
+    };
+    let show = |flags: &AdminFlags, text: fn(&AutoscaleReport) -> String| {
+        let client = AdminClient::new(flags)?;
+        client.print(&client.get(PATH)?, text)
+    };
+    match &arguments.command {
+        None => show(&arguments.flags, standing),
+        Some(Command::Status(Flags { flags })) => show(flags, standing),
+        Some(Command::History(Flags { flags })) => show(flags, history),
+        Some(Command::SetNodes(SetNodes { nodes, flags })) => steer(flags, "set-nodes", Some(*nodes)),
+        Some(Command::Pause(Flags { flags })) => steer(flags, "pause", None),
+        Some(Command::Resume(Flags { flags })) => steer(flags, "resume", None),
+    }
+}
+
+fn standing(report: &AutoscaleReport) -> String {
+    let AutoscaleReport { nodes, min, max, mode, policy, .. } = report;
+    let mut out = match report.wanted.filter(|wanted| wanted != nodes) {
+        Some(wanted) => format!("{}, and {wanted} are wanted ({min} to {max})\n", counted(*nodes, "node")),
+        None => format!("{} ({min} to {max})\n", counted(*nodes, "node")),
+    };
+    if let Some(change) = &report.change {
+        let tries = if change.failures > 0 { format!(", {} failed attempts", change.failures) } else { String::new() };
+        out.push_str(&format!("change {}: {}, {}{tries}\n", change.number, change.stage, ago(change.since / 1000)));
+    }
+    out.push_str(&match (&report.rests, mode.as_str()) {
+        (Some(why), _) => format!("it rests: {why}\n"),
+        (None, "off") => "[autoscale] mode is \"off\": the number changes only on request\n".to_owned(),
+        (None, mode) => format!("[autoscale] mode is {mode:?}, policy {policy:?}\n"),
+    });
+    if let Some(decision) = &report.decision {
+        out.push_str(&format!("{decision}: {}\n", report.reasons.join("; ")));
+    }
+    if !report.started.is_empty() {
+        out.push_str(&format!("started by it: {}\n", report.started.join(", ")));
+    }
+    for event in report.events.iter().take(3) {
+        out.push_str(&line(event));
+    }
+    out
+}
+
+fn history(report: &AutoscaleReport) -> String {
+    if report.events.is_empty() {
+        return "nothing has happened yet\n".to_owned();
+    }
+    report.events.iter().map(line).collect()
+}
+
+fn line(event: &AutoscaleEvent) -> String {
+    format!("{:>10}  {:8} {}\n", ago(event.at / 1000), event.kind, event.text)
+}

@@ -1,0 +1,204 @@
+//! Nodes come and go: real servers are started, join, get their share, are drained and stopped, under clients whose answers are checked.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde_json::Value as Json;
+
+use crate::movectl::json;
+use crate::support::node::default_program;
+use crate::support::{Client, Site, SiteOptions, Value, ok, ports, until_within};
+
+/// A server has to start, join and get a third of the slots, or to be emptied.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Processes that write into a folder: the servers that the router has started.
+fn servers(folder: &Path) -> Vec<Pid> {
+    let all = std::fs::read_dir("/proc").expect("processes").flatten();
+    let writes_there = |pid: &str| std::fs::read_link(format!("/proc/{pid}/fd/1")).is_ok_and(|out| out.starts_with(folder));
+    let pids = all.filter_map(|entry| entry.file_name().into_string().ok()).filter(|pid| writes_there(pid));
+    pids.filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
+}
+
+fn end(folder: &Path) {
+    for pid in servers(folder) {
+        // It may have ended by itself.
+        let _ = kill_process_group(pid, Signal::KILL);
+    }
+}
+
+/// Ends servers that a failed test leaves behind: they outlive their router.
+struct Fleet {
+    site: Site,
+    folder: PathBuf,
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        self.site.router_mut().process_mut().kill();
+        end(&self.folder);
+    }
+}
+
+impl Fleet {
+    /// Two nodes, and a third that is started by this command line, at a port of its own.
+    fn start(command: &str, settings: &str) -> Option<Fleet> {
+        let port = ports::free();
+        let config = format!("[autoscale]\n{settings}\n[autoscale.local]\ncommand = [{command}]\nports = \"{port}-{port}\"\n");
+        let site = Site::router_only(2, &SiteOptions::config(config))?;
+        let folder = std::fs::canonicalize(site.router().state_dir()).expect("a folder").join("autoscale");
+        Some(Fleet { site, folder })
+    }
+
+    fn standing(&self) -> Json {
+        json(self.site.router(), "autoscale")
+    }
+
+    /// Waits until there are so many nodes and nothing is under way.
+    #[track_caller]
+    fn wait_for_nodes(&self, nodes: u64) {
+        let mut last = Json::Null;
+        let what = format!("there are {nodes} nodes");
+        until_within(PATIENCE, &what, || {
+            last = self.standing();
+            assert!(!last["events"][0]["kind"].as_str().is_some_and(|kind| kind == "failed"), "{last:#}");
+            last["nodes"] == nodes && last["change"].is_null() && last["wanted"].is_null()
+        });
+    }
+
+    fn addresses(&self) -> Vec<std::net::SocketAddr> {
+        self.site.nodes().iter().map(crate::support::node::Node::address).collect()
+    }
+
+    /// Kills the router and starts it again.
+    fn crash(&mut self) {
+        let nodes = self.addresses();
+        self.site.router_mut().process_mut().kill();
+        self.site.router_mut().start_again(&nodes);
+    }
+}
+
+/// The words of a command line that starts a plain server, after `before` in a shell.
+fn server(before: &str) -> String {
+    let program = default_program();
+    format!("'sh', '-c', '{before} exec {program} --bind 127.0.0.1 --port {{port}} --dir {{dir}} --save \"\"'")
+}
+
+/// Clients write and read their own keys until `body` ends. Each answer must be the newest value.
+fn checked(site: &Site, body: impl FnOnce()) {
+    struct Ends<'s>(&'s AtomicBool);
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    let work = |number: usize, mut client: Client| {
+        let mut value = 0_u64;
+        while !stop.load(Ordering::Relaxed) {
+            value += 1;
+            for key in 0..50 {
+                assert_eq!(client.cmd(&format!("SET {number}:{key} {value}")), ok());
+            }
+            for key in 0..50 {
+                assert_eq!(client.cmd(&format!("GET {number}:{key}")), Value::Bulk(value.to_string().into()), "of client {number}");
+            }
+            rounds.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    std::thread::scope(|scope| {
+        let _ends = Ends(&stop);
+        (0..3).for_each(|number| {
+            drop(scope.spawn({
+                let work = &work;
+                move || work(number, site.client())
+            }))
+        });
+        body();
+    });
+    assert!(rounds.load(Ordering::Relaxed) > 3, "clients were served");
+}
+
+#[test]
+fn nodes_come_and_go_without_a_failed_request() {
+    let Some(fleet) = Fleet::start(&server(""), "max-nodes = 3") else { return };
+    checked(&fleet.site, || {
+        let mut client = fleet.site.client();
+        client.cmd("SWITCHYARD AUTOSCALE SET-NODES 4").expect_error();
+        assert_eq!(client.cmd("SWITCHYARD AUTOSCALE SET-NODES 3").field("wanted").int(), 3);
+        fleet.wait_for_nodes(3);
+        let started = fleet.standing()["started"][0].as_str().expect("a server").to_owned();
+        let mut third = Client::connect(started.parse().expect("an address"));
+        assert!(third.cmd("DBSIZE").int() > 10, "it has its share of the keys");
+        assert_eq!(servers(&fleet.folder).len(), 1);
+        client.cmd("SWITCHYARD AUTOSCALE SET-NODES 2");
+        fleet.wait_for_nodes(2);
+        assert_eq!(servers(&fleet.folder).len(), 0, "its server was stopped");
+    });
+    let texts: Vec<String> = fleet.standing()["events"].as_array().expect("events").iter().map(|event| event["text"].to_string()).collect();
+    assert!(texts.iter().any(|text| text.contains("was drained and stopped")), "{texts:?}");
+    assert!(fleet.site.router().metrics().contains("autoscale_changes_done_total 2"));
+}
+
+#[test]
+fn a_router_that_is_killed_goes_on_with_the_change() {
+    // It joins a while after it was started.
+    let Some(mut fleet) = Fleet::start(&server("sleep 2;"), "max-nodes = 3") else { return };
+    fleet.site.client().cmd("SWITCHYARD AUTOSCALE SET-NODES 3");
+    until_within(PATIENCE, "a server is started", || !servers(&fleet.folder).is_empty());
+    fleet.crash();
+    fleet.wait_for_nodes(3);
+    assert_eq!(servers(&fleet.folder).len(), 1, "it was found again, and not started twice");
+    for key in 0..300 {
+        assert_eq!(fleet.site.client().cmd(&format!("SET key:{key} {key}")), ok());
+    }
+    fleet.site.client().cmd("SWITCHYARD AUTOSCALE SET-NODES 2");
+    until_within(PATIENCE, "it is drained", || fleet.standing()["change"]["stage"].as_str().is_some_and(|stage| stage.contains("drained")));
+    fleet.crash();
+    fleet.wait_for_nodes(2);
+    assert_eq!(servers(&fleet.folder).len(), 0, "no server is left");
+    let mut client = fleet.site.client();
+    for key in 0..300 {
+        assert_eq!(client.cmd(&format!("GET key:{key}")).text(), key.to_string());
+    }
+}
+
+#[test]
+fn a_new_server_that_is_killed_is_started_again() {
+    let Some(fleet) = Fleet::start(&server("sleep 1;"), "max-nodes = 3") else { return };
+    fleet.site.client().cmd("SWITCHYARD AUTOSCALE SET-NODES 3");
+    let stage = |words: &str| fleet.standing()["change"]["stage"].as_str().is_some_and(|stage| stage.contains(words));
+    until_within(PATIENCE, "it is joining", || stage("joining"));
+    end(&fleet.folder);
+    fleet.wait_for_nodes(3);
+    assert_eq!(servers(&fleet.folder).len(), 1);
+}
+
+#[test]
+fn a_server_that_cannot_start_is_given_up_and_named() {
+    let command = "'sh', '-c', 'echo no such licence; exit 1'";
+    let Some(fleet) = Fleet::start(command, "max-nodes = 3") else { return };
+    fleet.site.client().cmd("SWITCHYARD AUTOSCALE SET-NODES 3");
+    let failed = until_within(PATIENCE, "it is given up", || {
+        let standing = fleet.standing();
+        (standing["events"][0]["kind"] == "failed").then_some(standing)
+    });
+    assert!(failed["events"][0]["text"].as_str().is_some_and(|text| text.contains("no such licence")), "{failed:#}");
+    assert!(failed["wanted"].is_null() && failed["change"].is_null() && failed["nodes"] == 2, "{failed:#}");
+    assert!(!fleet.folder.join("0").exists(), "nothing is left of it");
+}
+
+#[test]
+fn the_load_adds_a_node_and_its_end_removes_it() {
+    let settings = "mode = \"on\"\npolicy = \"model\"\ncapacity = 300\nmin-nodes = 2\nmax-nodes = 3\n\
+        up-after = \"1s\"\ndown-after = \"2s\"\nup-pause = \"1s\"\ndown-pause = \"2s\"";
+    let Some(fleet) = Fleet::start(&server(""), settings) else { return };
+    // Far more than 480 requests in a second.
+    checked(&fleet.site, || fleet.wait_for_nodes(3));
+    fleet.wait_for_nodes(2);
+    let texts: Vec<String> = fleet.standing()["events"].as_array().expect("events").iter().map(|event| event["text"].to_string()).collect();
+    assert!(texts.iter().any(|text| text.contains("a node is added") && text.contains("requests/s need")), "{texts:?}");
+    assert!(texts.iter().any(|text| text.contains("requests/s need only 2 nodes")), "{texts:?}");
+}
