@@ -233,7 +233,7 @@ fn parse(words: &[&str]) -> Result<Operation, String> {
         (["AUTOSCALE", "PAUSE" | "RESUME"], [_, verb]) => {
             Ok(Operation::SteerAutoscale(AutoscaleRequest { verb: verb.to_ascii_lowercase(), nodes: None }))
         }
-        (["AUTOSCALE", "SET-NODES", nodes], _) => {
+        (["AUTOSCALE", "SET-NODES"], [_, _, nodes]) => {
             let nodes = nodes.parse().map_err(|_| format!("{nodes:?} is no number of nodes"))?;
             Ok(Operation::SteerAutoscale(AutoscaleRequest { verb: "set-nodes".to_owned(), nodes: Some(nodes) }))
         }
