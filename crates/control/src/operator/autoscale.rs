@@ -107,8 +107,8 @@ impl Operator {
             "1 while a node is being added or removed",
             f64::from(u8::from(standing.change.is_some())),
         );
-        page.counter("autoscale_changes_done_total", "Nodes added or removed by the autoscaler", standing.done as f64);
-        page.counter("autoscale_changes_failed_total", "Changes that the autoscaler has given up", standing.failed as f64);
+        page.counter("autoscale_changes_done", "Nodes added or removed by the autoscaler", standing.done as f64);
+        page.counter("autoscale_changes_failed", "Changes that the autoscaler has given up", standing.failed as f64);
     }
 }
 

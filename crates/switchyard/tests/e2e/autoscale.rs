@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value as Json;
 
-use crate::movectl::json;
+use crate::movectl::{json, refused};
 use crate::support::node::default_program;
 use crate::support::{Client, Site, SiteOptions, Value, ok, ports, until_within};
 
@@ -53,7 +53,7 @@ impl Fleet {
     }
 
     fn want(&self, nodes: i64) {
-        assert_eq!(self.site.client().cmd(&format!("SWITCHYARD AUTOSCALE SET-NODES {nodes}")).field("wanted").int(), nodes);
+        assert_eq!(json(self.site.router(), &format!("autoscale set-nodes {nodes}"))["wanted"], nodes);
     }
 
     fn standing(&self) -> Json {
@@ -129,8 +129,7 @@ fn checked(site: &Site, body: impl FnOnce()) {
 fn nodes_come_and_go_without_a_failed_request() {
     let Some(fleet) = Fleet::start(&server(""), "max-nodes = 3") else { return };
     checked(&fleet.site, || {
-        let mut client = fleet.site.client();
-        client.cmd("SWITCHYARD AUTOSCALE SET-NODES 4").expect_error();
+        assert!(refused(fleet.site.router(), "autoscale set-nodes 4").contains("max-nodes"));
         fleet.want(3);
         fleet.wait_for_nodes(3);
         let started = fleet.standing()["started"][0].as_str().expect("a server").to_owned();
