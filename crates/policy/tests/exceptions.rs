@@ -148,3 +148,60 @@ proptest! {
         }
     }
 }
+
+/// One more of many: for what a change costs with the most that there may be.
+#[test]
+fn a_change_of_many_lists_what_changed() {
+    let keys: Vec<Arc<[u8]>> = (0..EXCEPTIONS_MAX).map(|number| key(&format!("key:{number}"))).collect();
+    let alone = |topology: &Topology| keys.iter().map(|key| (Arc::clone(key), other(topology, key))).collect::<Vec<_>>();
+    let first = three();
+    let full = first.clone().with_stored_exceptions(alone(&first)).expect("as many as may be");
+    assert_eq!(full.exception_count(), EXCEPTIONS_MAX);
+    let home = full.owner_of(&keys[7]);
+    let next = full.keys_handed_over(&[], [&keys[7]], home);
+    assert_eq!(next.exceptions_since(&full), [(Arc::clone(&keys[7]), None)]);
+    assert_eq!(full.exceptions_since(&next), [(Arc::clone(&keys[7]), Some(other(&full, &keys[7])))]);
+    assert_eq!(next.exception_count(), EXCEPTIONS_MAX - 1);
+}
+
+proptest! {
+    /// The directory beside a plain map, through moves of keys and of slots. The difference from any earlier state makes that state the later one.
+    #[test]
+    fn the_directory_is_as_a_plain_map(steps in prop::collection::vec((prop::collection::vec(0..40_u8, 0..6), 0..3_u16, any::<bool>()), 1..12)) {
+        let mut topology = three();
+        let mut plain: BTreeMap<Arc<[u8]>, NodeId> = BTreeMap::new();
+        let mut states = vec![(topology.clone(), plain.clone())];
+        for (names, target, moves_slots) in steps {
+            let keys: Vec<Arc<[u8]>> = names.iter().map(|name| key(&format!("{{{}}}{name}", name % 7))).collect();
+            let target = NodeId(target);
+            if moves_slots {
+                let mut slots: Vec<Slot> = keys.iter().map(|key| crc16_slot(key)).filter(|slot| topology.owner(*slot) != target).collect();
+                slots.sort_unstable();
+                slots.dedup();
+                topology = topology.handed_over(&slots, target);
+            } else {
+                topology = topology.keys_handed_over(&[], &keys, target);
+                plain.extend(keys.iter().map(|key| (Arc::clone(key), target)));
+            }
+            plain.retain(|key, node| topology.owner_of(key) != *node);
+            let listed: BTreeMap<Arc<[u8]>, NodeId> = topology.exceptions().map(|(key, node)| (Arc::clone(key), node)).collect();
+            prop_assert_eq!(&listed, &plain);
+            for node in 0..3 {
+                let there = plain.values().filter(|at| **at == NodeId(node)).count();
+                prop_assert_eq!(topology.exceptions_at(NodeId(node)), there);
+            }
+            prop_assert_eq!(topology.exception_count(), plain.len());
+            for (earlier, was) in &states {
+                let mut made = was.clone();
+                for (key, node) in topology.exceptions_since(earlier) {
+                    match node {
+                        Some(node) => prop_assert_eq!(made.insert(Arc::clone(&key), node) == Some(node), false, "it changed"),
+                        None => prop_assert_eq!(made.remove(&key).is_some(), true, "it was there"),
+                    }
+                }
+                prop_assert_eq!(&made, &plain);
+            }
+            states.push((topology.clone(), plain.clone()));
+        }
+    }
+}

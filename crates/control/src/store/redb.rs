@@ -2,7 +2,8 @@
 //!
 //! redb because a change of placement must be durable before its effect, atomically and with checksums, and because records of
 //! moves will need ordered tables; files written in place, or renamed over, give the first but not the last. The topology is one
-//! row of JSON in it, not a table of slots: it is small, replaced as a whole, and a person can read it.
+//! row of JSON in it, not a table of slots: it is small, replaced as a whole, and a person can read it. Keys that live elsewhere than their slots have a table: there
+//! may be tens of thousands, and a change writes only those that changed.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -11,7 +12,7 @@ use std::ops::RangeInclusive;
 use std::os::unix::fs::OpenOptionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition, TableHandle};
 use serde::{Deserialize, Serialize};
@@ -34,6 +35,9 @@ const INCARNATION_KEY: &str = "incarnation";
 /// Documents (JSON) by name: [`TOPOLOGY_KEY`], `primary:` with the name of a node, and `document:` with the name of one that others keep.
 const DOCUMENTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("documents");
 const TOPOLOGY_KEY: &str = "topology";
+
+/// Keys that live elsewhere than their slots: the name, and the number of the node.
+const EXCEPTIONS: TableDefinition<'_, &[u8], u16> = TableDefinition::new("exceptions");
 /// The newest version of Switchyard that has written here: who meets what it does not know names it.
 const VERSION_KEY: &str = "version";
 
@@ -45,6 +49,8 @@ pub struct RedbStore {
     /// `None` after a failure, until it could be opened again.
     database: RwLock<Option<Database>>,
     file: PathBuf,
+    /// The topology on record, once it was written. None after a failure: nobody knows what was written.
+    saved: Mutex<Option<Topology>>,
     /// Why the last change could not be written.
     trouble: Mutex<Option<String>>,
     /// Released last: fields are dropped in order.
@@ -70,7 +76,8 @@ impl RedbStore {
         // A power cut must not take the file itself away after something in it was promised to be durable.
         File::open(directory).and_then(|directory| directory.sync_all()).map_err(access)?;
         let database = open_database(file).map_err(|error| error.at("open", &path))?;
-        let store = Self { database: RwLock::new(Some(database)), file: path, trouble: Mutex::default(), _lock: lock };
+        let store =
+            Self { database: RwLock::new(Some(database)), file: path, saved: Mutex::default(), trouble: Mutex::default(), _lock: lock };
         store.check_format()?;
         Ok(store)
     }
@@ -195,28 +202,48 @@ impl RedbStore {
 
 impl Store for RedbStore {
     fn load_topology(&self) -> Result<Option<Topology>, StoreError> {
-        self.read(|transaction| {
-            let table = transaction.open_table(DOCUMENTS)?;
-            table.get(TOPOLOGY_KEY)?.map(|row| decode(row.value())).transpose()
+        self.read(|transaction| match transaction.open_table(DOCUMENTS)?.get(TOPOLOGY_KEY)? {
+            Some(row) => decode(row.value(), || apart(&transaction.open_table(EXCEPTIONS)?)).map(Some),
+            None => Ok(None),
         })
     }
 
     fn save_topology(&self, topology: &Topology) -> Result<(), StoreError> {
         let document = encode(topology);
+        let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        // Taken: what a failure leaves behind is read again.
+        let known = saved.take();
         self.write(|transaction| {
-            let mut table = transaction.open_table(DOCUMENTS)?;
-            if let Some(row) = table.get(TOPOLOGY_KEY)? {
-                let stored = decode(row.value())?;
-                if stored == *topology {
+            let mut documents = transaction.open_table(DOCUMENTS)?;
+            let mut exceptions = transaction.open_table(EXCEPTIONS)?;
+            let stored = match (known, documents.get(TOPOLOGY_KEY)?) {
+                (Some(known), Some(_)) => Some(known),
+                (_, Some(row)) => Some(decode(row.value(), || apart(&exceptions))?),
+                (_, None) => None,
+            };
+            if let Some(stored) = &stored {
+                if stored == topology {
                     return Ok(());
                 }
                 if stored.epoch() >= topology.epoch() {
                     return Err(Failure::Stale { stored: stored.epoch(), given: topology.epoch() });
                 }
             }
-            table.insert(TOPOLOGY_KEY, document.as_slice())?;
+            documents.insert(TOPOLOGY_KEY, document.as_slice())?;
+            let changes = match stored {
+                Some(stored) => topology.exceptions_since(&stored),
+                None => topology.exceptions().map(|(key, node)| (Arc::clone(key), Some(node))).collect(),
+            };
+            for (key, node) in changes {
+                match node {
+                    Some(node) => exceptions.insert(&*key, node.0)?,
+                    None => exceptions.remove(&*key)?,
+                };
+            }
             Ok(())
-        })
+        })?;
+        *saved = Some(topology.clone());
+        Ok(())
     }
 
     fn next_incarnation(&self) -> Result<u64, StoreError> {
@@ -394,10 +421,10 @@ struct Document {
     nodes: Vec<NodeDocument>,
     /// First slot, last slot, number of the owner.
     ranges: Vec<(u16, u16, u16)>,
-    /// Keys that live elsewhere than their slots: the name in hexadecimal, and the number of the node. Programs that know nothing of such keys do not
-    /// know this field either, and refuse the file.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    exceptions: Vec<(String, u16)>,
+    /// So many keys live elsewhere than their slots: they are in [`EXCEPTIONS`]. Programs that know nothing of that table do not know this field
+    /// either, and refuse the file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    exceptions: Option<usize>,
     /// How keys become slots, where that is not by CRC16. The same holds for programs that know nothing of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     continuum: Option<StoredContinuum>,
@@ -424,13 +451,27 @@ fn encode(topology: &Topology) -> Vec<u8> {
         next_id: topology.next_id(),
         nodes: topology.nodes().map(|node| NodeDocument { id: node.id.0, name: node.name.clone() }).collect(),
         ranges: topology.ranges().map(|(owner, range)| (*range.start(), *range.end(), owner.0)).collect(),
-        exceptions: topology.exceptions().map(|(key, node)| (to_hex(key), node.0)).collect(),
+        exceptions: Some(topology.exception_count()).filter(|count| *count > 0),
         continuum: topology.placement().continuum().map(|continuum| continuum.stored()),
     };
     serde_json::to_vec(&document).expect("numbers and strings are always JSON")
 }
 
-fn decode(bytes: &[u8]) -> Result<Topology, Failure> {
+/// The name of a key, and the node where it lives.
+type Alone = (Arc<[u8]>, NodeId);
+
+/// All keys of [`EXCEPTIONS`].
+fn apart(table: &impl ReadableTable<&'static [u8], u16>) -> Result<Vec<Alone>, Failure> {
+    let mut all = Vec::new();
+    for row in table.iter()? {
+        let (key, node) = row?;
+        all.push((key.value().into(), NodeId(node.value())));
+    }
+    Ok(all)
+}
+
+/// `apart`: the keys of the table beside the document.
+fn decode(bytes: &[u8], apart: impl FnOnce() -> Result<Vec<Alone>, Failure>) -> Result<Topology, Failure> {
     let bad = |what: String| Failure::Damaged(format!("its topology cannot be read: {what}"));
     let document: Document = serde_json::from_slice(bytes).map_err(|error| unfit("topology", &error))?;
     let nodes = document.nodes.into_iter().map(|node| Node { id: NodeId(node.id), name: node.name }).collect();
@@ -443,21 +484,14 @@ fn decode(bytes: &[u8]) -> Result<Topology, Failure> {
             topology.with_stored_placement(Placement::Continuum(continuum.into()))
         }
     };
-    let exception = |(name, node): &(String, u16)| Some((from_hex(name)?.into(), NodeId(*node)));
-    let exceptions: Option<Vec<_>> = document.exceptions.iter().map(exception).collect();
-    let exceptions = exceptions.ok_or_else(|| bad("the name of a key is not in hexadecimal".to_owned()))?;
+    let exceptions = match document.exceptions {
+        Some(_) => apart()?,
+        None => Vec::new(),
+    };
+    if exceptions.len() != document.exceptions.unwrap_or(0) {
+        return Err(bad(format!("{:?} keys live alone by it, and {} are on record", document.exceptions, exceptions.len())));
+    }
     topology.with_stored_exceptions(exceptions).map_err(|error| bad(error.to_string()))
-}
-
-fn to_hex(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(|digit| char::from(DIGITS[usize::from(digit)])).collect()
-}
-
-fn from_hex(text: &str) -> Option<Vec<u8>> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
-    let pairs = text.as_bytes().chunks(2);
-    pairs.map(|pair| if let [high, low] = pair { Some(digit(*high)? << 4 | digit(*low)?) } else { None }).collect()
 }
 
 #[cfg(test)]
@@ -589,6 +623,16 @@ mod tests {
         assert_eq!(loaded, with);
         assert!(keys.iter().all(|key| loaded.lives_at(key) == away(key)));
         assert_eq!(loaded.exceptions().count(), keys.len());
+        // A change of what was read, and one of what was written.
+        let one = loaded.keys_handed_over(&[], [&keys[0]], first.owner_of(&keys[0]));
+        store.save_topology(&one).expect("saves");
+        let two = one.keys_handed_over(&[], [&keys[1], &keys[0]], away(&keys[0]));
+        store.save_topology(&two).expect("saves");
+        assert_eq!(store.load_topology().expect("loads"), Some(two));
+        drop(store);
+        tamper(parent.path(), |transaction| drop(transaction.open_table(EXCEPTIONS).expect("opens").pop_first()));
+        let error = RedbStore::open(parent.path()).expect("opens").load_topology().expect_err("damaged").to_string();
+        assert!(error.contains("live alone by it"), "{error}");
     }
 
     #[test]

@@ -21,27 +21,32 @@ pub const EXCEPTION_BYTES_MAX: usize = 16 << 20;
 
 const WORDS: usize = SLOT_COUNT / 64;
 
-/// Of slots that have any: keys in order, each with its node.
-type BySlot = BTreeMap<Slot, Vec<(Arc<[u8]>, NodeId)>>;
+/// Slots of a page.
+const PAGE: usize = 128;
+
+/// Keys of a slot in order, each with its node; never empty.
+type Keys = Arc<[(Arc<[u8]>, NodeId)]>;
+
+/// Slots that follow each other.
+type Page = [Option<Keys>; PAGE];
 
 /// The directory. Every key in it lives at another node than the owner of its slot.
+///
+/// Two topologies share what is alike in both. So a change costs one page and the keys of its slots, and so does finding out what has changed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Exceptions {
     /// A bit per slot.
     marked: Box<[u64; WORDS]>,
-    by_slot: BySlot,
+    pages: Box<[Option<Arc<Page>>; SLOT_COUNT / PAGE]>,
+    /// By node, how many keys live there; none is 0.
+    counts: BTreeMap<NodeId, usize>,
+    /// Bytes of all names.
+    bytes: usize,
 }
 
 impl Exceptions {
-    fn new(by_slot: BySlot) -> Option<Arc<Self>> {
-        if by_slot.is_empty() {
-            return None;
-        }
-        let mut marked = Box::new([0; WORDS]);
-        for slot in by_slot.keys() {
-            marked[slot.index() / 64] |= 1 << (slot.index() % 64);
-        }
-        Some(Arc::new(Self { marked, by_slot }))
+    fn new() -> Self {
+        Self { marked: Box::new([0; WORDS]), pages: Box::new([const { None }; SLOT_COUNT / PAGE]), counts: BTreeMap::new(), bytes: 0 }
     }
 
     #[inline]
@@ -51,9 +56,65 @@ impl Exceptions {
 
     #[cold]
     fn find(&self, slot: Slot, key: &[u8]) -> Option<NodeId> {
-        let keys = self.by_slot.get(&slot)?;
+        let keys = self.keys(slot);
         let place = keys.binary_search_by(|(known, _)| known[..].cmp(key)).ok()?;
         Some(keys[place].1)
+    }
+
+    fn keys(&self, slot: Slot) -> &[(Arc<[u8]>, NodeId)] {
+        let page = self.pages[slot.index() / PAGE].as_ref();
+        page.and_then(|page| page[slot.index() % PAGE].as_deref()).unwrap_or_default()
+    }
+
+    /// Replaces the keys of a slot.
+    fn put(&mut self, slot: Slot, keys: Vec<(Arc<[u8]>, NodeId)>) {
+        let was: Vec<NodeId> = self.keys(slot).iter().map(|(_, node)| *node).collect();
+        for node in was {
+            if let Some(count) = self.counts.get_mut(&node) {
+                *count -= 1;
+                if *count == 0 {
+                    self.counts.remove(&node);
+                }
+            }
+        }
+        self.bytes -= self.keys(slot).iter().map(|(key, _)| key.len()).sum::<usize>();
+        for (key, node) in &keys {
+            *self.counts.entry(*node).or_default() += 1;
+            self.bytes += key.len();
+        }
+        let (word, bit) = (slot.index() / 64, 1 << (slot.index() % 64));
+        let page = &mut self.pages[slot.index() / PAGE];
+        if keys.is_empty() {
+            self.marked[word] &= !bit;
+            if let Some(page) = page {
+                Arc::make_mut(page)[slot.index() % PAGE] = None;
+            }
+        } else {
+            self.marked[word] |= bit;
+            let page = page.get_or_insert_with(|| Arc::new([const { None }; PAGE]));
+            Arc::make_mut(page)[slot.index() % PAGE] = Some(keys.into());
+        }
+        // Equal directories are built alike, whatever came before.
+        if page.as_ref().is_some_and(|page| page.iter().all(Option::is_none)) {
+            *page = None;
+        }
+    }
+
+    /// None where there are none.
+    fn or_none(self) -> Option<Arc<Self>> {
+        (!self.counts.is_empty()).then(|| Arc::new(self))
+    }
+
+    fn count(&self) -> usize {
+        self.counts.values().sum()
+    }
+}
+
+/// The same keys at the same nodes; quick where they are shared.
+fn are_alike(one: Option<&Keys>, other: Option<&Keys>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other) || one == other,
+        (one, other) => one.is_none() && other.is_none(),
     }
 }
 
@@ -123,12 +184,49 @@ impl Topology {
 
     /// All exceptions, by slot and then by name: the key and where it lives.
     pub fn exceptions(&self) -> impl Iterator<Item = (&Arc<[u8]>, NodeId)> {
-        self.exceptions.iter().flat_map(|exceptions| exceptions.by_slot.values()).flatten().map(|(key, node)| (key, *node))
+        let pages = self.exceptions.iter().flat_map(|exceptions| exceptions.pages.iter()).flatten();
+        pages.flat_map(|page| page.iter()).flatten().flat_map(|keys| keys.iter()).map(|(key, node)| (key, *node))
+    }
+
+    /// How many keys live elsewhere than their slots.
+    #[must_use]
+    pub fn exception_count(&self) -> usize {
+        self.exceptions.as_ref().map_or(0, |exceptions| exceptions.count())
     }
 
     /// The exceptions of one slot, by name.
     pub fn exceptions_in(&self, slot: Slot) -> impl Iterator<Item = (&Arc<[u8]>, NodeId)> {
-        self.exceptions.iter().filter_map(move |exceptions| exceptions.by_slot.get(&slot)).flatten().map(|(key, node)| (key, *node))
+        self.exceptions.iter().flat_map(move |exceptions| exceptions.keys(slot)).map(|(key, node)| (key, *node))
+    }
+
+    /// What differs from an earlier topology: keys that live elsewhere now and where, and (`None`) those that do not any more. It takes time for what
+    /// differs, if this one was made of the earlier one.
+    #[must_use]
+    pub fn exceptions_since(&self, earlier: &Self) -> Vec<(Arc<[u8]>, Option<NodeId>)> {
+        let page = |topology: &Self, number: usize| topology.exceptions.as_ref().and_then(|exceptions| exceptions.pages[number].clone());
+        let mut changes = Vec::new();
+        for number in 0..SLOT_COUNT / PAGE {
+            let (now, then) = (page(self, number), page(earlier, number));
+            if now.as_ref().zip(then.as_ref()).is_some_and(|(now, then)| Arc::ptr_eq(now, then)) {
+                continue;
+            }
+            for place in 0..PAGE {
+                let keys = |page: &Option<Arc<Page>>| page.as_ref().and_then(|page| page[place].clone());
+                let (now, then) = (keys(&now), keys(&then));
+                if are_alike(now.as_ref(), then.as_ref()) {
+                    continue;
+                }
+                let (now, then) = (now.as_deref().unwrap_or_default(), then.as_deref().unwrap_or_default());
+                let find = |keys: &[(Arc<[u8]>, NodeId)], key: &Arc<[u8]>| {
+                    keys.binary_search_by(|(known, _)| known.cmp(key)).ok().map(|place| keys[place].1)
+                };
+                changes.extend(
+                    now.iter().filter(|(key, node)| find(then, key) != Some(*node)).map(|(key, node)| (Arc::clone(key), Some(*node))),
+                );
+                changes.extend(then.iter().filter(|(key, _)| find(now, key).is_none()).map(|(key, _)| (Arc::clone(key), None)));
+            }
+        }
+        changes
     }
 
     /// Whether other keys of this slot live elsewhere by `other` than by this topology, or they live at other nodes.
@@ -145,7 +243,7 @@ impl Topology {
     /// How many keys live at a node though their slot does not.
     #[must_use]
     pub fn exceptions_at(&self, node: NodeId) -> usize {
-        self.exceptions().filter(|(_, at)| *at == node).count()
+        self.exceptions.as_ref().and_then(|exceptions| exceptions.counts.get(&node).copied()).unwrap_or(0)
     }
 
     /// Whether these keys could live at `target` beside the exceptions that there are. Counted as if none of them were one already.
@@ -160,11 +258,7 @@ impl Topology {
                 bytes += key.len();
             }
         }
-        let (mut there, mut bytes_there) = (0, 0);
-        for (key, _) in self.exceptions() {
-            there += 1;
-            bytes_there += key.len();
-        }
+        let (there, bytes_there) = self.exceptions.as_ref().map_or((0, 0), |exceptions| (exceptions.count(), exceptions.bytes));
         let fits = asked == 0 || (there + asked <= EXCEPTIONS_MAX && bytes_there + bytes <= EXCEPTION_BYTES_MAX);
         if fits { Ok(()) } else { Err(TooManyExceptions { there, asked }) }
     }
@@ -177,10 +271,11 @@ impl Topology {
         let mut next = self.clone();
         next.epoch += 1;
         next.settle(slots);
-        let mut by_slot = next.exceptions.take().map(Arc::unwrap_or_clone).map(|exceptions| exceptions.by_slot).unwrap_or_default();
+        let mut exceptions = next.exceptions.take().map_or_else(Exceptions::new, Arc::unwrap_or_clone);
+        let mut changed: BTreeMap<Slot, Vec<(Arc<[u8]>, NodeId)>> = BTreeMap::new();
         for key in keys {
             let slot = next.slot_of(key);
-            let of_slot = by_slot.entry(slot).or_default();
+            let of_slot = changed.entry(slot).or_insert_with(|| exceptions.keys(slot).to_vec());
             let place = of_slot.binary_search_by(|(known, _)| known.cmp(key));
             match (place, next.owners[slot.index()] == target) {
                 (Ok(place), true) => drop(of_slot.remove(place)),
@@ -189,8 +284,8 @@ impl Topology {
                 (Err(place), false) => of_slot.insert(place, (Arc::clone(key), target)),
             }
         }
-        by_slot.retain(|_, keys| !keys.is_empty());
-        next.exceptions = Exceptions::new(by_slot);
+        changed.into_iter().for_each(|(slot, keys)| exceptions.put(slot, keys));
+        next.exceptions = exceptions.or_none();
         next
     }
 
@@ -200,26 +295,29 @@ impl Topology {
         if !slots.iter().any(|slot| exceptions.has(*slot)) {
             return;
         }
-        let mut by_slot = exceptions.by_slot.clone();
-        for slot in slots {
+        let mut exceptions = Exceptions::clone(exceptions);
+        for slot in slots.iter().filter(|slot| self.is_exceptional(**slot)) {
             let owner = self.owners[slot.index()];
-            if let Some(keys) = by_slot.get_mut(slot) {
-                keys.retain(|(_, node)| *node != owner);
-            }
+            let kept = exceptions.keys(*slot).iter().filter(|(_, node)| *node != owner).cloned().collect();
+            exceptions.put(*slot, kept);
         }
-        by_slot.retain(|_, keys| !keys.is_empty());
-        self.exceptions = Exceptions::new(by_slot);
+        self.exceptions = exceptions.or_none();
     }
 
     /// After the continuum has changed: the same keys live at the same nodes, under the slots that they have now.
     pub(super) fn sort_exceptions_anew(&mut self) {
         let Some(exceptions) = self.exceptions.take() else { return };
-        let mut by_slot: BySlot = BTreeMap::new();
-        for (key, node) in Arc::unwrap_or_clone(exceptions).by_slot.into_values().flatten() {
+        let all = exceptions.pages.iter().flatten().flat_map(|page| page.iter()).flatten().flat_map(|keys| keys.iter().cloned());
+        let mut by_slot: BTreeMap<Slot, Vec<(Arc<[u8]>, NodeId)>> = BTreeMap::new();
+        for (key, node) in all {
             by_slot.entry(self.slot_of(&key)).or_default().push((key, node));
         }
-        by_slot.values_mut().for_each(|keys| keys.sort_unstable());
-        self.exceptions = Exceptions::new(by_slot);
+        let mut anew = Exceptions::new();
+        for (slot, mut keys) in by_slot {
+            keys.sort_unstable();
+            anew.put(slot, keys);
+        }
+        self.exceptions = anew.or_none();
     }
 
     /// This topology with the exceptions that were stored beside it.
@@ -228,7 +326,7 @@ impl Topology {
     /// The first thing that is wrong: a key twice, a node that does not exist, a key that lives at its slot's owner, or too many.
     pub fn with_stored_exceptions(mut self, stored: impl IntoIterator<Item = (Arc<[u8]>, NodeId)>) -> Result<Self, PartsError> {
         let nodes: BTreeSet<NodeId> = self.nodes.iter().map(|node| node.id).collect();
-        let mut by_slot: BySlot = BTreeMap::new();
+        let mut by_slot: BTreeMap<Slot, Vec<(Arc<[u8]>, NodeId)>> = BTreeMap::new();
         let (mut count, mut bytes) = (0, 0);
         for (key, node) in stored {
             let slot = self.slot_of(&key);
@@ -245,13 +343,15 @@ impl Topology {
         if count > EXCEPTIONS_MAX || bytes > EXCEPTION_BYTES_MAX {
             return Err(PartsError::ExceptionCount(count));
         }
-        for (slot, keys) in &mut by_slot {
+        let mut exceptions = Exceptions::new();
+        for (slot, mut keys) in by_slot {
             keys.sort_unstable();
             if keys.windows(2).any(|pair| pair[0].0 == pair[1].0) {
                 return Err(PartsError::ExceptionTwice { slot: slot.number() });
             }
+            exceptions.put(slot, keys);
         }
-        self.exceptions = Exceptions::new(by_slot);
+        self.exceptions = exceptions.or_none();
         Ok(self)
     }
 }
