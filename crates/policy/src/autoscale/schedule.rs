@@ -33,8 +33,7 @@ impl Schedule {
             let number = |text: &str, below: u64| text.parse().ok().filter(|number: &u64| *number < below && text.len() <= 2);
             let (hour, minute) = number(hour, 24).zip(number(minute, 60)).ok_or_else(form)?;
             let count = count.parse().ok().filter(|count| (1..=10_000).contains(count)).ok_or_else(form)?;
-            let day_of = |known: &&str| known.eq_ignore_ascii_case(day);
-            let days = match DAYS.iter().position(|known| day_of(&known)) {
+            let days = match DAYS.iter().position(|known| known.eq_ignore_ascii_case(day)) {
                 Some(day) => day as u64..day as u64 + 1,
                 None if day.eq_ignore_ascii_case("daily") => 0..7,
                 None => return Err(form()),

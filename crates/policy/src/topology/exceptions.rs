@@ -24,8 +24,14 @@ const WORDS: usize = SLOT_COUNT / 64;
 /// Slots of a page.
 const PAGE: usize = 128;
 
-/// Keys of a slot in order, each with its node; never empty.
-type Keys = Arc<[(Arc<[u8]>, NodeId)]>;
+/// A key, and where it lives.
+type Alone = (Arc<[u8]>, NodeId);
+
+/// Keys of a slot in order; never empty.
+type Keys = Arc<[Alone]>;
+
+/// Keys of some slots, while they change.
+type BySlot = BTreeMap<Slot, Vec<Alone>>;
 
 /// Slots that follow each other.
 type Page = [Option<Keys>; PAGE];
@@ -61,13 +67,13 @@ impl Exceptions {
         Some(keys[place].1)
     }
 
-    fn keys(&self, slot: Slot) -> &[(Arc<[u8]>, NodeId)] {
+    fn keys(&self, slot: Slot) -> &[Alone] {
         let page = self.pages[slot.index() / PAGE].as_ref();
         page.and_then(|page| page[slot.index() % PAGE].as_deref()).unwrap_or_default()
     }
 
     /// Replaces the keys of a slot.
-    fn put(&mut self, slot: Slot, keys: Vec<(Arc<[u8]>, NodeId)>) {
+    fn put(&mut self, slot: Slot, keys: Vec<Alone>) {
         let was: Vec<NodeId> = self.keys(slot).iter().map(|(_, node)| *node).collect();
         for node in was {
             if let Some(count) = self.counts.get_mut(&node) {
@@ -217,9 +223,8 @@ impl Topology {
                     continue;
                 }
                 let (now, then) = (now.as_deref().unwrap_or_default(), then.as_deref().unwrap_or_default());
-                let find = |keys: &[(Arc<[u8]>, NodeId)], key: &Arc<[u8]>| {
-                    keys.binary_search_by(|(known, _)| known.cmp(key)).ok().map(|place| keys[place].1)
-                };
+                let find =
+                    |keys: &[Alone], key: &Arc<[u8]>| keys.binary_search_by(|(known, _)| known.cmp(key)).ok().map(|place| keys[place].1);
                 changes.extend(
                     now.iter().filter(|(key, node)| find(then, key) != Some(*node)).map(|(key, node)| (Arc::clone(key), Some(*node))),
                 );
@@ -272,7 +277,7 @@ impl Topology {
         next.epoch += 1;
         next.settle(slots);
         let mut exceptions = next.exceptions.take().map_or_else(Exceptions::new, Arc::unwrap_or_clone);
-        let mut changed: BTreeMap<Slot, Vec<(Arc<[u8]>, NodeId)>> = BTreeMap::new();
+        let mut changed: BySlot = BTreeMap::new();
         for key in keys {
             let slot = next.slot_of(key);
             let of_slot = changed.entry(slot).or_insert_with(|| exceptions.keys(slot).to_vec());
@@ -308,7 +313,7 @@ impl Topology {
     pub(super) fn sort_exceptions_anew(&mut self) {
         let Some(exceptions) = self.exceptions.take() else { return };
         let all = exceptions.pages.iter().flatten().flat_map(|page| page.iter()).flatten().flat_map(|keys| keys.iter().cloned());
-        let mut by_slot: BTreeMap<Slot, Vec<(Arc<[u8]>, NodeId)>> = BTreeMap::new();
+        let mut by_slot: BySlot = BTreeMap::new();
         for (key, node) in all {
             by_slot.entry(self.slot_of(&key)).or_default().push((key, node));
         }
@@ -326,7 +331,7 @@ impl Topology {
     /// The first thing that is wrong: a key twice, a node that does not exist, a key that lives at its slot's owner, or too many.
     pub fn with_stored_exceptions(mut self, stored: impl IntoIterator<Item = (Arc<[u8]>, NodeId)>) -> Result<Self, PartsError> {
         let nodes: BTreeSet<NodeId> = self.nodes.iter().map(|node| node.id).collect();
-        let mut by_slot: BTreeMap<Slot, Vec<(Arc<[u8]>, NodeId)>> = BTreeMap::new();
+        let mut by_slot: BySlot = BTreeMap::new();
         let (mut count, mut bytes) = (0, 0);
         for (key, node) in stored {
             let slot = self.slot_of(&key);

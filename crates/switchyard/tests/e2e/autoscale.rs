@@ -67,7 +67,7 @@ impl Fleet {
         let what = format!("there are {nodes} nodes");
         until_within(PATIENCE, &what, || {
             last = self.standing();
-            assert!(!last["events"][0]["kind"].as_str().is_some_and(|kind| kind == "failed"), "{last:#}");
+            assert_ne!(last["events"][0]["kind"], "failed", "{last:#}");
             last["nodes"] == nodes && last["change"].is_null() && last["wanted"].is_null()
         });
     }
