@@ -39,8 +39,8 @@ pub(crate) trait Hands {
     fn is_automation_off(&self) -> bool;
     /// Whether a node owns slots or keys.
     fn owns(&self, node: &str) -> bool;
-    /// Whether a move that concerns the node is not over.
-    fn is_moving(&self, node: &str) -> bool;
+    /// Whether a move is not over, whatever it concerns: the next one waits for it.
+    fn is_moving(&self) -> bool;
     /// Lets a server join.
     fn join(&self, address: &str) -> Result<(), String>;
     /// Gives each node its share.
@@ -335,13 +335,12 @@ impl Autoscaler {
             Stage::Fill(address) if !nodes.contains(address) => {
                 Outcome::Next(Stage::Stop(address.clone(), Some("somebody removed the node meanwhile".to_owned())))
             }
-            Stage::Fill(address) if hands.is_moving(address) => Outcome::Wait,
+            Stage::Fill(_) | Stage::Drain(_) if hands.is_moving() => Outcome::Wait,
             Stage::Fill(address) if hands.owns(address) => {
                 Outcome::Done(format!("{address} has joined and has its share; there are {} now", counted(nodes.len(), "node")))
             }
             Stage::Fill(_) => or_failed(hands.fill(), Outcome::Wait),
             Stage::Drain(node) | Stage::Leave(node) if !nodes.contains(node) => Outcome::Next(Stage::Stop(node.clone(), None)),
-            Stage::Drain(node) if hands.is_moving(node) => Outcome::Wait,
             Stage::Drain(node) if hands.owns(node) => or_failed(hands.drain(node), Outcome::Wait),
             Stage::Drain(node) => Outcome::Next(Stage::Leave(node.clone())),
             Stage::Leave(node) => or_failed(hands.leave(node), Outcome::Next(Stage::Stop(node.clone(), None))),

@@ -592,11 +592,11 @@ keys! {
         "Pause between a change and the next node that is removed.";
     "schedule" Reload [] by(|raw| autoscale::Schedule::parse(&raw.texts()?), |schedule| list(schedule.texts())) autoscale.knobs.schedule,
         "The least number of nodes by weekday and time in UTC, such as \"Fri 18:00 at least 6\" and \"daily 08:00 at least 3\". A line holds until the next.";
-    "notify" Reload ["webhook"] texts autoscale.notify,
+    "notify" Reload ["webhook"] by(Raw::command_line, |words| list(words)) autoscale.notify,
         "A program and its arguments. It gets each decision, end and failure as a line of JSON.";
 
     [AutoscaleLocal]
-    "command" Reload [] texts autoscale.local.command,
+    "command" Reload [] by(Raw::command_line, |words| list(words)) autoscale.local.command,
         "How a server is started on this machine: a program and its arguments, with {port} and {dir} where its port and its directory belong.";
     "ports" Reload [] by(read_ports, |(first, last)| quoted(format!("{first}-{last}"))) autoscale.local.ports,
         "Ports that these servers may have.";
@@ -606,7 +606,7 @@ keys! {
         "Servers that run, have no keys, and join when they are needed: HOST:PORT each.";
 
     [AutoscaleCommand]
-    "run" Reload [] texts autoscale.command.run,
+    "run" Reload [] by(Raw::command_line, |words| list(words)) autoscale.command.run,
         "A program and its arguments. It starts and stops servers when it is told so as a line of JSON (docs/autoscaling.md).";
     "timeout" Reload [] time(Duration::from_secs(1)..=HOUR) autoscale.command.timeout,
         "The longest that it may take.";

@@ -94,6 +94,16 @@ impl Raw {
         }
     }
 
+    /// A command line: a program and its arguments, which may be empty.
+    pub(crate) fn command_line(&self) -> Result<Vec<String>, String> {
+        let Raw::List(words) = self else { return self.wrong("a list such as [\"program\", \"argument\"]") };
+        if words.first().is_some_and(|program| *program == Raw::Text(String::new())) {
+            return Err("the program has no name".to_owned());
+        }
+        let word = |word: &Raw| word.scalar().map(str::to_owned).ok_or_else(|| "one of its words is not text; put it in quotes".to_owned());
+        words.iter().map(word).collect()
+    }
+
     pub(crate) fn switch(&self) -> Result<bool, String> {
         match self {
             Raw::Bool(flag) => Ok(*flag),
