@@ -138,7 +138,7 @@ pub struct PriceReport {
 /// Another way to the same end.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AlternativeReport {
-    /// Which: `keys-first`, `cheapest`, `slots` or `cheap-slots`.
+    /// Which: `keys-first`, `cheapest`, `slots`, `cheap-slots` or `search`.
     pub way: String,
     /// Whether every node would be under its limit.
     pub relieves: bool,
