@@ -216,6 +216,7 @@ impl Store for RedbStore {
         self.write(|transaction| {
             let mut documents = transaction.open_table(DOCUMENTS)?;
             let mut exceptions = transaction.open_table(EXCEPTIONS)?;
+            let is_known = known.is_some();
             let stored = match (known, documents.get(TOPOLOGY_KEY)?) {
                 (Some(known), Some(_)) => Some(known),
                 (_, Some(row)) => Some(decode(row.value(), || apart(&exceptions))?),
@@ -230,9 +231,13 @@ impl Store for RedbStore {
                 }
             }
             documents.insert(TOPOLOGY_KEY, document.as_slice())?;
-            let changes = match stored {
+            let changes = match stored.filter(|_| is_known) {
                 Some(stored) => topology.exceptions_since(&stored),
-                None => topology.exceptions().map(|(key, node)| (Arc::clone(key), Some(node))).collect(),
+                // The first time all of them, whatever the table has: the first version had none.
+                None => {
+                    exceptions.retain(|_, _| false)?;
+                    topology.exceptions().map(|(key, node)| (Arc::clone(key), Some(node))).collect()
+                }
             };
             for (key, node) in changes {
                 match node {
@@ -421,10 +426,12 @@ struct Document {
     nodes: Vec<NodeDocument>,
     /// First slot, last slot, number of the owner.
     ranges: Vec<(u16, u16, u16)>,
-    /// So many keys live elsewhere than their slots: they are in [`EXCEPTIONS`]. Programs that know nothing of that table do not know this field
-    /// either, and refuse the file.
+    /// Keys that live elsewhere than their slots, as the first version wrote them: the name in hexadecimal, and the number of the node.
+    #[serde(default, skip_serializing)]
+    exceptions: Vec<(String, u16)>,
+    /// So many of them are in [`EXCEPTIONS`]. Programs that know nothing of that table do not know this field either, and refuse the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    exceptions: Option<usize>,
+    exceptions_apart: Option<usize>,
     /// How keys become slots, where that is not by CRC16. The same holds for programs that know nothing of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     continuum: Option<StoredContinuum>,
@@ -451,7 +458,8 @@ fn encode(topology: &Topology) -> Vec<u8> {
         next_id: topology.next_id(),
         nodes: topology.nodes().map(|node| NodeDocument { id: node.id.0, name: node.name.clone() }).collect(),
         ranges: topology.ranges().map(|(owner, range)| (*range.start(), *range.end(), owner.0)).collect(),
-        exceptions: Some(topology.exception_count()).filter(|count| *count > 0),
+        exceptions: Vec::new(),
+        exceptions_apart: Some(topology.exception_count()).filter(|count| *count > 0),
         continuum: topology.placement().continuum().map(|continuum| continuum.stored()),
     };
     serde_json::to_vec(&document).expect("numbers and strings are always JSON")
@@ -484,14 +492,27 @@ fn decode(bytes: &[u8], apart: impl FnOnce() -> Result<Vec<Alone>, Failure>) -> 
             topology.with_stored_placement(Placement::Continuum(continuum.into()))
         }
     };
-    let exceptions = match document.exceptions {
-        Some(_) => apart()?,
-        None => Vec::new(),
+    let exceptions = match document.exceptions_apart {
+        Some(count) => {
+            let apart = apart()?;
+            if apart.len() != count {
+                return Err(bad(format!("{count} keys live alone by it, and {} are on record", apart.len())));
+            }
+            apart
+        }
+        None => {
+            let key = |(name, node): &(String, u16)| Some((from_hex(name)?.into(), NodeId(*node)));
+            let keys: Option<Vec<Alone>> = document.exceptions.iter().map(key).collect();
+            keys.ok_or_else(|| bad("the name of a key is not in hexadecimal".to_owned()))?
+        }
     };
-    if exceptions.len() != document.exceptions.unwrap_or(0) {
-        return Err(bad(format!("{:?} keys live alone by it, and {} are on record", document.exceptions, exceptions.len())));
-    }
     topology.with_stored_exceptions(exceptions).map_err(|error| bad(error.to_string()))
+}
+
+fn from_hex(text: &str) -> Option<Vec<u8>> {
+    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
+    let pairs = text.as_bytes().chunks(2);
+    pairs.map(|pair| if let [high, low] = pair { Some(digit(*high)? << 4 | digit(*low)?) } else { None }).collect()
 }
 
 #[cfg(test)]

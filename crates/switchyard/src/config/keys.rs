@@ -578,7 +578,7 @@ keys! {
         "Percent of their maxmemory that servers use: more than this asks for a node.";
     "calm" Reload [] by(read_part, show_part) autoscale.knobs.calm,
         "A node goes only if without it every measure is below this percentage of its limit.";
-    "capacity" Reload [] optional(|raw| Ok(raw.count(1..=1_000_000_000)? as f64), |rate| Some(format!("{rate:.0}"))) autoscale.knobs.capacity,
+    "capacity" Reload [] optional(|raw| Ok(raw.count(1..=1_000_000_000)? as f64), |rate| Some(format!("{rate:.0}"))) autoscale.knobs.capacity = "50000",
         "Requests in a second that one node answers in time, for the policy model; `switchyard bench capacity` measures it.";
     "headroom" Reload ["margin"] by(read_part, show_part) autoscale.knobs.headroom,
         "Percent of the capacity that are kept free, for the policy model.";
