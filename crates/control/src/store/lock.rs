@@ -44,8 +44,10 @@ impl DirectoryLock {
 
 impl Drop for DirectoryLock {
     fn drop(&mut self) {
-        // Only so that a later refusal does not name a process that is gone; closing the file is what releases the lock.
+        // Only so that a later refusal does not name a process that is gone.
         let _ = write_pid(&mut self.file, "");
+        // Closing the file would not do while a process that is just being started has a copy of it.
+        let _ = self.file.unlock();
     }
 }
 
