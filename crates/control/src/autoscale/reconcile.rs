@@ -76,6 +76,8 @@ pub(crate) struct Autoscaler {
 enum Outcome {
     /// It goes on by itself.
     Wait,
+    /// Moves were ordered. Where they end early they are ordered again, but not for ever.
+    Ordered,
     /// The next one.
     Next(Stage),
     /// The change has ended.
@@ -316,20 +318,18 @@ impl Autoscaler {
     fn carry_out(&self, change: &Change, hands: &dyn Hands, provisioner: &dyn Provisioner) -> Outcome {
         let nodes: BTreeSet<String> = hands.nodes().into_iter().map(|(_, name)| name).collect();
         let started = self.inner().intent.started.clone();
+        let taken: BTreeSet<String> = nodes.iter().chain(started.keys()).cloned().collect();
         let or_failed = |result: Result<(), String>, outcome| match result {
             Ok(()) => outcome,
             Err(why) => Outcome::Failed(why),
         };
         match &change.stage {
-            Stage::Provision(None) => {
-                let taken = nodes.union(&started.keys().cloned().collect()).cloned().collect();
-                match provisioner.choose(&taken) {
-                    Ok(Some(address)) => Outcome::Next(Stage::Provision(Some(address))),
-                    Ok(None) => start(provisioner, change.number, None),
-                    Err(why) => Outcome::GivenUp(why),
-                }
-            }
-            Stage::Provision(Some(address)) => start(provisioner, change.number, Some(address)),
+            Stage::Provision(None) => match provisioner.choose(&taken) {
+                Ok(Some(address)) => Outcome::Next(Stage::Provision(Some(address))),
+                Ok(None) => start(provisioner, change.number, None, &taken),
+                Err(why) => Outcome::GivenUp(why),
+            },
+            Stage::Provision(Some(address)) => start(provisioner, change.number, Some(address), &taken),
             Stage::Join(address) if nodes.contains(address) => Outcome::Next(Stage::Fill(address.clone())),
             Stage::Join(address) => or_failed(hands.join(address), Outcome::Next(Stage::Fill(address.clone()))),
             Stage::Fill(address) if !nodes.contains(address) => {
@@ -339,9 +339,9 @@ impl Autoscaler {
             Stage::Fill(address) if hands.owns(address) => {
                 Outcome::Done(format!("{address} has joined and has its share; there are {} now", counted(nodes.len(), "node")))
             }
-            Stage::Fill(_) => or_failed(hands.fill(), Outcome::Wait),
+            Stage::Fill(_) => or_failed(hands.fill(), Outcome::Ordered),
             Stage::Drain(node) | Stage::Leave(node) if !nodes.contains(node) => Outcome::Next(Stage::Stop(node.clone(), None)),
-            Stage::Drain(node) if hands.owns(node) => or_failed(hands.drain(node), Outcome::Wait),
+            Stage::Drain(node) if hands.owns(node) => or_failed(hands.drain(node), Outcome::Ordered),
             Stage::Drain(node) => Outcome::Next(Stage::Leave(node.clone())),
             Stage::Leave(node) => or_failed(hands.leave(node), Outcome::Next(Stage::Stop(node.clone(), None))),
             Stage::Stop(address, why) => {
@@ -362,6 +362,11 @@ impl Autoscaler {
         let number = change.number;
         match outcome {
             Outcome::Wait => Ok(()),
+            Outcome::Ordered if change.failures + 1 < attempts(&change.stage) => self.change(|intent| {
+                intent.change = Some(Change { failures: change.failures + 1, ..change.clone() });
+                None
+            }),
+            Outcome::Ordered => self.settle(change, Outcome::Failed("its moves end early (`switchyard moves`)".to_owned()), hands, now),
             Outcome::Next(stage) => self.change(|intent| {
                 // From here on somebody has to stop it.
                 if let Stage::Join(address) = &stage {
@@ -426,8 +431,10 @@ impl Autoscaler {
     }
 }
 
-fn start(provisioner: &dyn Provisioner, number: u64, chosen: Option<&str>) -> Outcome {
+/// `taken`: addresses of nodes and of servers that were started before. A provisioner that answers with one of them has started none, and that one is not to be stopped.
+fn start(provisioner: &dyn Provisioner, number: u64, chosen: Option<&str>, taken: &BTreeSet<String>) -> Outcome {
     match provisioner.start(number, chosen) {
+        Ok(address) if taken.contains(&address) => Outcome::GivenUp(format!("the provisioner gave {address}, which is in use already")),
         Ok(address) => Outcome::Next(Stage::Join(address)),
         Err(why) => Outcome::Failed(why),
     }

@@ -166,7 +166,10 @@ impl Hands for OfFleet<'_> {
 
     fn join(&self, address: &str) -> Result<(), String> {
         let request = AddNodeRequest { address: address.to_owned(), ..AddNodeRequest::default() };
-        self.operator.add_node(&request).map(drop).map_err(text)
+        self.operator.add_node(&request).map_err(text)?;
+        // A mark of an earlier node of that name would keep its share from it.
+        self.undrain(address);
+        Ok(())
     }
 
     fn fill(&self) -> Result<(), String> {

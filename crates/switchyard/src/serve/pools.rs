@@ -180,6 +180,12 @@ async fn watch(names: &[String], reports: &Path, signals: &mut Signals) -> Resul
                     match (&outcome, were_ready) {
                         (Some(_), _) => None,
                         (None, false) => Some(Err(Failure::Failed(anyhow!("pool {} did not start ({how}), so none is served; its own lines say why", pool.name)))),
+                        // Another start would not help, or would throw the other router out in turn.
+                        (None, true) if how == "exit code 2" || how == "exit code 3" => {
+                            error!("pool {}: its process ended ({how}) and is not started again; its own lines say why", pool.name);
+                            let is_over = pools.iter().all(|pool| pool.signals.is_none() && pool.again.is_none());
+                            is_over.then(|| Err(Failure::Failed(anyhow!("no pool is served any more"))))
+                        }
                         (None, true) => {
                             pool.pause = if pool.started.elapsed() >= STEADY { PAUSE } else { pool.pause };
                             error!("pool {}: its process ended ({how}) and starts again in {:?}", pool.name, pool.pause);
@@ -191,7 +197,8 @@ async fn watch(names: &[String], reports: &Path, signals: &mut Signals) -> Resul
                 }
             },
             _ = signals.hangup.recv() => {
-                pools.iter().for_each(|pool| pool.signal(Signal::HUP));
+                // Before it is ready it would end by it.
+                pools.iter().filter(|pool| pool.is_ready).for_each(|pool| pool.signal(Signal::HUP));
                 None
             }
             name = asked_to_stop(&mut signals.terminate, &mut signals.interrupt) => {
