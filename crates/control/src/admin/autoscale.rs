@@ -14,14 +14,14 @@ pub struct AutoscaleRequest {
     pub nodes: Option<usize>,
 }
 
-/// How many nodes there are and why.
+/// The number of nodes, and the reasons for it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AutoscaleReport {
     /// Mode of the configuration: `off`, `observe` or `on`.
     pub mode: String,
     /// The policy.
     pub policy: String,
-    /// How servers are started: `local`, `standby` or `command`.
+    /// The way in which servers are started: `local`, `standby` or `command`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provisioner: Option<String>,
     /// Why it decides nothing by itself, where the mode says that it should.
@@ -36,7 +36,7 @@ pub struct AutoscaleReport {
     pub min: usize,
     /// The most.
     pub max: usize,
-    /// What the policy would do: `stay`, `add`, or `remove` and the node.
+    /// The policy's decision: `stay`, `add`, or `remove` and the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<String>,
     /// Why.
@@ -46,7 +46,7 @@ pub struct AutoscaleReport {
     pub change: Option<AutoscaleChange>,
     /// Nodes that it has started.
     pub started: Vec<String>,
-    /// What happened, the newest first.
+    /// Events, the newest first.
     pub events: Vec<AutoscaleEvent>,
 }
 

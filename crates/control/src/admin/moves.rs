@@ -47,7 +47,7 @@ pub enum Operation {
         /// The client may read names of keys.
         named: bool,
     },
-    /// How many nodes there are to be, and why.
+    /// The number of nodes that there are to be, and the reasons.
     Autoscale,
     /// Say how many.
     SteerAutoscale(AutoscaleRequest),

@@ -1,4 +1,4 @@
-//! What is on record of the autoscaler: one small document in the state directory.
+//! The record of the autoscaler: one small document in the state directory.
 
 use std::collections::{BTreeMap, VecDeque};
 

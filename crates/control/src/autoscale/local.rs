@@ -1,7 +1,7 @@
 //! Servers on the router's own machine: each has a directory with the number of its change, and its output is a file there.
 //!
-//! A server outlives the router. It is found again by that file: the process that leads its own group and writes there. No file with a process id is needed, which would be
-//! missing if the router was killed between starting the server and writing it, and would lie after a reboot.
+//! A server outlives the router. It is found again by that file: the process that leads its own group and writes there. No file with a process id is needed.
+//! It would be missing if the router was killed before writing it, and would lie after a reboot.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -72,7 +72,7 @@ impl Local {
             .stdin(Stdio::null())
             .stdout(out)
             .stderr(err)
-            // It is told nothing of systemd's that is meant for the router.
+            // These variables of systemd are meant for the router.
             .env_remove("NOTIFY_SOCKET")
             .env_remove("WATCHDOG_USEC")
             // Signals of the router's terminal do not reach it, and it is found by this.

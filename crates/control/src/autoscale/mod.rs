@@ -4,7 +4,7 @@
 //! meet. Here is what lies between: the change that is under way, on record before each of its steps. So the loop may be killed at any point: it goes on with the step that is
 //! on record, and each step first looks whether it is done.
 //!
-//! One change at a time, and each has a number that is never used again. What was started has the number with it, so it is found again and not started twice.
+//! One change at a time, and each has a number that is never used again. A server that was started has the number with it, so it is found again and not started twice.
 
 mod command;
 mod intent;
@@ -39,7 +39,7 @@ pub struct AutoscaleConfig {
     pub mode: Mode,
     /// How it decides.
     pub knobs: Knobs,
-    /// How servers are started.
+    /// Settings of servers on this machine.
     pub local: LocalConfig,
     /// Servers that wait for use.
     pub standby: Vec<String>,

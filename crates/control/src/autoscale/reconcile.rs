@@ -29,7 +29,7 @@ const PAUSE_MAX: Millis = 10_000;
 /// Servers that should run are looked for so often, milliseconds.
 const REVIVED_EVERY: Millis = 5000;
 
-/// What the loop sees of a fleet and does to it.
+/// The loop's view of a fleet, and its hands.
 pub(crate) trait Hands {
     /// All nodes.
     fn nodes(&self) -> Vec<(NodeId, String)>;
@@ -72,11 +72,11 @@ pub(crate) struct Autoscaler {
     inner: Mutex<Inner>,
 }
 
-/// What came of a step.
+/// The outcome of a step.
 enum Outcome {
     /// It goes on by itself.
     Wait,
-    /// Moves were ordered. Where they end early they are ordered again, but not for ever.
+    /// Moves were ordered. They are ordered again if they end early, but not for ever.
     Ordered,
     /// The next one.
     Next(Stage),
@@ -88,7 +88,7 @@ enum Outcome {
     GivenUp(String),
 }
 
-/// How it stands, for people.
+/// Its standing, for people.
 #[derive(Clone, Debug)]
 pub(crate) struct Standing {
     pub(crate) config: AutoscaleConfig,
@@ -162,7 +162,7 @@ impl Autoscaler {
         })
     }
 
-    /// Changes what is on record, and reports the event. What cannot be recorded is not changed.
+    /// Changes what is on record, and reports the event. Nothing changes that cannot be recorded.
     fn change(&self, change: impl FnOnce(&mut Intent) -> Option<Event>) -> Result<(), String> {
         let mut inner = self.inner();
         let mut intent = inner.intent.clone();
@@ -283,7 +283,7 @@ impl Autoscaler {
         }
     }
 
-    /// Where it may not act, a new decision is an event all the same.
+    /// A new decision is an event also if it may not act.
     fn note_only(&self, decision: &Decision, hands: &dyn Hands, now: Millis, why: &str) -> Result<(), String> {
         if decision.what == What::Stay || self.inner().noted.replace(decision.what) == Some(decision.what) {
             return Ok(());
@@ -357,7 +357,7 @@ impl Autoscaler {
         }
     }
 
-    /// Records what came of a step.
+    /// Records the outcome of a step.
     fn settle(&self, change: &Change, outcome: Outcome, hands: &dyn Hands, now: Millis) -> Result<(), String> {
         let number = change.number;
         match outcome {
@@ -403,7 +403,7 @@ impl Autoscaler {
         }
     }
 
-    /// What was started for nothing is stopped.
+    /// Stops a server that was started for nothing.
     fn discard(&self, change: &Change, address: String, why: String, now: Millis) -> Result<(), String> {
         let stage = Stage::Stop(address, Some(why));
         self.change(|intent| {

@@ -184,7 +184,7 @@ impl Hands for OfFleet<'_> {
     }
 
     fn undrain(&self, node: &str) {
-        // Where it was not drained there is nothing to undo.
+        // A node that was not drained needs nothing undone.
         let _ = self.operator.undrain_node(&NodeRequest { address: node.to_owned(), ..NodeRequest::default() });
     }
 

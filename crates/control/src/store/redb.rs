@@ -432,7 +432,7 @@ struct Document {
     /// So many of them are in [`EXCEPTIONS`]. Programs that know nothing of that table do not know this field either, and refuse the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     exceptions_apart: Option<usize>,
-    /// How keys become slots, where that is not by CRC16. The same holds for programs that know nothing of it.
+    /// The continuum by which keys become slots, if that is not CRC16. The same holds for programs that know nothing of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     continuum: Option<StoredContinuum>,
 }

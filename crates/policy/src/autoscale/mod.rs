@@ -286,7 +286,7 @@ enum Judgement {
     TooLittle(Vec<Reason>),
 }
 
-/// How long a judgement of a policy must last.
+/// The time that a judgement of a policy must last.
 #[derive(Clone, Copy, Debug)]
 struct Patience {
     up: Millis,

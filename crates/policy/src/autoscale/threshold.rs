@@ -19,7 +19,7 @@ pub(super) fn judge(observed: &Observed, knobs: &Knobs) -> Judgement {
     if !above.is_empty() {
         return Judgement::TooMuch(above);
     }
-    // The rest would share what there is. How response time grows is not known, so it is looked at as it is.
+    // The rest would share what there is. Nobody knows by how much response times would grow, so they are compared as they are.
     let grows = nodes / (nodes - 1.0).max(1.0);
     let is_calm = mean_us.is_some_and(|mean| mean < knobs.response_us * knobs.calm)
         && cpu.is_none_or(|cpu| cpu / nodes * grows < knobs.cpu * knobs.calm)

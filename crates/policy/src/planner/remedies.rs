@@ -295,7 +295,7 @@ impl<'p> Filling<'p, '_> {
         targets.truncate(SEARCHED_TARGETS);
         for most in [|place: &Place<'_>| place.goal, |place: &Place<'_>| place.limit] {
             if self.search_on(over, &targets, pieces, most, &mut { STEPS }) {
-                // What fitted when it was taken may not in the end: other sources have filled the target further.
+                // A piece that fitted when it was taken may not fit in the end: other sources have filled the target further.
                 let fullness = |id: &NodeId| self.fleet.nodes[id].fullness(self.loads[id]);
                 if self.shifts.iter().any(|shift| fullness(&shift.to) > self.fleet.nodes[&shift.from].fullness_before()) {
                     for shift in std::mem::take(&mut self.shifts) {

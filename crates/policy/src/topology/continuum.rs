@@ -46,7 +46,7 @@ impl Distribution {
     }
 }
 
-/// What never changes in the life of a fleet: with another one nearly every key would belong to another server.
+/// The part of a placement that never changes in the life of a fleet: with another one nearly every key would belong to another server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct Scheme {
     /// The hash of keys.
@@ -91,9 +91,9 @@ pub enum ContinuumError {
     TooFine(u64),
     /// So many numbers of slots are needed, and fewer are free.
     NoNumbersLeft {
-        /// How many are needed.
+        /// The number that is needed.
         needed: usize,
-        /// How many are free.
+        /// The number that is free.
         free: usize,
     },
     /// What was stored is not a continuum, and why.
