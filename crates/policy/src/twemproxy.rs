@@ -179,7 +179,8 @@ impl Pool {
             _ => Err("is not a valid hash tag string with two characters".to_owned()),
         });
         let timeout = read.number("timeout").map(|ms| Duration::from_millis(u64::from(ms).max(1)));
-        let (database, client_connections) = (read.number("redis_db").unwrap_or(0), read.number("client_connections").filter(|most| *most > 0));
+        let (database, client_connections) =
+            (read.number("redis_db").unwrap_or(0), read.number("client_connections").filter(|most| *most > 0));
         // What Switchyard does in its own way: it keeps connections up and alive, and shares the listener's port among its workers.
         for name in ["backlog", "server_connections", "server_retry_timeout", "server_failure_limit"] {
             if read.number(name) == Some(0) && name == "server_connections" {
@@ -260,9 +261,7 @@ impl Read<'_> {
     /// nutcracker's numbers are digits only.
     fn number(&mut self, name: &str) -> Option<u32> {
         let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-        self.with(name, |text| {
-            text.parse().ok().filter(|_| is_number(text)).ok_or_else(|| "is not a number".to_owned())
-        })
+        self.with(name, |text| text.parse().ok().filter(|_| is_number(text)).ok_or_else(|| "is not a number".to_owned()))
     }
 
     fn flag(&mut self, name: &str) -> Option<bool> {
@@ -412,7 +411,10 @@ mod tests {
             }
             Err(mistakes) => {
                 let lines = text.lines().count() + 1;
-                assert!(!mistakes.is_empty() && mistakes.iter().all(|mistake| mistake.line.is_none_or(|line| (1..=lines).contains(&line))), "{mistakes:?}");
+                assert!(
+                    !mistakes.is_empty() && mistakes.iter().all(|mistake| mistake.line.is_none_or(|line| (1..=lines).contains(&line))),
+                    "{mistakes:?}"
+                );
             }
         }
     }

@@ -49,6 +49,10 @@ pub(crate) struct Arguments {
     #[arg(long)]
     beside_another_router: bool,
 
+    /// Serve twemproxy's stats there, by nutcracker's names: one JSON document for each connection [default port: 22222]
+    #[arg(long, value_name = "HOST:PORT", requires = "twemproxy_config", conflicts_with = "node")]
+    twemproxy_stats: Option<String>,
+
     /// Check the configuration, show what it comes to, and exit (as check-config)
     #[arg(short, long)]
     test_conf: bool,
@@ -62,5 +66,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         With::Shared => Standby::Shared,
         With::Copy => Standby::Copy,
     });
-    serve::run(arguments.flags.sources(), standby, arguments.beside_another_router)
+    let twemproxy = serve::OfTwemproxy { stats: arguments.twemproxy_stats.clone() };
+    serve::run(arguments.flags.sources(), standby, arguments.beside_another_router, &twemproxy)
 }

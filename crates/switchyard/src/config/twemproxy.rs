@@ -71,13 +71,8 @@ impl Pools {
             Listen::Unix { path, mode } => (ListenPlace::Unix(path.into()), *mode),
         };
         config.listeners = vec![ListenerConfig { mode, origin: Some(origin(line)), ..ListenerConfig::at(place) }];
-        config.pool = Some(PoolConfig {
-            number: at as u16,
-            name: pool.name.clone(),
-            scheme: pool.scheme,
-            ejects: pool.ejects,
-            servers: Vec::new(),
-        });
+        config.pool =
+            Some(PoolConfig { number: at as u16, name: pool.name.clone(), scheme: pool.scheme, ejects: pool.ejects, servers: Vec::new() });
         config.live.database = pool.database;
         if let Some(timeout) = pool.timeout {
             config.live.command_timeout = timeout;
@@ -123,6 +118,11 @@ pub(crate) struct PoolConfig {
 }
 
 impl PoolConfig {
+    /// Its name in the file.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The folder of a pool's state, in that of all.
     pub(crate) fn state_dir(&self, all: &Path) -> PathBuf {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
@@ -152,6 +152,10 @@ impl PoolConfig {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use switchyard_policy::topology::{Distribution, Hash};
+
     use super::*;
 
     const GOOD: &str = "alpha:\n  listen: 127.0.0.1:22121\n  hash: fnv1a_64\n  hash_tag: \"{}\"\n  distribution: ketama\n  auto_eject_hosts: true\n  timeout: 400\n  \
