@@ -53,6 +53,8 @@ use twemproxy_stats::{ShownPools, StatsPort};
 pub(crate) struct OfTwemproxy {
     /// The address at which their stats are served, if they are.
     pub(crate) stats: Option<String>,
+    /// Keys at servers at which the rule does not look for them are deleted.
+    pub(crate) removes_strays: bool,
 }
 
 /// Runs the router until SIGTERM or SIGINT; a standby first waits until no other serves the nodes. `beside`: a first start does not look whether one does.
@@ -234,7 +236,8 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
     let health = HealthThread::start(Arc::clone(&running))?;
     let planner = PlannerThread::start(Arc::clone(&fleet.operator))?;
     let autoscaler = AutoscaleThread::start(Arc::clone(&fleet.operator))?;
-    let care = Care::start(Arc::clone(&running), processes, Arc::clone(placement.store()), Arc::clone(&moves))?;
+    let strays_in = (twemproxy.removes_strays && config.pool.is_some()).then_some(live.database);
+    let care = Care::start(Arc::clone(&running), processes, Arc::clone(placement.store()), Arc::clone(&moves), strays_in)?;
     let observer = Observer::start(watched, Arc::clone(placement.store()), Arc::clone(&running))?;
     let nodes = resolved.nodes;
     let reloader =

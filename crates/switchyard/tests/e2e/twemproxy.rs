@@ -255,6 +255,48 @@ fn keys_at_other_servers_stop_no_start() {
 }
 
 #[test]
+fn strays_are_removed_where_that_is_asked_for() {
+    let fleet = Fleet::start();
+    let keys: Vec<String> = (0..3000).map(|n| format!("key:{n}")).collect();
+    for node in &fleet.nodes {
+        let (mut client, address) = (node.client(), node.address().to_string());
+        for keys in keys.chunks(500) {
+            let mut words = vec!["MSET"];
+            keys.iter().for_each(|key| words.extend([key.as_str(), &address]));
+            assert_eq!(client.call(&words), ok());
+        }
+        // In a database that is not the pool's.
+        assert_eq!((client.cmd("SELECT 3"), client.cmd("SET other x")), (ok(), ok()));
+    }
+    let switchyard = fleet.switchyard_with(&["--strays", "remove"]);
+    // Of all copies of a key, each pool keeps one: that of the server at which the rule looks.
+    for (port, nodes) in fleet.listen.into_iter().zip([&fleet.nodes[..3], &fleet.nodes[3..]]) {
+        let sizes = || nodes.iter().map(|node| node.cmd("DBSIZE").int()).collect::<Vec<_>>();
+        until("the strays are gone", || (sizes().iter().sum::<i64>() == 3000).then_some(()));
+        assert!(sizes().iter().all(|size| *size > 0));
+        let mut client = client(port);
+        for key in &keys {
+            let at = client.call(&["GET", key]);
+            assert!(nodes.iter().any(|node| at == bulk(node.address().to_string()) && node.client().call(&["GET", key]) == at), "{key}");
+        }
+    }
+    for node in &fleet.nodes {
+        let mut client = node.client();
+        assert_eq!((client.cmd("SELECT 3"), client.cmd("GET other")), (ok(), bulk("x")));
+    }
+    until("each server is counted", || (switchyard.log().matches("of other servers (--strays remove)").count() == 5).then_some(()));
+    // Once after a start: what somebody writes later is not looked for.
+    for node in &fleet.nodes {
+        assert_eq!(node.cmd("SET key:1 later"), ok());
+    }
+    drop(switchyard);
+    let _ignoring = fleet.switchyard();
+    let later = || fleet.nodes.iter().filter(|node| node.cmd("GET key:1") == bulk("later")).count();
+    assert_eq!(client(fleet.listen[0]).cmd("GET key:1"), bulk("later"));
+    assert_eq!(later(), 5, "they stay where nothing is asked for");
+}
+
+#[test]
 fn what_cannot_be_served_is_refused_with_a_way_out() {
     let fleet = Fleet::start();
     let text = fleet.file(fleet.listen);
