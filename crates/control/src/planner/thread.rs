@@ -1,9 +1,11 @@
 //! The thread that has the planner look at the load again and again.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 
 use anyhow::Context;
+use tracing::error;
 
 use crate::operator::Operator;
 
@@ -22,7 +24,12 @@ impl PlannerThread {
         let (stop, stopped) = mpsc::channel::<()>();
         let run = move || {
             while matches!(stopped.recv_timeout(operator.planner_interval()), Err(RecvTimeoutError::Timeout)) {
-                operator.look_and_plan();
+                // Its moves are exact whatever it decides, so an error in deciding is no reason to stop serving.
+                if catch_unwind(AssertUnwindSafe(|| operator.look_and_plan())).is_err() {
+                    error!("the planner met an error of its own, and rests until the router is started anew: please report it");
+                    operator.planner_has_failed();
+                    break;
+                }
             }
         };
         std::thread::Builder::new().name("planner".to_owned()).spawn(run).context("cannot start a thread")?;
