@@ -144,7 +144,7 @@ impl Moves {
         if copies.0.get(&id).is_none_or(|removal| removal.run_id != run_id) {
             let keyspace = asked.ask(&[b"INFO", b"keyspace"])?.text();
             let databases = databases(&keyspace).map(|(database, _)| database).collect();
-            let begun = Removal { number, run_id: run_id.clone(), databases, cursor: b"0".to_vec(), removed: 0, only_there: Vec::new() };
+            let begun = Removal { number, run_id, databases, cursor: b"0".to_vec(), removed: 0, only_there: Vec::new() };
             copies.0.insert(id, begun);
         }
         let removal = copies.0.get_mut(&id).ok_or("it has not begun")?;
