@@ -410,7 +410,7 @@ mod tests {
                 }
             }
             Err(mistakes) => {
-                let lines = text.lines().count() + 1;
+                let lines = text.matches(['\n', '\r']).count() + 1;
                 assert!(
                     !mistakes.is_empty() && mistakes.iter().all(|mistake| mistake.line.is_none_or(|line| (1..=lines).contains(&line))),
                     "{mistakes:?}"
