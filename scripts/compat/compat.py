@@ -66,7 +66,7 @@ def wait_for(port, what):
 class Target:
     """A plain server, or a router before some of them. Ended by handle."""
 
-    def __init__(self, server, router=None, nodes=2, port=None):
+    def __init__(self, server, router=None, nodes=2, port=None, settings=()):
         self.dir = tempfile.mkdtemp(prefix="compat-")
         self.processes = []
         ports = [self.start_server(server, port if not router else None) for _ in range(nodes if router else 1)]
@@ -77,6 +77,8 @@ class Target:
             # Before one server as many workers as that has: else the end of one connection may be noticed after the next one's command.
             command += ["--workers", str(nodes)]
             command += ["--state-dir", os.path.join(self.dir, "state"), "--config", os.path.join(HERE, "switchyard.toml")]
+            for setting in settings:
+                command += ["--set", setting]
             for port in ports:
                 command += ["--node", f"127.0.0.1:{port}"]
             self.start(command, "router")
@@ -228,6 +230,7 @@ def main():
     parser.add_argument("--suite", default=os.environ.get("COMPAT_SUITE"), help="checkout of the suite of commands")
     parser.add_argument("--tests", default=os.environ.get("VALKEY_TESTS"), help="built checkout of Valkey")
     parser.add_argument("--server", default="redis-server", help="server for the suite of commands")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one more setting of the router; may be repeated")
     parser.add_argument("--units", help="only these units of the TCL suite, separated by commas; `data`: the eleven data units")
     parser.add_argument("--unit-timeout", type=int, default=700, help="seconds")
     parser.add_argument("--out", help="file whose section between the markers is replaced by the results")
@@ -250,7 +253,7 @@ def main():
                 if not seen:
                     seen.append(f"the suite of commands ({commit_of(args.suite)}) before Redis {info_of(plain.port)['redis_version']}")
                 expected = run_command_suite(args.suite, plain.port, same_slot, "7.2.0")
-            with Target(args.server, args.switchyard, nodes) as router:
+            with Target(args.server, args.switchyard, nodes, settings=args.set) as router:
                 got = run_command_suite(args.suite, router.port, same_slot, "7.2.0")
             wanted = [name for name, why in expected.items() if why is None]
             if not wanted:
@@ -277,7 +280,7 @@ def main():
             if not any(expected.values()):
                 print(f"unit {unit}: no test of it is run", flush=True)
                 continue
-            with Target(server, args.switchyard) as router:
+            with Target(server, args.switchyard, settings=args.set) as router:
                 skipped = [p.pattern for wanted, p, reason in reasons if wanted in ("*", unit) and reason.startswith("SKIP ")]
                 got, text = run_unit(args.tests, unit, router.port, args.unit_timeout, skipped)
             wanted = [name for name, passed in expected.items() if passed]

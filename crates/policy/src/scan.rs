@@ -183,6 +183,13 @@ impl Scans {
         let old = std::mem::replace(&mut self.topology, Arc::clone(topology));
         self.keepers = topology.keepers();
         let old_back = std::mem::replace(&mut self.back, back);
+        if old.placement() != topology.placement() {
+            // Keys have other slots, so all that is known of slots is void: scans begin anew.
+            self.tick += 1;
+            self.step_over_zero();
+            self.known_since = self.tick;
+            self.passes.clear();
+        }
         for slot in Slot::all() {
             let is_same = old.owner(slot) == topology.owner(slot)
                 && motion(&old, &old_back, slot) == motion(topology, &self.back, slot)
@@ -294,7 +301,11 @@ impl Scans {
 
     /// Where to go on after the node has answered with a cursor; `None`: the scan is over.
     pub fn after(&mut self, at: Position, inner: u64, now: u64) -> Option<Position> {
-        if inner > 0 { Some(Position { inner, ..at }) } else { self.next_node(at, now) }
+        match () {
+            () if at.since < self.known_since => Some(self.begin(now)),
+            () if inner > 0 => Some(Position { inner, ..at }),
+            () => self.next_node(at, now),
+        }
     }
 
     fn next_node(&mut self, at: Position, now: u64) -> Option<Position> {
@@ -363,7 +374,7 @@ fn motion(topology: &Topology, back: &BTreeSet<(MoveId, u32)>, slot: Slot) -> Op
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::{Transit, crc16_slot};
+    use crate::topology::{Continuum, Scheme, Server, Transit, crc16_slot};
 
     const NOW: u64 = 7_000_000_000;
 
@@ -393,6 +404,26 @@ mod tests {
         let mut scans = Scans::new(of(3), NOW);
         let once = [0, 1, 2].map(|node| [(Pass::First, node, 0), (Pass::First, node, 7)]).concat();
         assert_eq!(asked(&mut scans, 0, |_| {}), once);
+    }
+
+    #[test]
+    fn a_new_list_of_servers_begins_scans_anew() {
+        let servers = |names: &[&str]| names.iter().map(|name| Server { name: (*name).to_owned(), weight: 1 }).collect::<Vec<_>>();
+        let ring = Continuum::new(Scheme::default(), servers(&["a", "b"])).expect("a ring");
+        let names = ["a", "b", "c"].map(str::to_owned);
+        let topology = Topology::place(Some(&Topology::on_continuum(ring.into())), &names).expect("one joins").topology;
+        let next = Arc::new(topology.laid_over(servers(&["a", "b", "c"])).expect("a new ring").0);
+        let mut scans = Scans::new(Arc::new(topology), NOW);
+        let mut step = 0;
+        let all = asked(&mut scans, 0, |scans| {
+            step += 1;
+            if step == 4 {
+                scans.observe(&next, BTreeSet::new(), NOW + LEAD + 6);
+            }
+        });
+        // The last answer of the old ring, with the cursor 0 of the last node, does not end the scan.
+        let nodes: Vec<u16> = all.iter().filter(|(_, _, inner)| *inner == 0).map(|(_, node, _)| *node).collect();
+        assert_eq!(nodes, [0, 1, 0, 1], "{all:?}");
     }
 
     #[test]

@@ -50,7 +50,7 @@ impl Fleet {
             }
             self.next += 1;
             self.change = None;
-            self.state.ended(self.now);
+            self.state.ended(self.now, false);
         }
         let decision = decide(&self.observed(), knobs, &mut self.state);
         for _ in 0..triggers {
@@ -133,9 +133,26 @@ fn a_number_begins_one_change() {
     let mut state = State::default();
     let key = state.next();
     assert!(state.bind(key) && !state.bind(key) && !state.bind(key + 1));
-    state.ended(5);
+    state.ended(5, false);
     assert!(!state.bind(key), "an old trigger begins nothing");
     assert!(state.bind(state.next()));
+}
+
+#[test]
+fn a_provisioner_that_failed_is_left_alone_for_a_while() {
+    let knobs = Knobs { nodes_min: 3, up_pause: 30_000, ..Knobs::default() };
+    let mut state = State::default();
+    let at = |now| Observed { now, nodes: Vec::new() };
+    assert_eq!(decide(&at(1_000_000), &knobs, &mut state).what, What::Add);
+    state.ended(1_000_000, true);
+    let decision = decide(&at(1_010_000), &knobs, &mut state);
+    assert_eq!((decision.what, decision.reasons.last()), (What::Stay, Some(&Reason::Pause(20_000))));
+    // A clock that went back an hour begins the pause anew, and does not add the hour.
+    let _ = decide(&at(500_000), &knobs, &mut state);
+    assert_eq!(decide(&at(530_000), &knobs, &mut state).what, What::Add);
+    // After a change that went well the next one begins at once.
+    state.ended(530_000, false);
+    assert_eq!(decide(&at(530_001), &knobs, &mut state).what, What::Add);
 }
 
 #[test]

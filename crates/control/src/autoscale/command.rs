@@ -51,7 +51,7 @@ impl Program {
 }
 
 impl Provisioner for Program {
-    fn choose(&self, _taken: &BTreeSet<String>) -> Result<Option<String>, String> {
+    fn choose(&self, _number: u64, _taken: &BTreeSet<String>) -> Result<Option<String>, String> {
         Ok(None)
     }
 
@@ -69,7 +69,9 @@ impl Provisioner for Program {
 
 /// Runs a program with this line as its input, and returns its output.
 pub(super) fn run(words: &[String], line: &str, timeout: Duration) -> Result<Vec<u8>, String> {
-    let Some((program, words)) = words.split_first() else { return Err("there is no program".to_owned()) };
+    let Some((program, words)) = words.split_first() else {
+        return Err("[autoscale.command] names no program: put back the one that was there".to_owned());
+    };
     let mut child = Command::new(program)
         .args(words)
         .stdin(Stdio::piped())

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::{Deserialize, Serialize};
 use switchyard_policy::autoscale::{Millis, State};
 
+use super::Way;
+
 /// Events that are kept.
 const EVENTS: usize = 100;
 
@@ -20,8 +22,8 @@ pub(super) struct Intent {
     pub(super) wanted: Option<usize>,
     /// Somebody has told the policy to rest.
     pub(super) is_paused: bool,
-    /// Nodes that a provisioner has started, by name, with the number of the change.
-    pub(super) started: BTreeMap<String, u64>,
+    /// Nodes that a provisioner has started, by name.
+    pub(super) started: BTreeMap<String, Started>,
     /// The change that is under way.
     pub(super) change: Option<Change>,
     /// The latest last.
@@ -31,10 +33,21 @@ pub(super) struct Intent {
     pub(super) failed: u64,
 }
 
+/// A server that a provisioner has started, and is to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Started {
+    /// The number of the change.
+    pub(super) number: u64,
+    /// The provisioner. The configuration may name another one by now.
+    pub(super) way: Way,
+}
+
 /// A change that is under way.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Change {
     pub(super) number: u64,
+    /// Its provisioner. A server that goes is stopped by the one that started it.
+    pub(super) way: Way,
     pub(super) stage: Stage,
     /// When this stage began.
     pub(super) since: Millis,

@@ -1,7 +1,7 @@
 //! Servers on the router's own machine: each has a directory with the number of its change, and its output is a file there.
 //!
-//! A server outlives the router. It is found again by that file: the process that leads its own group and writes there. No file with a process id is needed.
-//! It would be missing if the router was killed before writing it, and would lie after a reboot.
+//! A server outlives the router. It is found again by its output: a group of processes, not the router's own, that writes into that directory. No file with a process id is
+//! needed. It would be missing if the router was killed before writing it, and would lie after a reboot.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, getpgid, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, getpgid, kill_process_group};
 
 use super::{LocalConfig, Provisioner};
 
@@ -40,14 +40,17 @@ impl Local {
         self.directory_of(number).join("server.log")
     }
 
-    /// The running server of this number.
+    /// The group of processes that is the server of this number, if one of them runs.
     fn running(&self, number: u64) -> Option<Pid> {
-        let log = fs::canonicalize(self.log_of(number)).ok()?;
+        let directory = fs::canonicalize(self.directory_of(number)).ok()?;
+        let own = getpgid(None).ok()?;
         let pids = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        pids.filter_map(Pid::from_raw).find(|pid| {
+        let mut pids = pids.filter_map(Pid::from_raw).filter(|pid| {
             let out = Path::new("/proc").join(pid.as_raw_nonzero().to_string()).join("fd/1");
-            fs::read_link(out).is_ok_and(|out| out == log) && getpgid(Some(*pid)).is_ok_and(|group| group == *pid)
-        })
+            // Whatever the file is called by now: logs are rotated.
+            fs::read_link(out).is_ok_and(|out| out.parent() == Some(&*directory))
+        });
+        pids.find_map(|pid| getpgid(Some(pid)).ok().filter(|group| *group != own))
     }
 
     fn launch(&self, number: u64, port: u16) -> Result<(), String> {
@@ -100,7 +103,7 @@ fn port_of(address: &str) -> Result<u16, String> {
 }
 
 impl Provisioner for Local {
-    fn choose(&self, taken: &BTreeSet<String>) -> Result<Option<String>, String> {
+    fn choose(&self, _number: u64, taken: &BTreeSet<String>) -> Result<Option<String>, String> {
         let (first, last) = self.config.ports;
         let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
         let address = |port: u16| format!("127.0.0.1:{port}");
@@ -115,25 +118,30 @@ impl Provisioner for Local {
             // A command line that is wrong ends at once.
             std::thread::sleep(Duration::from_millis(200));
             if self.running(number).is_none() {
-                return Err(format!("the server ended at once: {} ({})", self.last_words(number), self.log_of(number).display()));
+                return Err(format!(
+                    "the server ended at once, or left its output for the background (it must stay: \"daemonize no\"): {} ({})",
+                    self.last_words(number),
+                    self.log_of(number).display()
+                ));
             }
         }
         Ok(address.to_owned())
     }
 
     fn stop(&self, number: u64, _address: &str) -> Result<(), String> {
-        if let Some(pid) = self.running(number) {
-            let _ = kill_process(pid, Signal::TERM);
+        if let Some(group) = self.running(number) {
+            // To all of them: a shell around the server does not pass it on.
+            let _ = kill_process_group(group, Signal::TERM);
             let end = Instant::now() + STOPPING;
             while self.running(number).is_some() && Instant::now() < end {
                 std::thread::sleep(Duration::from_millis(50));
             }
             if self.running(number).is_some() {
-                let _ = kill_process_group(pid, Signal::KILL);
+                let _ = kill_process_group(group, Signal::KILL);
                 std::thread::sleep(Duration::from_millis(200));
             }
             if self.running(number).is_some() {
-                return Err(format!("process {} does not end", pid.as_raw_nonzero()));
+                return Err(format!("the processes of group {} do not end", group.as_raw_nonzero()));
             }
         }
         match fs::remove_dir_all(self.directory_of(number)) {
@@ -164,7 +172,8 @@ mod tests {
     #[test]
     fn a_server_is_found_again_and_stopped() {
         let dir = tempfile::tempdir().expect("a directory");
-        let command = ["sh", "-c", "echo at {port} in {dir}; exec sleep 60"];
+        // The shell stays, and does not pass signals on.
+        let command = ["sh", "-c", "echo at {port} in {dir}; sleep 60; true"];
         let first = local(dir.path(), &command);
         assert_eq!(first.start(7, Some("127.0.0.1:7")), Ok("127.0.0.1:7".to_owned()));
         let pid = first.running(7).expect("it runs");
@@ -174,7 +183,9 @@ mod tests {
         assert_eq!(second.running(7), Some(pid), "not started twice");
         assert!(fs::read_to_string(second.log_of(7)).is_ok_and(|log| log.starts_with("at 7 in ")));
         assert!(second.revive(7, "127.0.0.1:7").is_none());
-        kill_process(pid, Signal::KILL).expect("killed");
+        fs::rename(second.log_of(7), second.directory_of(7).join("server.log.1")).expect("renamed");
+        assert_eq!(second.running(7), Some(pid), "found by a log that was rotated");
+        kill_process_group(pid, Signal::KILL).expect("killed");
         while second.running(7).is_some() {
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -199,10 +210,10 @@ mod tests {
         let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let port = taken.local_addr().expect("an address").port();
         let of = |first, last| Local::new(LocalConfig { command: Vec::new(), ports: (first, last) }, dir.path().to_owned());
-        assert!(of(port, port).choose(&BTreeSet::new()).is_err_and(|why| why.contains("in use")));
+        assert!(of(port, port).choose(1, &BTreeSet::new()).is_err_and(|why| why.contains("in use")));
         drop(taken);
         let address = format!("127.0.0.1:{port}");
-        assert_eq!(of(port, port).choose(&BTreeSet::new()), Ok(Some(address.clone())));
-        assert!(of(port, port).choose(&BTreeSet::from([address])).is_err());
+        assert_eq!(of(port, port).choose(1, &BTreeSet::new()), Ok(Some(address.clone())));
+        assert!(of(port, port).choose(1, &BTreeSet::from([address])).is_err());
     }
 }

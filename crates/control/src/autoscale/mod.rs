@@ -18,19 +18,44 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 pub use switchyard_policy::autoscale::Schedule;
 use switchyard_policy::autoscale::{Knobs, Policy};
 
 use crate::nodes::parse_endpoint;
 use crate::planner::Mode;
 
-pub(crate) use intent::Event;
+pub(crate) use intent::{Event, Started};
 pub(crate) use reconcile::{Autoscaler, Hands};
 pub use thread::AutoscaleThread;
 pub(crate) use words::reason_text;
 
 /// All policies, with their names in the configuration.
 pub const POLICIES: [(Policy, &str); 3] = [(Policy::Threshold, "threshold"), (Policy::Static, "static"), (Policy::Model, "model")];
+
+/// The way in which servers come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Way {
+    /// They are processes on the router's machine.
+    Local,
+    /// They run already, and wait.
+    Standby,
+    /// A program starts them.
+    Command,
+}
+
+impl Way {
+    /// Its name in the configuration.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Standby => "standby",
+            Self::Command => "command",
+        }
+    }
+}
 
 /// Settings of the autoscaler.
 #[derive(Clone, Debug, PartialEq)]
@@ -97,42 +122,50 @@ impl AutoscaleConfig {
     ///
     /// # Errors
     /// If there is more than one.
-    pub fn provisioner(&self) -> Result<Option<&'static str>, String> {
-        let ways =
-            [("local", !self.local.command.is_empty()), ("standby", !self.standby.is_empty()), ("command", !self.command.run.is_empty())];
-        let given: Vec<&'static str> = ways.into_iter().filter(|(_, is_given)| *is_given).map(|(way, _)| way).collect();
+    pub fn provisioner(&self) -> Result<Option<Way>, String> {
+        let ways = [
+            (Way::Local, !self.local.command.is_empty()),
+            (Way::Standby, !self.standby.is_empty()),
+            (Way::Command, !self.command.run.is_empty()),
+        ];
+        let given: Vec<Way> = ways.into_iter().filter(|(_, is_given)| *is_given).map(|(way, _)| way).collect();
         match given.as_slice() {
             [] => Ok(None),
-            [way] => Ok(Some(way)),
+            [way] => Ok(Some(*way)),
             several => Err(format!(
                 "servers are started in one way, and here are {}: keep one of [autoscale.{}]",
                 several.len(),
-                several.join("], [autoscale.")
+                several.iter().map(|way| way.name()).collect::<Vec<_>>().join("], [autoscale.")
             )),
         }
     }
 
-    /// Makes the provisioner. `directory`: where local servers keep their data; `site`: tells this router from others.
-    fn provision(&self, directory: PathBuf, site: &str) -> Result<Box<dyn Provisioner>, String> {
-        match self.provisioner()? {
-            Some("local") => Ok(Box::new(local::Local::new(self.local.clone(), directory))),
-            Some("standby") => Ok(Box::new(Standby(self.standby.iter().map(|server| parse_endpoint(server)).collect::<Result<_, _>>()?))),
-            Some(_) => Ok(Box::new(command::Program::new(self.command.clone(), site.to_owned()))),
-            None => {
-                Err("no provisioner is configured: add [autoscale.local], [autoscale.standby] or [autoscale.command] (docs/autoscaling.md)"
-                    .to_owned())
-            }
+    /// The way for a new server.
+    fn way(&self) -> Result<Way, String> {
+        self.provisioner()?.ok_or_else(|| {
+            "no provisioner is configured: add [autoscale.local], [autoscale.standby] or [autoscale.command] (docs/autoscaling.md)"
+                .to_owned()
+        })
+    }
+
+    /// Makes a provisioner, also one that the configuration names no longer: it may have servers to stop.
+    /// `directory`: where local servers keep their data; `site`: tells this router from others.
+    fn provision(&self, way: Way, directory: PathBuf, site: &str) -> Result<Box<dyn Provisioner>, String> {
+        match way {
+            Way::Local => Ok(Box::new(local::Local::new(self.local.clone(), directory))),
+            Way::Standby => Ok(Box::new(Standby(self.standby.iter().map(|server| parse_endpoint(server)).collect::<Result<_, _>>()?))),
+            Way::Command => Ok(Box::new(command::Program::new(self.command.clone(), site.to_owned()))),
         }
     }
 }
 
 /// Starts and stops servers. Each call may be made again after a restart, with the same result.
 trait Provisioner {
-    /// Chooses the address of the next server, where only choosing is needed: it is on record before anything is started. `taken`: addresses in use.
+    /// Chooses the address of the server of this number, where only choosing is needed: it is on record before anything is started. `taken`: addresses in use.
     ///
     /// # Errors
     /// If none is left.
-    fn choose(&self, taken: &BTreeSet<String>) -> Result<Option<String>, String>;
+    fn choose(&self, number: u64, taken: &BTreeSet<String>) -> Result<Option<String>, String>;
 
     /// Starts the server of this number, or finds it. Returns its address.
     ///
@@ -156,8 +189,10 @@ trait Provisioner {
 struct Standby(Vec<String>);
 
 impl Provisioner for Standby {
-    fn choose(&self, taken: &BTreeSet<String>) -> Result<Option<String>, String> {
-        let free = self.0.iter().find(|server| !taken.contains(*server));
+    /// Each number begins at another server, so one that cannot join does not hinder the others.
+    fn choose(&self, number: u64, taken: &BTreeSet<String>) -> Result<Option<String>, String> {
+        let first = number as usize % self.0.len().max(1);
+        let free = self.0.iter().cycle().skip(first).take(self.0.len()).find(|server| !taken.contains(*server));
         free.map(|server| Some(server.clone())).ok_or_else(|| format!("all {} servers of [autoscale.standby] are in use", self.0.len()))
     }
 

@@ -12,9 +12,10 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::units::counted;
 use tracing::{info, warn};
 
+use super::intent::Started;
 use super::intent::{Change, DOCUMENT, Intent, Stage};
 use super::notify::notify;
-use super::{AutoscaleConfig, Event, Provisioner, reason_text};
+use super::{AutoscaleConfig, Event, Provisioner, Way, reason_text};
 use crate::planner::Mode;
 use crate::store::{RedbStore, StoreError, load_as, save_as};
 
@@ -33,8 +34,10 @@ const REVIVED_EVERY: Millis = 5000;
 pub(crate) trait Hands {
     /// All nodes.
     fn nodes(&self) -> Vec<(NodeId, String)>;
+    /// The addresses of all nodes and of their replicas.
+    fn addresses(&self) -> BTreeSet<String>;
     /// The load. `started`: nodes that may go.
-    fn observed(&self, started: &BTreeMap<String, u64>) -> Observed;
+    fn observed(&self, started: &BTreeMap<String, Started>) -> Observed;
     /// Somebody has switched all automation off.
     fn is_automation_off(&self) -> bool;
     /// Whether a node owns slots or keys.
@@ -94,7 +97,7 @@ pub(crate) struct Standing {
     pub(crate) config: AutoscaleConfig,
     pub(crate) wanted: Option<usize>,
     pub(crate) is_paused: bool,
-    pub(crate) started: BTreeMap<String, u64>,
+    pub(crate) started: BTreeMap<String, Started>,
     /// Number, stage, since when, failed attempts.
     pub(crate) change: Option<(u64, String, Millis, u32)>,
     pub(crate) decision: Option<Decision>,
@@ -142,12 +145,7 @@ impl Autoscaler {
         if !(least..=most).contains(&nodes) {
             return Err(format!("{} is not between min-nodes ({least}) and max-nodes ({most}) of [autoscale]", counted(nodes, "node")));
         }
-        if config.provisioner()?.is_none() {
-            return Err(
-                "no provisioner is configured: add [autoscale.local], [autoscale.standby] or [autoscale.command] (docs/autoscaling.md)"
-                    .to_owned(),
-            );
-        }
+        config.way()?;
         self.change(|intent| {
             intent.wanted = Some(nodes);
             Some(intent.note(now, None, "decided", format!("somebody wants {}", counted(nodes, "node"))))
@@ -185,15 +183,14 @@ impl Autoscaler {
             let inner = self.inner();
             (inner.config.clone(), inner.intent.change.clone())
         };
-        let provisioner = config.provision(self.directory.clone(), site);
-        if let Ok(provisioner) = &provisioner {
-            self.revive(&**provisioner, now);
-        }
+        let provision = |way| config.provision(way, self.directory.clone(), site);
+        self.revive(&provision, hands, now);
         let stepped = match change {
-            Some(change) if now < change.again => Ok(()),
+            // A clock that went back makes no pause longer.
+            Some(change) if now < change.again && change.again <= now + PAUSE_MAX => Ok(()),
             Some(change) => {
-                let outcome = match provisioner {
-                    Ok(provisioner) => self.carry_out(&change, hands, &*provisioner),
+                let outcome = match provision(change.way) {
+                    Ok(provisioner) => self.carry_out(&change, hands, &config, &*provisioner),
                     Err(why) => Outcome::Failed(why),
                 };
                 self.settle(&change, outcome, hands, now)
@@ -205,19 +202,23 @@ impl Autoscaler {
         }
     }
 
-    /// Servers that were started are to run until they are stopped.
-    fn revive(&self, provisioner: &dyn Provisioner, now: Millis) {
-        let (started, change) = {
+    /// Servers that were started are to run until they leave.
+    fn revive(&self, provision: &dyn Fn(Way) -> Result<Box<dyn Provisioner>, String>, hands: &dyn Hands, now: Millis) {
+        let (started, joining) = {
             let mut inner = self.inner();
-            if now < inner.revived + REVIVED_EVERY {
+            if (inner.revived..inner.revived + REVIVED_EVERY).contains(&now) {
                 return;
             }
             inner.revived = now;
-            (inner.intent.started.clone(), inner.intent.change.clone())
+            let joining = match &inner.intent.change {
+                Some(Change { stage: Stage::Join(address), .. }) => Some(address.clone()),
+                _ => None,
+            };
+            (inner.intent.started.clone(), joining)
         };
-        let stops = |address: &str| matches!(&change, Some(Change { stage: Stage::Stop(stopping, _), .. }) if stopping == address);
-        for (address, number) in started.iter().filter(|(address, _)| !stops(address)) {
-            match provisioner.revive(*number, address) {
+        let nodes: BTreeSet<String> = hands.nodes().into_iter().map(|(_, name)| name).chain(joining).collect();
+        for (address, Started { number, way }) in started.iter().filter(|(address, _)| nodes.contains(*address)) {
+            match provision(*way).ok().and_then(|provisioner| provisioner.revive(*number, address)) {
                 None => {}
                 Some(Ok(())) => warn!("autoscaler: the server {address} had ended, and was started again"),
                 Some(Err(why)) => warn!("autoscaler: the server {address} has ended, and cannot be started again: {why}"),
@@ -231,7 +232,16 @@ impl Autoscaler {
             let inner = self.inner();
             (inner.intent.wanted, inner.intent.is_paused, inner.intent.started.clone())
         };
-        let count = hands.nodes().len();
+        let nodes: BTreeSet<String> = hands.nodes().into_iter().map(|(_, name)| name).collect();
+        if let Some((gone, of)) = started.iter().find(|(address, _)| !nodes.contains(*address)) {
+            return self.begin(
+                Stage::Stop(gone.clone(), None),
+                of.way,
+                now,
+                format!("{gone} is no node any more, and its server is stopped"),
+            );
+        }
+        let count = nodes.len();
         match wanted {
             Some(wanted) if wanted == count => {
                 return self.change(|intent| {
@@ -240,11 +250,11 @@ impl Autoscaler {
                 });
             }
             Some(wanted) if wanted > count => {
-                return self.begin(Stage::Provision(None), now, format!("{} are wanted", counted(wanted, "node")));
+                return self.begin(Stage::Provision(None), config.way()?, now, format!("{} are wanted", counted(wanted, "node")));
             }
             Some(wanted) => {
                 return match hands.observed(&started).cheapest() {
-                    Ok(node) => self.begin_removal(node, hands, now, &format!("only {} are wanted", counted(wanted, "node"))),
+                    Ok(node) => self.begin_removal(node, &started, hands, now, &format!("only {} are wanted", counted(wanted, "node"))),
                     Err(reason) => {
                         let why = reason_text(&reason, &|node| name_of(hands, node));
                         self.change(|intent| {
@@ -278,8 +288,8 @@ impl Autoscaler {
         }
         match decision.what {
             What::Stay => Ok(()),
-            What::Add => self.begin(Stage::Provision(None), now, why),
-            What::Remove(node) => self.begin_removal(node, hands, now, &why),
+            What::Add => self.begin(Stage::Provision(None), config.way()?, now, why),
+            What::Remove(node) => self.begin_removal(node, &started, hands, now, &why),
         }
     }
 
@@ -295,12 +305,20 @@ impl Autoscaler {
         self.change(|intent| Some(intent.note(now, None, "decided", format!("{what}: {why}"))))
     }
 
-    fn begin_removal(&self, node: NodeId, hands: &dyn Hands, now: Millis, why: &str) -> Result<(), String> {
+    fn begin_removal(
+        &self,
+        node: NodeId,
+        started: &BTreeMap<String, Started>,
+        hands: &dyn Hands,
+        now: Millis,
+        why: &str,
+    ) -> Result<(), String> {
         let name = name_of(hands, node);
-        self.begin(Stage::Drain(name.clone()), now, format!("{name} goes: {why}"))
+        let Started { way, .. } = started.get(&name).ok_or_else(|| format!("{name} was started by no provisioner, and stays"))?;
+        self.begin(Stage::Drain(name.clone()), *way, now, format!("{name} goes: {why}"))
     }
 
-    fn begin(&self, stage: Stage, now: Millis, why: String) -> Result<(), String> {
+    fn begin(&self, stage: Stage, way: Way, now: Millis, why: String) -> Result<(), String> {
         self.change(|intent| {
             let number = intent.state.next();
             if !intent.state.bind(number) {
@@ -310,21 +328,25 @@ impl Autoscaler {
                 Stage::Provision(_) => format!("change {number}: a node is added: {why}"),
                 _ => format!("change {number}: {why}"),
             };
-            intent.change = Some(Change { number, stage, since: now, failures: 0, again: 0 });
+            intent.change = Some(Change { number, way, stage, since: now, failures: 0, again: 0 });
             Some(intent.note(now, Some(number), "decided", text))
         })
     }
 
-    fn carry_out(&self, change: &Change, hands: &dyn Hands, provisioner: &dyn Provisioner) -> Outcome {
+    fn carry_out(&self, change: &Change, hands: &dyn Hands, config: &AutoscaleConfig, provisioner: &dyn Provisioner) -> Outcome {
         let nodes: BTreeSet<String> = hands.nodes().into_iter().map(|(_, name)| name).collect();
         let started = self.inner().intent.started.clone();
-        let taken: BTreeSet<String> = nodes.iter().chain(started.keys()).cloned().collect();
+        let taken: BTreeSet<String> = hands.addresses().into_iter().chain(started.keys().cloned()).collect();
         let or_failed = |result: Result<(), String>, outcome| match result {
             Ok(()) => outcome,
             Err(why) => Outcome::Failed(why),
         };
         match &change.stage {
-            Stage::Provision(None) => match provisioner.choose(&taken) {
+            Stage::Provision(chosen) if config.way() != Ok(change.way) => {
+                let why = format!("[autoscale.{}] was taken from the configuration meanwhile", change.way.name());
+                Outcome::Next(Stage::Stop(chosen.clone().unwrap_or_default(), Some(why)))
+            }
+            Stage::Provision(None) => match provisioner.choose(change.number, &taken) {
                 Ok(Some(address)) => Outcome::Next(Stage::Provision(Some(address))),
                 Ok(None) => start(provisioner, change.number, None, &taken),
                 Err(why) => Outcome::GivenUp(why),
@@ -345,12 +367,12 @@ impl Autoscaler {
             Stage::Drain(node) => Outcome::Next(Stage::Leave(node.clone())),
             Stage::Leave(node) => or_failed(hands.leave(node), Outcome::Next(Stage::Stop(node.clone(), None))),
             Stage::Stop(address, why) => {
-                let number = started.get(address).copied().unwrap_or(change.number);
+                let number = started.get(address).map_or(change.number, |started| started.number);
                 match (provisioner.stop(number, address), why) {
                     (Err(error), _) => Outcome::Failed(error),
                     (Ok(()), Some(why)) => Outcome::GivenUp(why.clone()),
                     (Ok(()), None) => {
-                        Outcome::Done(format!("{address} was drained and stopped; there are {} now", counted(nodes.len(), "node")))
+                        Outcome::Done(format!("{address} has left and is stopped; there are {} now", counted(nodes.len(), "node")))
                     }
                 }
             }
@@ -370,7 +392,7 @@ impl Autoscaler {
             Outcome::Next(stage) => self.change(|intent| {
                 // From here on somebody has to stop it.
                 if let Stage::Join(address) = &stage {
-                    intent.started.insert(address.clone(), number);
+                    intent.started.insert(address.clone(), Started { number, way: change.way });
                 }
                 intent.change = Some(Change { stage, since: now, failures: 0, again: 0, ..change.clone() });
                 None
@@ -425,7 +447,7 @@ impl Autoscaler {
                 intent.done += 1;
             }
             intent.change = None;
-            intent.state.ended(now);
+            intent.state.ended(now, kind == "failed");
             Some(intent.note(now, Some(change.number), kind, text))
         })
     }

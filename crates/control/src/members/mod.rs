@@ -4,6 +4,7 @@
 //! edit, and a restart forgets neither. What the configuration says by now is not remembered twice.
 
 mod drained;
+mod leaving;
 mod newcomer;
 
 use std::fmt;
@@ -14,6 +15,7 @@ use crate::nodes::NodeAddress;
 use crate::store::{RedbStore, load_as, save_as};
 
 pub(crate) use drained::Drained;
+pub use leaving::{keep_places, leaving};
 pub use newcomer::FleetFacts;
 
 /// The document of the store.

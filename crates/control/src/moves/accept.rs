@@ -8,7 +8,7 @@ use std::time::Duration;
 use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::tracker::Kind;
 use switchyard_policy::migration::{Durability, Goal, How, MoveOrder, Protocol, Record};
-use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology};
+use switchyard_policy::topology::{MoveId, NodeId, Server, Slot, Topology};
 use switchyard_router::{Router, Steer};
 
 use super::Moves;
@@ -194,10 +194,25 @@ impl Moves {
 
     /// Checks what can be checked before anything is done, and puts moves on record. All are to be done in the same way.
     pub(crate) fn accept(self: &Arc<Self>, topology: &Topology, orders: Vec<MoveOrder>) -> Result<PlanReport, Refused> {
-        self.nothing_in_the_way(&orders)?;
-        self.nodes_are_served(&orders)?;
-        self.check_nodes(topology, &orders)?;
+        self.check(topology, &orders)?;
         self.accept_checked(orders)
+    }
+
+    /// Checks what can be checked before anything is done.
+    pub(crate) fn check(&self, topology: &Topology, orders: &[MoveOrder]) -> Result<(), Refused> {
+        self.nothing_in_the_way(orders)?;
+        self.nodes_are_served(orders)?;
+        self.check_nodes(topology, orders)
+    }
+
+    /// Lays a list of servers over the continuum, and shows everybody the new map. Returns it, and the slots that the list gives to other servers than before.
+    pub(crate) fn lay_over(&self, list: &[Server]) -> Result<(Arc<Topology>, Vec<Slot>), Refused> {
+        // No move is put on record meanwhile: its slots would be those of the old map.
+        let _one = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(id) = self.open_ids().first() {
+            return Err(conflict(format!("move {} is under way: the list of servers waits for it", id.0)));
+        }
+        self.placement.lay_over(list).map_err(|error| Refused::Failed(format!("{error:#}")))
     }
 
     /// That no node is held because it came back without its data: what moves there would be lost when its data is put back, and what it has not would
@@ -251,13 +266,18 @@ impl Moves {
     }
 
     /// Puts moves on record whose nodes have just been checked, if what they were planned by still holds.
-    pub(super) fn accept_checked(self: &Arc<Self>, orders: Vec<MoveOrder>) -> Result<PlanReport, Refused> {
+    pub(crate) fn accept_checked(self: &Arc<Self>, orders: Vec<MoveOrder>) -> Result<PlanReport, Refused> {
         let _one = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
         self.nothing_in_the_way(&orders)?;
         let topology = self.topology_now()?;
         if let Some(order) = orders.iter().find(|order| !order.is_at_source(&topology)) {
             let source = self.name(order.source);
             return Err(conflict(format!("some of what was to move has left {source} by another move meanwhile; ask again")));
+        }
+        let is_of_this_map =
+            |order: &MoveOrder| order.keys.as_ref().is_none_or(|keys| order.slots == MoveOrder::slots_of(topology.placement(), keys));
+        if !orders.iter().all(is_of_this_map) {
+            return Err(conflict("the list of servers has changed meanwhile, and keys have other slots; ask again"));
         }
         let moves: BTreeMap<MoveId, Planned> = orders.into_iter().map(|order| (self.ledger.next_move(), Planned::new(order))).collect();
         let reports = moves.iter().map(|(id, planned)| self.planned(Some(*id), &planned.order)).collect();

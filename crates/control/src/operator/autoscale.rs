@@ -1,6 +1,6 @@
 //! The autoscaler's eyes and hands: nodes join, are drained and leave by the verbs that people have, with the same checks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use switchyard_policy::autoscale::{self, Millis, Observed, What, minimum};
@@ -11,7 +11,7 @@ use super::Operator;
 use crate::admin::{
     AddNodeRequest, AutoscaleChange, AutoscaleEvent, AutoscaleReport, AutoscaleRequest, HowRequest, NodeRequest, Refused, conflict, wrong,
 };
-use crate::autoscale::{AutoscaleConfig, Hands, POLICIES, reason_text};
+use crate::autoscale::{AutoscaleConfig, Hands, POLICIES, Started, Way, reason_text};
 use crate::metrics::Page;
 use crate::planner::Mode;
 
@@ -55,7 +55,7 @@ impl Operator {
         Ok(AutoscaleReport {
             mode: word(&Mode::ALL),
             policy: policy.to_owned(),
-            provisioner: provisioner.ok().flatten().map(ToOwned::to_owned),
+            provisioner: provisioner.ok().flatten().map(|way| Way::name(way).to_owned()),
             rests,
             nodes: topology.nodes().len(),
             wanted: standing.wanted,
@@ -133,7 +133,16 @@ impl Hands for OfFleet<'_> {
         self.topology.nodes().map(|node| (node.id, node.name.clone())).collect()
     }
 
-    fn observed(&self, started: &BTreeMap<String, u64>) -> Observed {
+    fn addresses(&self) -> BTreeSet<String> {
+        let mut all: BTreeSet<String> = self.topology.nodes().map(|node| node.name.clone()).collect();
+        let (access, status) = self.operator.running.with(|router| (router.node_access(), router.status())).unzip();
+        all.extend(access.into_iter().flatten().filter_map(|(_, node)| node.address).map(|address| address.to_string()));
+        let servers = status.into_iter().flat_map(|status| status.nodes).filter_map(|node| node.servers);
+        all.extend(servers.flat_map(|servers| servers.primary.into_iter().chain(servers.readable)).map(|address| address.to_string()));
+        all
+    }
+
+    fn observed(&self, started: &BTreeMap<String, Started>) -> Observed {
         let load = self.operator.observed(self.topology, 0);
         let status = self.operator.running.with(Router::status);
         let is_up = |id: NodeId| status.iter().flat_map(|status| &status.nodes).any(|node| node.id == id && node.link == Link::Up);

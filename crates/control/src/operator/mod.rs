@@ -13,6 +13,7 @@ mod misplaced;
 mod nodes;
 mod planner;
 mod resp;
+mod ring;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -42,6 +43,7 @@ pub use commands::CommandThread;
 pub(crate) use map::text_of;
 use map::{ranges_text, slots_report, where_report};
 pub use resp::listen;
+use ring::Ring;
 
 fn json(value: &impl Serialize) -> Result<Value, Refused> {
     serde_json::to_value(value).map_err(|error| Refused::Failed(error.to_string()))
@@ -55,6 +57,7 @@ pub struct Operator {
     store: Arc<RedbStore>,
     list: Arc<dyn NodeList>,
     drained: Drained,
+    ring: Ring,
     /// By name of the node.
     weights: RwLock<BTreeMap<String, u32>>,
     /// Requests in a second that a node can answer, by its name, where somebody has said so.
@@ -78,10 +81,11 @@ impl Operator {
         list: Arc<dyn NodeList>,
     ) -> anyhow::Result<Arc<Self>> {
         let drained = Drained::load(&store)?;
+        let ring = Ring::load(&store)?;
         let planner = Planner::open(Arc::clone(&store))?;
         let autoscaler = Autoscaler::open(Arc::clone(&store), directory.join("autoscale"))?;
         let (weights, capacities, planning) = <_>::default();
-        Ok(Arc::new(Self { moves, running, store, list, drained, weights, capacities, planner, autoscaler, planning }))
+        Ok(Arc::new(Self { moves, running, store, list, drained, ring, weights, capacities, planner, autoscaler, planning }))
     }
 
     /// Takes over the nodes as they are configured now.
@@ -223,7 +227,7 @@ impl Operator {
         }
         let topology = self.moves.topology_now()?;
         self.nothing_under_way("the slots are evened")?;
-        self.moves.accept_unless(request.dry_run, &topology, orders(self.even(&topology)?, how))
+        self.share(&topology, how, request.dry_run)
     }
 
     fn nothing_under_way(&self, before: &str) -> Result<(), Refused> {
@@ -239,7 +243,8 @@ impl Operator {
 
     fn weights(&self, topology: &Topology) -> BTreeMap<NodeId, u32> {
         let weights = self.weights.read().unwrap_or_else(PoisonError::into_inner);
-        let weight = |name: &str| if self.drained.has(name) { 0 } else { weights.get(name).copied().unwrap_or(1) };
+        let goes = |name: &str| self.drained.has(name) || self.ring.is_leaving(name);
+        let weight = |name: &str| if goes(name) { 0 } else { weights.get(name).copied().unwrap_or(1) };
         topology.nodes().map(|node| (node.id, weight(&node.name))).collect()
     }
 }

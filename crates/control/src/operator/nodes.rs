@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use switchyard_policy::balance::{self, Shift};
+use switchyard_policy::balance;
 use switchyard_policy::migration::How;
 use switchyard_policy::topology::{MoveId, NodeId, Topology};
 use switchyard_resp::units::counted;
@@ -31,16 +31,22 @@ impl Operator {
         {
             return Err(conflict(way));
         }
-        // Keys that live there although their slots do not leave it, too.
-        let mut moves = Self::away_from_home(&topology, node, None, how);
-        moves.extend(orders(shifts, how));
-        if request.dry_run {
-            return self.moves.accept_unless(true, &topology, moves);
-        }
         let name = self.moves.name(node);
+        let accept = |dry_run| {
+            if let Some(ring) = topology.placement().continuum() {
+                return self.drain_by_ring(&topology, ring, &name, how, dry_run);
+            }
+            // Keys that live there although their slots do not leave it, too.
+            let mut moves = Self::away_from_home(&topology, node, None, how);
+            moves.extend(orders(shifts, how));
+            self.moves.accept_unless(dry_run, &topology, moves)
+        };
+        if request.dry_run {
+            return accept(true);
+        }
         let was = self.drained.has(&name);
         self.drained.set(&self.store, &name, true).map_err(Refused::Failed)?;
-        let accepted = self.moves.accept(&topology, moves);
+        let accepted = accept(false);
         if accepted.is_err() && !was {
             self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
         }
@@ -83,9 +89,13 @@ impl Operator {
         Ok(PlanReport { notes: self.moves.leaving(node).into_iter().map(goes_on).collect(), ..PlanReport::default() })
     }
 
-    /// What has every node own its share of the slots.
-    pub(super) fn even(&self, topology: &Topology) -> Result<Vec<Shift>, Refused> {
-        balance::even(topology, &self.weights(topology)).map_err(|error| self.no_weight(&error))
+    /// Has every node own its share of the slots, or only shows the moves.
+    pub(super) fn share(&self, topology: &Topology, how: How, dry_run: bool) -> Result<PlanReport, Refused> {
+        if !topology.placement().is_crc16() {
+            return self.share_by_ring(topology, how, dry_run);
+        }
+        let shifts = balance::even(topology, &self.weights(topology)).map_err(|error| self.no_weight(&error))?;
+        self.moves.accept_unless(dry_run, topology, orders(shifts, how))
     }
 
     fn no_weight(&self, error: &balance::BalanceError) -> Refused {
@@ -171,7 +181,7 @@ impl Operator {
 
     pub(super) fn give_share(&self, how: How) -> Result<PlanReport, Refused> {
         let topology = self.moves.topology_now()?;
-        self.moves.accept(&topology, orders(self.even(&topology)?, how))
+        self.share(&topology, how, false)
     }
 
     /// Looks at a server that is to join. `how`: as it gets slots, where it is to get some at once.

@@ -29,6 +29,11 @@ impl Operator {
         self.planner.config().interval
     }
 
+    /// The planner met an error of its own, and decides no more.
+    pub(crate) fn planner_has_failed(&self) {
+        self.planner.has_failed();
+    }
+
     /// Looks at the load once more, and does what follows from it.
     pub(crate) fn look_and_plan(&self) {
         let Ok(topology) = self.moves.topology_now() else { return };

@@ -143,6 +143,8 @@ struct Inner {
     spent: VecDeque<(Instant, usize, u64)>,
     at_work: Option<AtWork>,
     failures: u32,
+    /// It met an error of its own.
+    is_broken: bool,
     noted: Option<(Instant, Vec<(NodeId, NodeId)>)>,
 }
 
@@ -185,6 +187,11 @@ impl Planner {
     pub(crate) fn rests(&self) -> (Mode, Option<String>) {
         let inner = self.inner();
         (inner.config.mode, inner.rests())
+    }
+
+    /// It met an error of its own, and decides no more.
+    pub(crate) fn has_failed(&self) {
+        self.inner().is_broken = true;
     }
 
     /// Whether somebody has switched all automation off.
@@ -386,6 +393,7 @@ impl Planner {
 impl Inner {
     fn rests(&self) -> Option<String> {
         match () {
+            () if self.is_broken => Some("it met an error of its own (see the log), and rests until the router is started anew".to_owned()),
             () if self.kept.is_off => Some("automation is switched off (`switchyard automation on`)".to_owned()),
             () if self.failures >= FAILURES_MAX => Some(format!(
                 "{FAILURES_MAX} decisions in a row did not help: look at `switchyard plan history`, then `switchyard automation on`"

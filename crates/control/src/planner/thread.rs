@@ -1,11 +1,19 @@
 //! The thread that has the planner look at the load again and again.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 
 use anyhow::Context;
+use tracing::error;
 
 use crate::operator::Operator;
+
+/// Keys follow a new list of servers before anything else is planned.
+fn look(operator: &Arc<Operator>) {
+    operator.follow_list();
+    operator.look_and_plan();
+}
 
 /// The running thread; it ends when this is dropped.
 #[derive(Debug)]
@@ -22,7 +30,12 @@ impl PlannerThread {
         let (stop, stopped) = mpsc::channel::<()>();
         let run = move || {
             while matches!(stopped.recv_timeout(operator.planner_interval()), Err(RecvTimeoutError::Timeout)) {
-                operator.look_and_plan();
+                // Its moves are exact whatever it decides, so an error in deciding is no reason to stop serving.
+                if catch_unwind(AssertUnwindSafe(|| look(&operator))).is_err() {
+                    error!("the planner met an error of its own, and rests until the router is started anew: please report it");
+                    operator.planner_has_failed();
+                    break;
+                }
             }
         };
         std::thread::Builder::new().name("planner".to_owned()).spawn(run).context("cannot start a thread")?;

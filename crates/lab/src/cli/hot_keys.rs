@@ -13,10 +13,10 @@ use super::typed;
 /// What hot copies give, and what they cost where nothing is hot
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Three measurements, each of everything in one run, in rounds that take turns: one hot key by the router and by \
-        redis-server itself; a fleet of capped servers under a skewed load, with copies and without; and what the router costs \
-        without anything hot, with copies on and off.\n\n\
-        Takes about half an hour; meanwhile nothing else should run on the machine. The fleet needs root, for cgroups.",
+    long_about = "Four measurements, each of everything in one run, in rounds that take turns: one hot key by the router and by \
+        redis-server itself; a fleet of capped servers under a skewed load, with copies and without; 200 keys that become hot at \
+        once; and what the router costs without anything hot, with copies on and off.\n\n\
+        Takes about half an hour; meanwhile nothing else should run on the machine. Capped servers need root, for cgroups.",
     after_long_help = "Examples:\n  \
         switchyard-lab hot-keys --out docs/results/hot-keys.md\n  \
         switchyard-lab hot-keys --part one --quick       does it work? (its numbers compare nothing)"
@@ -41,7 +41,7 @@ pub(super) struct Arguments {
 
 /// Measures.
 pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Result<()> {
-    let all = [Part::One, Part::Fleet, Part::Idle];
+    let all = [Part::One, Part::Fleet, Part::Surge, Part::Idle];
     hot_keys::run(&hot_keys::Settings {
         switchyard: product::find(arguments.switchyard.as_deref())?,
         parts: if arguments.part.is_empty() { all.to_vec() } else { arguments.part.clone() },

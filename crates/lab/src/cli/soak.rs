@@ -18,7 +18,7 @@ use super::words;
 #[derive(Debug, Args)]
 #[command(
     long_about = "Cycles of: three Redis servers that keep what they acknowledge, the router, clients that write histories, slots that \
-        move, and processes that are killed or stopped meanwhile. After each cycle the histories must be linearizable, every key that \
+        move (in some cycles a fourth server that comes and goes), and processes that are killed or stopped meanwhile. After each cycle the histories must be linearizable, every key that \
         nobody changed must be there once, and nothing may have come back. The first cycle that goes wrong ends the run; its files are \
         kept.",
     after_long_help = "Examples:\n  \
@@ -116,11 +116,12 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
     bar.finish_and_clear();
     let total = outcome?;
     println!(
-        "{} cycles without a violation: {} moves done, {} ended early, {} keys moved in pieces, {} faults, {} operations ({} without a known outcome)",
+        "{} cycles without a violation: {} moves done, {} ended early, {} keys moved in pieces, {} servers came and went, {} faults, {} operations ({} without a known outcome)",
         thousands(total.cycles),
         thousands(total.moves),
         thousands(total.moves_stopped),
         thousands(total.in_pieces),
+        thousands(total.visits),
         thousands(total.faults),
         thousands(total.operations),
         thousands(total.unknown),

@@ -1,4 +1,4 @@
-//! What hot copies give: one hot key, a skewed fleet, and nothing hot at all.
+//! The gain from hot copies: one hot key, a skewed fleet, many keys that become hot at once, and nothing hot at all.
 //!
 //! Everything that is compared is measured in one run, in rounds that take turns, so that a machine that gets slower favours nobody. CPU counts for the process that is
 //! measured alone; requests in a second say little where the generator is the bottleneck, and its share of a processor stands beside them.
@@ -6,6 +6,7 @@
 mod fleet;
 mod idle;
 mod one;
+mod surge;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -28,6 +29,8 @@ pub enum Part {
     One,
     /// Three capped servers, and a few keys that most clients want.
     Fleet,
+    /// Many keys become hot at once.
+    Surge,
     /// Nothing is hot.
     Idle,
 }
@@ -60,6 +63,7 @@ pub fn run(settings: &Settings) -> Result<()> {
         let (name, text) = match part {
             Part::One => ("one", one::measure(settings, folder.path())?),
             Part::Fleet => ("fleet", fleet::measure(settings, folder.path())?),
+            Part::Surge => ("surge", surge::measure(settings, folder.path())?),
             Part::Idle => ("idle", idle::measure(settings, folder.path())?),
         };
         println!("{text}\n");

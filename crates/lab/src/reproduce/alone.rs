@@ -17,7 +17,7 @@ use switchyard_bench::wire::Reply;
 
 use super::capped::Capped;
 use super::makris::pause;
-use super::{Bench, Conduct, Section, measure, publish};
+use super::{Bench, Conduct, Section, measure, publish, written};
 use crate::moves::admin;
 use crate::moves::site::Routed;
 
@@ -26,6 +26,9 @@ const NODES: usize = 4;
 const HOT: usize = 8;
 const COLD: u64 = 20_000;
 const WRITES: f64 = 0.4;
+
+/// A written key is watched so often.
+const WRITTEN_ROUNDS: u32 = 5;
 
 /// Seconds after a change of the hot keys that do not count: the planner has to see it, and to move.
 const SETTLES: u64 = 15;
@@ -95,7 +98,25 @@ pub fn run(settings: &Settings) -> Result<()> {
         WRITES * 100.0,
         change.as_secs()
     )];
-    publish(conduct, MARK, &outcome, &Section { notes, tables: vec![("A fleet left alone".to_owned(), table)], figures: Vec::new() })
+    let rounds: Vec<u32> = (1..=WRITTEN_ROUNDS).collect();
+    let written = measure(
+        conduct,
+        &rounds,
+        |round| json!({"experiment": "written", "cpu": cpu, "connections": connections, "round": round}),
+        |round| format!("a key that is written, round {round}"),
+        |bench, _| written::one(bench, settings),
+    )?;
+    let mut relocated = Table::new(["round", "the key has moved after, s", "errors"]);
+    for (round, runs) in rounds.iter().zip(&written.results) {
+        for run in runs {
+            relocated.row([round.to_string(), format!("{:.1}", run.relocated), run.errors.to_string()]);
+        }
+    }
+    let tables = vec![
+        ("A fleet left alone".to_owned(), table),
+        ("One key that is only written becomes 60 % of its node's load".to_owned(), relocated),
+    ];
+    publish(conduct, MARK, &outcome, &Section { notes, tables, figures: Vec::new() })
 }
 
 fn one(bench: &Bench<'_>, settings: &Settings, mode: &str) -> Result<Measured> {

@@ -1,4 +1,4 @@
-//! Makris et al. (2017): three servers, twenty keys by Zipf, nearly all of them at the first one; and what moving single keys makes of that. Its figures 3 to 8 and table I.
+//! Makris et al. (2017): three servers, twenty keys by Zipf, nearly all of them at the first one; and what moving single keys makes of that. Its figures 1 and 3 to 8, and table I.
 //!
 //! Each policy of the planner has a run of its own. The load runs all the while: first automation is off, and then it is on. Loads and response times of each node
 //! are those that the router counts.
@@ -12,10 +12,13 @@ use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use switchyard_bench::client::Client;
+use switchyard_bench::load::{self, Pace, Sharing, Skew, ValueSizes};
+use switchyard_bench::process;
 use switchyard_bench::random::Rng;
 use switchyard_bench::table::Table;
 
 use super::capped::Capped;
+use super::figure::{self, Line, Panel};
 use super::spread::Spread;
 use super::{Bench, Conduct, Section, measure, publish};
 use crate::moves::admin;
@@ -119,7 +122,41 @@ pub fn run(settings: &Settings) -> Result<()> {
         "Makris et al., table I: {KEYS} keys by Zipf (exponent 1), 18 of them at the first of {NODES} servers. Here each server has {cpu} of a processor, and {connections} clients \
          send GET in a closed loop. Nodes are in the order in which the configuration lists them; after a move the second may have the most."
     )];
-    let section = Section { notes, tables: vec![("Load and response time of each node".to_owned(), table)], figures: Vec::new() };
+    let rates = measure(
+        conduct,
+        &["rates"],
+        |_| json!({"experiment": "makris-rates", "cpu": cpu, "connections": connections}),
+        |_| "response time by rate".to_owned(),
+        |bench, _| by_rate(bench, settings),
+    )?;
+    let points: Vec<(f64, f64)> = rates.results.first().and_then(|runs| runs.first()).cloned().unwrap_or_default();
+    let mut figures = vec![(
+        "makris-rate".to_owned(),
+        "Mean response time of one capped server by the rate of requests (figure 1)".to_owned(),
+        figure::svg(&[Panel {
+            title: "Figure 1: one server".to_owned(),
+            x: "GET/s".to_owned(),
+            y: "mean response time, ms".to_owned(),
+            floor: Some(0.1),
+            lines: vec![Line { name: format!("{cpu} of a processor"), points }],
+        }])?,
+    )];
+    let panels = [
+        ("Figures 3, 4: before", 0, true),
+        ("Figures 6, 7: after", 1, true),
+        ("Figure 5: before", 0, false),
+        ("Figure 8: after", 1, false),
+    ]
+    .map(|(title, phase, is_load)| Panel {
+        title: title.to_owned(),
+        x: "node".to_owned(),
+        y: if is_load { "load, % of all" } else { "response time / node 1's before" }.to_owned(),
+        floor: None,
+        lines: lines(&outcome.results, phase, is_load),
+    });
+    let shows = "Share of the load and response time of each node, before and after, as published and by each policy (figures 3 to 8)";
+    figures.push(("makris".to_owned(), shows.to_owned(), figure::svg(&panels)?));
+    let section = Section { notes, tables: vec![("Load and response time of each node".to_owned(), table)], figures };
     publish(conduct, MARK, &outcome, &section)
 }
 
@@ -167,6 +204,55 @@ fn one(bench: &Bench<'_>, settings: &Settings, policy: &str) -> Result<Measured>
         stop.store(true, Ordering::Relaxed);
         watched
     })
+}
+
+/// The lines of a panel: published, and of each policy the median of its runs.
+fn lines(results: &[Vec<Measured>], phase: usize, is_load: bool) -> Vec<Line> {
+    let number = |node: usize| (node + 1) as f64;
+    let published = PUBLISHED[phase].iter().enumerate();
+    let first = PUBLISHED[0][0].1;
+    let published = published.map(|(node, (load, answer))| (number(node), if is_load { *load } else { answer / first })).collect();
+    let of_run = |run: &Measured, node: usize| {
+        let nodes = if phase == 0 { &run.before } else { &run.after };
+        let all: f64 = nodes.iter().map(|node| node.requests).sum();
+        if is_load { nodes[node].requests * 100.0 / all.max(1.0) } else { nodes[node].answer_us / run.before[0].answer_us.max(1.0) }
+    };
+    let policies = POLICIES.iter().zip(results).map(|(policy, runs)| {
+        let point = |node: usize| Some((number(node), Spread::of(runs.iter().map(|run| of_run(run, node)))?.median));
+        Line { name: (*policy).to_owned(), points: (0..NODES).filter_map(point).collect() }
+    });
+    [Line { name: "published".to_owned(), points: published }].into_iter().chain(policies).collect()
+}
+
+/// Figure 1: rate, and mean response time in milliseconds, until a rate is not kept up with.
+fn by_rate(bench: &Bench<'_>, settings: &Settings) -> Result<Vec<(f64, f64)>> {
+    let (server, address) = process::start_redis(&bench.programs.server, "rates", bench.folder)?;
+    let _capped = Capped::new(server.id(), settings.cpu)?;
+    let (mut rate, mut points) = (200.0, Vec::new());
+    loop {
+        ensure!(!bench.conduct.stop.load(Ordering::Relaxed), "interrupted");
+        let run = load::start(&load::Settings {
+            target: address,
+            threads: 1,
+            connections: settings.connections,
+            pipeline: 1000,
+            pace: Pace::Open { rate },
+            duration: settings.phase,
+            mix: "get=1".parse()?,
+            sizes: ValueSizes::fixed(64),
+            keys: 1000,
+            skew: Skew::Uniform,
+            sharing: Sharing::Shared,
+            prefix: "rate:".to_owned(),
+            seed: 1,
+        })?;
+        let summary = run.finish()?;
+        points.push((rate, summary.total.mean().as_secs_f64() * 1e3));
+        if (summary.total.replies as f64) < rate * summary.elapsed.as_secs_f64() * 0.9 || points.len() > 40 {
+            return Ok(points);
+        }
+        rate *= 1.5;
+    }
 }
 
 /// Sums of the keys' shares.

@@ -21,6 +21,7 @@ pub(crate) mod spread;
 pub mod tuning;
 mod watch;
 pub mod ways;
+mod written;
 
 use std::cell::Cell;
 use std::fmt::Write as _;

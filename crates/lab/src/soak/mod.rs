@@ -1,5 +1,7 @@
 //! Cycles of real servers, a real router, clients that write histories, moves, and faults; and what must be true after each.
 //!
+//! In some cycles no moves are ordered: a fourth server comes and goes, by the autoscaler.
+//!
 //! A cycle: three servers that keep what they acknowledge (append-only file, fsync always), the router, keys that nobody changes, clients
 //! on keys that many change. Slots move from node to node; while they move, a process is killed (SIGKILL) and started again, or stopped
 //! for a while (SIGSTOP). Afterwards: every history has an order in which one Redis could have executed it; every key that nobody changed
@@ -8,6 +10,7 @@
 //! Each cycle has a seed, which decides everything but the timing of the processes.
 
 mod fixed;
+mod visitor;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -21,6 +24,7 @@ use switchyard_bench::random::{Rng, mix};
 use crate::history::{self, Kind};
 use crate::moves::admin::{self, Order, Standing};
 use crate::site::Site;
+use visitor::Visitor;
 
 /// Servers of a cycle.
 const NODES: usize = 3;
@@ -78,6 +82,8 @@ struct Shape {
     two_moves: bool,
     /// Every other move takes single keys and leaves their slots.
     keys: bool,
+    /// Instead of moves a fourth server comes and goes.
+    visits: bool,
 }
 
 /// Half of the keys of every sort, but none of the transactions: those need theirs together.
@@ -92,6 +98,7 @@ impl Shape {
             aof: rng.below(4) == 0,
             two_moves: rng.below(3) == 0,
             keys: rng.below(3) == 0,
+            visits: rng.below(4) == 0,
         }
     }
 
@@ -160,6 +167,8 @@ pub struct Tally {
     pub moves_stopped: u64,
     /// Keys that were moved in pieces.
     pub in_pieces: u64,
+    /// Servers that came, and went again.
+    pub visits: u64,
     /// Faults.
     pub faults: u64,
     /// Operations in the histories.
@@ -176,6 +185,7 @@ impl Tally {
         self.moves += other.moves;
         self.moves_stopped += other.moves_stopped;
         self.in_pieces += other.in_pieces;
+        self.visits += other.visits;
         self.faults += other.faults;
         self.operations += other.operations;
         self.unknown += other.unknown;
@@ -218,7 +228,12 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
     let mut rng = Rng::new(mix(seed));
     show("starting");
     let shape = Shape::of(seed);
-    let serve_args: Vec<String> = shape.serve_args().into_iter().chain(settings.serve_args.iter().cloned()).collect();
+    let mut serve_args = shape.serve_args();
+    let visitor = (shape.visits && settings.moves).then(|| Visitor::new(folder));
+    if visitor.is_some() {
+        serve_args.extend(Visitor::serve_args(folder)?);
+    }
+    serve_args.extend(settings.serve_args.iter().cloned());
     let mut site = Site::start(&settings.switchyard, &serve_args, NODES, folder)?;
     fixed::fill(site.entry(), settings.keys)?;
     let recording = history::start(&history::Settings {
@@ -239,6 +254,16 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
     std::thread::sleep(Duration::from_millis(300));
     while begun.elapsed() < settings.cycle {
         ensure!(!settings.stop.load(Ordering::Relaxed), "interrupted");
+        if let Some(visitor) = &visitor {
+            for comes in [true, false] {
+                show(&format!("{} operations, a fourth server {}", recording.tally().operations, if comes { "comes" } else { "goes" }));
+                let disturb = |site: &mut Site| visited(site, visitor, fault, &mut rng);
+                visitor.change(&settings.switchyard, &mut site, comes, disturb, &settings.stop)?;
+                tally.faults += u64::from(fault != Fault::None);
+                tally.visits += u64::from(!comes);
+            }
+            continue;
+        }
         let (from, to) = busiest_and_another(&site, &mut rng)?;
         show(&format!("{} operations, moving from node {from} to node {to}", recording.tally().operations));
         let mut moves = Vec::new();
@@ -338,6 +363,20 @@ fn inject(site: &mut Site, fault: Fault, from: usize, to: usize, rng: &mut Rng) 
         Fault::StopTarget => site.hold(site.node_process(to), pause),
         Fault::StopRouter => site.hold(site.router_process(), pause),
     }
+}
+
+/// A fault while a server comes or goes: that server stands for the target of moves.
+fn visited(site: &mut Site, visitor: &Visitor, fault: Fault, rng: &mut Rng) -> Result<()> {
+    std::thread::sleep(Duration::from_millis(rng.below(2500)));
+    match fault {
+        Fault::KillTarget => visitor.kill(),
+        Fault::StopTarget => match visitor.process() {
+            Some(id) => site.hold(Some(id), Duration::from_millis(100 + rng.below(2400)))?,
+            None => {}
+        },
+        fault => inject(site, fault, rng.below(NODES as u64) as usize, 0, rng)?,
+    }
+    Ok(())
 }
 
 /// How a move ended, and how many keys it moved in pieces.

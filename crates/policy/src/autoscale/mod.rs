@@ -184,6 +184,9 @@ pub struct State {
     below: Option<Millis>,
     /// The end of the latest change.
     changed: Option<Millis>,
+    /// The latest change was given up.
+    #[serde(default)]
+    has_failed: bool,
     /// The number of the next change.
     next: u64,
     /// The change that is under way.
@@ -208,10 +211,17 @@ impl State {
         self.next
     }
 
-    /// The change that is under way has ended, whatever came of it.
-    pub fn ended(&mut self, now: Millis) {
+    /// The change that is under way has ended: well, or it was given up.
+    pub fn ended(&mut self, now: Millis, has_failed: bool) {
         let next = self.next;
-        *self = Self { changed: Some(now), next, ..Self::default() };
+        *self = Self { changed: Some(now), has_failed, next, ..Self::default() };
+    }
+
+    /// A clock that went back begins each wait anew.
+    fn catch_up(&mut self, now: Millis) {
+        for since in [&mut self.above, &mut self.below, &mut self.changed].into_iter().flatten() {
+            *since = (*since).min(now);
+        }
     }
 }
 
@@ -314,9 +324,15 @@ fn judged(observed: &Observed, knobs: &Knobs, state: &mut State) -> (What, Vec<R
         return (What::Stay, vec![Reason::UnderWay(key)]);
     }
     let (count, now) = (observed.nodes.len(), observed.now);
+    state.catch_up(now);
     let (least, scheduled) = minimum(knobs, now);
     if count < least {
-        return (What::Add, vec![Reason::Minimum(least, scheduled)]);
+        let reasons = vec![Reason::Minimum(least, scheduled)];
+        // A provisioner that has just failed is not asked again at once.
+        return match state.has_failed.then(|| pause_left(state, now, knobs.up_pause)).flatten() {
+            Some(why) => (What::Stay, with(reasons, why)),
+            None => (What::Add, reasons),
+        };
     }
     if count > knobs.nodes_max {
         let why = Reason::Maximum(knobs.nodes_max);
@@ -367,12 +383,17 @@ fn removal(observed: &Observed, reasons: Vec<Reason>) -> (What, Vec<Reason>) {
     }
 }
 
-/// Time that has to pass first. A clock that went back begins a wait anew, and shortens none.
+/// Time that has to pass first.
 fn hindered(state: &State, now: Millis, since: Millis, patience: Millis, pause: Millis) -> Option<Reason> {
     let lasted = now.saturating_sub(since);
     if lasted < patience {
         return Some(Reason::Lasts(lasted, patience));
     }
+    pause_left(state, now, pause)
+}
+
+/// The rest of the pause after the latest change.
+fn pause_left(state: &State, now: Millis, pause: Millis) -> Option<Reason> {
     let passed = now.saturating_sub(state.changed?);
     (passed < pause).then(|| Reason::Pause(pause - passed))
 }

@@ -89,16 +89,50 @@ impl Continuum {
     }
 }
 
+impl Continuum {
+    /// The numbers that an earlier one of this fleet did not have, each with one under which that one had some of its keys.
+    #[must_use]
+    pub fn came_from(&self, before: &Self) -> BTreeMap<Slot, Slot> {
+        let (now, before) = (self.parts().0, before.parts().0);
+        let slot_before = |place: usize| match now.points().get(place) {
+            Some(point) => arc_at(before, *point),
+            None => before.slots()[place % before.slots().len()],
+        };
+        let places = now.slots().iter().enumerate();
+        let highest = before.slots().iter().max();
+        places.filter(|(_, slot)| Some(*slot) > highest).map(|(place, slot)| (*slot, slot_before(place))).collect()
+    }
+
+    /// The part of all hashes that these slots have (ascending): of the keys they have about as much.
+    #[must_use]
+    pub fn share(&self, slots: &[Slot]) -> f64 {
+        let table = self.parts().0;
+        let is_one = |slot: &Slot| slots.binary_search(slot).is_ok();
+        if table.points().is_empty() {
+            return table.slots().iter().filter(|slot| is_one(slot)).count() as f64 / table.slots().len() as f64;
+        }
+        // An arc begins behind the point before it; the first one begins behind the last point.
+        let ends = table.points().iter().copied();
+        let begins = table.points().last().copied().into_iter().chain(ends.clone());
+        let arcs = begins.zip(ends).zip(table.slots());
+        let whole = |begin: u32, end: u32| if begin == end { 1_u64 << 32 } else { u64::from(end.wrapping_sub(begin)) };
+        let sum: u64 = arcs.filter(|(_, slot)| is_one(slot)).map(|((begin, end), _)| whole(begin, end)).sum();
+        sum as f64 / (1_u64 << 32) as f64
+    }
+}
+
+/// The slot of the arc that ends at this point or holds it.
+fn arc_at(table: &Table, point: u32) -> Slot {
+    let at = table.points().partition_point(|other| *other < point);
+    table.slots()[if at == table.slots().len() { 0 } else { at }]
+}
+
 /// The arcs between the points of both: each with the slot that it has and the server that it gets.
 fn cut_arcs(table: &Table, next: &Arcs) -> (Vec<u32>, Vec<(Slot, u16)>) {
     let mut points = [table.points(), &next.points].concat();
     points.sort_unstable();
     points.dedup();
-    let slot_at = |point: u32| {
-        let at = table.points().partition_point(|other| *other < point);
-        table.slots()[if at == table.slots().len() { 0 } else { at }]
-    };
-    let cut = points.iter().map(|point| (slot_at(*point), next.server_at(*point))).collect();
+    let cut = points.iter().map(|point| (arc_at(table, *point), next.server_at(*point))).collect();
     (points, cut)
 }
 
@@ -197,6 +231,13 @@ mod tests {
                     published[slot.index()] = *owner;
                 }
                 let fresh = Continuum::new(scheme, list(servers)).expect("a continuum");
+                let came_from = overlay.continuum.came_from(&now);
+                prop_assert_eq!(came_from.len(), overlay.split.len());
+                prop_assert!(came_from.values().all(|slot| slot.index() < now.slots()));
+                let all: Vec<Slot> = (0..overlay.continuum.slots()).map(slot_at).collect();
+                prop_assert!((overlay.continuum.share(&all) - 1.0).abs() < 1e-9);
+                let differing = overlay.continuum.share(&overlay.changed);
+                prop_assert!((0.0..=1.0).contains(&differing) && (differing > 0.0) != overlay.changed.is_empty());
                 for key in &keys {
                     let (old, new) = (now.slot_of(key), overlay.continuum.slot_of(key));
                     prop_assert_eq!(published[new.index()], owners[old.index()], "publishing moves no key");

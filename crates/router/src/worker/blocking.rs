@@ -14,7 +14,7 @@
 
 use std::sync::atomic::Ordering;
 
-use switchyard_policy::topology::NodeId;
+use switchyard_policy::topology::{NodeId, Slot};
 use switchyard_resp::command::{Command, CommandClass, Flags};
 use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
@@ -22,6 +22,7 @@ use tracing::warn;
 
 use super::dispatch::Flow;
 use super::downstream::Client;
+use super::exceptions::slots_by;
 use super::keyed::Call;
 use super::kind::{Task, Waited};
 use super::pool::Acquired;
@@ -75,6 +76,17 @@ impl Unblock {
     /// The clients that have asked for it so far, and not only we.
     pub(super) fn take_askers(&mut self) -> Vec<(Asker, bool)> {
         std::mem::take(&mut self.askers)
+    }
+}
+
+/// Whether keys that a client waits for, which were in this slot when it began, are in one that moves.
+fn waits_on_the_way(worker: &Worker, slot: Slot, holder: Handle) -> bool {
+    let topology = &worker.plan.topology;
+    match worker.clients.get(holder).and_then(|client| client.waiting.as_ref()) {
+        Some(waiting) if !topology.placement().is_crc16() => {
+            slots_by(&worker.plan, waiting.request()).into_iter().any(|slot| topology.transit(slot).is_some())
+        }
+        _ => topology.transit(slot).is_some(),
     }
 }
 
@@ -352,7 +364,7 @@ impl Worker {
             if waited.line().is_some() && self.clients.get(holder).is_none_or(|client| client.waiting.is_none()) {
                 continue;
             }
-            if waited.line().is_some_and(|slot| self.plan.topology.transit(slot).is_some()) {
+            if waited.line().is_some_and(|slot| waits_on_the_way(self, slot, holder)) {
                 self.note_kept(holder, node);
             }
             self.links.get_mut(handle).into_iter().for_each(|link| link.restamp(epoch));

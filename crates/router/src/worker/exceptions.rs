@@ -4,6 +4,7 @@
 //! are home (`colocate`), except where `cross_slot` can bring the values together; where they do not come home it is refused with the command that
 //! brings them.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use switchyard_policy::colocate::Wanted;
@@ -21,6 +22,16 @@ use crate::slab::Handle;
 /// What is wanted so that these keys of one slot live together: those that do not live where their slot is.
 pub(super) fn wanted_of<'k>(plan: &Plan, keys: impl Iterator<Item = &'k [u8]>) -> Wanted {
     Wanted::Keys(keys.filter(|key| plan.topology.exception(key).is_some()).map(Arc::from).collect())
+}
+
+/// The slots of the keys of a request by this plan: none where it cannot be read.
+pub(super) fn slots_by(plan: &Arc<Plan>, request: &[u8]) -> BTreeSet<Slot> {
+    let slots = parsed(plan, request, |command, args| {
+        let mut keys = Vec::new();
+        command.find_keys(args, &mut keys).ok()?;
+        Some(keys.iter().filter_map(|k| args.get(*k as usize)).map(|key| plan.topology.slot_of(key)).collect())
+    });
+    slots.flatten().unwrap_or_default()
 }
 
 impl Worker {
@@ -140,7 +151,9 @@ impl Worker {
     /// The same for the keys of a request, which are in this slot.
     pub(super) fn is_used_at(&self, slot: Slot, request: &[u8], node: NodeId) -> bool {
         let plan = self.plan_of_moved();
-        if !plan.topology.is_exceptional(slot) {
+        // The slot may have lost these keys to another number since the request came.
+        let is_known = plan.topology.placement().is_crc16();
+        if is_known && !plan.topology.is_exceptional(slot) {
             return plan.topology.owner(slot) == node;
         }
         let all = parsed(plan, request, |command, args| {

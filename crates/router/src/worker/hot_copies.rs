@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 use switchyard_policy::hot_copies::{Asked, Copies, Discarded, GateId, Holds, Over, Read, Share};
 use switchyard_policy::migration::Fingerprinter;
 use switchyard_policy::seat::Standing;
-use switchyard_policy::topology::{NodeId, Slot};
+use switchyard_policy::topology::{NodeId, Placement, Slot, crc16_slot};
 use switchyard_resp::command::{Command, CommandClass, Flags, Handling, KeyError, Split};
 use switchyard_resp::request::Args;
 use switchyard_resp::translate::{Shape, to_resp2};
@@ -198,7 +198,13 @@ fn gates_of(worker: &mut Worker, node: NodeId, command: &Command, args: &Args<'_
     if command.flags.has(Flags::SCRIPT) {
         // One that is checked touches keys in the slots of those that it declares, and no others. A library may have come to its node past the check.
         if worker.plan.checks_scripts() && !command.name.starts_with("FCALL") {
-            keys.for_each(|key| found.extend(set.gates_in(worker.plan.topology.slot_of(key))));
+            match worker.plan.topology.placement() {
+                Placement::Crc16 => keys.for_each(|key| found.extend(set.gates_in(crc16_slot(key)))),
+                // There it touches the keys themselves, and the slot of an armed key may be that of an earlier list of servers.
+                Placement::Continuum(_) => {
+                    found.extend(keys.map(|key| hot.hash(key)).filter(|hash| set.get(*hash).is_some()).map(GateId::of_key))
+                }
+            }
         } else {
             found.push(GateId::of_node(node));
         }
@@ -546,8 +552,9 @@ fn count(worker: &Worker) {
 
 // ---- the set, and the plan ----
 
-/// Where a key lives; `None`: its slot is on its way.
+/// The node at which a key lives; `None`: its slot is on its way. `slot`: its slot, where slots never change.
 fn lives_at(plan: &Plan, key: &[u8], slot: Slot) -> Option<NodeId> {
+    let slot = if plan.topology.placement().is_crc16() { slot } else { plan.topology.slot_of(key) };
     plan.topology.transit(slot).is_none().then(|| plan.topology.lives_at(key))
 }
 

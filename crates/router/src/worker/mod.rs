@@ -378,6 +378,9 @@ impl Worker {
             hot_copies::place_anew(self);
         }
         hot_copies::limit(self);
+        if self.plan.topology.placement() != before.topology.placement() {
+            transactions::place_anew(self);
+        }
         if self.plan.topology.epoch() != before.topology.epoch() {
             self.restamp_waiting();
             self.fail_watches_left_behind();

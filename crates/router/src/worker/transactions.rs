@@ -13,7 +13,7 @@
 //! Not a connection from MULTI on with each command sent at once: it would cost a round trip for each command and a connection for each
 //! client in the middle of a transaction.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use switchyard_policy::routing::{Route, route};
@@ -24,7 +24,7 @@ use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
 use super::downstream::Client;
-use super::exceptions::wanted_of;
+use super::exceptions::{slots_by, wanted_of};
 use super::keyed::{Call, EndNumber, Keyed, Request};
 use super::kind::Task;
 use super::own_answers::OwnAnswers;
@@ -83,6 +83,29 @@ pub(super) struct Watch {
     keys: Vec<Box<[u8]>>,
     /// The connection that the node watches for.
     pub(super) link: Handle,
+}
+
+/// Keys have other slots than before, at the same nodes. Queued commands and watched keys are placed as if they came now.
+pub(super) fn place_anew(worker: &mut Worker) {
+    let one_of = |slots: BTreeSet<Slot>| slots.first().copied().filter(|_| slots.len() == 1);
+    let plan = Arc::clone(&worker.plan);
+    for handle in worker.clients.handles() {
+        let Some(session) = worker.clients.get_mut(handle).and_then(|client| client.session.as_mut()) else { continue };
+        if session.multi.slot.is_some() {
+            let requests = session.multi.requests();
+            match one_of(requests.iter().flat_map(|request| slots_by(&plan, request)).collect()) {
+                Some(slot) => session.multi.slot = Some(slot),
+                // As one of them would be refused now.
+                None => session.multi.aborted = true,
+            }
+        }
+        if let Some(watch) = &mut session.watch {
+            match one_of(watch.keys.iter().map(|key| plan.topology.slot_of(key)).collect()) {
+                Some(slot) => watch.slot = slot,
+                None => session.watch_failed = true,
+            }
+        }
+    }
 }
 
 impl Client {

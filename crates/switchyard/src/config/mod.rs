@@ -494,6 +494,23 @@ impl Config {
         Ok(ignored)
     }
 
+    /// Keeps nodes that the file of a pool lists no longer, at these addresses.
+    pub(crate) fn keep_leaving(&mut self, leaving: &BTreeMap<String, String>) -> Result<(), Problems> {
+        for (name, address) in leaving {
+            let problem =
+                |why| Problems(vec![Problem::new(format!("the node {name}, which leaves the pool, is on record at {address}: {why}"))]);
+            let address = Some(Endpoint::parse(address, Some(NODE_PORT)).map_err(problem)?);
+            let origin = Some(Origin::Flag("an earlier list of servers".to_owned()));
+            self.nodes.push(NodeConfig { name: Some(name.clone()), address, origin, ..NodeConfig::default() });
+        }
+        Ok(())
+    }
+
+    /// The addresses of the nodes by their names, of those that have one.
+    pub(crate) fn node_places(&self) -> BTreeMap<String, String> {
+        self.nodes.iter().filter_map(|node| Some((node.name()?, node.address.as_ref()?.to_string()))).collect()
+    }
+
     /// The names of the nodes, in the order given.
     pub(crate) fn node_names(&self) -> Vec<String> {
         self.nodes.iter().filter_map(NodeConfig::name).collect()

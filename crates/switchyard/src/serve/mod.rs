@@ -11,6 +11,7 @@ mod pools;
 mod reload;
 mod users;
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::io;
 use std::net::SocketAddr;
@@ -78,6 +79,14 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         reload::tell_ignored(&config.apply_membership(&remembered.added, &remembered.removed)?);
         resolved = config.resolve(|_| None)?;
     }
+    let leaving = match &config.pool {
+        Some(_) => members::leaving(placement.store(), placement.topology().as_deref(), &config.node_names(), &remembered.removed)?,
+        None => BTreeMap::new(),
+    };
+    if !leaving.is_empty() {
+        config.keep_leaving(&leaving)?;
+        resolved = config.resolve(|_| None)?;
+    }
     placement.check_scheme(config.pool.as_ref().map(|pool| &pool.scheme))?;
     if placement.topology().is_none() && config.pool.is_none() {
         // A first start looks at every node to find the keys, and so has to know each address.
@@ -143,6 +152,10 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     let settled = placement.settle(&wanted, |_| {})?;
     // Not before: a start that is refused has changed nothing.
     members::remember(placement.store(), &read.node_names(), None)?;
+    if config.pool.is_some() {
+        members::keep_places(placement.store(), &config.node_places())?;
+        fleet.operator.tune_list(&read.node_names(), &leaving.into_keys().collect::<Vec<_>>(), true);
+    }
     let topology = settled.topology;
     for name in &settled.joined {
         info!("node {name} has joined; it owns no slots yet, so no keys are on it");

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use switchyard_control::admin::{self, Access, AdminAccess, AdminTls};
 use switchyard_control::failover::{self, Observer, Watched};
-use switchyard_control::members::{FleetFacts, MemberChange, NodeList, recall, remember};
+use switchyard_control::members::{FleetFacts, MemberChange, NodeList, keep_places, leaving, recall, remember};
 use switchyard_control::nodes::NodeConnection;
 use switchyard_control::placement;
 use switchyard_control::{Fleet, Running};
@@ -172,9 +172,25 @@ impl Reloader {
         }
     }
 
+    /// Nodes of a pool that its file lists no longer: they stay until they are empty.
+    fn leaving(&self, config: &Config, removed: &[String], change: Option<&MemberChange>) -> anyhow::Result<BTreeMap<String, String>> {
+        if config.pool.is_none() {
+            return Ok(BTreeMap::new());
+        }
+        let topology = self.fleet.placement.topology();
+        let mut leaving = leaving(self.fleet.placement.store(), topology.as_deref(), &config.node_names(), removed)?;
+        if let Some(MemberChange::Remove(name)) = change {
+            leaving.remove(name);
+        }
+        Ok(leaving)
+    }
+
     fn apply_read(&mut self, mut config: Config, running: &Arc<Running>, change: Option<&MemberChange>) -> Result<usize, Vec<String>> {
-        let remembered = recall(self.fleet.placement.store(), &config.node_names()).map_err(|error| vec![format!("{error:#}")])?;
+        let listed = config.node_names();
+        let remembered = recall(self.fleet.placement.store(), &listed).map_err(|error| vec![format!("{error:#}")])?;
         tell_ignored(&config.apply_membership(&remembered.added, &remembered.removed).map_err(told)?);
+        let leaving = self.leaving(&config, &remembered.removed, change).map_err(|error| vec![format!("{error:#}")])?;
+        config.keep_leaving(&leaving).map_err(told)?;
         let scheme = config.pool.as_ref().map(|pool| &pool.scheme);
         self.fleet.placement.check_scheme(scheme).map_err(|error| vec![error.to_string()])?;
         let changes = config.changes_since(&self.config);
@@ -207,6 +223,10 @@ impl Reloader {
         let settled = settled.map_err(|error| vec![format!("{error:#}")])?;
         self.fleet.moves.tune(&config.moves, config.command_timeout());
         self.fleet.operator.tune(&resolved.nodes);
+        if config.pool.is_some() {
+            keep_places(self.fleet.placement.store(), &config.node_places()).map_err(|error| vec![format!("{error:#}")])?;
+            self.fleet.operator.tune_list(&listed, &leaving.into_keys().collect::<Vec<_>>(), change.is_none());
+        }
         self.fleet.operator.tune_planner(&config.planner);
         self.fleet.operator.tune_autoscaler(&config.autoscale);
         warnings.into_iter().chain(lowered).for_each(|warning| warn!("{warning}"));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value as Json;
 
-use crate::movectl::{json, refused};
+use crate::movectl::{done, json, refused};
 use crate::support::node::default_program;
 use crate::support::{Client, Site, SiteOptions, Value, ok, ports, until_within};
 
@@ -141,7 +141,7 @@ fn nodes_come_and_go_without_a_failed_request() {
         assert_eq!(servers(&fleet.folder).len(), 0, "its server was stopped");
     });
     let texts: Vec<String> = fleet.standing()["events"].as_array().expect("events").iter().map(|event| event["text"].to_string()).collect();
-    assert!(texts.iter().any(|text| text.contains("was drained and stopped")), "{texts:?}");
+    assert!(texts.iter().any(|text| text.contains("has left and is stopped")), "{texts:?}");
     assert!(fleet.site.router().metrics().contains("autoscale_changes_done_total 2"));
 }
 
@@ -177,6 +177,27 @@ fn a_new_server_that_is_killed_is_started_again() {
     end(&fleet.folder);
     fleet.wait_for_nodes(3);
     assert_eq!(servers(&fleet.folder).len(), 1);
+}
+
+/// Also if the configuration names another provisioner by then.
+#[test]
+fn the_server_of_a_node_that_people_remove_is_stopped() {
+    // The shell stays around the server, and passes no signal on.
+    let program = default_program();
+    let command = format!("'sh', '-c', '{program} --port {{port}} --dir {{dir}} --save \"\"; true'");
+    let Some(fleet) = Fleet::start(&command, "max-nodes = 3") else { return };
+    fleet.want(3);
+    fleet.wait_for_nodes(3);
+    let started = fleet.standing()["started"][0].as_str().expect("a server").to_owned();
+    let router = fleet.site.router();
+    std::fs::write(router.config_file(), "[autoscale.standby]\nservers = [\"127.0.0.1:1\"]\n").expect("written");
+    router.process().signal(Signal::HUP);
+    until_within(PATIENCE, "it is reloaded", || fleet.standing()["provisioner"] == "standby");
+    done(router, &format!("nodes drain {started} --wait --goal fast"));
+    done(router, &format!("nodes remove {started}"));
+    until_within(PATIENCE, "its server is stopped", || servers(&fleet.folder).is_empty());
+    fleet.wait_for_nodes(2);
+    assert_eq!(fleet.standing()["started"], Json::Array(Vec::new()));
 }
 
 #[test]

@@ -1,0 +1,231 @@
+//! A fleet on a continuum: each key is to be where the list of servers puts it. A new list is laid over the ring that there is, and what differs moves.
+//!
+//! A list comes from people, who name a node or ask for balance, or from a file that was read again. The file waits for its turn here, because moves may be under
+//! way, and because the thread that reads it is the one that lets nodes join and go.
+//!
+//! It is on record that keys are to follow before the new ring is seen. So a router that is killed between the two goes on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use switchyard_policy::balance::Shift;
+use switchyard_policy::migration::How;
+use switchyard_policy::topology::{Continuum, NodeId, Server, Slot, Topology};
+use tracing::{info, warn};
+
+use super::{Operator, orders};
+use crate::admin::{HowRequest, PlanReport, Refused, conflict};
+use crate::members::MemberChange;
+use crate::store::{RedbStore, StoreError, load_as, save_as};
+
+/// The document of the store: keys are to follow a ring that is in force.
+const BEHIND: &str = "ring-is-behind";
+
+/// What did not work is tried again so often.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// The list that a file has, and what is left to do for it.
+#[derive(Debug)]
+pub(super) struct Ring(Mutex<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// Servers of the file.
+    listed: BTreeSet<String>,
+    /// Nodes that it lists no longer. They go when they are empty.
+    leaving: BTreeSet<String>,
+    /// The file has been read, and has not been followed.
+    is_due: bool,
+    /// A ring is in force, and keys have yet to follow it.
+    is_behind: bool,
+    /// The latest trouble, and when to try again.
+    trouble: Option<(String, Instant)>,
+}
+
+impl Ring {
+    pub(super) fn load(store: &RedbStore) -> Result<Self, StoreError> {
+        Ok(Self(Mutex::new(Inner { is_behind: load_as(store, BEHIND)?, ..Inner::default() })))
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a node stays only until it is empty.
+    pub(super) fn is_leaving(&self, name: &str) -> bool {
+        self.inner().leaving.contains(name)
+    }
+
+    fn set_behind(&self, store: &RedbStore, is_behind: bool) -> Result<(), Refused> {
+        let mut inner = self.inner();
+        if inner.is_behind != is_behind {
+            save_as(store, BEHIND, &is_behind)
+                .map_err(|error| Refused::Failed(format!("that keys follow a new list cannot be kept: {error}")))?;
+            inner.is_behind = is_behind;
+        }
+        Ok(())
+    }
+}
+
+impl Operator {
+    /// The servers that a file of a pool lists, and nodes that it lists no longer. `follow`: it was read anew, so keys are to follow it.
+    pub fn tune_list(&self, listed: &[String], leaving: &[String], follow: bool) {
+        let mut inner = self.ring.inner();
+        inner.listed = listed.iter().cloned().collect();
+        inner.leaving = leaving.iter().cloned().collect();
+        inner.is_due |= follow;
+    }
+
+    /// Has keys follow the file, and nodes go that it lists no longer. To be called again and again.
+    pub(crate) fn follow_list(&self) {
+        let (is_due, leaving) = {
+            let inner = self.ring.inner();
+            if inner.trouble.as_ref().is_some_and(|(_, again)| Instant::now() < *again) {
+                return;
+            }
+            (inner.is_due || inner.is_behind, inner.leaving.clone())
+        };
+        let followed = if is_due { self.follow_now() } else { Ok(()) };
+        let left = leaving.iter().try_for_each(|name| self.let_go(name));
+        let mut inner = self.ring.inner();
+        match followed.and(left) {
+            Ok(()) => inner.trouble = None,
+            Err(refused) => {
+                let (text, again) = (refused.text().to_owned(), Instant::now() + AGAIN);
+                if inner.trouble.as_ref().is_none_or(|(known, _)| *known != text) {
+                    warn!("keys do not follow the list of servers yet: {text}");
+                }
+                inner.trouble = Some((text, again));
+            }
+        }
+    }
+
+    fn follow_now(&self) -> Result<(), Refused> {
+        let how = self.moves.how(&HowRequest::default())?;
+        let _one = self.plan();
+        let topology = self.moves.topology_now()?;
+        let Some(ring) = topology.placement().continuum() else {
+            self.ring.inner().is_due = false;
+            return Ok(());
+        };
+        if !self.moves.open_ids().is_empty() {
+            return Ok(());
+        }
+        let known: BTreeSet<&str> = ring.servers().iter().map(|server| server.name.as_str()).collect();
+        let listed = self.ring.inner().listed.clone();
+        let list = self.list_of(&topology, |name| listed.contains(name) || known.contains(name));
+        let is_behind = self.ring.inner().is_behind;
+        let report = self.lay_over(&topology, list, is_behind, how, false)?;
+        self.ring.inner().is_due = false;
+        if !report.moves.is_empty() {
+            info!("keys follow the list of servers: {}", report.notes.join("; "));
+        }
+        Ok(())
+    }
+
+    /// A node that the file lists no longer goes as soon as it owns nothing.
+    fn let_go(&self, name: &str) -> Result<(), Refused> {
+        let _one = self.plan();
+        let topology = self.moves.topology_now()?;
+        let node = topology.nodes().find(|node| node.name == name).map(|node| node.id);
+        match node {
+            Some(id) if topology.slots_of(id) > 0 || topology.exceptions_at(id) > 0 || self.moves.involving(id).is_some() => return Ok(()),
+            Some(_) => {
+                self.list.change(MemberChange::Remove(name.to_owned())).map_err(Refused::Failed)?;
+                info!("node {name} is not in the list of servers any more, has no keys left, and is gone");
+            }
+            None => {}
+        }
+        self.ring.inner().leaving.remove(name);
+        Ok(())
+    }
+
+    /// Has every node own its share: by the ring of all nodes that may get keys.
+    pub(super) fn share_by_ring(&self, topology: &Topology, how: How, dry_run: bool) -> Result<PlanReport, Refused> {
+        self.lay_over(topology, self.list_of(topology, |_| true), true, how, dry_run)
+    }
+
+    /// Has a node own nothing: by the ring without it.
+    pub(super) fn drain_by_ring(
+        &self,
+        topology: &Topology,
+        ring: &Continuum,
+        name: &str,
+        how: How,
+        dry_run: bool,
+    ) -> Result<PlanReport, Refused> {
+        let stays = |other: &str| other != name && ring.servers().iter().any(|server| server.name == other);
+        self.lay_over(topology, self.list_of(topology, stays), false, how, dry_run)
+    }
+
+    /// The servers of a ring: of these nodes all that may get keys.
+    fn list_of(&self, topology: &Topology, includes: impl Fn(&str) -> bool) -> Vec<Server> {
+        let weights = self.weights(topology);
+        let server = |node: &switchyard_policy::topology::Node| {
+            let weight = weights.get(&node.id).copied().filter(|weight| *weight > 0 && includes(&node.name))?;
+            Some(Server { name: node.name.clone(), weight })
+        };
+        topology.nodes().filter_map(server).collect()
+    }
+
+    /// Lays this list over the ring, and orders the moves of what differs. `all`: also of slots that somebody has moved away from where the list has them.
+    fn lay_over(&self, topology: &Topology, list: Vec<Server>, all: bool, how: How, dry_run: bool) -> Result<PlanReport, Refused> {
+        let mut sorted = list.clone();
+        sorted.sort_unstable();
+        let mut present = topology.placement().continuum().map(|ring| ring.servers().to_vec()).unwrap_or_default();
+        present.sort_unstable();
+        let is_new = sorted != present;
+        let (next, changed) = match is_new {
+            true => topology.laid_over(list.iter().cloned()).map(|(next, goals)| (next, goals.into_iter().map(|(slot, _)| slot).collect())),
+            false => Ok((topology.clone(), Vec::new())),
+        }
+        .map_err(|error| conflict(error.to_string()))?;
+        let steps = |next: &Topology, changed: &[Slot]| {
+            let mut steps: Vec<_> = next
+                .nodes()
+                .filter(|node| !in_list(&list, &node.name))
+                .flat_map(|node| Self::away_from_home(next, node.id, None, how))
+                .collect();
+            let shifts = to_homes(next, |slot, owner| all || changed.binary_search(&slot).is_ok() || !in_list(&list, owner));
+            steps.extend(orders(shifts, how));
+            steps
+        };
+        let planned = steps(&next, &changed);
+        let moving: BTreeSet<Slot> = planned.iter().filter(|order| order.keys.is_none()).flat_map(|order| &order.slots).copied().collect();
+        let share = next.placement().continuum().map_or(0.0, |ring| ring.share(&moving.into_iter().collect::<Vec<_>>()));
+        let note = format!("about {:.1} % of the keys move: those that the list puts at another server", share * 100.0);
+        if dry_run {
+            let plan = self.moves.accept_unless(true, &next, planned)?;
+            return Ok(PlanReport { notes: [note].into_iter().chain(plan.notes).collect(), ..plan });
+        }
+        self.moves.check(&next, &planned)?;
+        self.ring.set_behind(&self.store, true)?;
+        let planned = match is_new {
+            true => self.moves.lay_over(&list).map(|(next, changed)| steps(&next, &changed))?,
+            false => planned,
+        };
+        let plan = self.moves.accept_checked(planned)?;
+        self.ring.set_behind(&self.store, false)?;
+        Ok(PlanReport { notes: [note].into_iter().chain(plan.notes).collect(), ..plan })
+    }
+}
+
+fn in_list(list: &[Server], name: &str) -> bool {
+    list.iter().any(|server| server.name == name)
+}
+
+/// What brings slots to the servers to which the ring gives them; `wanted`: of a slot, and of the name of its owner.
+fn to_homes(topology: &Topology, wanted: impl Fn(Slot, &str) -> bool) -> Vec<Shift> {
+    let Some(ring) = topology.placement().continuum() else { return Vec::new() };
+    let numbers: BTreeMap<&str, NodeId> = topology.nodes().map(|node| (node.name.as_str(), node.id)).collect();
+    let mut by_way: BTreeMap<(NodeId, NodeId), Vec<Slot>> = BTreeMap::new();
+    for slot in Slot::all().take(ring.slots()) {
+        let (owner, home) = (topology.owner(slot), ring.home(slot).and_then(|home| numbers.get(home.name.as_str())));
+        let name = topology.node(owner).map_or("", |node| &node.name);
+        if let Some(home) = home.filter(|home| **home != owner && wanted(slot, name)) {
+            by_way.entry((owner, *home)).or_default().push(slot);
+        }
+    }
+    by_way.into_iter().map(|((source, target), slots)| Shift { source, target, slots }).collect()
+}

@@ -1,0 +1,104 @@
+//! Two hundred keys become hot at once: how soon the router gives what it can give then.
+//!
+//! Clients read one set of keys, and from one moment on another set that nobody has read before. The yardstick is the rate of the same run at its end.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use switchyard_bench::load::{self, Mix, Pace, Sharing, Skew, ValueSizes};
+use switchyard_bench::process;
+use switchyard_bench::table::Table;
+
+use super::{Router, Settings};
+use crate::reproduce::capped::Capped;
+use crate::reproduce::spread::Spread;
+
+const HOT: u64 = 200;
+/// As in the fleet: so a node alone is the bottleneck.
+const SHARE: f64 = 0.1;
+const LOOK: Duration = Duration::from_millis(50);
+/// A look is short and noisy, so the rate is the mean of so many of them.
+const LOOKS: usize = 4;
+const BACK: f64 = 0.95;
+
+pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
+    let server = process::find_redis_server()?;
+    let nodes: Vec<_> = (0..3).map(|i| process::start_redis(&server, &format!("node{i}"), folder)).collect::<Result<_>>()?;
+    let addresses: Vec<_> = nodes.iter().map(|(_, address)| *address).collect();
+    let (rounds, seconds) = if settings.quick { (1, 4) } else { (7, 8) };
+    let of = |router: &Router, prefix: String, mix: &str, keys: u64, duration: Duration| -> Result<load::Settings> {
+        Ok(load::Settings {
+            target: router.entry,
+            threads: 1,
+            connections: 64,
+            pipeline: 1,
+            pace: Pace::Closed,
+            duration,
+            mix: mix.parse::<Mix>()?,
+            sizes: ValueSizes::fixed(64),
+            keys,
+            skew: Skew::Uniform,
+            sharing: Sharing::Shared,
+            prefix,
+            seed: 7,
+        })
+    };
+    let ways = [("instant and periodic", "both"), ("instant", "instant"), ("periodic", "periodic"), ("no copies", "")];
+    let routers: Vec<Router> = ways
+        .iter()
+        .enumerate()
+        .map(|(at, (_, reports))| {
+            let reports = if reports.is_empty() { "hot-copies.mode=off".to_owned() } else { format!("telemetry.reports={reports}") };
+            let beside: &[&str] = if at == 0 { &[] } else { &["--beside-another-router"] };
+            let args = [&["--set", &*reports, "--set", "hot-copies.keys-max=10000", "--set", "hot-copies.adds-max=10000"], beside].concat();
+            Router::start(settings, &format!("router{at}"), &addresses, &args, folder)
+        })
+        .collect::<Result<_>>()?;
+    for round in 0..rounds {
+        for at in 0..routers.len() {
+            let fill = of(&routers[0], format!("{at}-{round}:"), "set=1", HOT, Duration::from_millis(600))?;
+            load::start(&fill)?.finish()?;
+        }
+    }
+    let _capped: Vec<_> = nodes.iter().map(|(node, _)| Capped::new(node.id(), SHARE)).collect::<Result<_>>()?;
+    let mut seen: Vec<[Vec<f64>; 3]> = ways.iter().map(|_| <_>::default()).collect();
+    // In turns, so that a machine that gets slower favours nobody.
+    for round in 0..rounds {
+        for (at, router) in routers.iter().enumerate() {
+            settings.look_up()?;
+            let run = load::start(&of(router, format!("{at}-{round}:"), "get=1", HOT, Duration::from_secs(seconds))?)?;
+            for (all, value) in seen[at].iter_mut().zip(surged(run, seconds)?) {
+                all.push(value);
+            }
+        }
+    }
+    let mut table = Table::new(["reports", "back at 95 %, s", "k requests/s at the end", "in the first 0.2 s"]);
+    for ((name, _), [back, end, first]) in ways.iter().zip(seen) {
+        let shown = |values: Vec<f64>, digits: usize| {
+            Spread::of(values).map_or_else(String::new, |all| all.text(|value| format!("{value:.digits$}")))
+        };
+        table.row([(*name).to_owned(), shown(back, 2), shown(end, 1), shown(first, 1)]);
+    }
+    Ok(table.to_markdown())
+}
+
+/// Of one run: when the rate was first that of its end, seconds; that rate, and the one of the beginning, thousands in a second.
+fn surged(mut run: load::Run, seconds: u64) -> Result<[f64; 3]> {
+    let (begun, mut looks) = (Instant::now(), Vec::new());
+    let mut last = begun;
+    while !run.is_finished() {
+        std::thread::sleep(LOOK);
+        let (replies, now) = (run.take_interval().replies as f64, Instant::now());
+        looks.push((now.duration_since(begun).as_secs_f64(), replies / now.duration_since(last).as_secs_f64() / 1e3));
+        last = now;
+    }
+    run.finish()?;
+    let mean = |looks: &[(f64, f64)]| looks.iter().map(|(_, rate)| rate).sum::<f64>() / looks.len().max(1) as f64;
+    // The last look is cut short by the end.
+    let late: Vec<_> = looks.iter().copied().filter(|(at, _)| (seconds as f64 / 2.0..seconds as f64 - 0.2).contains(at)).collect();
+    let end = mean(&late);
+    let reached = looks.windows(LOOKS).find(|window| mean(window) >= BACK * end).and_then(|window| window.first());
+    let back = reached.context("the rate of the end is never reached")?.0 - LOOK.as_secs_f64();
+    Ok([back.max(0.0), end, mean(&looks[..LOOKS.min(looks.len())])])
+}
