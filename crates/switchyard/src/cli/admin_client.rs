@@ -146,7 +146,7 @@ impl AdminClient {
 
     /// The router of this machine that was started with a token of its own making.
     pub(super) fn local(port: u16) -> anyhow::Result<Self> {
-        Self::to(&Endpoint::new("127.0.0.1", port), None, None)
+        Self::to(&Endpoint::new("127.0.0.1", port), None, None, PATIENCE)
     }
 
     /// The folder of the token that the router has made: its state directory. `None` where the configuration gives a token.
