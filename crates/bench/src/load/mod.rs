@@ -210,7 +210,10 @@ pub struct Summary {
 /// Connects and starts. Fails where the first connections cannot be made; later failures are counted.
 pub fn start(settings: &Settings) -> Result<Run> {
     ensure!(settings.connections > 0 && settings.threads > 0, "a load needs at least one connection and one thread");
-    ensure!(settings.sharing != Sharing::OneWriter || settings.connections > 1, "one connection writes, so there must be another that reads");
+    ensure!(
+        settings.sharing != Sharing::OneWriter || settings.connections > 1,
+        "one connection writes, so there must be another that reads"
+    );
     ensure!(settings.pipeline > 0, "a pipeline holds at least one request");
     if let Pace::Open { rate } = settings.pace {
         ensure!(rate.is_finite() && rate > 0.0, "an open loop needs a rate above 0 requests/s, not {rate}");

@@ -42,6 +42,8 @@ pub(crate) trait Hands {
     fn is_automation_off(&self) -> bool;
     /// Whether a node owns slots or keys.
     fn owns(&self, node: &str) -> bool;
+    /// Whether a node owns slots: the planner may have moved keys to it before it had its share.
+    fn owns_slots(&self, node: &str) -> bool;
     /// Whether a move is not over, whatever it concerns: the next one waits for it.
     fn is_moving(&self) -> bool;
     /// Lets a server join.
@@ -358,7 +360,7 @@ impl Autoscaler {
                 Outcome::Next(Stage::Stop(address.clone(), Some("somebody removed the node meanwhile".to_owned())))
             }
             Stage::Fill(_) | Stage::Drain(_) if hands.is_moving() => Outcome::Wait,
-            Stage::Fill(address) if hands.owns(address) => {
+            Stage::Fill(address) if change.failures > 0 && hands.owns_slots(address) => {
                 Outcome::Done(format!("{address} has joined and has its share; there are {} now", counted(nodes.len(), "node")))
             }
             Stage::Fill(_) => or_failed(hands.fill(), Outcome::Ordered),

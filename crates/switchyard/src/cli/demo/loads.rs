@@ -10,6 +10,8 @@ use switchyard_bench::random::YCSB_THETA;
 const PIPELINE: usize = 16;
 /// Keys of each type.
 const KEYS: u64 = 20_000;
+/// Connections to the key that everybody reads, at least.
+const READERS: usize = 20;
 /// Longer than any story: each load is stopped.
 const FOREVER: Duration = Duration::from_secs(24 * 3600);
 
@@ -32,7 +34,7 @@ impl Part {
         let times = match self {
             Self::Daily | Self::Written => 1.0,
             Self::Read => 1.5,
-            Self::Rush => 3.5,
+            Self::Rush => 3.0,
         };
         f64::from(start) * times
     }
@@ -59,7 +61,8 @@ impl Loads {
     pub(super) fn begin(&mut self, part: Part, prefix: &str) -> anyhow::Result<()> {
         let (connections, mix, keys, skew, sharing) = match part {
             Part::Daily => (self.connections, Mix::default(), KEYS, Skew::Zipfian(YCSB_THETA), Sharing::Owned),
-            Part::Read => (self.connections, Mix::default(), 1, Skew::Uniform, Sharing::OneWriter),
+            // One of them writes. A key that is written more often than one time in five is none for copies.
+            Part::Read => (self.connections.max(READERS), Mix::default(), 1, Skew::Uniform, Sharing::OneWriter),
             Part::Written => (2, "incr=1".parse()?, 2, Skew::Uniform, Sharing::Owned),
             Part::Rush => (self.connections, Mix::default(), KEYS, Skew::Uniform, Sharing::Owned),
         };

@@ -124,9 +124,9 @@ impl Stage {
     /// A text with `node N` in place of addresses.
     pub(super) fn with_names(&self, text: &str) -> String {
         let own = self.nodes.iter().map(|node| node.address.to_string());
-        own.chain(self.joined.iter().cloned()).enumerate().fold(text.to_owned(), |text, (at, address)| {
-            text.replace(&address, &format!("node {}", at + 1))
-        })
+        own.chain(self.joined.iter().cloned())
+            .enumerate()
+            .fold(text.to_owned(), |text, (at, address)| text.replace(&address, &format!("node {}", at + 1)))
     }
 
     /// Kills a server, as a machine does that fails.
@@ -184,7 +184,8 @@ pub(super) fn program() -> anyhow::Result<PathBuf> {
 /// What the router is to do by itself. The pauses are short, so that the story fits into a minute.
 fn configuration(server: &Path, nodes: &[SocketAddr], rate: u32) -> anyhow::Result<String> {
     // Where there is setpriv, the kernel ends a server of the autoscaler with the router, also if somebody kills the demo.
-    let tied = process::find_program(&["setpriv"]).map(|setpriv| vec![setpriv.display().to_string(), "--pdeathsig".into(), "KILL".into(), "--".into()]);
+    let tied = process::find_program(&["setpriv"])
+        .map(|setpriv| vec![setpriv.display().to_string(), "--pdeathsig".into(), "KILL".into(), "--".into()]);
     let mut command = tied.unwrap_or_default();
     command.push(server.display().to_string());
     command.extend(["--bind", "127.0.0.1", "--port", "{port}", "--dir", "{dir}", "--save", ""].map(str::to_owned));
@@ -200,7 +201,8 @@ fn configuration(server: &Path, nodes: &[SocketAddr], rate: u32) -> anyhow::Resu
          [autoscale]\nmode = \"on\"\npolicy = \"model\"\ncapacity = {capacity}   # requests in a second of each node\nmin-nodes = 2\nmax-nodes = 3\n\
          up-after = \"2s\"\ndown-after = \"5s\"\nup-pause = \"1s\"\ndown-pause = \"3s\"\n\n\
          [autoscale.local]\ncommand = [{command}]\nports = \"{port}-{last}\"\n{nodes}",
-        least = rate / 4,
+        // Less than a node ever has before a key is hot: Zipfian keys alone make no node busy.
+        least = rate / 4 * 3,
         capacity = rate / 2 * 5,
         command = command.join(", "),
         last = port.saturating_add(9),

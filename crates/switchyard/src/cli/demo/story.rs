@@ -15,15 +15,17 @@ use switchyard_control::admin::{
     DecisionReport, HistoryReport, HotCopiesReport, HotKeysReport, LinkReport, MovesReport, SlotsReport, StatusReport,
 };
 
+use super::Arguments;
 use super::loads::{Loads, Part};
 use super::narrator::{Kind, Narrator};
 use super::stage::{Stage, program};
-use super::Arguments;
 
 /// The longest that anything is waited for: a machine that has much to do takes its time.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How often the router is asked what is new.
 const NEWS: Duration = Duration::from_millis(400);
+/// Slots of a node that has its share, of three.
+const A_SHARE: u64 = 4000;
 /// The node that is killed.
 const VICTIM: usize = 2;
 
@@ -51,6 +53,7 @@ pub(super) fn tell(stage: &mut Stage, narrator: &mut Narrator, arguments: &Argum
         shown: Instant::now(),
         asked: Instant::now(),
         numbers: String::new(),
+        reader: String::new(),
         decisions: BTreeMap::new(),
         events: BTreeSet::new(),
         missed: Vec::new(),
@@ -82,6 +85,8 @@ struct Story<'s> {
     shown: Instant,
     asked: Instant,
     numbers: String,
+    /// The node of the key that everybody reads.
+    reader: String,
     /// Decisions of the planner that were told, with the outcome.
     decisions: BTreeMap<u64, Option<String>>,
     /// Events of the autoscaler that were told.
@@ -140,7 +145,7 @@ impl Story<'_> {
     }
 
     /// Lets the load run for a while.
-    fn wait(&mut self, time: Duration) -> anyhow::Result<()> {
+    fn pause(&mut self, time: Duration) -> anyhow::Result<()> {
         self.watch(time, |_| Ok(None::<()>)).map(drop)
     }
 
@@ -179,9 +184,11 @@ impl Story<'_> {
         if !self.decisions.contains_key(&id) {
             self.decisions.insert(id, None);
             self.say(Kind::Decided, &format!("{}, decision {id}: {}", decision.by, decision.says));
-            for step in decision.steps.iter().filter(|step| step.key.is_some()).take(3) {
-                let text = format!("  the key {} goes from {} to {}", step.key.as_deref().unwrap_or_default(), step.from, step.to);
-                self.say(Kind::Decided, &text);
+            let keys: Vec<_> = decision.steps.iter().filter(|step| step.key.is_some()).collect();
+            if let Some(first) = keys.first() {
+                let key = first.key.as_deref().unwrap_or_default();
+                let more = if keys.len() > 1 { format!(", and {} more", keys.len() - 1) } else { String::new() };
+                self.say(Kind::Decided, &format!("  the key {key} goes from {} to {}{more}", first.from, first.to));
             }
         }
         // A decision under way says so in its outcome.
@@ -201,11 +208,14 @@ impl Story<'_> {
     }
 
     fn skewed_load(&mut self) -> anyhow::Result<()> {
-        self.narrator.say(Kind::Act, "1  A load on two nodes, with some keys used far more than others");
+        self.narrator.say(Kind::Act, "1. A load on two nodes, with some keys used far more than others");
         self.loads.begin(Part::Daily, "shop:")?;
         let rate = thousands(u64::from(self.rate));
-        self.say(Kind::Seen, &format!("{rate} requests/s of nine commands begin, by clients that know one address; keys are Zipfian (0.99)"));
-        self.wait(Duration::from_secs(4))?;
+        self.say(
+            Kind::Seen,
+            &format!("{rate} requests/s of nine commands begin, by clients that know one address; keys are Zipfian (0.99)"),
+        );
+        self.pause(Duration::from_secs(4))?;
         let shares = self.shares()?;
         self.say(Kind::Seen, &format!("requests/s: {shares}"));
         self.note_load();
@@ -213,15 +223,19 @@ impl Story<'_> {
     }
 
     fn read_key(&mut self) -> anyhow::Result<()> {
-        self.narrator.say(Kind::Act, "2  A key that everybody reads");
+        self.narrator.say(Kind::Act, "2. A key that everybody reads");
         let key = "news:s:0";
         let before: HotCopiesReport = self.stage.ask("/api/v1/hot-copies")?;
         self.loads.begin(Part::Read, "news:")?;
         let places = self.stage.places(&[key.as_bytes().to_vec()])?;
         let node = places.first().map_or_else(String::new, |place| place.node.clone());
+        self.reader.clone_from(&node);
         let rate = thousands(Part::Read.rate(self.rate) as u64);
-        self.say(Kind::Seen, &format!("{rate} requests/s for the key {key} of {node}; one client writes it, and no reader may see an old value"));
-        let wanted = f64::from(self.rate) / 4.0;
+        self.say(
+            Kind::Seen,
+            &format!("{rate} requests/s for the key {key} of {node}; one client writes it, and no reader may see an old value"),
+        );
+        let wanted = Part::Read.rate(self.rate) / 2.0;
         let answered = self.watch(PATIENCE, |story| {
             let hot: HotKeysReport = story.stage.ask("/api/v1/hotkeys")?;
             let own = hot.nodes.iter().flat_map(|node| &node.keys).find(|hot| hot.key.as_deref() == Some(key));
@@ -237,25 +251,27 @@ impl Story<'_> {
                 self.say(Kind::Done, &format!("{more} reads were answered from copies, now {hits} in a second; {reads} in a second reach {node}, and it was asked {fills} times for a copy"));
             }
         }
-        self.wait(Duration::from_secs(2))?;
+        self.pause(Duration::from_secs(2))?;
         self.note_load();
         Ok(())
     }
 
     fn written_key(&mut self) -> anyhow::Result<()> {
-        self.narrator.say(Kind::Act, "3  Two keys of one node that are written all the time");
-        let (prefix, keys) = self.two_keys_of(1)?;
+        self.narrator.say(Kind::Act, "3. Two keys of the same node that are written all the time");
+        let node = self.reader.clone();
+        let (prefix, keys) = self.two_keys_of(&node)?;
         self.loads.begin(Part::Written, &prefix)?;
         let rate = thousands(Part::Written.rate(self.rate) as u64);
         let names = keys.iter().map(|key| String::from_utf8_lossy(key).into_owned()).collect::<Vec<_>>();
-        self.say(Kind::Seen, &format!("{rate} INCR/s for the keys {} and {} of {}: no copy helps", names[0], names[1], self.stage.name(1)));
+        self.say(Kind::Seen, &format!("{rate} INCR/s for the keys {} and {} of {}: no copy helps", names[0], names[1], node));
         let relocated = self.watch(PATIENCE, |story| Ok(story.stage.places(&keys)?.into_iter().find(|place| place.relocated)))?;
         match relocated {
             None => self.miss("the planner moves none of the keys that are written all the time"),
             Some(place) => {
                 let history: HistoryReport = self.stage.ask("/api/v1/plan/history")?;
                 let moves_it = |decision: &&DecisionReport| {
-                    decision.by == "planner" && decision.steps.iter().any(|step| step.key.as_deref() == Some(place.key.as_str()) && step.to == place.node)
+                    decision.by == "planner"
+                        && decision.steps.iter().any(|step| step.key.as_deref() == Some(place.key.as_str()) && step.to == place.node)
                 };
                 match history.decisions.iter().find(moves_it).and_then(|decision| decision.id) {
                     None => self.miss("the planner has no decision for the key that was moved"),
@@ -269,7 +285,7 @@ impl Story<'_> {
                 }
             }
         }
-        self.wait(Duration::from_secs(3))?;
+        self.pause(Duration::from_secs(3))?;
         let shares = self.shares()?;
         self.say(Kind::Seen, &format!("requests/s: {shares}"));
         self.note_load();
@@ -277,8 +293,7 @@ impl Story<'_> {
     }
 
     /// A prefix for which both counters of [`Part::Written`] belong to this node.
-    fn two_keys_of(&self, number: usize) -> anyhow::Result<(String, Vec<Vec<u8>>)> {
-        let node = self.stage.name(number);
+    fn two_keys_of(&self, node: &str) -> anyhow::Result<(String, Vec<Vec<u8>>)> {
         for at in 1..1000 {
             let prefix = format!("stock{at}:");
             let keys = [0, 1].map(|key| format!("{prefix}c:{key}").into_bytes()).to_vec();
@@ -290,7 +305,7 @@ impl Story<'_> {
     }
 
     fn more_load(&mut self) -> anyhow::Result<()> {
-        self.narrator.say(Kind::Act, "4  More than two nodes can take");
+        self.narrator.say(Kind::Act, "4. More than two nodes can take");
         self.loads.begin(Part::Rush, "rush:")?;
         let (rate, capacity) = (thousands(Part::Rush.rate(self.rate) as u64), thousands(u64::from(self.rate / 2 * 5)));
         self.say(Kind::Seen, &format!("{rate} requests/s more; a node is said to take {capacity}, and a fifth of that is to stay free"));
@@ -302,10 +317,20 @@ impl Story<'_> {
             None => self.miss("the autoscaler adds no node"),
             Some(address) => {
                 let keys = thousands(self.stage.keys(&address)?);
-                self.say(Kind::Done, &format!("{address} (127.0.0.1) was started, has joined and has {keys} keys, moved under this load"));
+                let status: StatusReport = self.stage.ask("/api/v1/status")?;
+                let slots = status.nodes.iter().find(|node| node.address == address).map_or(0, |node| node.slots);
+                match slots >= A_SHARE {
+                    true => {
+                        let text = format!(
+                            "a third redis-server was started as {address}, joined, and got {slots} of 16384 slots with {keys} keys, all under load"
+                        );
+                        self.say(Kind::Done, &text);
+                    }
+                    false => self.miss("the new node gets no share of the slots"),
+                }
             }
         }
-        self.wait(Duration::from_secs(3))?;
+        self.pause(Duration::from_secs(3))?;
         let shares = self.shares()?;
         self.say(Kind::Seen, &format!("requests/s: {shares}"));
         self.note_load();
@@ -313,7 +338,7 @@ impl Story<'_> {
     }
 
     fn killed_node(&mut self) -> anyhow::Result<()> {
-        self.narrator.say(Kind::Act, "5  A node is killed, and comes back");
+        self.narrator.say(Kind::Act, "5. A node is killed, and comes back");
         // What is on its way has two places.
         self.watch(PATIENCE, |story| Ok(story.stage.ask::<MovesReport>("/api/v1/moves")?.moves.is_empty().then_some(())))?;
         let (victim, map) = (self.stage.name(VICTIM), self.stage.ask::<SlotsReport>("/api/v1/slots")?);
@@ -328,7 +353,7 @@ impl Story<'_> {
             self.miss("no request fails although a node is gone");
         }
         self.say(Kind::Seen, "requests for its keys get an error that names it; all other keys are served");
-        self.wait(Duration::from_secs(2))?;
+        self.pause(Duration::from_secs(2))?;
         self.note_load();
         self.stage.start_again(VICTIM)?;
         self.say(Kind::Done, &format!("{victim} was started again; it reads its append-only file"));
@@ -350,13 +375,16 @@ impl Story<'_> {
         let words = self.judge(failures, &victim, &map)?;
         let keys = thousands(self.stage.keys(&victim)?);
         let words: Vec<String> = words.iter().map(|(word, count)| format!("{} {word}", thousands(*count))).collect();
-        self.say(Kind::Seen, &format!("{victim} is back after {seconds:.0} s with {keys} keys; {} errors ({})", thousands(errors), words.join(", ")));
+        self.say(
+            Kind::Seen,
+            &format!("{victim} is back after {seconds:.0} s with {keys} keys; {} errors ({})", thousands(errors), words.join(", ")),
+        );
         let text = match self.suspects.len() {
             0 => format!("each of these errors was for a key of {victim}, and names it; every value is one that was written"),
             wrong => format!("{} of these errors were not for a key of {victim}", thousands(wrong as u64)),
         };
         self.say(if self.suspects.is_empty() { Kind::Done } else { Kind::Missed }, &text);
-        self.wait(Duration::from_secs(2))?;
+        self.pause(Duration::from_secs(2))?;
         self.note_load();
         Ok(())
     }
@@ -390,7 +418,7 @@ impl Story<'_> {
     }
 
     fn less_load(&mut self) -> anyhow::Result<()> {
-        self.narrator.say(Kind::Act, "6  The load falls");
+        self.narrator.say(Kind::Act, "6. The load falls");
         for part in [Part::Rush, Part::Written, Part::Read] {
             self.loads.end(part)?;
         }
@@ -403,10 +431,10 @@ impl Story<'_> {
             None => self.miss("the autoscaler removes no node"),
             Some(()) => {
                 let joined = self.stage.joined().join(", ");
-                self.say(Kind::Done, &format!("{joined} was drained, has left and was stopped; no request noticed"));
+                self.say(Kind::Done, &format!("{joined} has left, and its keys are at the others"));
             }
         }
-        self.wait(Duration::from_secs(1))?;
+        self.pause(Duration::from_secs(1))?;
         self.note_load();
         Ok(())
     }
@@ -425,12 +453,17 @@ impl Story<'_> {
             (excused, other) => format!("{} errors for keys of the killed node, {} others", thousands(excused), thousands(other)),
         };
         let (wrong, stale) = (thousands(total.wrong - total.stale), thousands(total.stale));
-        self.say(Kind::Verdict, &format!("{} requests, every reply checked: {wrong} wrong, {stale} stale; {errors}", thousands(total.replies)));
+        self.say(
+            Kind::Verdict,
+            &format!("{} requests, every reply checked: {wrong} wrong, {stale} stale; {errors}", thousands(total.replies)),
+        );
         let keys = if is_whole && self.missed.is_empty() { Some(self.stage.check_keys()?) } else { None };
         let keys = keys.map_or_else(String::new, |keys| format!("; {} keys through the router, as many at the nodes", thousands(keys)));
         let (p50, p99) = (millis(total.quantile(0.5)), millis(total.quantile(0.99)));
         self.say(Kind::Plain, &format!("over all of it: p50 {p50}, p99 {p99}{keys}"));
-        for complaint in self.suspects.iter().map(|failure| &failure.text).take(5).chain(self.loads.complaints()).filter(|_| unexcused + total.wrong > 0) {
+        for complaint in
+            self.suspects.iter().map(|failure| &failure.text).take(5).chain(self.loads.complaints()).filter(|_| unexcused + total.wrong > 0)
+        {
             self.narrator.say(Kind::Plain, &format!("  {complaint}"));
         }
         let is_clean = total.wrong == 0 && total.unanswered == 0 && total.disconnects == 0 && unexcused == 0 && self.suspects.is_empty();

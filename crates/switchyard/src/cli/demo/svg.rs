@@ -36,7 +36,8 @@ pub(super) fn picture(lines: &[Line]) -> String {
         };
         if !(head.is_empty() && text.is_empty()) {
             // Writing to a string does not fail.
-            let _ = writeln!(out, "<text x=\"{EDGE}\" y=\"{y}\" xml:space=\"preserve\">{}{}</text>", span(of_head, head), span(of_text, text));
+            let _ =
+                writeln!(out, "<text x=\"{EDGE}\" y=\"{y}\" xml:space=\"preserve\">{}{}</text>", span(of_head, head), span(of_text, text));
         }
     }
     out.push_str("</svg>\n");
