@@ -181,8 +181,9 @@ impl Story<'_> {
 
     fn tell_decision(&mut self, decision: &DecisionReport) {
         let Some(id) = decision.id else { return };
-        if !self.decisions.contains_key(&id) {
-            self.decisions.insert(id, None);
+        let is_new = !self.decisions.contains_key(&id);
+        self.decisions.entry(id).or_default();
+        if is_new {
             self.say(Kind::Decided, &format!("{}, decision {id}: {}", decision.by, decision.says));
             let keys: Vec<_> = decision.steps.iter().filter(|step| step.key.is_some()).collect();
             if let Some(first) = keys.first() {
