@@ -12,7 +12,7 @@ use crate::support::{Client, ok, ports, simple, until_within};
 
 /// How long a demo may take to end on a busy machine, from when it should.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long it may take to tell all of it, where each act waits for the other tests.
+/// The time for all of it, while other tests keep the machine busy.
 const STORY: Duration = Duration::from_secs(600);
 
 struct Demo {
@@ -87,7 +87,7 @@ fn the_demo_tells_all_and_leaves_nothing_behind() {
     demo.process.signal(Signal::INT);
     demo.ends_with(0);
     let output = demo.output();
-    // What the router decided and did, in the words of its histories.
+    // Decisions and deeds of the router, in the words of its histories.
     let said = said(&output);
     for (what, words) in [
         ("the hot key is answered", vec!["done", "reads were answered from copies"]),
