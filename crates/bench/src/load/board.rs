@@ -1,11 +1,11 @@
 //! Versions of keys that one connection writes and others read: what a read must see at least, and may see at most.
 //!
-//! A key that all may use is linearizable if there is one order of its commands. With one writer, whose versions grow, that is easy to check: a read that is
-//! sent after a version was acknowledged to the writer, or was read by anybody, gives that one or a newer one; and none that the writer has not sent.
+//! A key that all may use is linearizable if there is one order of its commands. With one writer, whose versions grow, that is easy to check. Once a version
+//! was acknowledged or read, each read that is sent later gives it or a newer one. No read gives a version that the writer has not sent.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What is known of each key; 0 is nil.
+/// The versions of each key; 0 is nil.
 #[derive(Debug)]
 pub struct Board(Vec<Versions>);
 

@@ -3,7 +3,7 @@
 //! While every command is answered a key has one state, and each reply is known. A command that fails may have been executed or not: then the key has one of several
 //! states, and a later answer tells which. Answers come in the order of the commands, so a set of states that is changed at each answer is enough.
 
-/// What a command without an answer may still do.
+/// The fate of a command without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doubt {
     /// It may be executed at any time, also after commands that were sent later: bytes that a hanging server has received wait there.
@@ -21,7 +21,7 @@ pub(super) enum Executed {
     MaybeLater,
 }
 
-/// What an error says of that.
+/// The answer of an error to that.
 pub(super) fn may_be(doubt: Doubt, text: &[u8]) -> Executed {
     let doubtful = b"may have been executed";
     let says_so = text.windows(doubtful.len()).any(|part| part == doubtful);
@@ -32,7 +32,7 @@ pub(super) fn may_be(doubt: Doubt, text: &[u8]) -> Executed {
     }
 }
 
-/// What a command does to the state of its key: a version, a number, or fields as bits; 0: there is no such key.
+/// The change that a command makes to the state of its key: a version, a number, or fields as bits; 0: there is no such key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effect {
     /// It only reads.

@@ -79,7 +79,7 @@ pub struct Settings {
     pub sharing: Sharing,
     /// Keys start with this; with [`Sharing::Owned`] no other keys may.
     pub prefix: String,
-    /// What a command without an answer may still do.
+    /// The fate of a command without an answer.
     pub doubt: Doubt,
     /// Same seed, same requests.
     pub seed: u64,

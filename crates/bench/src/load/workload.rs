@@ -51,9 +51,9 @@ pub struct Workload {
     pub popularity: Popularity,
     /// Keys start with this.
     pub prefix: String,
-    /// What a command without an answer may still do.
+    /// The fate of a command without an answer.
     pub doubt: Doubt,
-    /// What was written and read, for [`Sharing::OneWriter`]; else empty.
+    /// The versions written and read, for [`Sharing::OneWriter`]; else empty.
     pub board: Board,
 }
 
@@ -143,7 +143,7 @@ pub struct Script {
     step: u64,
     /// Five kinds x keys in [`Sharing::Owned`], else empty.
     model: Vec<Entry>,
-    /// What the keys may be whose state is not known.
+    /// The possible states of keys whose state is not known.
     doubtful: HashMap<usize, States>,
     /// It writes, in [`Sharing::OneWriter`].
     is_writer: bool,

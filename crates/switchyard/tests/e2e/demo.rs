@@ -8,11 +8,11 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::support::process::{Process, tied};
-use crate::support::{Client, ok, ports, simple, until};
+use crate::support::{Client, ok, ports, simple, until_within};
 
 /// How long a demo may take to end on a busy machine, from when it should.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long it may take to tell all of it, where each act waits for the other tests.
+/// The time for all of it, while other tests keep the machine busy.
 const STORY: Duration = Duration::from_secs(600);
 
 struct Demo {
@@ -40,8 +40,8 @@ impl Demo {
         self.process.log()
     }
 
-    fn wait_for(&mut self, text: &str) {
-        until(text, || {
+    fn wait_for(&mut self, patience: Duration, text: &str) {
+        until_within(patience, text, || {
             let output = self.process.log();
             let ended = self.process.ended();
             assert!(output.contains(text) || ended.is_none(), "the demo ended with {ended:?} before it said \"{text}\":\n{output}");
@@ -79,11 +79,15 @@ fn processes_in(folder: &Path) -> Vec<PathBuf> {
 #[test]
 fn the_demo_tells_all_and_leaves_nothing_behind() {
     let picture = tempfile::NamedTempFile::new().expect("a file");
-    let mut demo = Demo::start(&["--svg", picture.path().to_str().expect("a path")]);
-    let status = demo.process.wait(STORY);
+    let mut demo = Demo::start(&["--hold", "--svg", picture.path().to_str().expect("a path")]);
+    demo.wait_for(STORY, "until Ctrl-C");
+    let mut client = Client::connect(demo.router);
+    assert_eq!(client.cmd("SET greeting hello"), ok());
+    assert_eq!(client.cmd("PING"), simple("PONG"));
+    demo.process.signal(Signal::INT);
+    demo.ends_with(0);
     let output = demo.output();
-    assert_eq!(status.code(), Some(0), "{output}");
-    // What the router decided and did, in the words of its histories.
+    // Decisions and deeds of the router, in the words of its histories.
     let said = said(&output);
     for (what, words) in [
         ("the hot key is answered", vec!["done", "reads were answered from copies"]),
@@ -104,10 +108,9 @@ fn the_demo_tells_all_and_leaves_nothing_behind() {
     assert!(!output.contains("MISSED"), "{output}");
     assert!(output.contains("keys through the router, as many at the nodes"), "{output}");
     let program = Path::new(env!("CARGO_BIN_EXE_switchyard")).file_name().expect("a name").to_string_lossy().into_owned();
-    assert!(output.contains(&format!("/{program} demo --hold")), "{output}");
+    assert!(output.contains(&format!("/{program} autoscale history --admin 127.0.0.1:")), "{output}");
     let picture = std::fs::read_to_string(picture.path()).expect("a picture");
     assert!(picture.starts_with("<svg") && picture.contains("0 wrong, 0 stale"), "{picture}");
-    demo.ends_with(0);
 }
 
 /// The lines, each with those that go on below it.
@@ -125,10 +128,7 @@ fn said(output: &str) -> Vec<String> {
 #[test]
 fn sigterm_in_the_story_ends_it_early_with_a_verdict() {
     let mut demo = Demo::start(&[]);
-    demo.wait_for("requests/s, p99");
-    let mut client = Client::connect(demo.router);
-    assert_eq!(client.cmd("SET greeting hello"), ok());
-    assert_eq!(client.cmd("PING"), simple("PONG"));
+    demo.wait_for(PATIENCE, "requests/s, p99");
     demo.process.signal(Signal::TERM);
     demo.ends_with(0);
     let output = demo.output();

@@ -105,7 +105,7 @@ impl Loads {
         parts.into_iter().try_for_each(|part| self.end(part))
     }
 
-    /// What happened since the last look.
+    /// The tally since the last look.
     pub(super) fn look(&mut self) -> Tally {
         let mut interval = Tally::default();
         for (_, run) in &mut self.running {

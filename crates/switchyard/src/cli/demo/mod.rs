@@ -59,7 +59,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(2..=10_000))]
     connections: u16,
 
-    /// Write what was told as a picture of a terminal
+    /// Write the story as a picture of a terminal
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }

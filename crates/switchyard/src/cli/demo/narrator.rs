@@ -1,13 +1,13 @@
-//! What the demo says: a line for each thing that was seen, decided or done, and a line that shows the load as it is.
+//! The voice of the demo: a line for each thing that was seen, decided or done, and a line that shows the load as it is.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// How often a terminal is redrawn.
+/// The time between two pictures on a terminal.
 const REDRAW: Duration = Duration::from_millis(250);
-/// How often the load gets a line where there is no terminal.
+/// The time between two lines of the load where there is no terminal.
 const LINE: Duration = Duration::from_secs(1);
 /// Letters of a line, and of what stands before its text.
 const WIDTH: usize = 104;
@@ -90,7 +90,7 @@ impl Narrator {
         Self { started: Instant::now(), bar, is_coloured, lines: Vec::new() }
     }
 
-    /// How often [`Self::show`] wants to be called.
+    /// The time between two calls of [`Self::show`].
     pub(super) fn period(&self) -> Duration {
         if self.bar.is_some() { REDRAW } else { LINE }
     }
@@ -124,7 +124,7 @@ impl Narrator {
         }
     }
 
-    /// All that was said.
+    /// All lines but those of the load as it is.
     pub(super) fn lines(&self) -> &[Line] {
         &self.lines
     }

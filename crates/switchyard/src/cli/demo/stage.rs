@@ -17,10 +17,10 @@ use super::narrator::{Kind, Narrator};
 use crate::cli::admin_client::{AdminClient, encoded};
 use crate::config::{ADMIN_PORT, DATA_PORT};
 
-/// How long a process may take to end when asked to.
+/// The time that a process has to end.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// What a server has written it has kept: a write is in its file before it is answered. Only a machine that fails would lose some.
+/// A write is in the file of the server before it is answered. Only a machine that fails would lose some.
 const DURABLE: [&str; 6] = ["--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0"];
 
 /// Keys whose places are asked for at once: they must fit into a request line.
@@ -85,7 +85,7 @@ impl Stage {
         }
     }
 
-    /// What the admin API says at a path. Names of keys are in it.
+    /// The answer of the admin API at a path. Names of keys are in it.
     pub(super) fn ask<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
         self.client.read(&self.client.get_all(path)?)
     }
@@ -100,7 +100,7 @@ impl Stage {
         Ok(places)
     }
 
-    /// How the autoscaler stands. A server that it has started gets a name.
+    /// The report of the autoscaler. A server that it has started gets a name.
     pub(super) fn scale(&mut self) -> anyhow::Result<AutoscaleReport> {
         let report: AutoscaleReport = self.ask("/api/v1/autoscale")?;
         for address in &report.started {
@@ -181,9 +181,9 @@ pub(super) fn program() -> anyhow::Result<PathBuf> {
     std::env::current_exe().context("cannot tell where this program is, to start the router from it")
 }
 
-/// What the router is to do by itself. The pauses are short, so that the story fits into a minute.
+/// The loops that the router is to run. Their pauses are short, so that the story fits into a minute.
 fn configuration(server: &Path, nodes: &[SocketAddr], rate: u32) -> anyhow::Result<String> {
-    // Where there is setpriv, the kernel ends a server of the autoscaler with the router, also if somebody kills the demo.
+    // With setpriv, the kernel ends a server of the autoscaler with the router, also if somebody kills the demo.
     let tied = process::find_program(&["setpriv"])
         .map(|setpriv| vec![setpriv.display().to_string(), "--pdeathsig".into(), "KILL".into(), "--".into()]);
     let mut command = tied.unwrap_or_default();

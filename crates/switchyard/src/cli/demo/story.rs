@@ -1,7 +1,7 @@
 //! The six acts: in each something happens to the load or to a server, and the router is watched until it has answered to that.
 //!
-//! The planner, the hot copies and the autoscaler decide themselves. Their decisions are told as their histories have them. What does not
-//! happen in time is said to be missing, and the demo fails.
+//! The planner, the hot copies and the autoscaler decide themselves. The narrator shows their decisions as their histories have them. If one of them does not
+//! act in time, the narrator says so, and the demo fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -22,7 +22,7 @@ use super::stage::{Stage, program};
 
 /// The longest that anything is waited for: a machine that has much to do takes its time.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How often the router is asked what is new.
+/// The time between two questions to the router for news.
 const NEWS: Duration = Duration::from_millis(400);
 /// Slots of a node that has its share, of three.
 const A_SHARE: u64 = 4000;
@@ -87,9 +87,9 @@ struct Story<'s> {
     numbers: String,
     /// The node of the key that everybody reads.
     reader: String,
-    /// Decisions of the planner that were told, with the outcome.
+    /// Decisions of the planner that were shown, with the outcome.
     decisions: BTreeMap<u64, Option<String>>,
-    /// Events of the autoscaler that were told.
+    /// Events of the autoscaler that were shown.
     events: BTreeSet<(u64, String)>,
     missed: Vec<String>,
     /// Errors for keys of the killed node.
@@ -114,7 +114,7 @@ impl Story<'_> {
     }
 
     fn miss(&mut self, text: &str) {
-        self.say(Kind::Missed, &format!("within {} s: {text}", PATIENCE.as_secs()));
+        self.say(Kind::Missed, text);
         self.missed.push(text.to_owned());
     }
 
@@ -340,7 +340,7 @@ impl Story<'_> {
 
     fn killed_node(&mut self) -> anyhow::Result<()> {
         self.narrator.say(Kind::Act, "5. A node is killed, and comes back");
-        // What is on its way has two places.
+        // A key that is on its way has two places.
         self.watch(PATIENCE, |story| Ok(story.stage.ask::<MovesReport>("/api/v1/moves")?.moves.is_empty().then_some(())))?;
         let (victim, map) = (self.stage.name(VICTIM), self.stage.ask::<SlotsReport>("/api/v1/slots")?);
         let early = self.loads.take_failures();

@@ -1,4 +1,4 @@
-//! What was told, as a picture of a terminal: plain text in SVG, one element for each line.
+//! The story as a picture of a terminal: plain text in SVG, one element for each line.
 //!
 //! Own code because it is one element per line; the crates that draw terminals read escape codes, which would have to be written first.
 
