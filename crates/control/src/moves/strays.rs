@@ -2,7 +2,7 @@
 //!
 //! Years of changed lists leave such keys. No command reads them, so they only take memory; but some were written at another time than the fleet's own, and somebody
 //! may want them. So they go only where that is asked for, once after a start. As [copies that moves have left](super::copies) they go a little at a time, by the thread
-//! `care`, while no move has to do with the node. Not by the workers: they know no key that no client names.
+//! `care`, while nothing moves. Not by the workers: they know no key that no client names.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -54,8 +54,10 @@ impl Moves {
         let up: Vec<NodeId> = status.nodes.iter().filter(|node| node.link == Link::Up).map(|node| node.id).filter(is_left).collect();
         for node in up {
             let Some(turn) = self.turn_to_clean(node) else { continue };
-            // Not before: until then keys might arrive.
-            let topology = self.placement.topology().filter(|topology| !topology.placement().is_crc16() && topology.nodes().len() > 1);
+            // Not before: until then keys might arrive. While others move, some of its keys could not be told from strays, and it is looked at only once.
+            let topology = self.placement.topology();
+            let topology =
+                topology.filter(|topology| !topology.placement().is_crc16() && topology.nodes().len() > 1 && topology.is_settled());
             let (Some(topology), Some(access)) = (topology, access.get(&node)) else { continue };
             let done = self.meet(access).and_then(|(mut asked, process)| {
                 let done = strays.go_on(&mut asked, (node, &process.run_id), &self.left_at(node), &topology);
