@@ -3,6 +3,7 @@
 //! The planner, the hot copies and the autoscaler decide themselves. The narrator shows their decisions as their histories have them. If one of them does not
 //! act in time, the narrator says so, and the demo fails.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -181,9 +182,8 @@ impl Story<'_> {
 
     fn tell_decision(&mut self, decision: &DecisionReport) {
         let Some(id) = decision.id else { return };
-        let is_new = !self.decisions.contains_key(&id);
-        self.decisions.entry(id).or_default();
-        if is_new {
+        if let Entry::Vacant(place) = self.decisions.entry(id) {
+            place.insert(None);
             self.say(Kind::Decided, &format!("{}, decision {id}: {}", decision.by, decision.says));
             let keys: Vec<_> = decision.steps.iter().filter(|step| step.key.is_some()).collect();
             if let Some(first) = keys.first() {
