@@ -1,7 +1,7 @@
 //! Keeps what nodes have in common the same on each: functions, which a node that joins or returns empty does not have.
 //!
 //! It also renews the check of scripts in libraries that an older router has stored, and has the state directory remember the nodes' processes. And it removes
-//! copies that moves have left.
+//! copies that moves have left, and strays where that is asked for.
 //!
 //! A thread of its own, because it asks nodes and waits. It acts only where a node has no functions at all and the others agree on
 //! theirs; whatever else differs is somebody's decision, and is told. Scripts need no such care: the workers give a node what it lacks
@@ -23,7 +23,7 @@ use switchyard_resp::reply;
 use switchyard_router::{Link, NodeAccess};
 use tracing::{debug, info, warn};
 
-use crate::moves::{Copies, Moves};
+use crate::moves::{Copies, Moves, Strays};
 use crate::nodes::{Functions, NodeConnection, functions};
 use crate::processes::Processes;
 use crate::running::Running;
@@ -46,8 +46,14 @@ pub struct Care {
 }
 
 impl Care {
-    /// Starts looking after the nodes of the router.
-    pub fn start(running: Arc<Running>, processes: Arc<Processes>, store: Arc<RedbStore>, moves: Arc<Moves>) -> anyhow::Result<Self> {
+    /// Starts looking after the nodes of the router. `strays_in`: the database whose strays are removed.
+    pub fn start(
+        running: Arc<Running>,
+        processes: Arc<Processes>,
+        store: Arc<RedbStore>,
+        moves: Arc<Moves>,
+        strays_in: Option<u32>,
+    ) -> anyhow::Result<Self> {
         let (stop, stopped) = mpsc::channel();
         let remember = {
             let (running, processes, store) = (Arc::clone(&running), Arc::clone(&processes), Arc::clone(&store));
@@ -58,11 +64,13 @@ impl Care {
             .spawn(move || {
                 let mut known = Known::default();
                 let mut copies = Copies::default();
+                let mut strays = strays_in.map(Strays::of);
                 while matches!(stopped.recv_timeout(PERIOD), Err(RecvTimeoutError::Timeout)) {
                     processes.note(&store, &running);
                     end_what_is_left(&running);
                     look_after(&running, &mut known);
                     moves.remove_copies(&mut copies);
+                    strays.iter_mut().for_each(|strays| moves.remove_strays(strays));
                 }
             })
             .context("cannot start a thread")?;

@@ -18,4 +18,5 @@ pub mod scan;
 pub mod seat;
 pub mod telemetry;
 pub mod topology;
+pub mod twemproxy;
 pub mod wait_queue;

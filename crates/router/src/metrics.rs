@@ -226,6 +226,8 @@ pub(crate) struct NodeCounters {
     pub(crate) mains_down: Counter,
     pub(crate) connects: Counter,
     pub(crate) failures: Counter,
+    /// Connections that the node has closed.
+    pub(crate) ended: Counter,
     pub(crate) timeouts: Counter,
     /// Connections that broke with commands in flight and whose end at the node is not confirmed yet.
     pub(crate) unconfirmed: Counter,
@@ -335,6 +337,11 @@ pub(crate) struct WorkerCounters {
     pub(crate) hot: HotCounters,
     pub(crate) cut_output: Counter,
     pub(crate) protocol_errors: Counter,
+    /// Clients that have closed their connections, and those whose connections broke.
+    pub(crate) ended: Counter,
+    pub(crate) broken: Counter,
+    /// Parts of commands whose keys are at several nodes.
+    pub(crate) fragments: Counter,
     pub(crate) handshakes_failed: Counter,
     pub(crate) logins_failed: Counter,
     pub(crate) denied: Counter,

@@ -46,7 +46,7 @@ struct Removal {
 }
 
 /// No move begins that has to do with the node, until this is dropped.
-struct Turn<'m>(&'m Moves);
+pub(super) struct Turn<'m>(&'m Moves);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
@@ -56,8 +56,8 @@ impl Drop for Turn<'_> {
 }
 
 /// A connection to a node, and what it may still be asked after it has broken.
-struct Asked<'a> {
-    node: &'a NodeAccess,
+pub(super) struct Asked<'a> {
+    pub(super) node: &'a NodeAccess,
     connection: NodeConnection,
     database: Option<u32>,
 }
@@ -68,7 +68,7 @@ impl<'a> Asked<'a> {
         Ok(Self { node, connection, database: None })
     }
 
-    fn ask(&mut self, args: &[&[u8]]) -> Result<crate::nodes::Answer, String> {
+    pub(super) fn ask(&mut self, args: &[&[u8]]) -> Result<crate::nodes::Answer, String> {
         let answer = self.connection.ask(args).map_err(|error| format!("node {}: {error}", self.node.name))?;
         match answer.error() {
             Some(error) => Err(format!("node {}: {error}", self.node.name)),
@@ -76,7 +76,7 @@ impl<'a> Asked<'a> {
         }
     }
 
-    fn select(&mut self, database: u32) -> Result<(), String> {
+    pub(super) fn select(&mut self, database: u32) -> Result<(), String> {
         if self.database != Some(database) {
             self.ask(&[b"SELECT", database.to_string().as_bytes()])?;
             self.database = Some(database);
@@ -84,7 +84,7 @@ impl<'a> Asked<'a> {
         Ok(())
     }
 
-    fn unlink(&mut self, database: u32, keys: &[&Key]) -> Result<(), String> {
+    pub(super) fn unlink(&mut self, database: u32, keys: &[&Key]) -> Result<(), String> {
         self.select(database)?;
         let mut args: Vec<&[u8]> = vec![b"UNLINK"];
         args.extend(keys.iter().map(|key| &key[..]));
@@ -121,7 +121,7 @@ impl Moves {
         }
     }
 
-    fn turn_to_clean(&self, node: NodeId) -> Option<Turn<'_>> {
+    pub(super) fn turn_to_clean(&self, node: NodeId) -> Option<Turn<'_>> {
         let mut state = self.state();
         if state.cleaning.is_some() || state.has_to_do_with(node) {
             return None;
@@ -139,7 +139,26 @@ impl Moves {
         access: &BTreeMap<NodeId, NodeAccess>,
         topology: &Topology,
     ) -> Result<bool, String> {
-        let node = access.get(&id).ok_or("it is gone")?;
+        let (mut asked, process) = self.meet(access.get(&id).ok_or("it is gone")?)?;
+        let run_id = process.run_id.clone();
+        if copies.0.get(&id).is_none_or(|removal| removal.run_id != run_id) {
+            let keyspace = asked.ask(&[b"INFO", b"keyspace"])?.text();
+            let databases = databases(&keyspace).map(|(database, _)| database).collect();
+            let begun = Removal { number, run_id, databases, cursor: b"0".to_vec(), removed: 0, only_there: Vec::new() };
+            copies.0.insert(id, begun);
+        }
+        let removal = copies.0.get_mut(&id).ok_or("it has not begun")?;
+        let done = removal.go_on(&mut asked, id, slots, access, topology);
+        if done.is_err() {
+            // The node may still do it: nothing relies on this node before its end is confirmed.
+            self.running.with(|router: &Router| router.connection_broke(id, process));
+            copies.0.remove(&id);
+        }
+        done
+    }
+
+    /// Connects to a node that this router may still change, and says what names the connection.
+    pub(super) fn meet<'a>(&self, node: &'a NodeAccess) -> Result<(Asked<'a>, Process), String> {
         let mut asked = Asked::open(node)?;
         // A router that takes over ends it by its name.
         if let Some(name) = self.running.with(|router| router.connection_name("care")) {
@@ -154,20 +173,7 @@ impl Moves {
             let answer = asked.connection.ask(&words).map_err(|error| format!("node {}: {error}", node.name))?;
             why_not(seat.judge(&node.name, &answer.0)).map_or(Ok(()), Err)?;
         }
-        if copies.0.get(&id).is_none_or(|removal| removal.run_id != run_id) {
-            let keyspace = asked.ask(&[b"INFO", b"keyspace"])?.text();
-            let databases = databases(&keyspace).map(|(database, _)| database).collect();
-            let begun = Removal { number, run_id: run_id.clone(), databases, cursor: b"0".to_vec(), removed: 0, only_there: Vec::new() };
-            copies.0.insert(id, begun);
-        }
-        let removal = copies.0.get_mut(&id).ok_or("it has not begun")?;
-        let done = removal.go_on(&mut asked, id, slots, access, topology);
-        if done.is_err() {
-            // What was asked may still be done: nothing relies on this node before its end is confirmed.
-            self.running.with(|router: &Router| router.connection_broke(id, Process { run_id, client_id }));
-            copies.0.remove(&id);
-        }
-        done
+        Ok((asked, Process { run_id, client_id }))
     }
 }
 

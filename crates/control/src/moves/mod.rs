@@ -13,6 +13,7 @@ mod options;
 mod queue;
 mod report;
 mod resume;
+mod strays;
 mod words;
 
 use std::collections::BTreeMap;
@@ -34,6 +35,7 @@ use tracing::{error, info, warn};
 pub(crate) use self::copies::Copies;
 use self::options::{OPTIONS, Options, so_far};
 use self::queue::{Planned, State, Steering, Wanted};
+pub(crate) use self::strays::Strays;
 use crate::admin::{MoveReport, MoveState};
 use crate::ledger::Ledger;
 use crate::placement::Placement;

@@ -102,6 +102,7 @@ const NODE_COUNTERS: &[(&str, &str, NodeCounter)] = &[
     ("node_received_bytes", "Bytes received from the node", |n| &n.bytes_received),
     ("node_connects", "Connections established to the node", |n| &n.connects),
     ("node_connection_failures", "Connections to the node that failed or broke", |n| &n.failures),
+    ("node_connections_ended", "Connections that the node has closed", |n| &n.ended),
     ("node_timeouts", "Commands that the node did not answer in time", |n| &n.timeouts),
 ];
 
@@ -148,6 +149,9 @@ const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
     ("invalidations", "Invalidations given to clients with CLIENT TRACKING", |w| &w.invalidations),
     ("subscriptions_lost", "Subscriptions at nodes that were lost with a connection and had to be restored", |w| &w.subscriptions_lost),
     ("clients_protocol_errors", "Clients closed because of a protocol error", |w| &w.protocol_errors),
+    ("clients_ended", "Clients that have closed their connections", |w| &w.ended),
+    ("clients_broken", "Clients whose connections broke", |w| &w.broken),
+    ("fragments", "Parts of commands whose keys are at several nodes", |w| &w.fragments),
     ("clients_received_bytes", "Bytes received from clients", |w| &w.bytes_received),
     ("clients_sent_bytes", "Bytes sent to clients", |w| &w.bytes_sent),
     ("large_transfers", "Requests and replies that travelled on a connection of their own because of their size", |w| &w.large),

@@ -458,6 +458,7 @@ impl Worker {
             Split::Count => Whole::Read(Merge::Sum),
         };
         let Some(gather) = self.begin_gather(handle, class, parts.len(), whole) else { return Flow::Close };
+        self.counters.fragments.add(parts.len() as u64);
         let per_key = if how == Split::Pairs { 2 } else { 1 };
         let mut request = Vec::new();
         for (number, part) in parts.iter().enumerate() {

@@ -26,6 +26,7 @@ impl Worker {
                 self.discard_input(handle);
             } else if (client.stall == Stall::Blocked || client.is_recalled()) && client.hangup {
                 // As Redis: nobody waits on behalf of a client that has gone, whatever it sent behind the command.
+                self.counters.ended.add(1);
                 self.close_client(handle);
             }
             return;
@@ -39,6 +40,7 @@ impl Worker {
             Ok(Received { count: 0, .. }) => {
                 // The client may still read: commands in flight are answered before the connection is closed.
                 client.half_closed = true;
+                self.counters.ended.add(1);
                 self.close_if_done(handle);
             }
             Ok(Received { count, more }) => {
@@ -56,6 +58,7 @@ impl Worker {
                     let why = client.tls.as_ref().and_then(|tls| tls.failure());
                     self.handshake_failed(handle, why.as_deref().unwrap_or("it closed the connection"));
                 }
+                self.counters.broken.add(1);
                 self.close_client(handle);
             }
         }

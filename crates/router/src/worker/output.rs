@@ -112,6 +112,7 @@ impl Worker {
             }
         }
         if broken {
+            self.counters.broken.add(1);
             self.close_client(handle);
             return true;
         }

@@ -639,7 +639,10 @@ impl Link {
             return Taken::Paused;
         }
         match transport::receive(fd, &mut self.tls, buffer) {
-            Ok(Received { count: 0, .. }) => Taken::Lost("the node closed the connection".to_owned()),
+            Ok(Received { count: 0, .. }) => {
+                self.counters.ended.add(1);
+                Taken::Lost("the node closed the connection".to_owned())
+            }
             Ok(Received { count, more }) => {
                 self.counters.bytes_received.add(count as u64);
                 self.received_us = now_us;

@@ -1,7 +1,7 @@
 //! Asks the admin API of a running router, for every subcommand that needs one.
 
 use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -51,11 +51,14 @@ pub(super) struct AdminFlags {
 /// The environment variable that a token is taken from.
 const TOKEN_VARIABLE: &str = "SWITCHYARD_ADMIN_TOKEN";
 
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// How long a look at what else listens at an address may take.
 const MOMENT: Duration = Duration::from_millis(500);
 
 /// The router that a command asks.
-pub(super) struct AdminClient {
+pub(crate) struct AdminClient {
     agent: ureq::Agent,
     /// Scheme, host and port.
     base: String,
@@ -123,18 +126,27 @@ impl AdminClient {
             (None, Err(_)) => config.and_then(|config| config.admin_token),
         };
         let tls = https.then(|| flags.tls()).transpose()?;
-        Ok(Self { json: flags.json, ..Self::to(&endpoint, token.as_ref(), tls)? })
+        Ok(Self { json: flags.json, ..Self::to(&endpoint, token.as_ref(), tls, PATIENCE)? })
     }
 
     /// The router that a configuration is of.
     pub(super) fn of(config: &Config) -> anyhow::Result<Self> {
+        Self::of_at(config, &config.admin_listen, PATIENCE)
+    }
+
+    /// The same, where its admin port is known: the configuration may leave the choice to the system. `patience`: how long an answer may take.
+    pub(crate) fn at(config: &Config, admin: SocketAddr, patience: Duration) -> anyhow::Result<Self> {
+        Self::of_at(config, &Endpoint::new(&admin.ip().to_string(), admin.port()), patience)
+    }
+
+    fn of_at(config: &Config, admin: &Endpoint, patience: Duration) -> anyhow::Result<Self> {
         let tls = config.admin_tls.then(|| AdminFlags::default().tls()).transpose()?;
-        Self::to(&config.admin_listen, config.admin_token.as_ref(), tls)
+        Self::to(admin, config.admin_token.as_ref(), tls, patience)
     }
 
     /// The router of this machine that was started with a token of its own making.
     pub(super) fn local(port: u16) -> anyhow::Result<Self> {
-        Self::to(&Endpoint::new("127.0.0.1", port), None, None)
+        Self::to(&Endpoint::new("127.0.0.1", port), None, None, PATIENCE)
     }
 
     /// The folder of the token that the router has made: its state directory. `None` where the configuration gives a token.
@@ -144,13 +156,13 @@ impl AdminClient {
     }
 
     /// `tls`: it speaks HTTPS.
-    fn to(endpoint: &Endpoint, token: Option<&SecretSource>, tls: Option<TlsConfig>) -> anyhow::Result<Self> {
+    fn to(endpoint: &Endpoint, token: Option<&SecretSource>, tls: Option<TlsConfig>, patience: Duration) -> anyhow::Result<Self> {
         let token = match token {
             Some(source) => Some(source.read().map_err(|error| anyhow!("the token of the admin port: {error}"))?.0),
             None => None,
         };
         let https = tls.is_some();
-        let mut agent = ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(10))).http_status_as_error(false).proxy(None); // the router is near; a proxy for the web is not the way to it
+        let mut agent = ureq::Agent::config_builder().timeout_global(Some(patience)).http_status_as_error(false).proxy(None); // the router is near; a proxy for the web is not the way to it
         if let Some(tls) = tls {
             agent = agent.tls_config(tls);
         }
@@ -159,8 +171,8 @@ impl AdminClient {
         Ok(Self { agent: agent.build().into(), base: format!("{scheme}://{endpoint}"), endpoint, token, json: false })
     }
 
-    /// The JSON at a path of the API.
-    pub(super) fn get(&self, path: &str) -> anyhow::Result<String> {
+    /// The JSON at a path of the API, or the text of the metrics page.
+    pub(crate) fn get(&self, path: &str) -> anyhow::Result<String> {
         let request = self.agent.get(format!("{}{path}", self.base));
         self.outcome(self.with_token(request).call())
     }

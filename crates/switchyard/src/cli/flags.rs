@@ -29,7 +29,7 @@ pub(crate) struct ConfigFlags {
     twemproxy_config: Option<PathBuf>,
 
     /// The pool of twemproxy's configuration to serve [default: all, each by a process of its own]
-    #[arg(long, value_name = "NAME", requires = "twemproxy_config")]
+    #[arg(long, value_name = "NAME", requires = "twemproxy_config", conflicts_with = "node")]
     twemproxy_pool: Option<String>,
 
     /// A Redis or Valkey server to route to; repeat for each. Replaces the list of the file

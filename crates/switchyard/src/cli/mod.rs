@@ -30,6 +30,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::Problems;
 
+pub(crate) use admin_client::AdminClient;
+
 /// A switch for Redis and Valkey: one address in front of many servers.
 #[derive(Debug, Parser)]
 #[command(

@@ -16,6 +16,15 @@ enum With {
     Copy,
 }
 
+/// The lot of strays: keys at servers at which twemproxy's rule does not look for them.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Strays {
+    /// They stay, and are not served.
+    Ignore,
+    /// They are deleted, once, after the start.
+    Remove,
+}
+
 /// Run the router
 #[derive(Debug, Args)]
 #[command(
@@ -49,6 +58,15 @@ pub(crate) struct Arguments {
     #[arg(long)]
     beside_another_router: bool,
 
+    /// Serve twemproxy's stats there, by nutcracker's names: one JSON document for each connection [default port: 22222]
+    #[arg(long, value_name = "HOST:PORT", requires = "twemproxy_config", conflicts_with = "node")]
+    twemproxy_stats: Option<String>,
+
+    /// Keys at servers at which twemproxy's rule does not look for them stay and are not served (ignore), or are deleted in the background after the start
+    /// (remove)
+    #[arg(long, value_name = "WHAT", value_enum, default_value = "ignore", requires = "twemproxy_config", conflicts_with = "node")]
+    strays: Strays,
+
     /// Check the configuration, show what it comes to, and exit (as check-config)
     #[arg(short, long)]
     test_conf: bool,
@@ -62,5 +80,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         With::Shared => Standby::Shared,
         With::Copy => Standby::Copy,
     });
-    serve::run(arguments.flags.sources(), standby, arguments.beside_another_router)
+    let twemproxy =
+        serve::OfTwemproxy { stats: arguments.twemproxy_stats.clone(), removes_strays: matches!(arguments.strays, Strays::Remove) };
+    serve::run(arguments.flags.sources(), standby, arguments.beside_another_router, &twemproxy)
 }

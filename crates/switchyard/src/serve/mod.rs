@@ -9,6 +9,7 @@ mod metrics;
 mod open_files;
 mod pools;
 mod reload;
+mod twemproxy_stats;
 mod users;
 
 use std::collections::BTreeMap;
@@ -47,11 +48,21 @@ use crate::config::{Config, NodeAddress, Sources, counted};
 pub(crate) use log_queue::flush as flush_log;
 use logs::Logs;
 use reload::{Ask, Asks, Reloader};
+use twemproxy_stats::{ShownPools, StatsPort};
+
+/// The flags about pools of twemproxy.
+pub(crate) struct OfTwemproxy {
+    /// The address at which their stats are served, if they are.
+    pub(crate) stats: Option<String>,
+    /// Keys at servers at which the rule does not look for them are deleted.
+    pub(crate) removes_strays: bool,
+}
 
 /// Runs the router until SIGTERM or SIGINT; a standby first waits until no other serves the nodes. `beside`: a first start does not look whether one does.
-pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> Result<(), Failure> {
+pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twemproxy: &OfTwemproxy) -> Result<(), Failure> {
+    let stats = twemproxy.stats.as_deref();
     if let Some(pools) = sources.several_pools()? {
-        return pools::run(pools);
+        return pools::run(pools, stats);
     }
     pools::end_with_parent()?;
     let mut config = sources.read()?;
@@ -116,6 +127,8 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     let admin_tls = resolved.admin_tls.as_ref().map(|tls| AdminTls::new(tls.config.clone()));
     let admin_access = AdminAccess::new(admin::access(resolved.admin_token.as_ref(), &config.state_dir));
     let options = AdminOptions { access: admin_access.clone(), host_names: config.admin_host_names.clone(), tls: admin_tls.clone() };
+    // Of several pools, the process that watches them serves it.
+    let stats = if pools::is_watched() { None } else { StatsPort::bind(stats)? };
     let mut admin = AdminThread::bind(resolved.admin, options).map_err(explain_admin)?;
     let (asks, asked) = mpsc::sync_channel(4);
     let list = Arc::new(Asks(asks.clone()));
@@ -219,7 +232,12 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
         "{}",
         ready_line(&addresses, &config, admin.address, held.is_some())
     );
-    notify(&[NotifyState::Ready]);
+    pools::report_ready(admin.address);
+    if let (Some(stats), Some(pool)) = (stats, &config.pool) {
+        let shown = ShownPools::new([(pool.name().to_owned(), config.clone())]);
+        shown.note(0, Some(admin.address));
+        stats.serve(shown)?;
+    }
 
     let look = match held {
         Some(held) => {
@@ -231,7 +249,8 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool) -> R
     let health = HealthThread::start(Arc::clone(&running))?;
     let planner = PlannerThread::start(Arc::clone(&fleet.operator))?;
     let autoscaler = AutoscaleThread::start(Arc::clone(&fleet.operator))?;
-    let care = Care::start(Arc::clone(&running), processes, Arc::clone(placement.store()), Arc::clone(&moves))?;
+    let strays_in = (twemproxy.removes_strays && config.pool.is_some()).then_some(live.database);
+    let care = Care::start(Arc::clone(&running), processes, Arc::clone(placement.store()), Arc::clone(&moves), strays_in)?;
     let observer = Observer::start(watched, Arc::clone(placement.store()), Arc::clone(&running))?;
     let nodes = resolved.nodes;
     let reloader =

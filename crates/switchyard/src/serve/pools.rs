@@ -4,6 +4,7 @@
 //! the others. They report here by the protocol of systemd that they speak anyway; systemd itself sees this process only.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::ExitStatus;
@@ -18,12 +19,16 @@ use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 
 use super::logs::Logs;
+use super::twemproxy_stats::{ShownPools, StatsPort};
 use super::{SignalWait, Signals, asked_to_stop, notify};
 use crate::cli::Failure;
 use crate::config::{Config, counted};
 
 /// The process id of the watching process, for that of a pool.
 const PARENT: &str = "SWITCHYARD_POOLS_PROCESS";
+
+/// In the report of a pool that it is ready: the address of its admin port, which the system may have chosen.
+const ADMIN: &str = "X_SWITCHYARD_ADMIN=";
 
 /// A pool that ended is started again after so long, twice that the next time, and so on.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -43,22 +48,38 @@ pub(super) fn end_with_parent() -> Result<(), Failure> {
     if lives { Ok(()) } else { Err(Failure::Failed(anyhow!("the process of all pools has ended"))) }
 }
 
-/// Runs a process for each of these pools until SIGTERM or SIGINT.
-pub(super) fn run(pools: Vec<(String, Config)>) -> Result<(), Failure> {
+/// Whether this is the process of a pool, and another one watches it.
+pub(super) fn is_watched() -> bool {
+    std::env::var_os(PARENT).is_some()
+}
+
+/// Reports to whoever has started this process that it serves, and to the process of all pools where its admin port is.
+pub(super) fn report_ready(admin: SocketAddr) {
+    let admin = format!("{ADMIN}{admin}");
+    let ready = [NotifyState::Ready, NotifyState::Custom(&admin)];
+    notify(if is_watched() { &ready } else { &ready[..1] });
+}
+
+/// Runs a process for each of these pools until SIGTERM or SIGINT. `stats`: where twemproxy's stats are served.
+pub(super) fn run(pools: Vec<(String, Config)>, stats: Option<&str>) -> Result<(), Failure> {
     let Some((_, config)) = pools.first() else { return Ok(()) };
     let mut common = config.clone();
     common.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
     let _logs = Logs::start(common.log_format, &common.log_level)?;
-    let names: Vec<String> = pools.into_iter().map(|(name, _)| name).collect();
+    let names: Vec<String> = pools.iter().map(|(name, _)| name.clone()).collect();
+    let shown = ShownPools::new(pools);
+    if let Some(stats) = StatsPort::bind(stats)? {
+        stats.serve(shown.clone())?;
+    }
     let SignalWait { runtime, mut signals, .. } = SignalWait::new()?;
     let reports = tempfile::Builder::new().prefix("switchyard-").tempdir().context("cannot make a directory for the reports of pools")?;
-    runtime.block_on(watch(&names, reports.path(), &mut signals))
+    runtime.block_on(watch(&names, &shown, reports.path(), &mut signals))
 }
 
 /// What the task of a pool reports.
 enum News {
-    /// It serves.
-    Ready(usize),
+    /// It serves, and has its admin port there.
+    Ready(usize, Option<SocketAddr>),
     /// Its process could not be started, or has ended.
     Ended(usize, std::io::Result<ExitStatus>),
 }
@@ -125,8 +146,10 @@ async fn accompany(
         tokio::select! {
             status = child.wait() => break status,
             Ok(length) = reports.recv(&mut report) => {
-                if report[..length].split(|byte| *byte == b'\n').any(|line| line == b"READY=1") {
-                    let _ = news.send(News::Ready(number));
+                let report = String::from_utf8_lossy(&report[..length]);
+                if report.lines().any(|line| line == "READY=1") {
+                    let admin = report.lines().find_map(|line| line.strip_prefix(ADMIN)?.parse().ok());
+                    let _ = news.send(News::Ready(number, admin));
                 }
             }
             signal = wanted.recv(), if is_asked => match signal {
@@ -142,7 +165,7 @@ async fn accompany(
     let _ = news.send(News::Ended(number, status));
 }
 
-async fn watch(names: &[String], reports: &Path, signals: &mut Signals) -> Result<(), Failure> {
+async fn watch(names: &[String], shown: &ShownPools, reports: &Path, signals: &mut Signals) -> Result<(), Failure> {
     let (news, mut heard) = mpsc::unbounded_channel();
     let mut pools: Vec<Pool> = Vec::new();
     for (number, name) in names.iter().enumerate() {
@@ -161,8 +184,10 @@ async fn watch(names: &[String], reports: &Path, signals: &mut Signals) -> Resul
         }
         let stop = tokio::select! {
             Some(news) = heard.recv() => match news {
-                News::Ready(number) => {
+                News::Ready(number, admin) => {
                     pools[number].is_ready = true;
+                    // A reload reports it again, without the address.
+                    admin.into_iter().for_each(|admin| shown.note(number, Some(admin)));
                     if !were_ready && pools.iter().all(|pool| pool.is_ready) {
                         were_ready = true;
                         info!("ready: {} of twemproxy's configuration {} served; Ctrl-C stops", counted(pools.len(), "pool"), if pools.len() == 1 { "is" } else { "are" });
@@ -173,6 +198,7 @@ async fn watch(names: &[String], reports: &Path, signals: &mut Signals) -> Resul
                 News::Ended(number, status) => {
                     let pool = &mut pools[number];
                     (pool.signals, pool.is_ready) = (None, false);
+                    shown.note(number, None);
                     let how = match status {
                         Ok(status) => described(status),
                         Err(error) => error.to_string(),

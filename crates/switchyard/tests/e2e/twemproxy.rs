@@ -1,10 +1,13 @@
 //! A file of twemproxy is served as it is: each key at the server at which a real `nutcracker` puts it.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::collections::BTreeSet;
+use std::io::Read;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::support::client::Client;
@@ -51,20 +54,37 @@ impl Fleet {
     }
 
     fn nutcracker(&self, listen: [u16; 2]) -> Process {
+        self.nutcracker_with(listen, ports::free())
+    }
+
+    fn nutcracker_with(&self, listen: [u16; 2], stats: u16) -> Process {
         let mut command = tied("nutcracker");
         command.arg("-c").arg(self.write("nutcracker.yml", listen));
-        command.args(["-a", "127.0.0.1", "-s", &ports::free().to_string(), "-v", "1"]);
+        command.args(["-a", "127.0.0.1", "-s", &stats.to_string(), "-i", "50", "-v", "1"]);
         Process::start("nutcracker", command, &self.dir.path().join("nutcracker.log"))
     }
 
     fn switchyard(&self) -> Process {
+        self.switchyard_with(&[])
+    }
+
+    fn switchyard_with(&self, flags: &[&str]) -> Process {
         let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
-        command.args(["serve", "--twemproxy-config"]).arg(self.write("switchyard.yml", self.listen));
+        command.args(["serve", "--twemproxy-config"]).arg(self.write("switchyard.yml", self.listen)).args(flags);
         command.args(["--admin", "127.0.0.1:0", "--workers", "1", "--state-dir"]).arg(self.dir.path().join("state"));
-        let process = Process::start("switchyard", command, &self.dir.path().join("switchyard.log"));
+        // Each start has its own: lines of an earlier one say nothing about this one.
+        let log = self.dir.path().join("switchyard.log");
+        let _ = std::fs::remove_file(&log);
+        let process = Process::start("switchyard", command, &log);
         process.expect_log(&["2 pools of twemproxy's configuration are served"]);
         process
     }
+}
+
+/// Ends it with its pools, so that another one may use their state directories.
+fn stop(mut switchyard: Process) {
+    switchyard.signal(Signal::TERM);
+    assert!(switchyard.wait(Duration::from_secs(30)).success(), "{}", switchyard.log());
 }
 
 fn client(port: u16) -> Client {
@@ -120,6 +140,78 @@ fn keys_of_a_real_nutcracker_are_where_it_put_them() {
     }
 }
 
+/// The document of a stats port.
+fn stats(port: u16) -> Value {
+    let mut stream = until("a stats port answers", || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok());
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("a document");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// The names of a map in the document.
+fn names(map: &Value) -> BTreeSet<String> {
+    map.as_object().expect("a map").keys().cloned().collect()
+}
+
+#[test]
+fn stats_have_the_names_of_a_real_nutcracker() {
+    let fleet = Fleet::start();
+    let (theirs, ours, before) = (ports::free(), ports::free(), [ports::free(), ports::free()]);
+    let _nutcracker = fleet.nutcracker_with(before, theirs);
+    let switchyard = fleet.switchyard_with(&["--twemproxy-stats", &format!("127.0.0.1:{ours}")]);
+    let theirs = stats(theirs);
+    let servers: Vec<String> = names(&theirs["alpha"]).into_iter().filter(|name| theirs["alpha"][name].is_object()).collect();
+    let sum = |stats: &Value, name: &str| servers.iter().map(|server| stats["alpha"][server][name].as_u64().unwrap_or(0)).sum::<u64>();
+    // A router's own first question to each server is counted as well.
+    let first = until("each server has answered the router", || Some(stats(ours)).filter(|stats| sum(stats, "responses") == 3));
+    assert_eq!(names(&theirs), names(&first));
+    // The router has no queue of its own before that of the connection, and counts no bytes of what waits.
+    let uncounted = BTreeSet::from(["in_queue", "in_queue_bytes", "out_queue_bytes"].map(String::from));
+    for pool in ["alpha", "beta"] {
+        assert_eq!(names(&theirs[pool]), names(&first[pool]), "{pool}");
+        for (server, counts) in theirs[pool].as_object().expect("a map").iter().filter(|(_, counts)| counts.is_object()) {
+            assert_eq!(&names(counts) - &uncounted, names(&first[pool][server]), "{pool} {server}");
+        }
+    }
+
+    let mut alpha = client(fleet.listen[0]);
+    // Names that differ much: fnv1a_64 puts those that differ in their last digits side by side.
+    let keys: Vec<String> = (1..=60_u64).map(|n| format!("{:x}", n * 2_654_435_761)).collect();
+    for key in &keys {
+        assert_eq!(alpha.call(&["SET", key, "1"]), ok());
+    }
+    assert_eq!(alpha.call(&[&["MGET".to_owned()], &keys[..]].concat()).items().len(), 60);
+    drop(client(fleet.listen[0]));
+    let last = until("an end of a connection is counted", || Some(stats(ours)).filter(|stats| stats["alpha"]["client_eof"] == 1));
+    assert_eq!(sum(&last, "requests") - sum(&first, "requests"), 60 + 3, "a part of MGET for each server");
+    assert_eq!(sum(&last, "responses") - sum(&first, "responses"), 60 + 3);
+    assert!(sum(&last, "request_bytes") > sum(&first, "request_bytes") && sum(&last, "response_bytes") > sum(&first, "response_bytes"));
+    assert_eq!(
+        (&last["alpha"]["client_connections"], &last["alpha"]["fragments"], &last["beta"]["fragments"]),
+        (&json!(1), &json!(3), &json!(0))
+    );
+    assert!(sum(&last, "server_connections") >= 3);
+
+    // A server that ends, and a pool that ends.
+    let mut fleet = fleet;
+    fleet.nodes.remove(0);
+    until("the end of the server is counted", || {
+        let stats = stats(ours);
+        let answered = alpha.call(&[&["MGET".to_owned()], &keys[..]].concat());
+        (stats["alpha"]["first"]["server_eof"].as_u64() > Some(0)
+            && answered.error().is_some()
+            && stats["alpha"]["forward_error"].as_u64() > Some(0))
+        .then_some(())
+    });
+    let beta = children(switchyard.pid()).into_iter().find(|pid| pool_of(*pid) == "beta").expect("a process of beta");
+    kill_process(beta, Signal::STOP).expect("stopped");
+    let shown = stats(ours);
+    kill_process(beta, Signal::KILL).expect("killed");
+    assert_eq!(shown["beta"], json!({"unreachable": true}));
+    assert!(shown["alpha"]["first"].is_object(), "the others are shown");
+    until("the pool is shown again", || stats(ours)["beta"]["client_eof"].is_u64().then_some(()));
+}
+
 #[test]
 fn each_pool_has_a_process_that_is_started_again() {
     let fleet = Fleet::start();
@@ -167,8 +259,55 @@ fn keys_at_other_servers_stop_no_start() {
         assert_eq!(found.items()[1].items().len(), 1, "strays are not served");
     }
     assert_eq!(fleet.nodes.iter().filter(|node| node.cmd("GET everywhere") == bulk("2")).count(), 2);
-    drop(switchyard);
+    stop(switchyard);
     let _again = fleet.switchyard();
+}
+
+#[test]
+fn strays_are_removed_where_that_is_asked_for() {
+    let fleet = Fleet::start();
+    let keys: Vec<String> = (0..3000).map(|n| format!("key:{n}")).collect();
+    for node in &fleet.nodes {
+        let (mut client, address) = (node.client(), node.address().to_string());
+        for keys in keys.chunks(500) {
+            let mut words = vec!["MSET"];
+            keys.iter().for_each(|key| words.extend([key.as_str(), &address]));
+            assert_eq!(client.call(&words), ok());
+        }
+        // In a database that is not the pool's.
+        assert_eq!((client.cmd("SELECT 3"), client.cmd("SET other x")), (ok(), ok()));
+    }
+    let flags = ["--strays", "remove", "--set", "clients.default-user-rules=operator"];
+    let switchyard = fleet.switchyard_with(&flags);
+    // Of all copies of a key, each pool keeps one: that of the server at which the rule looks.
+    for (port, nodes) in fleet.listen.into_iter().zip([&fleet.nodes[..3], &fleet.nodes[3..]]) {
+        let sizes = || nodes.iter().map(|node| node.cmd("DBSIZE").int()).collect::<Vec<_>>();
+        until("the strays are gone", || (sizes().iter().sum::<i64>() == 3000).then_some(()));
+        assert!(sizes().iter().all(|size| *size > 0));
+        let mut client = client(port);
+        for key in &keys {
+            let at = client.call(&["GET", key]);
+            assert!(nodes.iter().any(|node| at == bulk(node.address().to_string()) && node.client().call(&["GET", key]) == at), "{key}");
+        }
+    }
+    for node in &fleet.nodes {
+        let mut client = node.client();
+        assert_eq!((client.cmd("SELECT 3"), client.cmd("GET other")), (ok(), bulk("x")));
+    }
+    until("each server is counted", || (switchyard.log().matches("of other servers (--strays remove)").count() == 5).then_some(()));
+    // A key that a move has put elsewhere is no stray, also after a restart. At a server that has nothing to do with the move it is one.
+    let mut alpha = client(fleet.listen[0]);
+    let owner = fleet.nodes[..3].iter().position(|node| node.cmd("EXISTS key:1") == int(1)).expect("a server has it");
+    let [target, other] = [[1, 2], [0, 2], [0, 1]][owner];
+    assert_eq!(alpha.call(&["SWITCHYARD", "MOVE", "KEYS", "key:1", "TO", ["first", "second"][target]]).error(), None);
+    until("the key has moved", || (fleet.nodes[owner].cmd("EXISTS key:1") == int(0)).then_some(()));
+    assert_eq!(alpha.cmd("SET key:1 moved"), ok());
+    stop(switchyard);
+    assert_eq!(fleet.nodes[other].cmd("SET key:1 stray"), ok());
+    let _again = fleet.switchyard_with(&flags);
+    until("the stray is gone", || (fleet.nodes[other].cmd("EXISTS key:1") == int(0)).then_some(()));
+    assert_eq!(client(fleet.listen[0]).cmd("GET key:1"), bulk("moved"));
+    assert_eq!(fleet.nodes[target].cmd("GET key:1"), bulk("moved"));
 }
 
 #[test]

@@ -27,10 +27,10 @@ const CRATES: &[CrateRule] = &[
     },
     CrateRule {
         name: "policy",
-        only: Some(&["md-5", "serde"]),
+        only: Some(&["md-5", "saphyr-parser", "serde"]),
         tests_only: &[],
         never: &[],
-        why: "policy is every decision as pure code; what it needs (time, randomness, addresses) it is given as arguments. With serde a decision can be kept, and made again; md-5 computes, and is twemproxy's",
+        why: "policy is every decision as pure code; what it needs (time, randomness, addresses) it is given as arguments. With serde a decision can be kept, and made again; md-5 and saphyr-parser compute from bytes: twemproxy's hashes and its file",
     },
     CrateRule {
         name: "router",
@@ -99,6 +99,7 @@ const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("telemetry", &["topology"]),
     ("load", &["telemetry", "topology"]),
     ("planner", &["topology", "planted"]),
+    ("twemproxy", &["topology"]),
     ("hot_copies", &["migration", "telemetry", "topology"]),
 ];
 

@@ -1,0 +1,109 @@
+//! Removes strays: keys at servers at which a twemproxy's list of servers does not look for them (`serve --strays remove`).
+//!
+//! Years of changed lists leave such keys. No command reads them, so they only take memory; but some were written at another time than the fleet's own, and somebody
+//! may want them. So they go only where that is asked for, once after a start. As [copies that moves have left](super::copies) they go a little at a time, by the thread
+//! `care`, while nothing moves. Not by the workers: they know no key that no client names.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use switchyard_policy::migration::{Key, is_temporary};
+use switchyard_policy::topology::{NodeId, Slot, Topology};
+use switchyard_resp::units::counted;
+use switchyard_router::{Link, Router};
+use tracing::{debug, info};
+
+use super::Moves;
+use super::copies::Asked;
+use crate::processes::is_misplaced;
+
+/// Keys of a page, and pages read of a node at a time: 40,000 keys of a node in a second.
+const PAGE: &[u8] = b"500";
+const PAGES_AT_ONCE: usize = 20;
+
+/// How far each node is.
+#[derive(Debug)]
+pub(crate) struct Strays {
+    /// The database of the pool. What is in others is not twemproxy's.
+    database: u32,
+    nodes: BTreeMap<NodeId, Removal>,
+}
+
+#[derive(Debug)]
+enum Removal {
+    /// Of this process, up to this cursor.
+    Begun {
+        run_id: String,
+        cursor: Vec<u8>,
+        removed: usize,
+    },
+    Done,
+}
+
+impl Strays {
+    pub(crate) fn of(database: u32) -> Self {
+        Self { database, nodes: BTreeMap::new() }
+    }
+}
+
+impl Moves {
+    /// Removes some of the strays of each node that is not done yet.
+    pub(crate) fn remove_strays(&self, strays: &mut Strays) {
+        let Some((status, access)) = self.running.with(|router| (router.status(), router.node_access())) else { return };
+        let is_left = |node: &NodeId| !matches!(strays.nodes.get(node), Some(Removal::Done));
+        let up: Vec<NodeId> = status.nodes.iter().filter(|node| node.link == Link::Up).map(|node| node.id).filter(is_left).collect();
+        for node in up {
+            let Some(turn) = self.turn_to_clean(node) else { continue };
+            // Not before: until then keys might arrive. While others move, some of its keys could not be told from strays, and it is looked at only once.
+            let topology = self.placement.topology();
+            let topology =
+                topology.filter(|topology| !topology.placement().is_crc16() && topology.nodes().len() > 1 && topology.is_settled());
+            let (Some(topology), Some(access)) = (topology, access.get(&node)) else { continue };
+            let done = self.meet(access).and_then(|(mut asked, process)| {
+                let done = strays.go_on(&mut asked, (node, &process.run_id), &self.left_at(node), &topology);
+                if done.is_err() {
+                    // The node may still do it: nothing relies on this node before its end is confirmed.
+                    self.running.with(|router: &Router| router.connection_broke(node, process));
+                }
+                done
+            });
+            if let Err(why) = done {
+                debug!("strays are removed later: {why}");
+            }
+            drop(turn);
+        }
+    }
+}
+
+impl Strays {
+    /// `left`: slots of which the node may still have keys that moves took away. These are not strays, and somebody else sees to them.
+    fn go_on(&mut self, asked: &mut Asked<'_>, (id, process): (NodeId, &str), left: &[Slot], topology: &Topology) -> Result<(), String> {
+        let begun = || Removal::Begun { run_id: process.to_owned(), cursor: b"0".to_vec(), removed: 0 };
+        let removal = match self.nodes.entry(id) {
+            Entry::Vacant(entry) => entry.insert(begun()),
+            Entry::Occupied(entry) => entry.into_mut(),
+        };
+        if matches!(removal, Removal::Begun { run_id, .. } if run_id != process) {
+            *removal = begun();
+        }
+        let Removal::Begun { cursor, removed, .. } = removal else { return Ok(()) };
+        asked.select(self.database)?;
+        for _ in 0..PAGES_AT_ONCE {
+            let answer = asked.ask(&[b"SCAN", cursor, b"COUNT", PAGE])?;
+            let [next, page] = &answer.items()[..] else { return Err(format!("node {}: a SCAN of no known form", asked.node.name)) };
+            let keys: Vec<Key> = page.items().iter().map(|key| Key::from(key.bytes())).collect();
+            let strays: Vec<&Key> = keys.iter().filter(|key| !is_temporary(key) && is_misplaced(topology, id, left, key)).collect();
+            if !strays.is_empty() {
+                asked.unlink(self.database, &strays)?;
+                *removed += strays.len();
+            }
+            *cursor = next.bytes().to_vec();
+            if cursor == b"0" {
+                info!("node {}: removed {} of other servers (--strays remove)", asked.node.name, counted(*removed, "key"));
+                *removal = Removal::Done;
+                break;
+            }
+        }
+        Ok(())
+    }
+}

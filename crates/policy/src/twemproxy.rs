@@ -1,0 +1,485 @@
+//! twemproxy's configuration file, read as its `nutcracker` reads it: pools of servers, and of each the values of its keys.
+//!
+//! The events of a YAML parser and not a derived structure: nutcracker knows no types but text, and so does this. What it refuses is refused here as well,
+//! with the line. What Switchyard cannot do is refused with the reason and a way out, and never left out silently.
+//!
+//! Here and not beside the other configuration: a file from elsewhere is read by code without I/O, which a fuzz target reaches without the router.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use saphyr_parser::{Event, Parser};
+
+use crate::topology::{Distribution, Hash, Scheme, Server};
+
+/// At this port nutcracker leaves the port out of a server's name, as libmemcached does.
+const PORT_WITHOUT_NAME: u16 = 11211;
+
+/// The longest path of a Unix socket, in bytes: the kernel's `sockaddr_un` has 108, the last of which is a NUL.
+const SOCKET_PATH_MAX: usize = 107;
+
+/// A text of the file, and its line.
+#[derive(Clone, Debug)]
+struct Word {
+    text: String,
+    line: usize,
+}
+
+/// Something wrong in a file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mistake {
+    /// The line, from 1; none for the whole file.
+    pub line: Option<usize>,
+    /// The mistake, and where there is one, a way out.
+    pub text: String,
+}
+
+/// The address at which a pool listens.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Listen {
+    /// A host and a port.
+    Tcp {
+        /// Its name or address.
+        host: String,
+        /// The port, at least 1.
+        port: u16,
+    },
+    /// A Unix socket.
+    Unix {
+        /// The absolute path of its file.
+        path: String,
+        /// The mode of the file, as `chmod` takes it.
+        mode: Option<u32>,
+    },
+}
+
+/// A server of a pool.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PoolServer {
+    /// Its name and weight, which place it in the continuum.
+    pub server: Server,
+    /// Its host name or address.
+    pub host: String,
+    /// Its port, at least 1.
+    pub port: u16,
+    /// Its line in the file.
+    pub line: usize,
+}
+
+/// A pool.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Pool {
+    /// Its name.
+    pub name: String,
+    /// The line of its name.
+    pub line: usize,
+    /// `listen`.
+    pub listen: Listen,
+    /// `hash`, `hash_tag` and `distribution`.
+    pub scheme: Scheme,
+    /// `timeout`.
+    pub timeout: Option<Duration>,
+    /// `redis_auth`.
+    pub password: Option<String>,
+    /// `redis_db`.
+    pub database: u32,
+    /// `client_connections`, if they are limited.
+    pub client_connections: Option<u32>,
+    /// `auto_eject_hosts`.
+    pub ejects: bool,
+    /// `servers`, one or more, each with a name of its own.
+    pub servers: Vec<PoolServer>,
+}
+
+/// Reads the content of a file: its pools, in order.
+///
+/// # Errors
+/// Everything that is wrong in it, or that Switchyard does not serve.
+pub fn parse(text: &str) -> Result<Vec<Pool>, Vec<Mistake>> {
+    let mut mistakes = Vec::new();
+    let mut wrong = |line, text| mistakes.push(Mistake { line: Some(line), text });
+    let tree = tree(text).map_err(|(line, text)| vec![Mistake { line: Some(line), text }])?;
+    let pools: Vec<Pool> = tree.into_iter().filter_map(|(word, keys)| Pool::of(word, keys, &mut wrong)).collect();
+    let mut listens: Vec<&Pool> = Vec::new();
+    for pool in &pools {
+        if let Some(other) = listens.iter().find(|other| other.listen.is_at(&pool.listen)) {
+            wrong(pool.line, format!("pools '{}' and '{}' have the same listen address '{}'", other.name, pool.name, pool.listen));
+        }
+        listens.push(pool);
+    }
+    if pools.is_empty() && mistakes.is_empty() {
+        mistakes.push(Mistake { line: None, text: "it has no pools".to_owned() });
+    }
+    if mistakes.is_empty() { Ok(pools) } else { Err(mistakes) }
+}
+
+impl Listen {
+    /// Whether both are one place, whatever the mode.
+    fn is_at(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Unix { path, .. }, Self::Unix { path: others, .. }) => path == others,
+            _ => self == other,
+        }
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Self::Unix { path, .. } => f.write_str(path),
+        }
+    }
+}
+
+/// Reports something that is wrong in a line.
+type Wrong<'a> = &'a mut dyn FnMut(usize, String);
+
+enum Value {
+    Text(Word),
+    List(Vec<Word>),
+}
+
+type Keys = Vec<(Word, Value)>;
+
+impl Pool {
+    fn of(name: Word, keys: Keys, wrong: Wrong<'_>) -> Option<Self> {
+        let line = name.line;
+        let (mut texts, mut servers): (BTreeMap<String, Word>, Vec<Word>) = (BTreeMap::new(), Vec::new());
+        for (key, value) in keys {
+            match value {
+                Value::List(list) if key.text == "servers" => servers.extend(list),
+                Value::List(_) => wrong(key.line, format!("directive \"{}\" is no list", key.text)),
+                Value::Text(_) if key.text == "servers" => {
+                    wrong(key.line, "directive \"servers\" is a list: each server on a line of its own, after \"- \"".to_owned())
+                }
+                Value::Text(_) if !KNOWN.contains(&key.text.as_str()) => wrong(key.line, format!("directive \"{}\" is unknown", key.text)),
+                Value::Text(value) => {
+                    if texts.insert(key.text.clone(), Word { line: key.line, ..value }).is_some() {
+                        wrong(key.line, format!("directive \"{}\" is a duplicate", key.text));
+                    }
+                }
+            }
+        }
+        let mut read = Read { texts, wrong };
+        let listen = read.with("listen", listen_of);
+        let hash = read.with("hash", |text| {
+            Hash::by_name(text).ok_or_else(|| format!("is not a valid hash; there are: {}", Hash::ALL.map(Hash::name).join(", ")))
+        });
+        let distribution = read.with("distribution", |text| match text {
+            "ketama" => Ok(Distribution::Ketama),
+            "modula" => Ok(Distribution::Modula),
+            "random" => Err("random is not served: a key would be read at another server than the one it was written to. With servers that all have all keys, \
+                 as it is meant for, let Switchyard know one of them and its replicas".to_owned()),
+            _ => Err("is not a valid distribution; there are: ketama, modula".to_owned()),
+        });
+        let tag = read.with("hash_tag", |text| match text.as_bytes() {
+            [open, close] => Ok([*open, *close]),
+            _ => Err("is not a valid hash tag string with two characters".to_owned()),
+        });
+        let timeout = read.number("timeout").map(|ms| Duration::from_millis(u64::from(ms).max(1)));
+        let (database, client_connections) =
+            (read.number("redis_db").unwrap_or(0), read.number("client_connections").filter(|most| *most > 0));
+        // What Switchyard does in its own way: it keeps connections up and alive, and shares the listener's port among its workers.
+        for name in ["backlog", "server_connections", "server_retry_timeout", "server_failure_limit"] {
+            if read.number(name) == Some(0) && name == "server_connections" {
+                (read.wrong)(line, "directive \"server_connections:\" cannot be 0".to_owned());
+            }
+        }
+        for name in ["tcpkeepalive", "reuseport", "preconnect"] {
+            read.flag(name);
+        }
+        let ejects = read.flag("auto_eject_hosts").unwrap_or(false);
+        let password = read.with("redis_auth", |text| Ok(text.to_owned()));
+        if read.flag("redis") != Some(true) {
+            let text = "is a pool of memcached (redis: true is missing): Switchyard serves Redis and Valkey. Leave such pools to twemproxy, in a file of their own";
+            (read.wrong)(line, format!("pool '{}' {text}", name.text));
+        }
+        if servers.is_empty() {
+            (read.wrong)(line, format!("pool '{}' has no servers", name.text));
+        }
+        let of_server = |word: Word| match server_of(&word) {
+            Ok(server) => Some(server),
+            Err(text) => {
+                (read.wrong)(word.line, text);
+                None
+            }
+        };
+        let servers: Vec<PoolServer> = servers.into_iter().filter_map(of_server).collect();
+        let mut names: BTreeMap<&str, usize> = BTreeMap::new();
+        for server in &servers {
+            if names.insert(&server.server.name, server.line).is_some() {
+                (read.wrong)(server.line, format!("pool '{}' has servers with same name '{}'", name.text, server.server.name));
+            }
+        }
+        let Some(listen) = listen else {
+            if !read.texts.contains_key("listen") {
+                (read.wrong)(line, "directive \"listen:\" is missing".to_owned());
+            }
+            return None;
+        };
+        let scheme = Scheme { hash: hash.unwrap_or_default(), tag, distribution: distribution.unwrap_or_default() };
+        let name = name.text;
+        Some(Self { name, line, listen, scheme, timeout, password, database, client_connections, ejects, servers })
+    }
+}
+
+/// The keys of a pool that have one value.
+const KNOWN: [&str; 17] = [
+    "listen",
+    "hash",
+    "hash_tag",
+    "distribution",
+    "timeout",
+    "backlog",
+    "client_connections",
+    "redis",
+    "tcpkeepalive",
+    "reuseport",
+    "redis_auth",
+    "redis_db",
+    "preconnect",
+    "auto_eject_hosts",
+    "server_connections",
+    "server_retry_timeout",
+    "server_failure_limit",
+];
+
+/// The values of a pool while they are read.
+struct Read<'a> {
+    texts: BTreeMap<String, Word>,
+    wrong: Wrong<'a>,
+}
+
+impl Read<'_> {
+    fn with<T>(&mut self, name: &str, read: impl FnOnce(&str) -> Result<T, String>) -> Option<T> {
+        let word = self.texts.get(name)?;
+        read(&word.text).map_err(|text| (self.wrong)(word.line, format!("directive \"{name}\" {text}"))).ok()
+    }
+
+    /// nutcracker's numbers are digits only.
+    fn number(&mut self, name: &str) -> Option<u32> {
+        let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+        self.with(name, |text| text.parse().ok().filter(|_| is_number(text)).ok_or_else(|| "is not a number".to_owned()))
+    }
+
+    fn flag(&mut self, name: &str) -> Option<bool> {
+        self.with(name, |text| text.parse().map_err(|_| "is not \"true\" or \"false\"".to_owned()))
+    }
+}
+
+/// `127.0.0.1:22121`, or `/run/socket 0666`.
+fn listen_of(text: &str) -> Result<Listen, String> {
+    if !text.starts_with('/') {
+        let (host, port) = text.rsplit_once(':').ok_or("has an invalid \"hostname:port\" format string")?;
+        let port = port.parse().ok().filter(|port| *port > 0).ok_or("has an invalid port in \"hostname:port\" format string")?;
+        return Ok(Listen::Tcp { host: host.to_owned(), port });
+    }
+    let (path, mode) = match text.split_once(' ') {
+        Some((path, mode)) => (path, Some(mode_of(mode.trim())?)),
+        None => (text, None),
+    };
+    if path.len() > SOCKET_PATH_MAX {
+        return Err(format!("has a path of more than {SOCKET_PATH_MAX} bytes, and no Unix socket can have one"));
+    }
+    Ok(Listen::Unix { path: path.to_owned(), mode })
+}
+
+fn mode_of(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777 && text.bytes().all(|byte| byte.is_ascii_digit()));
+    mode.ok_or_else(|| "has an invalid mode of the file: give it in octal, such as \"660\"".to_owned())
+}
+
+/// `hostname:port:weight [name]`.
+fn server_of(word: &Word) -> Result<PoolServer, String> {
+    let form = || "directive \"servers\" has an invalid \"hostname:port:weight [name]\" format string".to_owned();
+    if word.text.starts_with('/') {
+        return Err("a server at a Unix socket is not served: let the server listen on a port as well (port and bind 127.0.0.1 in redis.conf), and name that. \
+             Give it the name that it has now, \"hostname:port:weight NAME\", so that it keeps its keys"
+            .to_owned());
+    }
+    let (address, name) = match word.text.rsplit_once(' ') {
+        Some((address, name)) => (address, Some(name)),
+        None => (word.text.as_str(), None),
+    };
+    let (address, weight) = address.rsplit_once(':').ok_or_else(form)?;
+    let (host, port) = address.rsplit_once(':').ok_or_else(form)?;
+    let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    let port: Option<u16> = port.parse().ok().filter(|_| is_number(port));
+    let port = port.filter(|port| *port > 0).ok_or("directive \"servers\" has an invalid port")?;
+    let weight: u32 = weight.parse().ok().filter(|_| is_number(weight)).ok_or("directive \"servers\" has an invalid weight")?;
+    if weight == 0 {
+        return Err("directive \"servers\" has a zero weight".to_owned());
+    }
+    let name = match name {
+        Some(name) => name.to_owned(),
+        None if port == PORT_WITHOUT_NAME => host.to_owned(),
+        None => address.to_owned(),
+    };
+    Ok(PoolServer { server: Server { name, weight }, host: host.to_owned(), port, line: word.line })
+}
+
+/// The pools and their keys. An error has a line.
+fn tree(text: &str) -> Result<Vec<(Word, Keys)>, (usize, String)> {
+    let mut pools: Vec<(Word, Keys)> = Vec::new();
+    let (mut depth, mut list): (usize, Option<Vec<Word>>) = (0, None);
+    let mut key: Option<Word> = None;
+    let mut documents = 0;
+    for event in Parser::new_from_str(text) {
+        let (event, span) = event.map_err(|error| (error.marker().line(), format!("not valid YAML: {}", error.info())))?;
+        let line = span.start.line();
+        let refused = |text: &str| Err((line, text.to_owned()));
+        match event {
+            Event::Scalar(_, _, anchor, tag) if anchor > 0 || tag.is_some() => return refused("anchors and tags are disallowed"),
+            Event::Alias(_) => return refused("aliases are disallowed"),
+            Event::DocumentStart(_) => {
+                documents += 1;
+                if documents > 1 {
+                    return refused("it must contain only 1 document");
+                }
+            }
+            Event::MappingStart(..) => {
+                depth += 1;
+                if depth > 2 || list.is_some() || (depth == 2 && key.is_none()) {
+                    return refused("it has more levels than pools and their keys");
+                }
+                if let Some(name) = key.take() {
+                    pools.push((name, Vec::new()));
+                }
+            }
+            Event::MappingEnd => depth -= 1,
+            Event::SequenceStart(..) if depth == 2 && list.is_none() && key.is_some() => list = Some(Vec::new()),
+            Event::SequenceStart(..) => return refused("a list may only be the value of a pool's key"),
+            Event::SequenceEnd => {
+                if let (Some(key), Some(list), Some((_, keys))) = (key.take(), list.take(), pools.last_mut()) {
+                    keys.push((key, Value::List(list)));
+                }
+            }
+            Event::Scalar(text, ..) => {
+                let word = Word { text: text.into_owned(), line };
+                if word.text.is_empty() {
+                    return refused("an empty value is disallowed");
+                }
+                match (&mut list, depth, key.take()) {
+                    (_, 0, _) => return refused("it must be a map of pools"),
+                    (Some(list), _, of) => {
+                        list.push(word);
+                        key = of;
+                    }
+                    (None, _, None) => key = Some(word),
+                    (None, 1, Some(_)) => return refused("a pool must be a map of keys"),
+                    (None, _, Some(of)) => {
+                        if let Some((_, keys)) = pools.last_mut() {
+                            keys.push((of, Value::Text(word)));
+                        }
+                    }
+                }
+            }
+            Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentEnd => {}
+        }
+    }
+    Ok(pools)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::Continuum;
+    use proptest::prelude::*;
+
+    const GOOD: &str = "alpha:\n  listen: 127.0.0.1:22121\n  hash: fnv1a_64\n  hash_tag: \"{}\"\n  distribution: ketama\n  auto_eject_hosts: true\n  timeout: 400\n  \
+        redis: true\n  redis_auth: secret\n  redis_db: 3\n  servers:\n   - 127.0.0.1:6379:1 one\n   - 127.0.0.1:6380:2\n   - cache:11211:1\n\n\
+        beta:\n  listen: /run/beta.sock 0666\n  hash: crc16\n  distribution: modula\n  redis: true\n  server_failure_limit: 2\n  servers:\n   - 10.0.0.1:6379:1\n";
+
+    fn problems(text: &str) -> String {
+        parse(text).expect_err("wrong").into_iter().map(|mistake| mistake.text).collect()
+    }
+
+    /// Whatever a file has, the rules hold that whoever uses a pool relies on.
+    fn check(text: &str) {
+        match parse(text) {
+            Ok(pools) => {
+                assert!(!pools.is_empty());
+                for pool in pools {
+                    let servers: Vec<Server> = pool.servers.iter().map(|server| server.server.clone()).collect();
+                    assert!(!servers.is_empty() && servers.iter().all(|server| server.weight > 0));
+                    if let Ok(continuum) = Continuum::new(pool.scheme, servers) {
+                        assert!(continuum.home(continuum.slot_of(b"key")).is_some(), "each key has a server");
+                    }
+                }
+            }
+            Err(mistakes) => {
+                let lines = text.lines().count() + 1;
+                assert!(
+                    !mistakes.is_empty() && mistakes.iter().all(|mistake| mistake.line.is_none_or(|line| (1..=lines).contains(&line))),
+                    "{mistakes:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_is_read_as_it_is() {
+        let pools = parse(GOOD).expect("good");
+        assert_eq!(pools.iter().map(|pool| (pool.name.as_str(), pool.line)).collect::<Vec<_>>(), [("alpha", 1), ("beta", 16)]);
+        assert_eq!(pools[1].listen, Listen::Unix { path: "/run/beta.sock".to_owned(), mode: Some(0o666) });
+        assert_eq!((pools[0].database, pools[0].ejects, pools[1].ejects), (3, true, false));
+        let servers = pools[0].servers.iter().map(|server| (server.server.name.as_str(), server.server.weight, server.port, server.line));
+        assert_eq!(servers.collect::<Vec<_>>(), [("one", 1, 6379, 12), ("127.0.0.1:6380", 2, 6380, 13), ("cache", 1, 11211, 14)]);
+    }
+
+    #[test]
+    fn mistakes_have_their_lines() {
+        for (from, to, line, text) in [
+            ("hash: fnv1a_64", "hash: sha1", 3, "not a valid hash"),
+            ("hash: fnv1a_64", "hsah: fnv1a_64", 3, "directive \"hsah\" is unknown"),
+            ("distribution: ketama", "distribution: random", 5, "another server than the one it was written to"),
+            ("timeout: 400", "timeout: 4e2", 7, "is not a number"),
+            ("auto_eject_hosts: true", "auto_eject_hosts: yes", 6, "is not \"true\" or \"false\""),
+            ("hash_tag: \"{}\"", "hash_tag: \"{\"", 4, "two characters"),
+            ("127.0.0.1:6379:1 one", "127.0.0.1:6379", 12, "invalid"),
+            ("127.0.0.1:6379:1 one", "127.0.0.1:6379:0", 12, "zero weight"),
+            ("127.0.0.1:6379:1 one", "/run/redis.sock:1", 12, "Unix socket"),
+            ("127.0.0.1:6379:1 one", "127.0.0.1:6379:1 cache", 14, "same name 'cache'"),
+            ("listen: 127.0.0.1:22121", "listen: 127.0.0.1", 2, "hostname:port"),
+            ("/run/beta.sock 0666", "/run/beta.sock 888", 17, "mode"),
+            ("  hash: fnv1a_64\n", "  hash: fnv1a_64\n  hash: md5\n", 4, "is a duplicate"),
+            ("  hash: fnv1a_64\n", "  hash: &a fnv1a_64\n", 3, "anchors"),
+            ("  listen: 127.0.0.1:22121\n", "", 1, "\"listen:\" is missing"),
+        ] {
+            assert!(GOOD.contains(from), "{from}");
+            let mistakes = parse(&GOOD.replacen(from, to, 1)).expect_err(to);
+            assert!(mistakes.iter().any(|mistake| mistake.line == Some(line) && mistake.text.contains(text)), "{to}: {mistakes:?}");
+        }
+        assert!(problems(&GOOD.replacen("  redis: true\n", "", 1)).contains("pool of memcached"));
+        assert!(problems("").contains("no pools"));
+        assert!(problems("a: b").contains("must be a map of keys"));
+        assert!(problems("a:\n  b: [").contains("not valid YAML"));
+        let same = GOOD.replacen("/run/beta.sock 0666", "127.0.0.1:22121", 1);
+        assert!(problems(&same).contains("same listen address"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            check(&String::from_utf8_lossy(&bytes));
+        }
+
+        #[test]
+        fn a_file_with_any_changes_is_read_or_refused(
+            changes in prop::collection::vec(
+                (any::<prop::sample::Index>(), 0_usize..40, prop_oneof!["[\\[\\]{}:,&*!|>'\"%@`?#\\- \n\t]{0,6}", "[0-9]{1,12}", ".{0,3}"]),
+                1..6,
+            ),
+        ) {
+            let mut text = GOOD.as_bytes().to_vec();
+            for (at, removed, inserted) in changes {
+                let from = at.index(text.len() + 1);
+                let to = (from + removed).min(text.len());
+                text.splice(from..to, inserted.bytes());
+            }
+            check(&String::from_utf8_lossy(&text));
+        }
+    }
+}
