@@ -98,7 +98,7 @@ fn the_demo_tells_all_and_leaves_nothing_behind() {
         ("it joins", vec!["done", "autoscaler: change", "has joined and has its share; there are 3 nodes now"]),
         ("a node is killed", vec!["seen", "node 2 was killed"]),
         ("it comes back", vec!["seen", "node 2 is back", "errors ("]),
-        ("its keys have the errors", vec!["done", "each of these errors was for a key of node 2"]),
+        ("its keys have the errors", vec!["done", "each of these errors is for a key of node 2"]),
         ("a node goes", vec!["decided", "autoscaler: change", "goes", "requests/s need only"]),
         ("it is stopped", vec!["done", "autoscaler: change", "has left and is stopped; there are 2 nodes now"]),
         ("the verdict", vec!["verdict", "every reply checked: 0 wrong, 0 stale", "errors, all for keys of the killed node"]),

@@ -32,6 +32,8 @@ pub(super) enum Kind {
     Verdict,
     /// Anything else.
     Plain,
+    /// A hint for this machine only. No picture has it.
+    Aside,
 }
 
 impl Kind {
@@ -43,7 +45,7 @@ impl Kind {
             Self::Missed => "MISSED",
             Self::Load => "load",
             Self::Verdict => "verdict",
-            Self::Act | Self::Plain => "",
+            Self::Act | Self::Plain | Self::Aside => "",
         }
     }
 
@@ -56,7 +58,7 @@ impl Kind {
             Self::Missed => "\x1b[31m",
             Self::Verdict => "\x1b[1;32m",
             Self::Load => "\x1b[2m",
-            Self::Plain => "",
+            Self::Plain | Self::Aside => "",
         }
     }
 }
@@ -116,6 +118,8 @@ impl Narrator {
         }
         let (mut head, width) = match kind {
             Kind::Act | Kind::Plain => (String::new(), WIDTH),
+            // Somebody copies it, in one piece.
+            Kind::Aside => (String::new(), usize::MAX),
             _ => (self.head(kind), WIDTH - MARGIN),
         };
         for part in wrapped(text, width) {
@@ -143,7 +147,9 @@ impl Narrator {
 
     fn put(&mut self, line: Line) {
         self.print(&line);
-        self.lines.push(line);
+        if line.kind != Kind::Aside {
+            self.lines.push(line);
+        }
     }
 
     fn print(&self, line: &Line) {

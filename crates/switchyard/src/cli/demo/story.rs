@@ -381,7 +381,9 @@ impl Story<'_> {
             &format!("{victim} is back after {seconds:.0} s with {keys} keys; {} errors ({})", thousands(errors), words.join(", ")),
         );
         let text = match self.suspects.len() {
-            0 => format!("each of these errors was for a key of {victim}, and names it; every value is one that was written"),
+            0 => format!(
+                "each of these errors is for a key of {victim}, and names it; a write in doubt may have left its old value or its new one, and no other"
+            ),
             wrong => format!("{} of these errors were not for a key of {victim}", thousands(wrong as u64)),
         };
         self.say(if self.suspects.is_empty() { Kind::Done } else { Kind::Missed }, &text);
@@ -482,11 +484,11 @@ impl Story<'_> {
 
     fn what_next(&mut self) -> anyhow::Result<()> {
         let program = program()?.display().to_string();
-        self.narrator.say(Kind::Plain, "");
-        self.narrator.say(Kind::Plain, "Next, with all of it kept up for you to try:");
-        self.narrator.say(Kind::Plain, &format!("  {program} demo --hold"));
-        self.narrator.say(Kind::Plain, "or in front of a server of yours, which keeps its data:");
-        self.narrator.say(Kind::Plain, &format!("  {program} serve --node 127.0.0.1:6379"));
+        self.narrator.say(Kind::Aside, "");
+        self.narrator.say(Kind::Aside, "Next, with all of it kept up for you to try:");
+        self.narrator.say(Kind::Aside, &format!("  {program} demo --hold"));
+        self.narrator.say(Kind::Aside, "or in front of a server of yours, which keeps its data:");
+        self.narrator.say(Kind::Aside, &format!("  {program} serve --node 127.0.0.1:6379"));
         Ok(())
     }
 
@@ -510,7 +512,7 @@ impl Story<'_> {
             format!("Configuration: {folder}/switchyard.toml; logs: {folder}"),
         ];
         for line in lines {
-            self.narrator.say(Kind::Plain, &line);
+            self.narrator.say(Kind::Aside, &line);
         }
         self.narrator.finish();
         while !self.stop.load(Ordering::Relaxed) {

@@ -53,7 +53,7 @@ fn class(kind: Kind) -> &'static str {
         Kind::Missed => "missed",
         Kind::Load => "load",
         Kind::Verdict => "verdict",
-        Kind::Plain => "",
+        Kind::Plain | Kind::Aside => "",
     }
 }
 
