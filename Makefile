@@ -18,7 +18,7 @@ help: ## list the tasks
 	@echo "Settings: HOLD=1 (demo), TIME=60 (fuzz: seconds for each target; soak: seconds in all), SEEDS=10000 (sim), COUNT=100000 (soak-scripts), ARGS=... (demo, bench-peers, soak: more flags)"
 
 .PHONY: demo
-demo: ## three Redis servers, a router and a real load; HOLD=1 keeps it up to try with redis-cli
+demo: ## what Switchyard does, told with real servers in a minute; HOLD=1 keeps it up to try with redis-cli
 	@scripts/install-deps.sh demo
 	@echo "building the router (minutes the first time, seconds later)"
 	@$(CARGO) build --locked --profile fast -p switchyard

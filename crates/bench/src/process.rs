@@ -143,7 +143,8 @@ impl Process {
         None
     }
 
-    fn kill(&mut self) {
+    /// Kills it at once (SIGKILL).
+    pub fn kill(&mut self) {
         let _ = self.child.kill(); // fails only where it has ended
         let _ = self.child.wait();
     }
@@ -196,22 +197,33 @@ pub fn find_redis_server() -> Result<PathBuf> {
 
 /// Starts a redis-server without persistence on a free port, with its files in `folder`.
 pub fn start_redis(program: &Path, name: &str, folder: &Path) -> Result<(Process, SocketAddr)> {
-    let home = folder.join(name);
-    std::fs::create_dir_all(&home).with_context(|| format!("cannot create {}", home.display()))?;
+    start_redis_with(program, name, folder, &["--appendonly", "no"])
+}
+
+/// Starts a redis-server with further arguments on a free port, with its files in `folder`.
+pub fn start_redis_with(program: &Path, name: &str, folder: &Path, arguments: &[&str]) -> Result<(Process, SocketAddr)> {
     // A port may be taken between being found free and being bound; another one then.
     for attempt in 1.. {
         let address = free_address()?;
-        let port = address.port().to_string();
-        let mut command = Command::new(program);
-        command.current_dir(&home).args(["--bind", "127.0.0.1", "--port", &port, "--save", "", "--appendonly", "no"]);
-        let mut process = Process::start(name, &command, folder)?;
-        match process.wait_ready(address) {
-            Ok(()) => return Ok((process, address)),
+        match start_redis_at(address, program, name, folder, arguments) {
+            Ok(process) => return Ok((process, address)),
             Err(e) if attempt == 3 => return Err(e),
             Err(_) => {}
         }
     }
     unreachable!("the third attempt returns")
+}
+
+/// Starts a redis-server at this address, with the files in `folder` that an earlier one of this name has left.
+pub fn start_redis_at(address: SocketAddr, program: &Path, name: &str, folder: &Path, arguments: &[&str]) -> Result<Process> {
+    let home = folder.join(name);
+    std::fs::create_dir_all(&home).with_context(|| format!("cannot create {}", home.display()))?;
+    let port = address.port().to_string();
+    let mut command = Command::new(program);
+    command.current_dir(&home).args(["--bind", "127.0.0.1", "--port", &port, "--save", ""]).args(arguments);
+    let mut process = Process::start(name, &command, folder)?;
+    process.wait_ready(address)?;
+    Ok(process)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
 use switchyard_bench::client::Client;
-use switchyard_bench::load::{self, Mix, Pace, Settings, Sharing, Skew, ValueSizes};
+use switchyard_bench::load::{self, Doubt, Mix, Pace, Settings, Sharing, Skew, ValueSizes};
 use switchyard_bench::process::{self, Process};
 use tempfile::TempDir;
 
@@ -30,6 +30,7 @@ fn settings(target: SocketAddr) -> Settings {
         skew: Skew::Zipfian(0.99),
         sharing: Sharing::Owned,
         prefix: "t:".to_owned(),
+        doubt: Doubt::Lasting,
         seed: 1,
     }
 }

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result};
 use rustix::event::{Timespec, epoll};
 
 use super::{Ledger, MAX_LATENCY_NS, Pace, Pending, Script, Settings, Verdict, lock};
-use crate::wire;
+use crate::wire::{self, Reply};
 
 /// How long the first connection may take.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
@@ -255,7 +255,15 @@ impl Driver {
                             Verdict::Good => {}
                             Verdict::Error(text) => {
                                 ledger.interval.errors += 1;
+                                if let Reply::Error(bytes) = reply {
+                                    ledger.fail(bytes, || connection.script.keys_of(&pending));
+                                }
                                 ledger.complain(text);
+                            }
+                            Verdict::Stale(text) => {
+                                ledger.interval.wrong += 1;
+                                ledger.interval.stale += 1;
+                                ledger.complain(format!("stale reply to {text}"));
                             }
                             Verdict::Wrong(text) => {
                                 ledger.interval.wrong += 1;

@@ -7,6 +7,8 @@
 //! Plain threads and epoll, not an async runtime: the generator shares the machine with what it measures, so it must cost little and its
 //! own scheduling must not show in the latencies.
 
+mod board;
+mod doubt;
 mod engine;
 mod mix;
 mod workload;
@@ -20,6 +22,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use hdrhistogram::Histogram;
 
+pub use self::board::Board;
+pub use self::doubt::Doubt;
 pub use self::mix::{LIST_LIMIT, MGET_KEYS, Mix, Op, ValueSizes};
 pub use self::workload::{Pending, Script, Sharing, Verdict, Workload, keys_of_each};
 use crate::random::Popularity;
@@ -75,6 +79,8 @@ pub struct Settings {
     pub sharing: Sharing,
     /// Keys start with this; with [`Sharing::Owned`] no other keys may.
     pub prefix: String,
+    /// The fate of a command without an answer.
+    pub doubt: Doubt,
     /// Same seed, same requests.
     pub seed: u64,
 }
@@ -86,8 +92,10 @@ pub struct Tally {
     pub replies: u64,
     /// Error replies.
     pub errors: u64,
-    /// Replies that no correct server could give.
+    /// Replies that no correct server could give, stale ones included.
     pub wrong: u64,
+    /// Of these, values that the key had before, and must not have any more.
+    pub stale: u64,
     /// Requests whose connection was lost, or that were not answered until the end.
     pub unanswered: u64,
     /// Connections lost.
@@ -103,7 +111,7 @@ impl Default for Tally {
     fn default() -> Self {
         // From 1 µs, three digits: the bounds are constants that the crate accepts.
         let latency = Histogram::new_with_bounds(1000, MAX_LATENCY_NS, 3).expect("constant bounds");
-        Self { replies: 0, errors: 0, wrong: 0, unanswered: 0, disconnects: 0, latency }
+        Self { replies: 0, errors: 0, wrong: 0, stale: 0, unanswered: 0, disconnects: 0, latency }
     }
 }
 
@@ -113,6 +121,7 @@ impl Tally {
         self.replies += other.replies;
         self.errors += other.errors;
         self.wrong += other.wrong;
+        self.stale += other.stale;
         self.unanswered += other.unanswered;
         self.disconnects += other.disconnects;
         self.latency.add(&other.latency).expect("same bounds");
@@ -139,12 +148,31 @@ impl Tally {
 struct Ledger {
     interval: Tally,
     complaints: Vec<String>,
+    failures: Vec<Failure>,
 }
+
+/// A request that was answered with an error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// The error.
+    pub text: String,
+    /// The keys of the request.
+    pub keys: Vec<Vec<u8>>,
+}
+
+/// Failures kept per thread; those beyond are only counted.
+const FAILURES: usize = 100_000;
 
 /// Complaints kept per thread: the first ones tell what went wrong, the rest only how often, which is counted.
 const COMPLAINTS: usize = 5;
 
 impl Ledger {
+    fn fail(&mut self, text: &[u8], keys: impl FnOnce() -> Vec<Vec<u8>>) {
+        if self.failures.len() < FAILURES {
+            self.failures.push(Failure { text: String::from_utf8_lossy(text).into_owned(), keys: keys() });
+        }
+    }
+
     fn complain(&mut self, text: String) {
         if self.complaints.len() < COMPLAINTS {
             self.complaints.push(text);
@@ -175,11 +203,17 @@ pub struct Summary {
     pub elapsed: Duration,
     /// The first errors and wrong replies, in words.
     pub complaints: Vec<String>,
+    /// Requests answered with an error that [`Run::take_failures`] has not given.
+    pub failures: Vec<Failure>,
 }
 
 /// Connects and starts. Fails where the first connections cannot be made; later failures are counted.
 pub fn start(settings: &Settings) -> Result<Run> {
     ensure!(settings.connections > 0 && settings.threads > 0, "a load needs at least one connection and one thread");
+    ensure!(
+        settings.sharing != Sharing::OneWriter || settings.connections > 1,
+        "one connection writes, so there must be another that reads"
+    );
     ensure!(settings.pipeline > 0, "a pipeline holds at least one request");
     if let Pace::Open { rate } = settings.pace {
         ensure!(rate.is_finite() && rate > 0.0, "an open loop needs a rate above 0 requests/s, not {rate}");
@@ -200,6 +234,8 @@ pub fn start(settings: &Settings) -> Result<Run> {
         sharing: settings.sharing,
         popularity,
         prefix: settings.prefix.clone(),
+        doubt: settings.doubt,
+        board: Board::new(if settings.sharing == Sharing::OneWriter { keys } else { 0 }),
     });
     let threads = settings.threads.min(settings.connections);
     let mut drivers = Vec::new();
@@ -236,6 +272,11 @@ impl Run {
         &self.total
     }
 
+    /// The requests answered with an error since the last call, at most 100,000 for each thread.
+    pub fn take_failures(&mut self) -> Vec<Failure> {
+        self.ledgers.iter().flat_map(|ledger| std::mem::take(&mut lock(ledger).failures)).collect()
+    }
+
     /// Whether all threads have ended.
     pub fn is_finished(&self) -> bool {
         self.threads.iter().all(JoinHandle::is_finished)
@@ -253,8 +294,9 @@ impl Run {
         }
         let elapsed = self.started.elapsed();
         self.take_interval();
+        let failures = self.take_failures();
         let complaints = self.ledgers.iter().flat_map(|l| std::mem::take(&mut lock(l).complaints)).collect();
-        Ok(Summary { total: std::mem::take(&mut self.total), elapsed, complaints })
+        Ok(Summary { total: std::mem::take(&mut self.total), elapsed, complaints, failures })
     }
 }
 

@@ -6,14 +6,19 @@
 //! shows as a wrong value. In [`Sharing::Shared`] connections race for keys; then a value read must still be one that was written *to
 //! that key* (values name their key and version), which catches mixed-up replies but not lost writes.
 //!
-//! After an error reply or a lost connection nobody knows whether the command was executed, nor when: bytes that a hanging server has
-//! received may be executed after everything that is sent later. From then on the key is checked as a shared one is: errors are counted
-//! as errors, not once more as wrong values.
+//! In [`Sharing::OneWriter`] one connection writes and the others read what it has written ([`super::board`]): a copy that is too old
+//! shows there, whoever reads it.
+//!
+//! After an error reply or a lost connection nobody knows whether the command was executed, nor when: [`super::doubt`] has what a key may
+//! then be. Errors are counted as errors, not once more as wrong values.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use switchyard_resp::encode::decimal;
 
+use super::board::Board;
+use super::doubt::{Doubt, Effect, Executed, States, may_be};
 use super::mix::{LIST_LIMIT, MGET_KEYS, Mix, Op, ValueSizes};
 use crate::random::{Popularity, Rng, mix};
 use crate::wire::{self, Reply};
@@ -28,10 +33,13 @@ pub enum Sharing {
     Owned,
     /// All connections use all keys.
     Shared,
+    /// The first connection writes all keys (SET), the others read them (GET), whatever the mix says. A read must see what was acknowledged, or read by
+    /// anybody, before it was sent. Needs a key space that is empty at the start.
+    OneWriter,
 }
 
 /// All that the scripts of one run have in common.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Workload {
     /// Which commands.
     pub mix: Mix,
@@ -43,6 +51,10 @@ pub struct Workload {
     pub popularity: Popularity,
     /// Keys start with this.
     pub prefix: String,
+    /// The fate of a command without an answer.
+    pub doubt: Doubt,
+    /// The versions written and read, for [`Sharing::OneWriter`]; else empty.
+    pub board: Board,
 }
 
 /// What the reply must be.
@@ -52,6 +64,8 @@ enum Expect {
     Integer(i64),
     Value(Known),
     Values(Box<[Known]>),
+    /// A version of this key ([`Sharing::OneWriter`]), not older than this one.
+    AtLeast(u64, u32),
 }
 
 /// What is known of a string when it is read.
@@ -70,6 +84,9 @@ pub struct Pending {
     expect: Expect,
     /// The entry of the model that it reads or writes; MGET's are told by what it expects.
     entry: usize,
+    /// The state of that entry before it, where that is known.
+    before: u32,
+    effect: Effect,
 }
 
 /// What a reply turned out to be.
@@ -81,6 +98,16 @@ pub enum Verdict {
     Error(String),
     /// A reply that no correct server could give.
     Wrong(String),
+    /// A value that the key had, and has no more. No correct server could give that either.
+    Stale(String),
+}
+
+/// Why a value is not right.
+enum Unlike {
+    /// It is none that the key should have; what was expected.
+    Other(String),
+    /// It is older than it may be.
+    Older(String),
 }
 
 /// State of one key as this connection has left it. Strings: version, 0 = absent. Counters and lists: their number. Hashes and sorted
@@ -104,6 +131,8 @@ enum Kind {
     Zset,
 }
 
+const KINDS: [Kind; 5] = [Kind::String, Kind::Counter, Kind::Hash, Kind::List, Kind::Zset];
+
 /// Writes one connection's requests and checks the replies.
 #[derive(Debug)]
 pub struct Script {
@@ -114,6 +143,10 @@ pub struct Script {
     step: u64,
     /// Five kinds x keys in [`Sharing::Owned`], else empty.
     model: Vec<Entry>,
+    /// The possible states of keys whose state is not known.
+    doubtful: HashMap<usize, States>,
+    /// It writes, in [`Sharing::OneWriter`].
+    is_writer: bool,
     keys: usize,
     version: u32,
     key: Vec<u8>,
@@ -131,6 +164,8 @@ impl Script {
             first: if owned { index } else { 0 },
             step: if owned { of } else { 1 },
             model: if owned { vec![FRESH; own_keys * 5] } else { Vec::new() },
+            doubtful: HashMap::new(),
+            is_writer: index == 0,
             keys: own_keys,
             // Versions of different connections differ, so that in shared mode a value tells who wrote it.
             version: (index as u32) << 20,
@@ -143,13 +178,20 @@ impl Script {
 
     /// Appends the next request to `out`.
     pub fn next(&mut self, out: &mut Vec<u8>) -> Pending {
-        let op = self.workload.mix.pick(&mut self.rng);
+        let op = match (self.workload.sharing, self.is_writer) {
+            (Sharing::OneWriter, true) => Op::Set,
+            (Sharing::OneWriter, false) => Op::Get,
+            _ => self.workload.mix.pick(&mut self.rng),
+        };
         match op {
             Op::Get => {
                 let index = self.choose();
-                let known = self.known(index);
+                let expect = match self.workload.sharing {
+                    Sharing::OneWriter => Expect::AtLeast(self.id(index), self.workload.board.seen(index)),
+                    _ => Expect::Value(self.known(index)),
+                };
                 self.command(out, Kind::String, index, b"GET", &[]);
-                self.pending(op, Expect::Value(known), Kind::String, index)
+                self.pending(op, expect, Kind::String, index, Effect::None)
             }
             Op::Mget => self.mget(out),
             Op::Set => {
@@ -160,48 +202,50 @@ impl Script {
                 write_value(&mut value, self.id(index), version, &self.workload.sizes);
                 self.command(out, Kind::String, index, b"SET", &[&value]);
                 self.value = value;
+                self.workload.board.begin(index, version);
+                let pending = self.pending(op, Expect::Ok, Kind::String, index, Effect::Set(version));
                 self.store(Kind::String, index, version);
-                self.pending(op, Expect::Ok, Kind::String, index)
+                pending
             }
             Op::Del => {
                 let index = self.choose();
                 let existed = self.peek(Kind::String, index).map(|version| i64::from(version != 0));
                 self.command(out, Kind::String, index, b"DEL", &[]);
+                let pending = self.pending_integer(op, existed, Kind::String, index, Effect::Clear);
                 self.store(Kind::String, index, 0);
-                self.pending_integer(op, existed, Kind::String, index)
+                pending
             }
             Op::Expire => {
                 let index = self.choose();
                 let exists = self.peek(Kind::String, index).map(|version| i64::from(version != 0));
                 self.command(out, Kind::String, index, b"EXPIRE", &[b"3600"]);
-                self.pending_integer(op, exists, Kind::String, index)
+                self.pending_integer(op, exists, Kind::String, index, Effect::Touch)
             }
             Op::Incr => {
                 let index = self.choose();
                 let count = self.peek(Kind::Counter, index).map(|n| n + 1);
                 self.command(out, Kind::Counter, index, b"INCR", &[]);
+                let pending = self.pending_integer(op, count.map(i64::from), Kind::Counter, index, Effect::Count);
                 if let Some(n) = count {
                     self.store(Kind::Counter, index, n);
                 }
-                self.pending_integer(op, count.map(i64::from), Kind::Counter, index)
+                pending
             }
             Op::Hset => {
                 let index = self.choose();
                 let bit = self.rng.below(HASH_FIELDS);
-                let added = self.add_bit(Kind::Hash, index, bit);
                 let field = [b'f', b'a' + bit as u8];
                 self.command(out, Kind::Hash, index, b"HSET", &[&field, b"switchyard"]);
-                self.pending_integer(op, added, Kind::Hash, index)
+                self.add_bit(op, Kind::Hash, index, bit)
             }
             Op::Zadd => {
                 let index = self.choose();
                 let bit = self.rng.below(ZSET_MEMBERS);
-                let added = self.add_bit(Kind::Zset, index, bit);
                 let member = [b'm', b'A' + bit as u8];
                 let mut score = Vec::with_capacity(3);
                 decimal(&mut score, self.rng.below(1000));
                 self.command(out, Kind::Zset, index, b"ZADD", &[&score, &member]);
-                self.pending_integer(op, added, Kind::Zset, index)
+                self.add_bit(op, Kind::Zset, index, bit)
             }
             Op::Lpush => {
                 let index = self.choose();
@@ -213,14 +257,16 @@ impl Script {
                 };
                 if full {
                     self.command(out, Kind::List, index, b"DEL", &[]);
+                    let pending = self.pending_integer(op, length.map(|n| i64::from(n != 0)), Kind::List, index, Effect::Clear);
                     self.store(Kind::List, index, 0);
-                    return self.pending_integer(op, length.map(|n| i64::from(n != 0)), Kind::List, index);
+                    return pending;
                 }
                 self.command(out, Kind::List, index, b"LPUSH", &[b"switchyard"]);
+                let pending = self.pending_integer(op, length.map(|n| i64::from(n) + 1), Kind::List, index, Effect::Count);
                 if let Some(n) = length {
                     self.store(Kind::List, index, n + 1);
                 }
-                self.pending_integer(op, length.map(|n| i64::from(n) + 1), Kind::List, index)
+                pending
             }
         }
     }
@@ -236,68 +282,147 @@ impl Script {
         }
         let args = [&b"MGET"[..], &keys[0], &keys[1], &keys[2], &keys[3]];
         wire::encode(out, &args);
-        Pending { op: Op::Mget, expect: Expect::Values(known.into()), entry: usize::MAX }
+        Pending { op: Op::Mget, expect: Expect::Values(known.into()), entry: usize::MAX, before: 0, effect: Effect::None }
     }
 
     /// Judges the reply to a request. Replies must be handed over in the order of the requests.
     pub fn check(&mut self, pending: &Pending, reply: &Reply<'_>) -> Verdict {
         if let Reply::Error(text) = reply {
-            self.give_up(pending);
+            self.doubt(pending, may_be(self.workload.doubt, text));
             return Verdict::Error(format!("{} was answered -{}", pending.op.name(), String::from_utf8_lossy(text)));
         }
-        let wrong = |expected: String| Verdict::Wrong(format!("{}: expected {expected}, got {reply}", pending.op.name()));
-        let trusted = self.is_known(pending.entry);
+        let name = pending.op.name();
+        let wrong = |expected: String| Verdict::Wrong(format!("{name}: expected {expected}, got {reply}"));
+        let judged = |unlike: Option<Unlike>| match unlike {
+            None => Verdict::Good,
+            Some(Unlike::Other(expected)) => wrong(expected),
+            Some(Unlike::Older(expected)) => Verdict::Stale(format!("{name}: expected {expected}, got {reply}")),
+        };
         match (&pending.expect, reply) {
-            (Expect::Ok, Reply::Status(b"OK")) => Verdict::Good,
-            (Expect::Ok, _) => wrong("+OK".to_owned()),
-            (Expect::Integer(n), Reply::Integer(got)) if *n == ANY || n == got || !trusted => Verdict::Good,
-            (Expect::Integer(n), _) => wrong(if *n == ANY { "an integer".to_owned() } else { format!(":{n}") }),
-            (Expect::Value(known), _) => {
-                let known = Known { version: known.version.filter(|_| trusted), ..*known };
-                self.check_value(known, reply).map_or(Verdict::Good, wrong)
-            }
-            (Expect::Values(knowns), Reply::Array(items)) if items.len() == knowns.len() => {
-                for (known, item) in knowns.iter().zip(items) {
-                    let trusted = self.is_known(self.entry_of_id(known.id));
-                    let known = Known { version: known.version.filter(|_| trusted), ..*known };
-                    if let Some(expected) = self.check_value(known, item) {
-                        return wrong(format!("{expected} in an array"));
-                    }
+            (Expect::Ok, Reply::Status(b"OK")) => {
+                if let Effect::Set(version) = pending.effect {
+                    self.workload.board.see(self.index_of(pending), version);
+                }
+                // It has written its state, whatever was there before.
+                if let Some(states) = self.doubtful.get_mut(&pending.entry) {
+                    states.answered(pending.effect, None);
                 }
                 Verdict::Good
+            }
+            (Expect::Ok, _) => wrong("+OK".to_owned()),
+            (Expect::Integer(n), Reply::Integer(got)) if self.is_known(pending.entry) && *n != ANY => match n == got {
+                true => Verdict::Good,
+                false => wrong(format!(":{n}")),
+            },
+            (Expect::Integer(_), Reply::Integer(got)) => {
+                let states = self.doubtful.get_mut(&pending.entry);
+                match states.is_none_or(|states| states.answered(pending.effect, Some(*got))) {
+                    true => Verdict::Good,
+                    false => wrong("an integer that one of the possible states gives".to_owned()),
+                }
+            }
+            (Expect::Integer(_), _) => wrong("an integer".to_owned()),
+            (Expect::Value(known), _) => judged(self.check_value(*known, reply)),
+            (Expect::AtLeast(id, floor), _) => judged(self.check_seen(self.index_of(pending), *id, *floor, reply)),
+            (Expect::Values(knowns), Reply::Array(items)) if items.len() == knowns.len() => {
+                judged(knowns.iter().zip(items).find_map(|(known, item)| self.check_value(*known, item)))
             }
             (Expect::Values(_), _) => wrong(format!("an array of {MGET_KEYS}")),
         }
     }
 
-    /// `None` where the value is right, else what was expected.
-    fn check_value(&mut self, known: Known, reply: &Reply<'_>) -> Option<String> {
-        let version = match (reply, known.version) {
-            (Reply::Nil, None | Some(0)) => return None,
-            (Reply::Nil, Some(version)) => {
-                return Some(format!("version {version} of key {}", known.id));
-            }
-            (Reply::Bulk(_), Some(0)) => return Some(format!("nil for key {}", known.id)),
-            (Reply::Bulk(_), Some(version)) => version,
-            (Reply::Bulk(bytes), None) => match named_version(bytes) {
-                Some(version) => version,
-                None => return Some(format!("a value written to key {}", known.id)),
-            },
-            _ => return Some("a value or nil".to_owned()),
+    /// `None` where the value is right, else why it is not.
+    fn check_value(&mut self, known: Known, reply: &Reply<'_>) -> Option<Unlike> {
+        let entry = self.entry_of_id(known.id);
+        let exact = known.version.filter(|_| self.is_known(entry));
+        let got = match self.version_of(known.id, reply) {
+            Ok(got) => got,
+            Err(expected) => return Some(Unlike::Other(expected)),
         };
-        let Reply::Bulk(bytes) = reply else {
-            return Some("a value".to_owned());
+        let (fits, newest) = match (exact, self.doubtful.get_mut(&entry)) {
+            (Some(exact), _) => (got == exact, Some(exact)),
+            (None, Some(states)) => (states.read(got), states.newest()),
+            (None, None) => (true, None),
         };
-        write_value(&mut self.check, known.id, version, &self.workload.sizes);
-        (*bytes != self.check.as_slice()).then(|| format!("version {version} of key {}, {} bytes", known.id, self.check.len()))
+        let expected = || match newest {
+            Some(0) => format!("nil for key {}", known.id),
+            Some(newest) => format!("version {newest} of key {}", known.id),
+            None => format!("a value written to key {}", known.id),
+        };
+        match fits {
+            true => None,
+            false if got != 0 && newest.is_some_and(|newest| got < newest) => Some(Unlike::Older(expected())),
+            false => Some(Unlike::Other(expected())),
+        }
     }
 
-    /// Nobody knows whether this request was executed: its keys are unchecked from here on.
-    pub fn give_up(&mut self, pending: &Pending) {
-        // A lost MGET has changed nothing, and its `entry` is none of the model's.
-        if let Some(entry) = self.model.get_mut(pending.entry) {
-            entry.known = false;
+    /// The same for a key that another connection writes.
+    fn check_seen(&mut self, index: usize, id: u64, floor: u32, reply: &Reply<'_>) -> Option<Unlike> {
+        let got = match self.version_of(id, reply) {
+            Ok(got) => got,
+            Err(expected) => return Some(Unlike::Other(expected)),
+        };
+        let begun = self.workload.board.begun(index);
+        match got {
+            got if got > begun => Some(Unlike::Other(format!("at most version {begun} of key {id}"))),
+            0 if floor > 0 => Some(Unlike::Other(format!("version {floor} of key {id} or a newer one"))),
+            got if got < floor => Some(Unlike::Older(format!("version {floor} of key {id} or a newer one"))),
+            got => {
+                self.workload.board.see(index, got);
+                None
+            }
         }
+    }
+
+    /// The version of the key that a reply has; 0: nil. Else the value that was expected.
+    fn version_of(&mut self, id: u64, reply: &Reply<'_>) -> Result<u32, String> {
+        match reply {
+            Reply::Nil => Ok(0),
+            Reply::Bulk(bytes) => {
+                let version = named_version(bytes).ok_or_else(|| format!("a value written to key {id}"))?;
+                write_value(&mut self.check, id, version, &self.workload.sizes);
+                match *bytes == self.check.as_slice() {
+                    true => Ok(version),
+                    false => Err(format!("version {version} of key {id}, {} bytes", self.check.len())),
+                }
+            }
+            _ => Err("a value or nil".to_owned()),
+        }
+    }
+
+    /// Nobody knows whether this request was executed, nor when: its keys are unchecked from here on.
+    pub fn give_up(&mut self, pending: &Pending) {
+        self.doubt(pending, Executed::MaybeLater);
+    }
+
+    fn doubt(&mut self, pending: &Pending, executed: Executed) {
+        // A lost MGET has changed nothing, and its `entry` is none of the model's.
+        let Some(entry) = self.model.get_mut(pending.entry) else { return };
+        let before = States::one(pending.before);
+        let states = self.doubtful.entry(pending.entry).or_insert(before);
+        entry.known = false;
+        states.unanswered(pending.effect, executed);
+    }
+
+    /// The keys that a request is about.
+    pub fn keys_of(&mut self, pending: &Pending) -> Vec<Vec<u8>> {
+        let of_each = |script: &mut Self, kind, index| {
+            script.write_key(kind, index);
+            script.key.clone()
+        };
+        if let Expect::Values(knowns) = &pending.expect {
+            return knowns.iter().map(|known| of_each(self, Kind::String, self.index_of_id(known.id))).collect();
+        }
+        let kind = KINDS[(pending.entry / self.keys).min(KINDS.len() - 1)];
+        vec![of_each(self, kind, self.index_of(pending))]
+    }
+
+    fn index_of(&self, pending: &Pending) -> usize {
+        pending.entry % self.keys
+    }
+
+    fn index_of_id(&self, id: u64) -> usize {
+        ((id - self.first) / self.step) as usize
     }
 
     fn is_known(&self, entry: usize) -> bool {
@@ -317,7 +442,7 @@ impl Script {
     }
 
     fn entry_of_id(&self, id: u64) -> usize {
-        self.entry(Kind::String, ((id - self.first) / self.step) as usize)
+        self.entry(Kind::String, self.index_of_id(id))
     }
 
     /// The state of a key where it is known.
@@ -337,21 +462,25 @@ impl Script {
         }
     }
 
-    /// Sets one field's bit; 1 where that is new, 0 where not, `None` where nobody knows.
-    fn add_bit(&mut self, kind: Kind, index: usize, bit: u64) -> Option<i64> {
-        let entry = self.entry(kind, index);
-        let entry = self.model.get_mut(entry).filter(|e| e.known)?;
-        let added = entry.state & (1 << bit) == 0;
-        entry.state |= 1 << bit;
-        Some(i64::from(added))
+    /// Sets one field's bit: 1 is the answer where that is new, 0 where not.
+    fn add_bit(&mut self, op: Op, kind: Kind, index: usize, bit: u64) -> Pending {
+        let state = self.peek(kind, index);
+        let mask = 1 << bit;
+        let pending = self.pending_integer(op, state.map(|state| i64::from(state & mask == 0)), kind, index, Effect::Add(mask));
+        if let Some(state) = state {
+            self.store(kind, index, state | mask);
+        }
+        pending
     }
 
-    fn pending(&self, op: Op, expect: Expect, kind: Kind, index: usize) -> Pending {
-        Pending { op, expect, entry: self.entry(kind, index) }
+    /// Must be called before the state that it leaves is stored.
+    fn pending(&self, op: Op, expect: Expect, kind: Kind, index: usize, effect: Effect) -> Pending {
+        let before = self.peek(kind, index).unwrap_or(0);
+        Pending { op, expect, entry: self.entry(kind, index), before, effect }
     }
 
-    fn pending_integer(&self, op: Op, expected: Option<i64>, kind: Kind, index: usize) -> Pending {
-        self.pending(op, Expect::Integer(expected.unwrap_or(ANY)), kind, index)
+    fn pending_integer(&self, op: Op, expected: Option<i64>, kind: Kind, index: usize, effect: Effect) -> Pending {
+        self.pending(op, Expect::Integer(expected.unwrap_or(ANY)), kind, index, effect)
     }
 
     fn write_key(&mut self, kind: Kind, index: usize) {
@@ -385,7 +514,7 @@ const ANY: i64 = i64::MIN;
 pub fn keys_of_each(sharing: Sharing, connections: u64, keys: u64) -> u64 {
     match sharing {
         Sharing::Owned => keys.div_ceil(connections.max(1)).max(1),
-        Sharing::Shared => keys.max(1),
+        Sharing::Shared | Sharing::OneWriter => keys.max(1),
     }
 }
 
@@ -428,6 +557,8 @@ mod tests {
             sharing,
             popularity: Popularity::zipfian(keys, 0.99),
             prefix: "t:".to_owned(),
+            doubt: Doubt::Lasting,
+            board: Board::new(if sharing == Sharing::OneWriter { keys } else { 0 }),
         })
     }
 
@@ -580,8 +711,8 @@ mod tests {
         };
         let (right, other) = (value(7, 9), value(8, 9));
         let known = Known { id: 7, version: None };
-        assert_eq!(script.check_value(known, &Reply::Bulk(&right)), None);
-        assert_eq!(script.check_value(known, &Reply::Nil), None);
+        assert!(script.check_value(known, &Reply::Bulk(&right)).is_none());
+        assert!(script.check_value(known, &Reply::Nil).is_none());
         assert!(script.check_value(known, &Reply::Bulk(&other)).is_some());
         assert!(script.check_value(known, &Reply::Bulk(&right[..right.len() - 1])).is_some());
         assert!(script.check_value(known, &Reply::Integer(1)).is_some());
@@ -611,5 +742,69 @@ mod tests {
         }
         assert_eq!(wrong, 0);
         assert!(caught > 1000, "{caught}");
+    }
+
+    /// A server that ends has executed a command or never will. Afterwards both states are right, and nothing else is.
+    #[test]
+    fn a_brief_doubt_leaves_two_states_and_no_third() {
+        let workload = Workload { doubt: Doubt::Brief, ..Arc::into_inner(workload(Sharing::Owned, 2)).expect("one") };
+        let mut script = Script::new(workload.into(), 1, 0, 1, 2);
+        let mut server = Model::default();
+        let (mut wrong, mut spoilt, mut caught) = (0, 0, 0);
+        for i in 0..20_000 {
+            let mut out = Vec::new();
+            let pending = script.next(&mut out);
+            if i % 7 == 0 {
+                let text = match i % 3 {
+                    0 => &b"NODEDOWN a:1 cannot be reached: refused"[..],
+                    _ => b"NODELOST connection to a:1 was lost: reset; the command may have been executed",
+                };
+                if i % 3 == 1 {
+                    server.execute(&out);
+                }
+                assert!(matches!(script.check(&pending, &Reply::Error(text)), Verdict::Error(_)));
+                continue;
+            }
+            let answer = server.execute(&out);
+            if pending.op == Op::Incr && i % 5 == 0 {
+                let Answer::Integer(count) = answer else { panic!() };
+                spoilt += 1;
+                caught += usize::from(script.check(&pending, &Reply::Integer(count + 2)) != Verdict::Good);
+                script.give_up(&pending);
+                continue;
+            }
+            wrong += usize::from(script.check(&pending, &answer.reply()) != Verdict::Good);
+        }
+        assert_eq!(wrong, 0);
+        // The first one of each of the two counters; the state is given up after it.
+        assert!(spoilt > 2 && caught == 2, "{caught} of {spoilt}");
+    }
+
+    #[test]
+    fn a_copy_that_is_too_old_is_stale() {
+        let workload = workload(Sharing::OneWriter, 1);
+        let mut writer = Script::new(workload.clone(), 1, 0, 2, 1);
+        let mut reader = Script::new(workload, 1, 1, 2, 1);
+        let mut out = Vec::new();
+        let mut write = |server: &mut Model| {
+            out.clear();
+            let pending = writer.next(&mut out);
+            assert_eq!(pending.op, Op::Set);
+            let answer = server.execute(&out);
+            assert_eq!(writer.check(&pending, &answer.reply()), Verdict::Good);
+        };
+        let (mut server, mut request) = (Model::default(), Vec::new());
+        let early = reader.next(&mut request);
+        write(&mut server);
+        let old = server.execute(&request);
+        write(&mut server);
+        assert_eq!(reader.check(&early, &Reply::Nil), Verdict::Good, "it was sent before the first write");
+        let late = reader.next(&mut request);
+        assert!(matches!(reader.check(&late, &old.reply()), Verdict::Stale(_)));
+        assert!(matches!(reader.check(&late, &Reply::Nil), Verdict::Wrong(_)));
+        assert!(matches!(reader.check(&late, &Reply::Bulk(b"0:77:never")), Verdict::Wrong(_)));
+        request.clear();
+        let now = reader.next(&mut request);
+        assert_eq!(reader.check(&now, &server.execute(&request).reply()), Verdict::Good);
     }
 }

@@ -65,8 +65,10 @@ pub(super) enum Stage {
     Provision(Option<String>),
     /// Let it join.
     Join(String),
-    /// Give it its share.
+    /// Give it its share. It may own something already: the planner moves keys and slots to whoever has room.
     Fill(String),
+    /// Its share was ordered: wait for it.
+    Share(String),
     /// Move everything away from this node.
     Drain(String),
     /// Let it go.
@@ -82,7 +84,7 @@ impl Stage {
             Self::Provision(None) => "a server is being started".to_owned(),
             Self::Provision(Some(address)) => format!("a server is being started at {address}"),
             Self::Join(address) => format!("{address} is joining"),
-            Self::Fill(address) => format!("{address} is getting its share"),
+            Self::Fill(address) | Self::Share(address) => format!("{address} is getting its share"),
             Self::Drain(node) => format!("{node} is being drained"),
             Self::Leave(node) => format!("{node} is leaving"),
             Self::Stop(address, _) => format!("the server {address} is being stopped"),

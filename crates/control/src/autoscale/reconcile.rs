@@ -42,6 +42,8 @@ pub(crate) trait Hands {
     fn is_automation_off(&self) -> bool;
     /// Whether a node owns slots or keys.
     fn owns(&self, node: &str) -> bool;
+    /// Whether a node owns slots.
+    fn owns_slots(&self, node: &str) -> bool;
     /// Whether a move is not over, whatever it concerns: the next one waits for it.
     fn is_moving(&self) -> bool;
     /// Lets a server join.
@@ -354,14 +356,15 @@ impl Autoscaler {
             Stage::Provision(Some(address)) => start(provisioner, change.number, Some(address), &taken),
             Stage::Join(address) if nodes.contains(address) => Outcome::Next(Stage::Fill(address.clone())),
             Stage::Join(address) => or_failed(hands.join(address), Outcome::Next(Stage::Fill(address.clone()))),
-            Stage::Fill(address) if !nodes.contains(address) => {
+            Stage::Fill(address) | Stage::Share(address) if !nodes.contains(address) => {
                 Outcome::Next(Stage::Stop(address.clone(), Some("somebody removed the node meanwhile".to_owned())))
             }
-            Stage::Fill(_) | Stage::Drain(_) if hands.is_moving() => Outcome::Wait,
-            Stage::Fill(address) if hands.owns(address) => {
+            Stage::Fill(_) | Stage::Share(_) | Stage::Drain(_) if hands.is_moving() => Outcome::Wait,
+            Stage::Fill(address) => or_failed(hands.fill(), Outcome::Next(Stage::Share(address.clone()))),
+            Stage::Share(address) if hands.owns_slots(address) => {
                 Outcome::Done(format!("{address} has joined and has its share; there are {} now", counted(nodes.len(), "node")))
             }
-            Stage::Fill(_) => or_failed(hands.fill(), Outcome::Ordered),
+            Stage::Share(_) => or_failed(hands.fill(), Outcome::Ordered),
             Stage::Drain(node) | Stage::Leave(node) if !nodes.contains(node) => Outcome::Next(Stage::Stop(node.clone(), None)),
             Stage::Drain(node) if hands.owns(node) => or_failed(hands.drain(node), Outcome::Ordered),
             Stage::Drain(node) => Outcome::Next(Stage::Leave(node.clone())),
@@ -412,7 +415,7 @@ impl Autoscaler {
             Outcome::Failed(why) => match &change.stage {
                 Stage::Provision(chosen) => self.discard(change, chosen.clone().unwrap_or_default(), why, now),
                 Stage::Join(address) => self.discard(change, address.clone(), why, now),
-                Stage::Fill(address) => {
+                Stage::Fill(address) | Stage::Share(address) => {
                     self.end(change, now, "failed", format!("change {number}: {address} has joined, and gets no share: {why}"))
                 }
                 Stage::Drain(node) => {

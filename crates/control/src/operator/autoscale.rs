@@ -169,6 +169,10 @@ impl Hands for OfFleet<'_> {
         self.id(node).is_some_and(|id| self.topology.slots_of(id) > 0 || self.topology.exceptions_at(id) > 0)
     }
 
+    fn owns_slots(&self, node: &str) -> bool {
+        self.id(node).is_some_and(|id| self.topology.slots_of(id) > 0)
+    }
+
     fn is_moving(&self) -> bool {
         !self.operator.moves.open_ids().is_empty()
     }

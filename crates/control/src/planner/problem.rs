@@ -155,14 +155,15 @@ fn keys(topology: &Topology, load: &ObservedLoad, around: &Around, cold: &BTreeS
         let mut rates = hot.rates;
         // A weighed rate lags behind a key that has just become hot.
         let known_part = 1.0 - HALF.powf(hot.seconds.max(1.0));
-        (rates.reads, rates.writes) = (rates.reads / known_part, rates.writes / known_part);
+        (rates.reads, rates.hits, rates.writes) = (rates.reads / known_part, rates.hits / known_part, rates.writes / known_part);
         let uses = hot.rates.commands().max(1e-9);
         let known = keys.entry(name.into()).or_insert_with(|| key_at(name));
         (known.reads, known.writes) = (known.reads + rates.reads, known.writes + rates.writes);
         known.bytes += (rates.bytes / uses).max(rates.reply_bytes / uses) as u64;
         let is_new = hot.seconds < COPIED_WITHIN;
         if around.copies && is_new && rates.reads - READS_FOR_A_WRITE * rates.writes >= COPIED_READS {
-            known.copied += rates.reads;
+            // What copies answer already is gone from the load of the node, at once; the weighed rate of reads still has it.
+            known.copied += (rates.reads - rates.hits).max(0.0);
         }
     }
     for key in cold {

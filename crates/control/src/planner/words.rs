@@ -97,6 +97,9 @@ impl Words<'_> {
             (Verdict::Fine, true) => wrong,
             (Verdict::Fine, false) => format!("{wrong}; {what} that are cold go home"),
             (Verdict::Relieved, true) => format!("{wrong}; hot copies take the rest"),
+            (Verdict::Relieved, false) if fullest.is_none() => {
+                format!("{wrong} any more: moving {what} takes those that were over it to their goal")
+            }
             (Verdict::Relieved, false) => format!("{wrong}: moving {what} brings every node under its limit{after}"),
             (Verdict::Partly, _) => format!("{wrong}: moving {what} helps{after}, and does not bring every node under its limit"),
             (Verdict::NoneFound, _) => format!("{wrong}, and no plan was found: nothing that may move now fits elsewhere"),

@@ -45,6 +45,7 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
         skew,
         sharing: Sharing::Shared,
         prefix: String::new(),
+        doubt: load::Doubt::Lasting,
         seed: 7,
     };
     // Before the servers are capped.

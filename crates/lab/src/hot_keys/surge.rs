@@ -41,6 +41,7 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
             skew: Skew::Uniform,
             sharing: Sharing::Shared,
             prefix,
+            doubt: load::Doubt::Lasting,
             seed: 7,
         })
     };

@@ -244,6 +244,7 @@ fn by_rate(bench: &Bench<'_>, settings: &Settings) -> Result<Vec<(f64, f64)>> {
             skew: Skew::Uniform,
             sharing: Sharing::Shared,
             prefix: "rate:".to_owned(),
+            doubt: load::Doubt::Lasting,
             seed: 1,
         })?;
         let summary = run.finish()?;

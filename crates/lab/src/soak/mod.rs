@@ -370,10 +370,11 @@ fn visited(site: &mut Site, visitor: &Visitor, fault: Fault, rng: &mut Rng) -> R
     std::thread::sleep(Duration::from_millis(rng.below(2500)));
     match fault {
         Fault::KillTarget => visitor.kill(),
-        Fault::StopTarget => match visitor.process() {
-            Some(id) => site.hold(Some(id), Duration::from_millis(100 + rng.below(2400)))?,
-            None => {}
-        },
+        Fault::StopTarget => {
+            if let Some(id) = visitor.process() {
+                site.hold(Some(id), Duration::from_millis(100 + rng.below(2400)))?;
+            }
+        }
         fault => inject(site, fault, rng.below(NODES as u64) as usize, 0, rng)?,
     }
     Ok(())

@@ -144,6 +144,11 @@ impl AdminClient {
         Self::to(admin, config.admin_token.as_ref(), tls, patience)
     }
 
+    /// The router of this machine that was started with a token of its own making.
+    pub(super) fn local(port: u16) -> anyhow::Result<Self> {
+        Self::to(&Endpoint::new("127.0.0.1", port), None, None, PATIENCE)
+    }
+
     /// The folder of the token that the router has made: its state directory. `None` where the configuration gives a token.
     pub(super) fn state_dir(&self) -> anyhow::Result<Option<PathBuf>> {
         let token: TokenReport = self.read(&self.get("/api/v1/token")?)?;

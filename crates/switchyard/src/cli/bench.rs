@@ -123,13 +123,14 @@ fn load(arguments: &LoadArguments, stop: &AtomicBool) -> anyhow::Result<()> {
         skew: if arguments.zipf == 0.0 { Skew::Uniform } else { Skew::Zipfian(arguments.zipf) },
         sharing: if arguments.shared { Sharing::Shared } else { Sharing::Owned },
         prefix: arguments.prefix.clone().unwrap_or_else(own_prefix),
+        doubt: load::Doubt::Lasting,
         seed: arguments.seed,
     };
     switchyard_bench::process::raise_file_limit();
     let mut run = load::start(&settings)?;
     let started = Instant::now();
     let mut last = started;
-    let mut live = Live::start(arguments.duration, 0);
+    let mut live = Live::start(arguments.duration);
     while !run.is_finished() {
         std::thread::sleep(Duration::from_millis(20));
         if stop.load(Ordering::Relaxed) {
@@ -139,7 +140,7 @@ fn load(arguments: &LoadArguments, stop: &AtomicBool) -> anyhow::Result<()> {
         if period >= live.period() {
             last = Instant::now();
             let interval = run.take_interval();
-            live.update(started.elapsed(), period, &interval, run.total(), &[]);
+            live.update(started.elapsed(), period, &interval, run.total());
         }
     }
     live.finish();

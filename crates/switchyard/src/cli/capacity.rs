@@ -88,6 +88,7 @@ pub(super) fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()
             skew: Skew::Uniform,
             sharing: Sharing::Shared,
             prefix: prefix.clone(),
+            doubt: load::Doubt::Lasting,
             seed: 1,
         };
         let run = load::start(&settings)?;

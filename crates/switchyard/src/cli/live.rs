@@ -12,15 +12,6 @@ const REDRAW: Duration = Duration::from_millis(250);
 /// How often a line is written where there is no terminal.
 const LINE: Duration = Duration::from_secs(1);
 
-/// What is known of a node at one moment.
-#[derive(Debug, Clone)]
-pub(super) struct NodeKeys {
-    /// How the node is shown.
-    pub(super) name: String,
-    /// How many keys it holds; `None` where it does not say.
-    pub(super) keys: Option<u64>,
-}
-
 /// Shows a load while it runs.
 pub(super) struct Live {
     duration: Duration,
@@ -31,13 +22,12 @@ struct Bars {
     all: MultiProgress,
     time: ProgressBar,
     numbers: ProgressBar,
-    nodes: Vec<ProgressBar>,
 }
 
 impl Live {
-    /// Begins to show a load that shall take `duration`, over so many nodes (none where they are not known).
-    pub(super) fn start(duration: Duration, nodes: usize) -> Self {
-        let bars = std::io::stdout().is_terminal().then(|| Bars::new(duration, nodes));
+    /// Begins to show a load that shall take `duration`.
+    pub(super) fn start(duration: Duration) -> Self {
+        let bars = std::io::stdout().is_terminal().then(|| Bars::new(duration));
         Self { duration, bars }
     }
 
@@ -47,7 +37,7 @@ impl Live {
     }
 
     /// Shows what happened in the last `period`, `elapsed` after the start.
-    pub(super) fn update(&mut self, elapsed: Duration, period: Duration, interval: &Tally, total: &Tally, nodes: &[NodeKeys]) {
+    pub(super) fn update(&mut self, elapsed: Duration, period: Duration, interval: &Tally, total: &Tally) {
         let elapsed = elapsed.min(self.duration);
         let numbers = format!(
             "{} requests/s  p50 {}  p99 {}  errors {}  wrong {}",
@@ -61,19 +51,10 @@ impl Live {
             Some(bars) => {
                 bars.time.set_position(elapsed.as_millis() as u64);
                 bars.numbers.set_message(numbers);
-                let most = nodes.iter().filter_map(|n| n.keys).max().unwrap_or(0).max(1);
-                for (bar, node) in bars.nodes.iter().zip(nodes) {
-                    bar.set_length(most);
-                    bar.set_position(node.keys.unwrap_or(0));
-                    bar.set_prefix(node.name.clone());
-                    bar.set_message(node.keys.map_or("does not answer".to_owned(), |k| format!("{} keys", thousands(k))));
-                }
             }
             None => {
-                let keys = nodes.iter().map(|n| n.keys.map_or("?".to_owned(), thousands)).collect::<Vec<_>>().join(" + ");
-                let keys = if nodes.is_empty() { keys } else { format!("  keys {keys}") };
                 // A pipe that nobody reads any more is no reason to end a load.
-                let _ = writeln!(std::io::stdout(), "{:>3.0}/{:.0} s  {numbers}{keys}", elapsed.as_secs_f64(), self.duration.as_secs_f64());
+                let _ = writeln!(std::io::stdout(), "{:>3.0}/{:.0} s  {numbers}", elapsed.as_secs_f64(), self.duration.as_secs_f64());
             }
         }
     }
@@ -83,14 +64,13 @@ impl Live {
         if let Some(bars) = self.bars {
             bars.time.finish_and_clear();
             bars.numbers.finish_and_clear();
-            bars.nodes.iter().for_each(ProgressBar::finish_and_clear);
             let _ = bars.all.clear(); // the terminal may be gone; there is nothing to take away then
         }
     }
 }
 
 impl Bars {
-    fn new(duration: Duration, nodes: usize) -> Self {
+    fn new(duration: Duration) -> Self {
         let all = MultiProgress::with_draw_target(ProgressDrawTarget::stdout());
         let style =
             |template: &str| ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ");
@@ -98,13 +78,6 @@ impl Bars {
         time.set_style(style("load       {elapsed_precise} [{bar:40}] {percent}%"));
         let numbers = all.add(ProgressBar::new_spinner());
         numbers.set_style(style("           {msg}"));
-        let nodes = (0..nodes)
-            .map(|_| {
-                let bar = all.add(ProgressBar::new(1));
-                bar.set_style(style("{prefix:<10} [{bar:49}] {msg}"));
-                bar
-            })
-            .collect();
-        Self { all, time, numbers, nodes }
+        Self { all, time, numbers }
     }
 }

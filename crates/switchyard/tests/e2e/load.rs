@@ -20,6 +20,7 @@ fn settings(site: &Site) -> Settings {
         skew: Skew::Zipfian(0.99),
         sharing: Sharing::Owned,
         prefix: "load:".to_owned(),
+        doubt: load::Doubt::Lasting,
         seed: 1,
     }
 }

@@ -1,0 +1,83 @@
+//! `switchyard demo`: what Switchyard does, told on this machine with real servers, the real router and a checked load, with nothing to set up.
+//!
+//! [`stage`] has all that is started, [`loads`] the clients, [`story`] what happens to them, and [`narrator`] and [`svg`] what is seen of it.
+
+mod loads;
+mod narrator;
+mod stage;
+mod story;
+mod svg;
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::Args;
+use switchyard_bench::interrupt;
+
+use self::narrator::Narrator;
+use self::stage::Stage;
+use super::Failure;
+
+/// See what Switchyard does: a story of six acts, with real Redis servers on this machine
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Start two Redis (or Valkey) servers and the router in a temporary folder, drive a load through the router, and tell what \
+        happens: a hot key is answered by the router, another one is moved, a server is started, one is killed and comes back, one is \
+        drained and stopped. The planner, the hot copies and the autoscaler of the router do that themselves; only the pauses between their \
+        looks are short.\n\n\
+        Every reply is checked: each key has one writer, so it is known what each reply must be. One wrong value, one that is too old, or one error for a \
+        key of a server that runs, and the demo fails. Nothing is left behind: the servers end with the demo, and their folder is removed.",
+    after_long_help = "Examples:\n  \
+        switchyard demo                   the story, about a minute\n  \
+        switchyard demo --hold            keep it up afterwards, to try it with redis-cli\n  \
+        switchyard demo --rate 500        on a slow machine\n  \
+        switchyard demo --svg demo.svg    and a picture of it\n\n\
+        Exit codes: 0 all of it happened, and every reply was right; 1 something did not, was not, or could not be started"
+)]
+pub(crate) struct Arguments {
+    /// Keep servers and router up after the story, until Ctrl-C
+    #[arg(long)]
+    hold: bool,
+
+    /// Requests per second at the start; what comes later is in proportion
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(100..=100_000))]
+    rate: u32,
+
+    /// Port of the router [default: 6380, or a free one where that is taken]
+    #[arg(long, value_name = "PORT")]
+    port: Option<u16>,
+
+    /// Port of the router's admin API [default: 6381, or a free one where that is taken]
+    #[arg(long, value_name = "PORT")]
+    admin_port: Option<u16>,
+
+    /// Worker threads of the router
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    workers: u16,
+
+    /// Connections of each part of the load
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(2..=10_000))]
+    connections: u16,
+
+    /// Write the story as a picture of a terminal
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// Runs the demo.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let stop = interrupt::flag()?;
+    let mut narrator = Narrator::start();
+    let mut stage = Stage::set(arguments, &mut narrator)?;
+    let told = story::tell(&mut stage, &mut narrator, arguments, &stop);
+    // Also after a failure: the router's last words may be the reason.
+    let ended = stage.strike();
+    narrator.finish();
+    let told = told.map(|()| match &arguments.svg {
+        Some(file) => std::fs::write(file, svg::picture(narrator.lines())).with_context(|| format!("cannot write {}", file.display())),
+        None => Ok(()),
+    })?;
+    told?;
+    ended?;
+    Ok(())
+}

@@ -1,0 +1,200 @@
+//! The voice of the demo: a line for each thing that was seen, decided or done, and a line that shows the load as it is.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// The time between two pictures on a terminal.
+const REDRAW: Duration = Duration::from_millis(250);
+/// The time between two lines of the load where there is no terminal.
+const LINE: Duration = Duration::from_secs(1);
+/// Letters of a line, and of what stands before its text.
+const WIDTH: usize = 104;
+const MARGIN: usize = 16;
+
+/// The kind of a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The title of an act.
+    Act,
+    /// Something that happened.
+    Seen,
+    /// A decision of the router.
+    Decided,
+    /// Something that was carried out.
+    Done,
+    /// Something that was to happen, and did not.
+    Missed,
+    /// The load.
+    Load,
+    /// The end.
+    Verdict,
+    /// Anything else.
+    Plain,
+    /// A hint for this machine only. No picture has it.
+    Aside,
+}
+
+impl Kind {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Seen => "seen",
+            Self::Decided => "decided",
+            Self::Done => "done",
+            Self::Missed => "MISSED",
+            Self::Load => "load",
+            Self::Verdict => "verdict",
+            Self::Act | Self::Plain | Self::Aside => "",
+        }
+    }
+
+    fn escape(self) -> &'static str {
+        match self {
+            Self::Act => "\x1b[1m",
+            Self::Seen => "\x1b[36m",
+            Self::Decided => "\x1b[33m",
+            Self::Done => "\x1b[32m",
+            Self::Missed => "\x1b[31m",
+            Self::Verdict => "\x1b[1;32m",
+            Self::Load => "\x1b[2m",
+            Self::Plain | Self::Aside => "",
+        }
+    }
+}
+
+/// A line as it was shown.
+#[derive(Clone, Debug)]
+pub(super) struct Line {
+    pub(super) kind: Kind,
+    /// The time and the kind.
+    pub(super) head: String,
+    pub(super) text: String,
+}
+
+/// Says it.
+pub(super) struct Narrator {
+    started: Instant,
+    bar: Option<ProgressBar>,
+    is_coloured: bool,
+    lines: Vec<Line>,
+}
+
+impl Narrator {
+    pub(super) fn start() -> Self {
+        let is_terminal = std::io::stdout().is_terminal();
+        let bar = is_terminal.then(|| {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout());
+            bar.set_style(ProgressStyle::with_template("{spinner} {msg}").unwrap_or_else(|_| ProgressStyle::default_spinner()));
+            bar
+        });
+        let is_coloured = is_terminal && std::env::var_os("NO_COLOR").is_none();
+        Self { started: Instant::now(), bar, is_coloured, lines: Vec::new() }
+    }
+
+    /// The time between two calls of [`Self::show`].
+    pub(super) fn period(&self) -> Duration {
+        if self.bar.is_some() { REDRAW } else { LINE }
+    }
+
+    /// Shows the load as it is, for a moment.
+    pub(super) fn show(&mut self, numbers: &str) {
+        match &self.bar {
+            Some(bar) => {
+                bar.set_message(numbers.to_owned());
+                bar.tick();
+            }
+            None => {
+                let line = Line { kind: Kind::Load, head: self.head(Kind::Load), text: numbers.to_owned() };
+                self.print(&line);
+            }
+        }
+    }
+
+    /// Says a line, for good.
+    pub(super) fn say(&mut self, kind: Kind, text: &str) {
+        if kind == Kind::Act {
+            self.put(Line { kind: Kind::Plain, head: String::new(), text: String::new() });
+        }
+        let (mut head, width) = match kind {
+            Kind::Act | Kind::Plain => (String::new(), WIDTH),
+            // Somebody copies it, in one piece.
+            Kind::Aside => (String::new(), usize::MAX),
+            _ => (self.head(kind), WIDTH - MARGIN),
+        };
+        for part in wrapped(text, width) {
+            let next = " ".repeat(head.len());
+            self.put(Line { kind, head: std::mem::replace(&mut head, next), text: part });
+        }
+    }
+
+    /// All lines but those of the load as it is.
+    pub(super) fn lines(&self) -> &[Line] {
+        &self.lines
+    }
+
+    /// Takes the live line away.
+    pub(super) fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn head(&self, kind: Kind) -> String {
+        let seconds = self.started.elapsed().as_secs();
+        format!("{:>3}:{:02}  {:<8}", seconds / 60, seconds % 60, kind.word())
+    }
+
+    fn put(&mut self, line: Line) {
+        self.print(&line);
+        if line.kind != Kind::Aside {
+            self.lines.push(line);
+        }
+    }
+
+    fn print(&self, line: &Line) {
+        let Line { kind, head, text } = line;
+        let text = match (self.is_coloured, kind) {
+            (true, Kind::Act | Kind::Verdict | Kind::Missed | Kind::Load) => format!("{}{head}{text}\x1b[0m", kind.escape()),
+            (true, Kind::Seen | Kind::Decided | Kind::Done) => format!("{}{head}\x1b[0m{text}", kind.escape()),
+            _ => format!("{head}{text}"),
+        };
+        match &self.bar {
+            Some(bar) => bar.println(text),
+            // A pipe that nobody reads any more is no reason to end a load.
+            None => drop(writeln!(std::io::stdout(), "{text}")),
+        }
+    }
+}
+
+/// A text in lines of so many letters. Spaces at its beginning stay.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let indent = text.len() - text.trim_start().len();
+    let mut lines = vec![text[..indent].to_owned()];
+    for word in text.split_whitespace() {
+        let last = lines.last_mut().map(|last| (last.chars().count(), last));
+        match last {
+            Some((length, last)) if length + 1 + word.chars().count() <= width || length <= indent => {
+                if length > indent {
+                    last.push(' ');
+                }
+                last.push_str(word);
+            }
+            _ => lines.push(format!("{}{word}", &text[..indent])),
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lines_are_wrapped_between_words() {
+        assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrapped("  one two", 5), ["  one", "  two"]);
+        assert_eq!(wrapped("unbreakable", 3), ["unbreakable"]);
+        assert_eq!(wrapped("", 3), [""]);
+    }
+}

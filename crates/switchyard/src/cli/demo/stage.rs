@@ -1,0 +1,224 @@
+//! Everything that the demo starts: two servers, the router, and by it a third server.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use serde::de::DeserializeOwned;
+use switchyard_bench::client::Client;
+use switchyard_bench::process::{self, Process};
+use switchyard_control::admin::{AutoscaleReport, KeyReport, WhereReport};
+use tempfile::TempDir;
+
+use super::Arguments;
+use super::narrator::{Kind, Narrator};
+use crate::cli::admin_client::{AdminClient, encoded};
+use crate::config::{ADMIN_PORT, DATA_PORT};
+
+/// The time that a process has to end.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// A write is in the file of the server before it is answered. Only a machine that fails would lose some.
+const DURABLE: [&str; 6] = ["--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0"];
+
+/// Keys whose places are asked for at once: they must fit into a request line.
+const ASKED_AT_ONCE: usize = 100;
+
+/// A server that the demo has started.
+struct Node {
+    process: Process,
+    address: SocketAddr,
+}
+
+/// Everything that was started. Processes come before the folder: they must be gone when it is removed.
+pub(super) struct Stage {
+    router: Process,
+    pub(super) address: SocketAddr,
+    pub(super) admin: SocketAddr,
+    client: AdminClient,
+    nodes: Vec<Node>,
+    /// Servers that the autoscaler has started, in the order in which they were seen.
+    joined: Vec<String>,
+    server: PathBuf,
+    folder: TempDir,
+}
+
+impl Stage {
+    pub(super) fn set(arguments: &Arguments, narrator: &mut Narrator) -> anyhow::Result<Self> {
+        let server = process::find_redis_server()?;
+        let folder = tempfile::Builder::new().prefix("switchyard-demo-").tempdir().context("cannot create a temporary folder")?;
+        process::raise_file_limit();
+        let mut nodes = Vec::new();
+        let name = server.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        for number in 1..=2 {
+            let (process, address) = process::start_redis_with(&server, &format!("node{number}"), folder.path(), &DURABLE)?;
+            narrator.say(Kind::Plain, &format!("node {number}: {name} at {address}, with an append-only file"));
+            nodes.push(Node { process, address });
+        }
+        let address = choose_address(arguments.port, DATA_PORT, narrator)?;
+        let admin = choose_address(arguments.admin_port, ADMIN_PORT, narrator)?;
+        let config = folder.path().join("switchyard.toml");
+        let addresses: Vec<SocketAddr> = nodes.iter().map(|node| node.address).collect();
+        std::fs::write(&config, configuration(&server, &addresses, arguments.rate)?)
+            .with_context(|| format!("cannot write {}", config.display()))?;
+        let mut command = Command::new(program()?);
+        command.arg("serve").arg("--config").arg(&config).arg("--state-dir").arg(folder.path().join("state"));
+        command.args(["--listen", &address.to_string(), "--admin", &admin.to_string(), "--workers", &arguments.workers.to_string()]);
+        let mut router = Process::start("router", &command, folder.path())?;
+        router.wait_ready(address)?;
+        narrator.say(Kind::Plain, &format!("router: at {address}, one address for all of them"));
+        let client = AdminClient::local(admin.port())?;
+        Ok(Self { router, address, admin, client, nodes, joined: Vec::new(), server, folder })
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The router must run.
+    pub(super) fn check_router(&mut self) -> anyhow::Result<()> {
+        match self.router.ended() {
+            None => Ok(()),
+            Some(status) => bail!("the router ended ({status}); the end of its output:\n{}", self.router.log_tail()),
+        }
+    }
+
+    /// The answer of the admin API at a path. Names of keys are in it.
+    pub(super) fn ask<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
+        self.client.read(&self.client.get_all(path)?)
+    }
+
+    /// The places of keys, whether they exist or not.
+    pub(super) fn places(&self, keys: &[Vec<u8>]) -> anyhow::Result<Vec<KeyReport>> {
+        let mut places = Vec::new();
+        for some in keys.chunks(ASKED_AT_ONCE) {
+            let query: Vec<String> = some.iter().map(|key| format!("key={}", encoded(&String::from_utf8_lossy(key)))).collect();
+            places.extend(self.ask::<WhereReport>(&format!("/api/v1/where?{}", query.join("&")))?.keys);
+        }
+        Ok(places)
+    }
+
+    /// The report of the autoscaler. A server that it has started gets a name.
+    pub(super) fn scale(&mut self) -> anyhow::Result<AutoscaleReport> {
+        let report: AutoscaleReport = self.ask("/api/v1/autoscale")?;
+        for address in &report.started {
+            if !self.joined.contains(address) {
+                self.joined.push(address.clone());
+            }
+        }
+        Ok(report)
+    }
+
+    /// Servers that the autoscaler has started so far.
+    pub(super) fn joined(&self) -> &[String] {
+        &self.joined
+    }
+
+    /// The name of a node in the router: its address.
+    pub(super) fn name(&self, number: usize) -> String {
+        self.nodes[number - 1].address.to_string()
+    }
+
+    /// A text with `node N` in place of addresses.
+    pub(super) fn with_names(&self, text: &str) -> String {
+        let own = self.nodes.iter().map(|node| node.address.to_string());
+        own.chain(self.joined.iter().cloned())
+            .enumerate()
+            .fold(text.to_owned(), |text, (at, address)| text.replace(&address, &format!("node {}", at + 1)))
+    }
+
+    /// Kills a server, as a machine does that fails.
+    pub(super) fn kill(&mut self, number: usize) {
+        self.nodes[number - 1].process.kill();
+    }
+
+    /// Starts it again, with what its file has.
+    pub(super) fn start_again(&mut self, number: usize) -> anyhow::Result<()> {
+        let address = self.nodes[number - 1].address;
+        let process = process::start_redis_at(address, &self.server, &format!("node{number}"), self.folder.path(), &DURABLE)?;
+        self.nodes[number - 1].process = process;
+        Ok(())
+    }
+
+    /// The number of keys at an address.
+    pub(super) fn keys(&self, address: &str) -> anyhow::Result<u64> {
+        Ok(u64::try_from(Client::connect(address.parse()?)?.integer(&[b"DBSIZE"])?)?)
+    }
+
+    /// The router must know of all keys that the nodes have.
+    pub(super) fn check_keys(&self) -> anyhow::Result<u64> {
+        let through = self.keys(&self.address.to_string())?;
+        let each: Vec<u64> = self.nodes.iter().map(|node| self.keys(&node.address.to_string())).collect::<Result<_, _>>()?;
+        let sum: u64 = each.iter().sum();
+        ensure!(through == sum, "the router says that there are {through} keys, and the nodes hold {sum}");
+        Ok(sum)
+    }
+
+    /// Ends everything, the router first: nodes that vanish under it would fill its log with troubles that are none.
+    pub(super) fn strike(&mut self) -> anyhow::Result<()> {
+        // Servers of the autoscaler outlive the router.
+        let known = self.scale();
+        let status = self.router.stop(GRACE);
+        for address in self.joined.iter().filter_map(|address| address.parse().ok()) {
+            // One that has been stopped cannot be reached; one that ends does not answer.
+            let _ = Client::connect(address).and_then(|mut client| client.ok(&[b"SHUTDOWN", b"NOSAVE"]));
+        }
+        for node in &mut self.nodes {
+            node.process.stop(GRACE);
+        }
+        match status {
+            Some(status) if status.success() => known.map(drop),
+            Some(status) => bail!("the router ended with {status}; the end of its output:\n{}", self.router.log_tail()),
+            None => bail!("the router did not end within {GRACE:?} of being asked to, and was killed"),
+        }
+    }
+}
+
+/// This program.
+pub(super) fn program() -> anyhow::Result<PathBuf> {
+    std::env::current_exe().context("cannot tell where this program is, to start the router from it")
+}
+
+/// The loops that the router is to run. Their pauses are short, so that the story fits into a minute.
+fn configuration(server: &Path, nodes: &[SocketAddr], rate: u32) -> anyhow::Result<String> {
+    // With setpriv, the kernel ends a server of the autoscaler with the router, also if somebody kills the demo.
+    let tied = process::find_program(&["setpriv"])
+        .map(|setpriv| vec![setpriv.display().to_string(), "--pdeathsig".into(), "KILL".into(), "--".into()]);
+    let mut command = tied.unwrap_or_default();
+    command.push(server.display().to_string());
+    command.extend(["--bind", "127.0.0.1", "--port", "{port}", "--dir", "{dir}", "--save", ""].map(str::to_owned));
+    command.extend(DURABLE.map(str::to_owned));
+    let command: Vec<String> = command.iter().map(|word| format!("{word:?}")).collect();
+    let port = process::free_port()?;
+    let nodes: String = nodes.iter().map(|address| format!("\n[[node]]\naddress = \"{address}\"\n")).collect();
+    Ok(format!(
+        "# Written by `switchyard demo`. The pauses are short, so that its story fits into a minute.\n\
+         [planner]\nmode = \"on\"\ninterval = \"500ms\"\nwindow = \"2s\"\nheadroom = 25\nmin-requests = {least}\n\n\
+         [hot-copies]\nmode = \"auto\"\n\n\
+         [telemetry]\nsample = 4\n\n\
+         [autoscale]\nmode = \"on\"\npolicy = \"model\"\ncapacity = {capacity}   # requests in a second of each node\nmin-nodes = 2\nmax-nodes = 3\n\
+         up-after = \"2s\"\ndown-after = \"5s\"\nup-pause = \"1s\"\ndown-pause = \"3s\"\n\n\
+         [autoscale.local]\ncommand = [{command}]\nports = \"{port}-{last}\"\n{nodes}",
+        // Less than a node ever has before a key is hot: Zipfian keys alone make no node busy.
+        least = rate / 4 * 3,
+        capacity = rate / 2 * 5,
+        command = command.join(", "),
+        last = port.saturating_add(9),
+    ))
+}
+
+/// The port that was asked for; else the usual one; else, where that is taken, a free one.
+fn choose_address(asked: Option<u16>, usual: u16, narrator: &mut Narrator) -> anyhow::Result<SocketAddr> {
+    let at = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    match asked {
+        Some(port) => Ok(at(port)),
+        None if TcpListener::bind(at(usual)).is_ok() => Ok(at(usual)),
+        None => {
+            let free = process::free_address()?;
+            narrator.say(Kind::Plain, &format!("port {usual} is taken; using {} instead", free.port()));
+            Ok(free)
+        }
+    }
+}
