@@ -524,7 +524,6 @@ impl Shared {
         let next = change(&plan);
         let back = next.moves.legs.iter().filter(|(_, leg)| leg.to() == Side::Source).map(|(leg, _)| *leg).collect();
         lock(&self.scans).observe(&next.topology, back, self.scan_tick());
-        self.wait_queues.lengthen(next.topology.placement().came_from(plan.topology.placement()));
         *plan = Arc::new(next);
         self.generation.fetch_add(1, Ordering::Release);
         drop(plan);

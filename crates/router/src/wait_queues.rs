@@ -3,7 +3,6 @@
 //!
 //! Only commands that may wait come here: when they are sent and when they are over, and between that when they are recalled.
 
-use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -30,26 +29,11 @@ pub(crate) struct Ticket {
 pub(crate) struct WaitQueues {
     shards: [Mutex<wait_queue::WaitQueues<Whose>>; SHARDS],
     next: AtomicU64,
-    /// Slots whose keys were in another slot when some began to wait for them: the line is still that one's.
-    lines: Mutex<BTreeMap<Slot, Slot>>,
 }
 
 impl WaitQueues {
     fn shard(&self, slot: Slot) -> &Mutex<wait_queue::WaitQueues<Whose>> {
         &self.shards[slot.index() % SHARDS]
-    }
-
-    /// These slots have got keys of others. Clients that wait for such a key stand in one line with those that came before.
-    pub(crate) fn lengthen(&self, came_from: BTreeMap<Slot, Slot>) {
-        let mut lines = lock(&self.lines);
-        for (slot, before) in came_from {
-            let line = lines.get(&before).copied().unwrap_or(before);
-            lines.insert(slot, line);
-        }
-    }
-
-    fn line(&self, slot: Slot) -> Slot {
-        lock(&self.lines).get(&slot).copied().unwrap_or(slot)
     }
 
     /// Drawn under the lock of the slot: whoever comes into the queue later has the higher number.
@@ -60,7 +44,6 @@ impl WaitQueues {
     /// A command of this client begins to wait. The second is true where it is sent to its node now; else its worker is told when it may be
     /// ([`Message::Turn`]).
     pub(crate) fn enter(&self, slot: Slot, worker: usize, client: Handle) -> (Ticket, bool) {
-        let slot = self.line(slot);
         let mut line = lock(self.shard(slot));
         let ticket = self.ticket(slot);
         let goes = line.enter(slot, ticket.number, (worker, client));
@@ -69,7 +52,6 @@ impl WaitQueues {
 
     /// The same for one that cannot be sent yet, whoever waits.
     pub(crate) fn enter_recalled(&self, slot: Slot, worker: usize, client: Handle) -> Ticket {
-        let slot = self.line(slot);
         let mut line = lock(self.shard(slot));
         let ticket = self.ticket(slot);
         line.recall(slot, ticket.number, (worker, client));

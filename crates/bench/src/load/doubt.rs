@@ -8,7 +8,8 @@
 pub enum Doubt {
     /// It may be executed at any time, also after commands that were sent later: bytes that a hanging server has received wait there.
     Lasting,
-    /// The server ends: it has executed the command, or never will. `NODEDOWN` says that it was not sent, `NODELOST` that it may have been executed.
+    /// The server ends: it has executed the command, or never will. `NODEDOWN` says that it was not sent, `NODELOST` that it may have been executed, and `LOADING`
+    /// comes from a server that has just been started, and executes nothing yet.
     Brief,
 }
 
@@ -26,7 +27,7 @@ pub(super) fn may_be(doubt: Doubt, text: &[u8]) -> Executed {
     let doubtful = b"may have been executed";
     let says_so = text.windows(doubtful.len()).any(|part| part == doubtful);
     match doubt {
-        Doubt::Brief if text.starts_with(b"NODEDOWN ") && !says_so => Executed::No,
+        Doubt::Brief if text.starts_with(b"LOADING ") || text.starts_with(b"NODEDOWN ") && !says_so => Executed::No,
         Doubt::Brief if text.starts_with(b"NODEDOWN ") || text.starts_with(b"NODELOST ") => Executed::Maybe,
         Doubt::Brief | Doubt::Lasting => Executed::MaybeLater,
     }

@@ -35,8 +35,9 @@ struct Inner {
     listed: BTreeSet<String>,
     /// Nodes that it lists no longer. They go when they are empty.
     leaving: BTreeSet<String>,
-    /// The file has been read, and has not been followed.
-    is_due: bool,
+    /// So often the file was read, and the last of these that was followed.
+    read: u64,
+    followed: u64,
     /// A ring is in force, and keys have yet to follow it.
     is_behind: bool,
     /// The latest trouble, and when to try again.
@@ -74,7 +75,7 @@ impl Operator {
         let mut inner = self.ring.inner();
         inner.listed = listed.iter().cloned().collect();
         inner.leaving = leaving.iter().cloned().collect();
-        inner.is_due |= follow;
+        inner.read += u64::from(follow);
     }
 
     /// Has keys follow the file, and nodes go that it lists no longer. To be called again and again.
@@ -84,7 +85,7 @@ impl Operator {
             if inner.trouble.as_ref().is_some_and(|(_, again)| Instant::now() < *again) {
                 return;
             }
-            (inner.is_due || inner.is_behind, inner.leaving.clone())
+            (inner.read > inner.followed || inner.is_behind, inner.leaving.clone())
         };
         let followed = if is_due { self.follow_now() } else { Ok(()) };
         let left = leaving.iter().try_for_each(|name| self.let_go(name));
@@ -105,19 +106,26 @@ impl Operator {
         let how = self.moves.how(&HowRequest::default())?;
         let _one = self.plan();
         let topology = self.moves.topology_now()?;
+        let (listed, read) = {
+            let inner = self.ring.inner();
+            (inner.listed.clone(), inner.read)
+        };
         let Some(ring) = topology.placement().continuum() else {
-            self.ring.inner().is_due = false;
+            self.ring.inner().followed = read;
             return Ok(());
         };
-        if !self.moves.open_ids().is_empty() {
-            return Ok(());
+        if let Some(id) = self.moves.open_ids().first() {
+            return Err(conflict(format!("move {} is not over (`switchyard moves`)", id.0)));
+        }
+        // What a server that left the file has would go to too few others.
+        if let Some(name) = listed.iter().find(|name| topology.nodes().all(|node| node.name != **name)) {
+            return Err(conflict(format!("{name} is listed, and has not joined")));
         }
         let known: BTreeSet<&str> = ring.servers().iter().map(|server| server.name.as_str()).collect();
-        let listed = self.ring.inner().listed.clone();
         let list = self.list_of(&topology, |name| listed.contains(name) || known.contains(name));
         let is_behind = self.ring.inner().is_behind;
         let report = self.lay_over(&topology, list, is_behind, how, false)?;
-        self.ring.inner().is_due = false;
+        self.ring.inner().followed = read;
         if !report.moves.is_empty() {
             info!("keys follow the list of servers: {}", report.notes.join("; "));
         }
@@ -131,8 +139,11 @@ impl Operator {
         let node = topology.nodes().find(|node| node.name == name).map(|node| node.id);
         match node {
             Some(id) if topology.slots_of(id) > 0 || topology.exceptions_at(id) > 0 || self.moves.involving(id).is_some() => return Ok(()),
+            // The file may have been read meanwhile, and list it again.
+            Some(_) if !self.ring.is_leaving(name) => return Ok(()),
             Some(_) => {
                 self.list.change(MemberChange::Remove(name.to_owned())).map_err(Refused::Failed)?;
+                self.drained.set(&self.store, name, false).map_err(Refused::Failed)?;
                 info!("node {name} is not in the list of servers any more, has no keys left, and is gone");
             }
             None => {}
@@ -200,9 +211,16 @@ impl Operator {
             return Ok(PlanReport { notes: [note].into_iter().chain(plan.notes).collect(), ..plan });
         }
         self.moves.check(&next, &planned)?;
+        let was_behind = self.ring.inner().is_behind;
         self.ring.set_behind(&self.store, true)?;
         let planned = match is_new {
-            true => self.moves.lay_over(&list).map(|(next, changed)| steps(&next, &changed))?,
+            true => match self.moves.lay_over(&list) {
+                Ok((next, changed)) => steps(&next, &changed),
+                Err(refused) => {
+                    self.ring.set_behind(&self.store, was_behind)?;
+                    return Err(refused);
+                }
+            },
             false => planned,
         };
         let plan = self.moves.accept_checked(planned)?;

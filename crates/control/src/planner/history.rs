@@ -79,6 +79,10 @@ impl History {
         }
     }
 
+    pub(super) fn is_by(&self, id: u64, by: &str) -> bool {
+        self.0.get(&id).is_some_and(|decision| decision.by == by)
+    }
+
     pub(super) fn newest_first(&self) -> Vec<(u64, Decision)> {
         self.0.iter().rev().map(|(id, decision)| (*id, decision.clone())).collect()
     }

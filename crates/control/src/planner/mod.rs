@@ -41,6 +41,9 @@ const HOMECOMINGS: Duration = Duration::from_secs(60);
 /// A key is cold with less than such a part of the mean load of a node.
 const COLD: f64 = 0.005;
 
+/// The author of a decision that takes back another one.
+const TAKES_BACK: &str = "planner: takes back";
+
 /// So many decisions in a row that did not help, and it rests.
 const FAILURES_MAX: u32 = 3;
 
@@ -300,7 +303,10 @@ impl Planner {
                 let after = fullest(problem);
                 let (predicted, seen) = moved_load(problem, &steps);
                 let words = format!("the fullest node went from {:.0} to {:.0} % of its limit", before * 100.0, after * 100.0);
+                // The opposite of what was taken back has just been tried.
+                let is_taken_back = inner.history.is_by(decision, TAKES_BACK);
                 let judged = match () {
+                    () if is_taken_back => Ok(words),
                     () if after < before * 0.98 || after <= 1.0 => Ok(words),
                     () if seen < predicted / 2.0 => Ok(format!("{words}; the load that was moved is gone")),
                     () => Err(words),
@@ -311,14 +317,14 @@ impl Planner {
                 };
                 inner.history.ended(&self.store, decision, outcome);
                 if helped {
-                    inner.failures = 0;
+                    inner.failures = if is_taken_back { inner.failures } else { 0 };
                     return None;
                 }
                 inner.failures += 1;
                 let reversed: Vec<Step> = steps.into_iter().map(|step| Step { from: step.to, to: step.from, ..step }).collect();
                 let previous = Previous::default();
                 let plan = taken_back(problem, reversed);
-                let id = self.record(inner, Decision::of("planner: takes back", problem.clone(), previous, plan.clone()));
+                let id = self.record(inner, Decision::of(TAKES_BACK, problem.clone(), previous, plan.clone()));
                 Some(Next::Begin(id, plan))
             }
         }

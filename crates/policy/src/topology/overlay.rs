@@ -90,17 +90,10 @@ impl Continuum {
 }
 
 impl Continuum {
-    /// The numbers that an earlier one of this fleet did not have, each with one under which that one had some of its keys.
+    /// Whether it came of several lists of servers, so that its slots are not those of its own list.
     #[must_use]
-    pub fn came_from(&self, before: &Self) -> BTreeMap<Slot, Slot> {
-        let (now, before) = (self.parts().0, before.parts().0);
-        let slot_before = |place: usize| match now.points().get(place) {
-            Some(point) => arc_at(before, *point),
-            None => before.slots()[place % before.slots().len()],
-        };
-        let places = now.slots().iter().enumerate();
-        let highest = before.slots().iter().max();
-        places.filter(|(_, slot)| Some(*slot) > highest).map(|(place, slot)| (*slot, slot_before(place))).collect()
+    pub fn is_overlay(&self) -> bool {
+        Self::new(*self.scheme(), self.servers().iter().cloned()).map_or(true, |fresh| fresh.slots() != self.slots())
     }
 
     /// The part of all hashes that these slots have (ascending): of the keys they have about as much.
@@ -231,9 +224,6 @@ mod tests {
                     published[slot.index()] = *owner;
                 }
                 let fresh = Continuum::new(scheme, list(servers)).expect("a continuum");
-                let came_from = overlay.continuum.came_from(&now);
-                prop_assert_eq!(came_from.len(), overlay.split.len());
-                prop_assert!(came_from.values().all(|slot| slot.index() < now.slots()));
                 let all: Vec<Slot> = (0..overlay.continuum.slots()).map(slot_at).collect();
                 prop_assert!((overlay.continuum.share(&all) - 1.0).abs() < 1e-9);
                 let differing = overlay.continuum.share(&overlay.changed);

@@ -3,7 +3,6 @@
 //! A fleet that was twemproxy's has its keys where ketama or modula put them, so "the slot of a key" has several answers. Whoever needs a slot asks the
 //! topology, or this value of it: an enum and not a trait object, so that the usual answer (CRC16) stays inlined on the path of every command.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -38,15 +37,6 @@ impl Placement {
             Self::Continuum(continuum) => continuum.hashed_part(key),
         };
         (part.len() < key.len()).then_some(part)
-    }
-
-    /// The numbers of slots that an earlier placement of this fleet did not have, each with one under which that one had some of its keys.
-    #[must_use]
-    pub fn came_from(&self, before: &Self) -> BTreeMap<Slot, Slot> {
-        match (self.continuum(), before.continuum()) {
-            (Some(now), Some(before)) if !Arc::ptr_eq(now, before) => now.came_from(before),
-            _ => BTreeMap::new(),
-        }
     }
 
     /// So many slots from the first can have keys. The others are free numbers: they have an owner in the array, and no key.

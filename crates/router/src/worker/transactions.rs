@@ -95,6 +95,7 @@ pub(super) fn place_anew(worker: &mut Worker) {
             let requests = session.multi.requests();
             match one_of(requests.iter().flat_map(|request| slots_by(&plan, request)).collect()) {
                 Some(slot) => session.multi.slot = Some(slot),
+                None if plan.topology.only_node().is_some() => {}
                 // As one of them would be refused now.
                 None => session.multi.aborted = true,
             }
@@ -102,6 +103,7 @@ pub(super) fn place_anew(worker: &mut Worker) {
         if let Some(watch) = &mut session.watch {
             match one_of(watch.keys.iter().map(|key| plan.topology.slot_of(key)).collect()) {
                 Some(slot) => watch.slot = slot,
+                None if plan.topology.only_node().is_some() => {}
                 None => session.watch_failed = true,
             }
         }

@@ -167,7 +167,8 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
     members::remember(placement.store(), &read.node_names(), None)?;
     if config.pool.is_some() {
         members::keep_places(placement.store(), &config.node_places())?;
-        fleet.operator.tune_list(&read.node_names(), &leaving.into_keys().collect::<Vec<_>>(), true);
+        let listed: Vec<String> = read.node_names().into_iter().filter(|name| !remembered.removed.contains(name)).collect();
+        fleet.operator.tune_list(&listed, &leaving.into_keys().collect::<Vec<_>>(), true);
     }
     let topology = settled.topology;
     for name in &settled.joined {

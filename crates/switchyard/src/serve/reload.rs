@@ -225,6 +225,7 @@ impl Reloader {
         self.fleet.operator.tune(&resolved.nodes);
         if config.pool.is_some() {
             keep_places(self.fleet.placement.store(), &config.node_places()).map_err(|error| vec![format!("{error:#}")])?;
+            let listed: Vec<String> = listed.into_iter().filter(|name| !remembered.removed.contains(name)).collect();
             self.fleet.operator.tune_list(&listed, &leaving.into_keys().collect::<Vec<_>>(), change.is_none());
         }
         self.fleet.operator.tune_planner(&config.planner);
