@@ -98,8 +98,11 @@ pub struct Pool {
 /// Everything that is wrong in it, or that Switchyard does not serve.
 pub fn parse(text: &str) -> Result<Vec<Pool>, Vec<Mistake>> {
     let mut mistakes = Vec::new();
-    let mut wrong = |line, text| mistakes.push(Mistake { line: Some(line), text });
-    let tree = tree(text).map_err(|(line, text)| vec![Mistake { line: Some(line), text }])?;
+    // Where the end is wrong, the parser of YAML may be a line beyond it.
+    let lines = lines(text);
+    let mistake = |line: usize, text| Mistake { line: Some(line.clamp(1, lines)), text };
+    let tree = tree(text).map_err(|(line, text)| vec![mistake(line, text)])?;
+    let mut wrong = |line, text| mistakes.push(mistake(line, text));
     let pools: Vec<Pool> = tree.into_iter().filter_map(|(word, keys)| Pool::of(word, keys, &mut wrong)).collect();
     let mut listens: Vec<&Pool> = Vec::new();
     for pool in &pools {
@@ -320,6 +323,11 @@ fn server_of(word: &Word) -> Result<PoolServer, String> {
     Ok(PoolServer { server: Server { name, weight }, host: host.to_owned(), port, line: word.line })
 }
 
+/// The number of lines, as YAML breaks them; an empty one at the end counts.
+fn lines(text: &str) -> usize {
+    text.replace("\r\n", "\n").matches(['\n', '\r']).count() + 1
+}
+
 /// The pools and their keys. An error has a line.
 fn tree(text: &str) -> Result<Vec<(Word, Keys)>, (usize, String)> {
     let mut pools: Vec<(Word, Keys)> = Vec::new();
@@ -410,8 +418,7 @@ mod tests {
                 }
             }
             Err(mistakes) => {
-                // A carriage return ends a line of YAML, too; the end of the file is a line further.
-                let lines = text.matches(['\n', '\r']).count() + 2;
+                let lines = lines(text);
                 assert!(
                     !mistakes.is_empty() && mistakes.iter().all(|mistake| mistake.line.is_none_or(|line| (1..=lines).contains(&line))),
                     "{mistakes:?}"
