@@ -1,7 +1,7 @@
 //! twemproxy's configuration file, read as its `nutcracker` reads it: pools of servers, and of each the values of its keys.
 //!
-//! The events of a YAML parser and not a derived structure: nutcracker knows no types but text, and so does this. What it refuses is refused here as well,
-//! with the line. What Switchyard cannot do is refused with the reason and a way out, and never left out silently.
+//! The events of a YAML parser and not a derived structure: nutcracker knows no types but text, and so does this. Its refusals are refusals here as well,
+//! with the line. A key that Switchyard cannot honour is refused with the reason and a way out, and never left out silently.
 //!
 //! Here and not beside the other configuration: a file from elsewhere is read by code without I/O, which a fuzz target reaches without the router.
 
@@ -184,7 +184,7 @@ impl Pool {
         let timeout = read.number("timeout").map(|ms| Duration::from_millis(u64::from(ms).max(1)));
         let (database, client_connections) =
             (read.number("redis_db").unwrap_or(0), read.number("client_connections").filter(|most| *most > 0));
-        // What Switchyard does in its own way: it keeps connections up and alive, and shares the listener's port among its workers.
+        // Switchyard does these in its own way: it keeps connections up and alive, and shares the listener's port among its workers.
         for name in ["backlog", "server_connections", "server_retry_timeout", "server_failure_limit"] {
             if read.number(name) == Some(0) && name == "server_connections" {
                 (read.wrong)(line, "directive \"server_connections:\" cannot be 0".to_owned());
@@ -404,7 +404,7 @@ mod tests {
         parse(text).expect_err("wrong").into_iter().map(|mistake| mistake.text).collect()
     }
 
-    /// Whatever a file has, the rules hold that whoever uses a pool relies on.
+    /// Any file keeps the rules that users of a pool rely on.
     fn check(text: &str) {
         match parse(text) {
             Ok(pools) => {

@@ -8,8 +8,8 @@
 pub enum Doubt {
     /// It may be executed at any time, also after commands that were sent later: bytes that a hanging server has received wait there.
     Lasting,
-    /// The server ends: it has executed the command, or never will. `NODEDOWN` says that it was not sent, `NODELOST` that it may have been executed, and `LOADING`
-    /// comes from a server that has just been started, and executes nothing yet.
+    /// The server ends: it has executed the command, or never will. `NODEDOWN` says that it was not sent, and `NODELOST` that it may have been executed.
+    /// `LOADING` comes from a server that has just been started, and executes nothing yet.
     Brief,
 }
 

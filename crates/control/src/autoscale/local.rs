@@ -47,7 +47,7 @@ impl Local {
         let pids = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let mut pids = pids.filter_map(Pid::from_raw).filter(|pid| {
             let out = Path::new("/proc").join(pid.as_raw_nonzero().to_string()).join("fd/1");
-            // Whatever the file is called by now: logs are rotated.
+            // Its name does not count: logs are rotated.
             fs::read_link(out).is_ok_and(|out| out.parent() == Some(&*directory))
         });
         pids.find_map(|pid| getpgid(Some(pid)).ok().filter(|group| *group != own))

@@ -21,10 +21,10 @@ use crate::processes::is_misplaced;
 const PAGE: &[u8] = b"500";
 const PAGES_AT_ONCE: usize = 20;
 
-/// How far each node is.
+/// The progress at each node.
 #[derive(Debug)]
 pub(crate) struct Strays {
-    /// The database of the pool. What is in others is not twemproxy's.
+    /// The database of the pool. Keys of others are not twemproxy's.
     database: u32,
     nodes: BTreeMap<NodeId, Removal>,
 }
@@ -54,7 +54,7 @@ impl Moves {
         let up: Vec<NodeId> = status.nodes.iter().filter(|node| node.link == Link::Up).map(|node| node.id).filter(is_left).collect();
         for node in up {
             let Some(turn) = self.turn_to_clean(node) else { continue };
-            // Not before: until then keys might arrive. While others move, some of its keys could not be told from strays, and it is looked at only once.
+            // Not before: until then keys might arrive. While others move, keys on their way look like strays, and each node is read only once.
             let topology = self.placement.topology();
             let topology =
                 topology.filter(|topology| !topology.placement().is_crc16() && topology.nodes().len() > 1 && topology.is_settled());

@@ -1,7 +1,7 @@
 //! A fleet on a continuum: each key is to be where the list of servers puts it. A new list is laid over the ring that there is, and what differs moves.
 //!
 //! A list comes from people, who name a node or ask for balance, or from a file that was read again. The file waits for its turn here, because moves may be under
-//! way, and because the thread that reads it is the one that lets nodes join and go.
+//! way. The thread that reads it also lets nodes join and go, so it may not wait itself.
 //!
 //! It is on record that keys are to follow before the new ring is seen. So a router that is killed between the two goes on.
 
@@ -22,7 +22,7 @@ use crate::store::{RedbStore, StoreError, load_as, save_as};
 /// The document of the store: keys are to follow a ring that is in force.
 const BEHIND: &str = "ring-is-behind";
 
-/// What did not work is tried again so often.
+/// A list that could not be followed is tried again so often.
 const AGAIN: Duration = Duration::from_secs(5);
 
 /// The list that a file has, and what is left to do for it.
@@ -117,7 +117,7 @@ impl Operator {
         if let Some(id) = self.moves.open_ids().first() {
             return Err(conflict(format!("move {} is not over (`switchyard moves`)", id.0)));
         }
-        // What a server that left the file has would go to too few others.
+        // The keys of a server that left the file would go to too few others.
         if let Some(name) = listed.iter().find(|name| topology.nodes().all(|node| node.name != **name)) {
             return Err(conflict(format!("{name} is listed, and has not joined")));
         }
@@ -233,7 +233,7 @@ fn in_list(list: &[Server], name: &str) -> bool {
     list.iter().any(|server| server.name == name)
 }
 
-/// What brings slots to the servers to which the ring gives them; `wanted`: of a slot, and of the name of its owner.
+/// The shifts that bring slots to the servers to which the ring gives them. `wanted`: of a slot, and of the name of its owner.
 fn to_homes(topology: &Topology, wanted: impl Fn(Slot, &str) -> bool) -> Vec<Shift> {
     let Some(ring) = topology.placement().continuum() else { return Vec::new() };
     let numbers: BTreeMap<&str, NodeId> = topology.nodes().map(|node| (node.name.as_str(), node.id)).collect();

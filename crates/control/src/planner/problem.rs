@@ -162,7 +162,7 @@ fn keys(topology: &Topology, load: &ObservedLoad, around: &Around, cold: &BTreeS
         known.bytes += (rates.bytes / uses).max(rates.reply_bytes / uses) as u64;
         let is_new = hot.seconds < COPIED_WITHIN;
         if around.copies && is_new && rates.reads - READS_FOR_A_WRITE * rates.writes >= COPIED_READS {
-            // What copies answer already is gone from the load of the node, at once; the weighed rate of reads still has it.
+            // Reads that copies answer leave the load of the node at once, and the weighed rate of reads later.
             known.copied += (rates.reads - rates.hits).max(0.0);
         }
     }

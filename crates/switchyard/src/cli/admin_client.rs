@@ -51,7 +51,7 @@ pub(super) struct AdminFlags {
 /// The environment variable that a token is taken from.
 const TOKEN_VARIABLE: &str = "SWITCHYARD_ADMIN_TOKEN";
 
-/// How long an answer may take.
+/// The longest that an answer may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long a look at what else listens at an address may take.

@@ -94,7 +94,7 @@ fn answer(mut stream: TcpStream, document: &str) -> std::io::Result<()> {
     stream.write_all(document.as_bytes())
 }
 
-/// What one metrics page counts: by name, and by the node or code of a sample. Samples that differ in other labels are added up.
+/// The counts of one metrics page: by name, and by the node or code of a sample. Samples that differ in other labels are added up.
 struct Counts(BTreeMap<(String, String), u64>);
 
 impl Counts {

@@ -71,7 +71,7 @@ pub(super) fn tell(stage: &mut Stage, narrator: &mut Narrator, arguments: &Argum
     if arguments.hold && is_whole {
         story.hold()?;
     } else if is_whole {
-        story.what_next()?;
+        story.suggest_next()?;
     }
     ensure!(story.missed.is_empty(), "this did not happen: {}", story.missed.join("; "));
     Ok(())
@@ -484,7 +484,7 @@ impl Story<'_> {
         Ok(())
     }
 
-    fn what_next(&mut self) -> anyhow::Result<()> {
+    fn suggest_next(&mut self) -> anyhow::Result<()> {
         let program = program()?.display().to_string();
         self.narrator.say(Kind::Aside, "");
         self.narrator.say(Kind::Aside, "Next, with all of it kept up for you to try:");
