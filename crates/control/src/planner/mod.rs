@@ -269,7 +269,7 @@ impl Planner {
     /// There is nothing to decide, and nothing to look back at.
     pub(crate) fn is_idle(&self) -> bool {
         let inner = self.inner();
-        inner.is_broken || inner.config.mode == Mode::Off && inner.at_work.is_empty()
+        inner.config.mode == Mode::Off && inner.at_work.is_empty()
     }
 
     fn keep(&self, inner: &mut Inner, kept: Kept) -> Result<(), String> {

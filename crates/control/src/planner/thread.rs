@@ -23,13 +23,20 @@ impl PlannerThread {
     pub fn start(operator: Arc<Operator>) -> anyhow::Result<Self> {
         let (stop, stopped) = mpsc::channel::<()>();
         let run = move || {
+            let (mut follows, mut plans) = (true, true);
             while matches!(stopped.recv_timeout(operator.planner_interval()), Err(RecvTimeoutError::Timeout)) {
-                // Keys follow a new list of servers before anything else is planned.
-                operator.follow_list();
-                // Its moves are exact whatever it decides, so an error in deciding is no reason to stop serving.
-                if catch_unwind(AssertUnwindSafe(|| operator.look_and_plan())).is_err() {
+                // Moves are exact whatever is decided, so an error in deciding is no reason to stop serving. Keys follow a new list of servers before anything
+                // else is planned.
+                if follows && catch_unwind(AssertUnwindSafe(|| operator.follow_list())).is_err() {
+                    error!(
+                        "an error in following the list of servers: keys follow no new list until the router is started anew; please report it"
+                    );
+                    follows = false;
+                }
+                if plans && catch_unwind(AssertUnwindSafe(|| operator.look_and_plan())).is_err() {
                     error!("the planner met an error of its own, and rests until the router is started anew: please report it");
                     operator.planner_has_failed();
+                    plans = false;
                 }
             }
         };
