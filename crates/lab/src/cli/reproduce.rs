@@ -13,7 +13,7 @@ use switchyard_lab::reproduce::bloom::{self, Scale};
 use switchyard_lab::reproduce::netmigrate::{self, Load};
 use switchyard_lab::reproduce::ways::WAYS;
 use switchyard_lab::reproduce::{Conduct, SHARE_LEAST, tuning};
-use switchyard_lab::reproduce::{alone, makris};
+use switchyard_lab::reproduce::{alone, autoscaling, makris};
 
 use super::typed;
 
@@ -31,6 +31,7 @@ enum What {
     Bloom(Bloom),
     Makris(Makris),
     Alone(Alone),
+    Autoscaling(Autoscaling),
 }
 
 /// A share of a processor; without a limit it is `None`.
@@ -245,6 +246,37 @@ struct Alone {
     shared: Shared,
 }
 
+/// Nodes with and without limits, how they join, and how they come and go with the load (Raman, IIT Kanpur)
+#[derive(Debug, Args)]
+#[command(
+    long_about = "nodes: throughput, response time and hits of one to six nodes without limits, with little processor time and with little memory. join: how long a node takes to join, by \
+        the number of nodes. fill: a fleet of 6 MB nodes grows while it is filled. surge: four times the load at once, and its end.",
+    after_long_help = "Examples:\n  \
+        switchyard-lab reproduce autoscaling\n  \
+        switchyard-lab reproduce autoscaling --only join,surge\n  \
+        switchyard-lab reproduce autoscaling --repeat 3 --out docs/results/autoscaling.md"
+)]
+struct Autoscaling {
+    /// Part of a processor that a limited server gets (a limit needs root)
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
+    cpu: f64,
+
+    /// Connections of the load
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    connections: u32,
+
+    /// How long each phase is watched
+    #[arg(long, value_name = "TIME", value_parser = time_flag, default_value = "4s")]
+    phase: Duration,
+
+    /// Only these experiments [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = autoscaling::EXPERIMENTS)]
+    only: Vec<String>,
+
+    #[command(flatten)]
+    shared: Shared,
+}
+
 /// Queries lost with and without a filter (Bloom telemetry, figures 1 and 2)
 #[derive(Debug, Args)]
 #[command(
@@ -301,6 +333,13 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
             connections: of.connections as usize,
             change: of.change,
             changes: of.changes,
+        }),
+        What::Autoscaling(of) => autoscaling::run(&autoscaling::Settings {
+            conduct: of.shared.conduct(stop)?,
+            cpu: of.cpu,
+            connections: of.connections as usize,
+            phase: of.phase,
+            only: of.only.clone(),
         }),
         What::Bloom(of) => {
             ensure!(of.rate > 0, "--rate 0: without queries nothing can be lost");

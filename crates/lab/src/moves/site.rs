@@ -19,6 +19,8 @@ use super::slot::SLOTS;
 const CLUSTER_PATIENCE: Duration = Duration::from_secs(30);
 /// How often a move is looked at.
 const LOOK: Duration = Duration::from_millis(25);
+/// Arguments of a server that keeps nothing.
+const PLAIN: [&str; 2] = ["--appendonly", "no"];
 /// The first slot of the second node.
 pub(crate) const HALF: u16 = SLOTS / 2;
 
@@ -142,18 +144,37 @@ impl Routed {
 
     /// With so many servers; the first one listed has slot 0.
     pub(crate) fn start_many(programs: &Programs, serve_args: &[String], count: usize, name: &str, folder: &Path) -> Result<Self> {
-        Self::start_all(programs, serve_args, Journal::Durable, count, name, folder)
+        Self::start_all(programs, serve_args, Journal::Durable, (count, &PLAIN), name, folder)
+    }
+
+    /// With so many servers that have these arguments.
+    pub(crate) fn start_servers(
+        programs: &Programs,
+        serve_args: &[String],
+        servers: (usize, &[&str]),
+        name: &str,
+        folder: &Path,
+    ) -> Result<Self> {
+        Self::start_all(programs, serve_args, Journal::Durable, servers, name, folder)
     }
 
     pub(crate) fn start_with(programs: &Programs, serve_args: &[String], journal: Journal, name: &str, folder: &Path) -> Result<Self> {
-        Self::start_all(programs, serve_args, journal, 2, name, folder)
+        Self::start_all(programs, serve_args, journal, (2, &PLAIN), name, folder)
     }
 
-    fn start_all(programs: &Programs, serve_args: &[String], journal: Journal, count: usize, name: &str, folder: &Path) -> Result<Self> {
+    /// `servers`: their number and their arguments.
+    fn start_all(
+        programs: &Programs,
+        serve_args: &[String],
+        journal: Journal,
+        (count, arguments): (usize, &[&str]),
+        name: &str,
+        folder: &Path,
+    ) -> Result<Self> {
         let mut nodes = Vec::new();
         let mut addresses = Vec::new();
         for i in 0..count {
-            let (node, address) = process::start_redis(&programs.server, &format!("{name}-{i}"), folder)?;
+            let (node, address) = process::start_redis_with(&programs.server, &format!("{name}-{i}"), folder, arguments)?;
             nodes.push(node);
             addresses.push(address);
         }
@@ -248,12 +269,24 @@ pub(crate) fn keys_at(address: SocketAddr) -> Result<i64> {
     Client::connect(address)?.integer(&[b"DBSIZE"])
 }
 
-/// Version of a server, as it says itself.
-pub(crate) fn version_of(address: SocketAddr) -> Result<String> {
-    let info = Client::connect(address)?.call(&[b"INFO", b"server"], |reply| match reply {
+/// A section of a server's INFO.
+pub(crate) fn info(address: SocketAddr, section: &str) -> Result<String> {
+    Client::connect(address)?.call(&[b"INFO", section.as_bytes()], |reply| match reply {
         Reply::Bulk(text) => String::from_utf8_lossy(text).into_owned(),
         _ => String::new(),
-    })?;
+    })
+}
+
+/// A number in a section of a server's INFO; `field` ends with its colon.
+pub(crate) fn info_number(address: SocketAddr, section: &str, field: &str) -> Result<u64> {
+    let text = info(address, section)?;
+    let value = text.lines().find_map(|line| line.strip_prefix(field)?.trim().parse().ok());
+    value.with_context(|| format!("{address} names no {field} in INFO {section}"))
+}
+
+/// Version of a server, as it says itself.
+pub(crate) fn version_of(address: SocketAddr) -> Result<String> {
+    let info = info(address, "server")?;
     let field = |name: &str| info.lines().find_map(|l| l.strip_prefix(name)).map(|v| v.trim().to_owned());
     Ok(match field("valkey_version:") {
         Some(version) => format!("Valkey {version}"),

@@ -166,7 +166,7 @@ fn one(bench: &Bench<'_>, settings: &Settings, policy: &str) -> Result<Measured>
     let mut args: Vec<String> = args.iter().flat_map(|set| ["--set".to_owned(), (*set).to_owned()]).collect();
     args.extend(["--workers".to_owned(), "1".to_owned()]);
     let site = Routed::start_many(&bench.programs, &args, NODES, &bench.name(), bench.folder)?;
-    automation(bench, &site, "off")?;
+    bench.order(site.admin, &["automation", "off"])?;
     let keys = keys(&site)?;
     let _capped: Vec<Capped> = site.process_ids().iter().map(|id| Capped::new(*id, settings.cpu)).collect::<Result<_>>()?;
     let (stop, errors) = (AtomicBool::new(false), std::sync::atomic::AtomicU64::new(0));
@@ -188,7 +188,7 @@ fn one(bench: &Bench<'_>, settings: &Settings, policy: &str) -> Result<Measured>
         }
         let watched = (|| {
             let before = watch(bench, &site, settings.phase)?;
-            automation(bench, &site, "on")?;
+            bench.order(site.admin, &["automation", "on"])?;
             // It sees, moves, and looks at what came of it, several times.
             pause(bench, settings.phase * 2)?;
             let after = watch(bench, &site, settings.phase)?;
@@ -287,15 +287,6 @@ fn keys(site: &Routed) -> Result<Vec<String>> {
         }
     }
     anyhow::bail!("no keys were found at each of the servers")
-}
-
-fn automation(bench: &Bench<'_>, site: &Routed, verb: &str) -> Result<()> {
-    let output = std::process::Command::new(&bench.programs.switchyard)
-        .args(["automation", verb, "--admin", &site.admin.to_string()])
-        .output()
-        .context("cannot run `switchyard automation`")?;
-    ensure!(output.status.success(), "`switchyard automation {verb}`: {}", String::from_utf8_lossy(&output.stderr));
-    Ok(())
 }
 
 pub(super) fn pause(bench: &Bench<'_>, time: Duration) -> Result<()> {

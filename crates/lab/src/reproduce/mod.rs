@@ -7,9 +7,11 @@
 //! - [`tuning`]: sizes of filters, numbers of groups, and speeds (its section 6.3).
 //! - [`alone`]: how even the load of nodes is, with the planner off and on, while the hot keys change.
 //! - [`makris`]: load and response times of nodes before and after single keys have moved (Makris et al., figures 3 to 8, table I).
+//! - [`autoscaling`]: nodes without and with limits, and how they come and go (the report on auto-scaling).
 //! - [`bloom`]: queries lost with and without a filter (Bloom telemetry, section 3).
 
 pub mod alone;
+pub mod autoscaling;
 pub mod bloom;
 pub(crate) mod capped;
 mod figure;
@@ -27,13 +29,14 @@ use std::cell::Cell;
 use std::fmt::Write as _;
 use std::fs;
 use std::hash::{DefaultHasher, Hasher as _};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -80,6 +83,14 @@ impl Bench<'_> {
     fn name(&self) -> String {
         self.sites.set(self.sites.get() + 1);
         format!("site{}", self.sites.get())
+    }
+
+    /// Runs a verb of `switchyard` at the router with this admin port, and returns its output.
+    fn order(&self, admin: SocketAddr, words: &[&str]) -> Result<String> {
+        let output = Command::new(&self.programs.switchyard).args(words).args(["--admin", &admin.to_string()]).output();
+        let output = output.with_context(|| format!("cannot run `switchyard {}`", words.join(" ")))?;
+        ensure!(output.status.success(), "`switchyard {}`: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 }
 

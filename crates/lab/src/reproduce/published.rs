@@ -133,6 +133,22 @@ pub(super) const BLOOM_BY_ZIPF: Improvement = Improvement { mean: 3.837, least: 
 /// Queries that the filter sent to the target in vain, in percent: always less (section 3.3).
 pub(super) const BLOOM_NIL_PERCENT: f64 = 0.043;
 
+/// Sentences of the report on auto-scaling of key-value stores (Raman, IIT Kanpur): its curves stand only in figures. Its queries are GET and SET, 100,000 at a time.
+pub(super) mod autoscaling {
+    /// "Single redis instance, compared with 6 Node cluster", without limits.
+    pub(in crate::reproduce) const SIX_NODES: &str = "the cluster based system performs a bit better (though the effect is negligible)";
+    /// "10^5 queries on different node configurations".
+    pub(in crate::reproduce) const NODE_SWEEP: &str = "there is no direct correlation between the number of nodes and the response rate";
+    /// "10^5 queries on redis instance, with varying CPU".
+    pub(in crate::reproduce) const CPU_SWEEP: &str = "response time quadratically depends on the CPU period/quota";
+    /// "10^5 queries on redis instance, with varying main memory".
+    pub(in crate::reproduce) const MEMORY_SWEEP: &str = "increasing memory, linearly decrease the response time";
+    /// "10^5 keys present, setup time for adding new node".
+    pub(in crate::reproduce) const NODE_ADD: &str = "the startup time is inversely proportional to number of nodes in the cluster";
+    /// "Varying queries and number of nodes", with 6 MB each.
+    pub(in crate::reproduce) const THRESHOLD: &str = "we can see jumps in the case when memory the limit is reached in the cluster";
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

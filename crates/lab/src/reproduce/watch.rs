@@ -7,11 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use switchyard_bench::client::Client;
-use switchyard_bench::wire::Reply;
 
 use crate::moves::admin::{self, Standing};
 use crate::moves::generator::{Counts, Run};
+use crate::moves::site::info;
 
 /// How often moves are asked about: their time is as exact as this.
 const ASK: Duration = Duration::from_millis(20);
@@ -95,13 +94,8 @@ impl Served {
     pub(super) fn by(servers: &[SocketAddr]) -> Result<Self> {
         let mut all = Self::default();
         for server in servers {
-            let mut client = Client::connect(*server)?;
             for section in ["stats", "commandstats"] {
-                let text = client.call(&[b"INFO", section.as_bytes()], |reply| match reply {
-                    Reply::Bulk(text) => String::from_utf8_lossy(text).into_owned(),
-                    _ => String::new(),
-                })?;
-                let one = Self::of_info(&text);
+                let one = Self::of_info(&info(*server, section)?);
                 all = Self { commands: all.commands + one.commands, bytes: all.bytes + one.bytes };
             }
         }

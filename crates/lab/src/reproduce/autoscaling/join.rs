@@ -1,0 +1,146 @@
+//! How long a node takes to join and to get its share, by the number of nodes that are there: the number of keys stays, and so each further node moves fewer.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use switchyard_bench::process;
+use switchyard_bench::table::Table;
+
+use super::super::figure::{self, Line, Panel};
+use super::super::published::autoscaling as says;
+use super::super::spread::Spread;
+use super::super::watch::{for_a_while, until_done};
+use super::super::{Bench, Section, measure, publish};
+use super::{KEYS, NODES, Settings, keys, load, router};
+use crate::moves::generator::Run;
+use crate::moves::site::{Routed, keys_at};
+
+const MARK: &str = "autoscaling-join";
+/// Requests per second meanwhile.
+const RATE: f64 = 1000.0;
+/// What matters most to the moves; the first is the default.
+const GOALS: [&str; 2] = ["balanced", "fast"];
+
+/// One node more.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Joined {
+    seconds: f64,
+    /// Keys that it got.
+    keys: i64,
+    p99_ms: f64,
+    /// Errors, and wrong replies.
+    errors: u64,
+}
+
+/// A run: a node joins one, then two, and so on.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Measured {
+    joined: Vec<Joined>,
+    wrong_after: u64,
+}
+
+pub(super) fn run(settings: &Settings) -> Result<()> {
+    let outcome = measure(
+        &settings.conduct,
+        &GOALS,
+        |goal| json!({"experiment": "autoscaling-join", "goal": goal, "connections": settings.connections, "keys": KEYS, "rate": RATE}),
+        |goal| format!("nodes join one after the other, goal {goal}"),
+        |bench, goal| one(bench, settings, goal),
+    )?;
+    let mut table =
+        Table::new(["goal", "nodes", "takes, s", "of the first", "1/N", "keys moved", "of all keys", "p99 meanwhile, ms", "errors"]);
+    let mut lines = Vec::new();
+    for (goal, runs) in GOALS.iter().zip(&outcome.results) {
+        let spread = |at: usize, value: &dyn Fn(&Joined) -> f64| Spread::of(runs.iter().filter_map(|run| Some(value(run.joined.get(at)?))));
+        let first = spread(0, &|joined| joined.seconds).map_or(0.0, |spread| spread.median);
+        let mut points = Vec::new();
+        for at in 0..NODES - 1 {
+            let Some(seconds) = spread(at, &|joined| joined.seconds) else { continue };
+            let text = |value: &dyn Fn(&Joined) -> f64, digits: usize| {
+                spread(at, value).map_or(String::new(), |spread| spread.text(|v| format!("{v:.digits$}")))
+            };
+            let nodes = (at + 1) as f64;
+            points.push((nodes, seconds.median));
+            table.row([
+                (*goal).to_owned(),
+                format!("{} to {}", at + 1, at + 2),
+                seconds.text(|v| format!("{v:.2}")),
+                format!("{:.2}", seconds.median / first),
+                format!("{:.2}", 1.0 / nodes),
+                text(&|joined| joined.keys as f64, 0),
+                text(&|joined| joined.keys as f64 * 100.0 / KEYS as f64, 1) + " %",
+                text(&|joined| joined.p99_ms, 2),
+                runs.iter().filter_map(|run| run.joined.get(at)).map(|joined| joined.errors).sum::<u64>().to_string(),
+            ]);
+        }
+        let ideal = points.iter().map(|(nodes, _)| (*nodes, first * 2.0 / (nodes + 1.0))).collect();
+        lines.push(Line { name: (*goal).to_owned(), points });
+        lines.push(Line { name: format!("{goal}, if only keys counted"), points: ideal });
+    }
+    let panel = Panel { title: "Time to join".to_owned(), x: "nodes before".to_owned(), y: "s".to_owned(), floor: None, lines };
+    let wrong: u64 = outcome.results.iter().flatten().map(|run| run.wrong_after).sum();
+    let section = Section {
+        notes: vec![
+            format!("The report: \"{}\". Of N nodes' keys one more gets 1/(N+1), so the time should fall as that does.", says::NODE_ADD),
+            format!(
+                "{KEYS} keys, and {RATE} requests per second meanwhile, 10 % SET. The time is that of `nodes add --rebalance` until the last move is done; `balanced` is the default goal. \
+                 At the end each key was read: {wrong} were wrong."
+            ),
+        ],
+        tables: vec![("A node joins".to_owned(), table)],
+        figures: vec![("autoscaling-join".to_owned(), "Time to join by the number of nodes".to_owned(), figure::svg(&[panel])?)],
+    };
+    publish(&settings.conduct, MARK, &outcome, &section)
+}
+
+fn one(bench: &Bench<'_>, settings: &Settings, goal: &str) -> Result<Measured> {
+    let (conduct, name) = (bench.conduct, bench.name());
+    let site = Routed::start_many(&bench.programs, &router(&[]), 1, &name, bench.folder)?;
+    let keys = keys(0, KEYS);
+    keys.fill(|_| site.entry, &|_| {})?;
+    let run = Run::start(&load(site.entry, &keys, settings.connections, Some(RATE)))?;
+    let (mut servers, mut joined) = (Vec::new(), Vec::new());
+    for at in 1..NODES {
+        for_a_while(&run, settings.phase / 4, &conduct.stop)?;
+        let (server, address) = process::start_redis(&bench.programs.server, &format!("{name}-more-{at}"), bench.folder)?;
+        servers.push(server);
+        let begun = Instant::now();
+        let text = bench.order(site.admin, &["nodes", "add", &address.to_string(), "--rebalance", "--goal", goal, "--json"])?;
+        let moves = moves_of(&text)?;
+        let watched = until_done(&run, site.admin, &moves, begun, conduct.patience, &conduct.stop)?;
+        let tally = &watched.counts.tally;
+        joined.push(Joined {
+            seconds: watched.took.as_secs_f64(),
+            keys: keys_at(address)?,
+            p99_ms: watched.latency_ms(0.99),
+            errors: tally.errors + tally.wrong + tally.unanswered + tally.disconnects,
+        });
+    }
+    run.finish()?;
+    Ok(Measured { joined, wrong_after: keys.count_wrong(|_| site.entry)? })
+}
+
+/// The numbers of the moves that an answer of `nodes add --rebalance --json` names: its last line that has some.
+fn moves_of(text: &str) -> Result<Vec<u64>> {
+    let plans = serde_json::Deserializer::from_str(text).into_iter::<Value>().filter_map(Result::ok);
+    let numbers = |plan: Value| Some(plan["moves"].as_array()?.iter().filter_map(|one| one["id"].as_u64()).collect::<Vec<u64>>());
+    plans
+        .filter_map(numbers)
+        .last()
+        .filter(|moves| !moves.is_empty())
+        .with_context(|| format!("`nodes add --rebalance --json` names no move: {text}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_moves_of_a_new_node_are_read() {
+        assert_eq!(moves_of("{\"dry_run\":false,\"moves\":[{\"id\":2},{\"id\":3}]}\n").expect("two"), [2, 3]);
+        assert!(moves_of("{\"moves\":[]}").is_err());
+        assert!(moves_of("").is_err());
+    }
+}

@@ -1,0 +1,331 @@
+//! Four times the load at once: how soon answers are within the objective again. And when it ends: how soon the node is drained and stopped.
+//!
+//! No paper has this. The load is a part of what one node can do, which is measured first: so each machine meets the same step.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Result, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use switchyard_bench::load::Tally;
+use switchyard_bench::table::Table;
+
+use super::super::figure::{self, Line, Panel};
+use super::super::spread::Spread;
+use super::super::watch::{for_a_while, stopped};
+use super::super::{Bench, Section, measure, publish};
+use super::grown::{Grown, Standing};
+use super::{KEYS, Settings, keys, load};
+use crate::moves::generator::Run;
+
+const MARK: &str = "autoscaling-surge";
+/// The load before, as a part of what one node can do; then four times as much.
+const PART: f64 = 0.3;
+/// The mean response time that the autoscaler is to keep.
+const OBJECTIVE: Duration = Duration::from_millis(20);
+/// Its pauses.
+const UP_AFTER: &str = "1s";
+const UP_PAUSE: &str = "10s";
+const DOWN_AFTER: Duration = Duration::from_secs(5);
+const DOWN_PAUSE: Duration = Duration::from_secs(15);
+/// The time between two looks.
+const LOOK: Duration = Duration::from_millis(250);
+/// Answers are within the objective again if they have been so long.
+const LASTS: Duration = Duration::from_secs(5);
+/// The goals: seconds beyond the time that a server takes to come, and seconds after the down epoch.
+const GOAL_UP: f64 = 10.0;
+const GOAL_DOWN: f64 = 60.0;
+
+/// One look: seconds since the surge, mean response time in milliseconds, and nodes.
+type Look = (f64, f64, usize);
+
+/// A run. Times are seconds: up to `well` since the load rose, from `fell` on since the first look.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Measured {
+    /// Requests per second that one node can do.
+    capacity: f64,
+    /// A node is added.
+    decided: f64,
+    /// Its server runs.
+    started: f64,
+    /// It has joined.
+    joined: f64,
+    /// It has its share.
+    filled: f64,
+    /// Answers are within the objective, from here on.
+    well: f64,
+    most_nodes: usize,
+    /// The load fell, since it rose.
+    fell: f64,
+    /// From here on a node may go: `down-after` and `down-pause` are over.
+    may_go: f64,
+    /// A node goes.
+    goes: f64,
+    /// It has no keys any more.
+    drained: f64,
+    /// Its server is stopped.
+    ended: f64,
+    errors: u64,
+    wrong_after: u64,
+    looks: Vec<Look>,
+}
+
+impl Measured {
+    /// From the rise of the load until the new server had joined: what coming takes.
+    fn provisioning(&self) -> f64 {
+        self.joined - self.decided
+    }
+}
+
+pub(super) fn run(settings: &Settings) -> Result<()> {
+    let Settings { conduct, cpu, connections, phase, .. } = settings;
+    let outcome = measure(
+        conduct,
+        &["surge"],
+        |_| json!({"experiment": "autoscaling-surge", "cpu": cpu, "connections": connections, "seconds": phase.as_secs_f64(), "keys": KEYS}),
+        |_| "four times the load at once".to_owned(),
+        |bench, _| one(bench, settings),
+    )?;
+    let runs = outcome.results.first().map_or(&[][..], Vec::as_slice);
+    let mut stages = Table::new(["", "s", "after"]);
+    let text = |value: &dyn Fn(&Measured) -> f64| {
+        Spread::of(runs.iter().map(value)).map_or(String::new(), |spread| spread.text(|seconds| format!("{seconds:.1}")))
+    };
+    let mut row = |what: &str, value: &dyn Fn(&Measured) -> f64, after: &str| stages.row([what.to_owned(), text(value), after.to_owned()]);
+    row("the autoscaler decides for a node more", &|run| run.decided, "the load rose");
+    row("its server runs", &|run| run.started, "the load rose");
+    row("it has joined", &|run| run.joined, "the load rose");
+    row("it has its share", &|run| run.filled, "the load rose");
+    row("answers are within the objective, and stay there", &|run| run.well, "the load rose");
+    row("a node may go: `down-after` and `down-pause` are over", &|run| run.may_go - run.fell, "the load fell");
+    row("the autoscaler decides that it goes", &|run| run.goes - run.may_go, "it may go");
+    row("it is drained", &|run| run.drained - run.may_go, "it may go");
+    row("its server is stopped", &|run| run.ended - run.may_go, "it may go");
+    let mut goals = Table::new(["goal", "here", "met"]);
+    let met = |all: bool| if all { "yes" } else { "no" }.to_owned();
+    goals.row([
+        format!("within the objective in less than the provisioning time + {GOAL_UP:.0} s"),
+        format!("{} s, with {} s of provisioning", text(&|run| run.well), text(&Measured::provisioning)),
+        met(runs.iter().all(|run| run.well < run.provisioning() + GOAL_UP)),
+    ]);
+    goals.row([
+        format!("a node is drained and stopped within {GOAL_DOWN:.0} s after the down epoch"),
+        format!("{} s", text(&|run| run.ended - run.may_go)),
+        met(runs.iter().all(|run| run.ended - run.may_go < GOAL_DOWN)),
+    ]);
+    let bad = runs.iter().map(|run| run.errors + run.wrong_after).sum::<u64>();
+    goals.row(["no failed request and no wrong answer".to_owned(), bad.to_string(), met(bad == 0)]);
+    let mut panels = Vec::new();
+    if let Some(run) = runs.first() {
+        let panel = |title: &str, y: &str, floor: Option<f64>, value: fn(&Look) -> f64| {
+            let lines = vec![Line { name: "first round".to_owned(), points: highest(&run.looks, value) }];
+            Panel { title: title.to_owned(), x: "s since the load rose".to_owned(), y: y.to_owned(), floor, lines }
+        };
+        panels.push(panel("Response time", "mean, ms", Some(0.1), |look| look.1));
+        panels.push(panel("Nodes", "nodes", None, |look| look.2 as f64));
+    }
+    let section = Section {
+        notes: vec![format!(
+            "One node with {cpu} of a processor can do {} GET and SET in a second, {connections} at a time. The load is {PART} of that, and then four times as much at once; later it falls back. \
+             Requests come in an open loop: their times count from when they should have been sent. `[autoscale]` has the policy `threshold` with `max-response-time = {} ms`, \
+             `up-after = {UP_AFTER}`, `up-pause = {UP_PAUSE}`, `down-after = {} s` and `down-pause = {} s`; servers come by `[autoscale.local]`, with the same part of a processor. \
+             The most nodes were {}.",
+            text(&|run| run.capacity.round()).trim_end_matches(".0"),
+            OBJECTIVE.as_millis(),
+            DOWN_AFTER.as_secs(),
+            DOWN_PAUSE.as_secs(),
+            runs.iter().map(|run| run.most_nodes).max().unwrap_or(0),
+        )],
+        tables: vec![("Goals".to_owned(), goals), ("Stages".to_owned(), stages)],
+        figures: vec![(
+            "autoscaling-surge".to_owned(),
+            "Response time and nodes while the load rises and falls".to_owned(),
+            figure::svg(&panels)?,
+        )],
+    };
+    publish(conduct, MARK, &outcome, &section)
+}
+
+/// The highest value of every five seconds: the axis has a number for each point.
+fn highest(looks: &[Look], value: fn(&Look) -> f64) -> Vec<(f64, f64)> {
+    let mut points: Vec<(f64, f64)> = Vec::new();
+    for look in looks {
+        let at = (look.0 / 5.0).floor() * 5.0;
+        match points.last_mut() {
+            Some(last) if last.0 == at => last.1 = last.1.max(value(look)),
+            _ => points.push((at, value(look))),
+        }
+    }
+    points
+}
+
+/// Both loads, and the clock.
+struct Watch<'a> {
+    bench: &'a Bench<'a>,
+    grown: Grown,
+    cpu: f64,
+    runs: Vec<Run>,
+    rose: Instant,
+    looks: Vec<Look>,
+    errors: u64,
+}
+
+impl Watch<'_> {
+    fn count(&mut self, tally: &Tally) {
+        self.errors += tally.errors + tally.wrong + tally.unanswered + tally.disconnects;
+    }
+
+    /// Seconds since the load rose.
+    fn now(&self) -> f64 {
+        self.rose.elapsed().as_secs_f64()
+    }
+
+    /// The same for a time since 1970, in milliseconds.
+    fn seconds_at(&self, at: u64) -> f64 {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+        self.now() - now.saturating_sub(at) as f64 / 1e3
+    }
+
+    /// Waits until the next look, and looks.
+    fn look(&mut self) -> Result<Standing> {
+        stopped(&self.bench.conduct.stop)?;
+        ensure!(self.rose.elapsed() < self.bench.conduct.patience, "it was not over within {:?}", self.bench.conduct.patience);
+        std::thread::sleep(LOOK);
+        let mut both = Tally::default();
+        self.runs.iter().for_each(|run| both.add(&run.take().tally));
+        self.count(&both);
+        let standing = self.grown.standing()?;
+        self.grown.cap(&standing, self.cpu)?;
+        let mean = match both.replies {
+            // Nothing was answered: that took as long as the look, at least.
+            0 => LOOK,
+            _ => both.mean(),
+        };
+        self.looks.push((self.now(), mean.as_secs_f64() * 1e3, standing.nodes));
+        Ok(standing)
+    }
+
+    /// The latest time from which on answers have been within the objective.
+    fn well_since(&self) -> Option<f64> {
+        well_since(&self.looks)
+    }
+}
+
+fn well_since(looks: &[Look]) -> Option<f64> {
+    let good = looks.iter().rev().take_while(|(_, mean_ms, _)| *mean_ms <= OBJECTIVE.as_secs_f64() * 1e3);
+    good.last().map(|(at, ..)| *at)
+}
+
+fn one(bench: &Bench<'_>, settings: &Settings) -> Result<Measured> {
+    let (conduct, connections) = (bench.conduct, settings.connections);
+    let limits = [
+        ("max-nodes", "4".to_owned()),
+        ("max-response-time", format!("{}ms", OBJECTIVE.as_millis())),
+        ("up-after", UP_AFTER.to_owned()),
+        ("up-pause", UP_PAUSE.to_owned()),
+        ("down-after", format!("{}s", DOWN_AFTER.as_secs())),
+        ("down-pause", format!("{}s", DOWN_PAUSE.as_secs())),
+    ];
+    let limits = limits.each_ref().map(|(key, value)| (*key, value.as_str()));
+    let mut grown = Grown::start(bench, &limits, &["--appendonly", "no"])?;
+    let entry = grown.site.entry;
+    // Keys of their own for each load: it checks what it reads, and must know all that was written.
+    let [base, more] = [keys(0, KEYS / 2), keys(KEYS, KEYS / 2)];
+    for keys in [&base, &more] {
+        keys.fill(|_| entry, &|_| {})?;
+    }
+    let standing = grown.standing()?;
+    grown.cap(&standing, settings.cpu)?;
+    bench.order(grown.site.admin, &["autoscale", "pause"])?;
+    let run = Run::start(&load(entry, &base, connections, None))?;
+    for_a_while(&run, settings.phase / 4, &conduct.stop)?;
+    let (counts, took) = for_a_while(&run, settings.phase, &conduct.stop)?;
+    run.finish()?;
+    let capacity = counts.tally.replies as f64 / took.as_secs_f64();
+    let rate = capacity * PART;
+    let calm = Run::start(&load(entry, &base, connections, Some(rate)))?;
+    for_a_while(&calm, settings.phase, &conduct.stop)?;
+    bench.order(grown.site.admin, &["autoscale", "resume"])?;
+    for_a_while(&calm, settings.phase, &conduct.stop)?;
+    ensure!(
+        grown.standing()?.events.iter().all(|event| event.kind != "decided"),
+        "a node was added before the load rose: is the machine busy?"
+    );
+    let surge = Run::start(&load(entry, &more, connections, Some(rate * 3.0)))?;
+    let mut watch = Watch { bench, grown, cpu: settings.cpu, runs: vec![calm, surge], rose: Instant::now(), looks: Vec::new(), errors: 0 };
+
+    let [mut started, mut joined] = [None, None];
+    let (standing, well) = loop {
+        let standing = watch.look()?;
+        let stage = standing.stage.as_deref().unwrap_or_default();
+        let now = watch.now();
+        started = started.or_else(|| (!standing.started.is_empty()).then_some(now));
+        joined = joined.or_else(|| stage.contains("share").then_some(now)).or_else(|| (standing.nodes > 1).then_some(now));
+        let well = watch.well_since().filter(|since| now - since >= LASTS.as_secs_f64().max(settings.phase.as_secs_f64()));
+        match well {
+            Some(well) if standing.nodes > 1 && standing.stage.is_none() => break (standing, well),
+            _ => {}
+        }
+    };
+    let oldest =
+        |kind: &str| standing.events.iter().rev().find(|event| event.kind == kind).map_or(f64::NAN, |event| watch.seconds_at(event.at));
+    let (decided, filled) = (oldest("decided"), oldest("done"));
+    let changed = standing.events.iter().find(|event| event.kind == "done").map_or(0.0, |event| watch.seconds_at(event.at));
+    let most_nodes = standing.nodes;
+
+    // The load falls.
+    let (last, _) = watch.runs.remove(1).finish()?;
+    watch.count(&last.tally);
+    let fell = watch.now();
+    let may_go = (fell + DOWN_AFTER.as_secs_f64()).max(changed + DOWN_PAUSE.as_secs_f64());
+    let mut drained = None;
+    let standing = loop {
+        let standing = watch.look()?;
+        let stage = standing.stage.as_deref().unwrap_or_default();
+        drained = drained
+            .or_else(|| (stage.contains("leaving") || stage.contains("stopped") || standing.nodes < most_nodes).then(|| watch.now()));
+        if standing.nodes < most_nodes && standing.stage.is_none() {
+            break standing;
+        }
+    };
+    let newest = |kind: &str| standing.events.iter().find(|event| event.kind == kind).map_or(f64::NAN, |event| watch.seconds_at(event.at));
+    let (goes, ended) = (newest("decided"), newest("done"));
+    let (last, _) = watch.runs.remove(0).finish()?;
+    watch.count(&last.tally);
+    let wrong_after = base.count_wrong(|_| entry)? + more.count_wrong(|_| entry)?;
+    Ok(Measured {
+        capacity,
+        decided,
+        started: started.unwrap_or(f64::NAN),
+        joined: joined.unwrap_or(f64::NAN),
+        filled,
+        well,
+        most_nodes,
+        fell,
+        may_go,
+        goes,
+        drained: drained.unwrap_or(f64::NAN),
+        ended,
+        errors: watch.errors,
+        wrong_after,
+        looks: watch.looks,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_has_the_highest_of_five_seconds() {
+        let looks = [(0.5, 3.0, 1), (4.9, 90.0, 1), (5.0, 20.0, 2), (11.0, 1.0, 2)];
+        assert_eq!(highest(&looks, |look| look.1), [(0.0, 90.0), (5.0, 20.0), (10.0, 1.0)]);
+    }
+
+    #[test]
+    fn answers_are_well_only_after_the_last_slow_one() {
+        assert_eq!(well_since(&[]), None);
+        assert_eq!(well_since(&[(0.5, 3.0, 1), (1.0, 90.0, 1)]), None);
+        assert_eq!(well_since(&[(0.5, 3.0, 1), (1.0, 90.0, 1), (1.5, 20.0, 2), (2.0, 1.0, 2)]), Some(1.5));
+    }
+}
