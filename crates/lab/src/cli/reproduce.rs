@@ -13,7 +13,7 @@ use switchyard_lab::reproduce::bloom::{self, Scale};
 use switchyard_lab::reproduce::netmigrate::{self, Load};
 use switchyard_lab::reproduce::ways::WAYS;
 use switchyard_lab::reproduce::{Conduct, SHARE_LEAST, tuning};
-use switchyard_lab::reproduce::{alone, autoscaling, makris};
+use switchyard_lab::reproduce::{alone, autoscaling, makris, pool};
 
 use super::typed;
 
@@ -32,6 +32,7 @@ enum What {
     Makris(Makris),
     Alone(Alone),
     Autoscaling(Autoscaling),
+    Pool(Pool),
 }
 
 /// A share of a processor; without a limit it is `None`.
@@ -277,6 +278,32 @@ struct Autoscaling {
     shared: Shared,
 }
 
+/// What clients notice while a sixth server joins a pool of twemproxy's configuration
+#[derive(Debug, Args)]
+#[command(after_long_help = "Examples:\n  \
+        switchyard-lab reproduce pool\n  \
+        switchyard-lab reproduce pool --repeat 3 --out docs/results/twemproxy.md")]
+struct Pool {
+    /// Keys of the pool
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
+    keys: u64,
+
+    /// Requests per second
+    #[arg(long, value_name = "N", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..))]
+    rate: u32,
+
+    /// Connections of the load
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    connections: u32,
+
+    /// How long the load is watched before
+    #[arg(long, value_name = "TIME", value_parser = time_flag, default_value = "15s")]
+    control: Duration,
+
+    #[command(flatten)]
+    shared: Shared,
+}
+
 /// Queries lost with and without a filter (Bloom telemetry, figures 1 and 2)
 #[derive(Debug, Args)]
 #[command(
@@ -340,6 +367,13 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
             connections: of.connections as usize,
             phase: of.phase,
             only: of.only.clone(),
+        }),
+        What::Pool(of) => pool::run(&pool::Settings {
+            conduct: of.shared.conduct(stop)?,
+            keys: of.keys,
+            rate: f64::from(of.rate),
+            connections: of.connections as usize,
+            control: of.control,
         }),
         What::Bloom(of) => {
             ensure!(of.rate > 0, "--rate 0: without queries nothing can be lost");

@@ -18,6 +18,7 @@ mod figure;
 mod kept;
 pub mod makris;
 pub mod netmigrate;
+pub mod pool;
 mod published;
 pub(crate) mod spread;
 pub mod tuning;

@@ -123,7 +123,7 @@ fn one(bench: &Bench<'_>, settings: &Settings, goal: &str) -> Result<Measured> {
 }
 
 /// The numbers of the moves that an answer of `nodes add --rebalance --json` names: its last line that has some.
-fn moves_of(text: &str) -> Result<Vec<u64>> {
+pub(in crate::reproduce) fn moves_of(text: &str) -> Result<Vec<u64>> {
     let plans = serde_json::Deserializer::from_str(text).into_iter::<Value>().filter_map(Result::ok);
     let numbers = |plan: Value| Some(plan["moves"].as_array()?.iter().filter_map(|one| one["id"].as_u64()).collect::<Vec<u64>>());
     plans

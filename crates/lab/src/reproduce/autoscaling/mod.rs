@@ -23,6 +23,7 @@ use super::Conduct;
 use crate::moves::Layout;
 use crate::moves::generator::{self, Keys};
 use crate::moves::site::HALF;
+pub(super) use join::moves_of;
 
 /// The experiments, in their order.
 pub const EXPERIMENTS: [&str; 4] = ["nodes", "join", "fill", "surge"];
@@ -77,12 +78,12 @@ fn router(more: &[String]) -> Vec<String> {
 }
 
 /// Keys from this number on, in all slots.
-fn keys(from: u64, count: u64) -> Arc<Keys> {
+pub(super) fn keys(from: u64, count: u64) -> Arc<Keys> {
     Arc::new(Keys::new((from..from + count).collect(), VALUE, &Arc::new(Layout::new(HALF))))
 }
 
 /// A load of GET, and of SET for a tenth, over all keys alike. `rate`: `None` is a closed loop.
-fn load(entry: std::net::SocketAddr, keys: &Arc<Keys>, connections: usize, rate: Option<f64>) -> generator::Settings {
+pub(super) fn load(entry: std::net::SocketAddr, keys: &Arc<Keys>, connections: usize, rate: Option<f64>) -> generator::Settings {
     generator::Settings {
         nodes: vec![entry],
         cluster: false,
