@@ -263,3 +263,173 @@ fn stand_ins(topology: &Topology, node: NodeId, is_fit: impl Fn(NodeId) -> bool)
     }
     Some(to)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::topology::{Continuum, Distribution, Scheme, Server};
+
+    const RULE: Rule = Rule { failure_limit: 2, retry_ms: 1000 };
+
+    fn fleet(distribution: Distribution, weights: &[u32]) -> Topology {
+        let servers = weights.iter().enumerate().map(|(n, weight)| Server { name: format!("s{n}"), weight: *weight });
+        Topology::on_continuum(Arc::new(Continuum::new(Scheme { distribution, ..Scheme::default() }, servers).expect("a continuum")))
+    }
+
+    /// Of nodes that answer or fail; those that answer are drained.
+    fn facts(topology: &Topology, fails: impl Fn(NodeId) -> bool) -> BTreeMap<NodeId, Facts> {
+        let of = |node: NodeId| match fails(node) {
+            true => Facts { condition: Condition::Fails, ..Facts::default() },
+            false => Facts { condition: Condition::Answers, is_drained: true, ..Facts::default() },
+        };
+        topology.nodes().map(|node| (node.id, of(node.id))).collect()
+    }
+
+    fn handed_over(topology: &Topology, to: &BTreeMap<NodeId, Vec<Slot>>) -> Topology {
+        to.iter().fold(topology.clone(), |topology, (node, slots)| topology.handed_over(slots, *node))
+    }
+
+    fn owners(topology: &Topology) -> Vec<NodeId> {
+        topology.slots().map(|slot| topology.owner(slot)).collect()
+    }
+
+    #[test]
+    fn slots_go_to_the_next_server_of_the_list() {
+        // Places of modula are those of the list: one of s0, two of s1, one of s2.
+        let topology = fleet(Distribution::Modula, &[1, 2, 1]);
+        let mut ejections = Ejections::new(RULE, BTreeMap::new());
+        let fails = facts(&topology, |node| node == NodeId(2));
+        assert_eq!(ejections.look(0, &topology, &fails), [], "one failure is no reason");
+        let [Step::Eject { node, to }] = &ejections.look(0, &topology, &fails)[..] else { panic!("it is ejected") };
+        assert_eq!((node, to.keys().collect::<Vec<_>>()), (&NodeId(2), vec![&NodeId(0)]), "behind the last place comes the first");
+        let mut ejections = Ejections::new(RULE, BTreeMap::new());
+        let fails = facts(&topology, |node| node == NodeId(0) || node == NodeId(1));
+        ejections.look(0, &topology, &fails);
+        let steps = ejections.look(0, &topology, &fails);
+        let all_to_last = |step: &Step| matches!(step, Step::Eject { to, .. } if to.keys().eq([&NodeId(2)]));
+        assert!(steps.len() == 2 && steps.iter().all(all_to_last), "{steps:?}");
+    }
+
+    #[test]
+    fn failures_in_a_row_count() {
+        let topology = fleet(Distribution::Ketama, &[1, 1]);
+        let mut ejections = Ejections::new(RULE, BTreeMap::new());
+        let look =
+            |ejections: &mut Ejections, fails: bool| ejections.look(0, &topology, &facts(&topology, |node| fails && node == NodeId(0)));
+        for _ in 0..3 {
+            assert_eq!(look(&mut ejections, true), []);
+            assert_eq!(look(&mut ejections, false), []);
+        }
+        assert_eq!(look(&mut ejections, true), []);
+        assert_eq!(ejections.look(0, &topology, &BTreeMap::new()), [], "what is not known says nothing");
+        assert!(matches!(look(&mut ejections, true)[..], [Step::Eject { node: NodeId(0), .. }]));
+    }
+
+    #[test]
+    fn a_node_returns_by_moves_when_it_answers_and_is_drained() {
+        let before = fleet(Distribution::Ketama, &[1, 1, 1]);
+        let mut ejections = Ejections::new(RULE, BTreeMap::new());
+        let lost = NodeId(1);
+        let fails = facts(&before, |node| node == lost);
+        ejections.look(0, &before, &fails);
+        let Some(Step::Eject { to, .. }) = ejections.look(0, &before, &fails).pop() else { panic!("it is ejected") };
+        let kept = ejections.with(lost, &to);
+        let topology = handed_over(&before, &to);
+        ejections.note_ejected(lost, &to, 0);
+        assert_eq!(ejections.ejected(), kept, "what is on record");
+        let mut answers = facts(&topology, |_| false);
+        assert_eq!(ejections.look(999, &topology, &answers), [], "it is not tried before");
+        answers.get_mut(&lost).expect("known").is_drained = false;
+        assert_eq!(ejections.look(1000, &topology, &answers), [], "what it was sent may still be executed");
+        answers.get_mut(&lost).expect("known").is_drained = true;
+        // A restart of the router knows as much, and tries at once.
+        let mut again = Ejections::new(RULE, kept);
+        let [Step::Return { node, from }] = &again.look(0, &topology, &answers)[..] else { panic!("it returns") };
+        assert_eq!((node, from), (&lost, &to));
+        // While moves go on it fails again: they end without it, and nothing else is done.
+        let mut moving = facts(&topology, |node| node == lost);
+        moving.values_mut().for_each(|facts| facts.move_targets = vec![lost]);
+        again.look(0, &topology, &moving);
+        assert!(again.look(0, &topology, &moving).contains(&Step::GiveUp { node: lost }));
+        let back = from.values().fold(topology, |topology, slots| topology.handed_over(slots, lost));
+        assert_eq!(owners(&back), owners(&before));
+        assert_eq!(again.look(0, &back, &answers), [Step::Back { node: lost }]);
+        again.note_back(lost);
+        assert_eq!((again.look(0, &back, &answers), again.ejected()), (vec![], BTreeMap::new()));
+    }
+
+    #[test]
+    fn moves_and_lone_keys_keep_a_node() {
+        let topology = fleet(Distribution::Ketama, &[1, 1]);
+        let node = NodeId(0);
+        let mut fails = facts(&topology, |other| other == node);
+        let mut ejections = Ejections::new(Rule { failure_limit: 1, ..RULE }, BTreeMap::new());
+        fails.get_mut(&node).expect("known").move_targets = vec![NodeId(1)];
+        assert_eq!(ejections.look(0, &topology, &fails), [Step::Keep { node, why: Kept::Moves }]);
+        let key: Arc<[u8]> =
+            (0..).map(|n| format!("k{n}")).find(|key| topology.owner_of(key.as_bytes()) != node).expect("a key").into_bytes().into();
+        let with_key = topology.keys_handed_over(&[topology.slot_of(&key)], [&key], node);
+        fails.get_mut(&node).expect("known").move_targets = Vec::new();
+        assert_eq!(ejections.look(0, &with_key, &fails), [Step::Keep { node, why: Kept::HasExceptions(1) }]);
+    }
+
+    proptest! {
+        /// Servers fail and answer in any order. Others' slots never move by an ejection, one server at least keeps slots, and in the end all are at home.
+        #[test]
+        fn others_slots_stay_and_all_come_home(
+            is_modula: bool,
+            weights in prop::collection::vec(1_u32..4, 2..6),
+            rounds in prop::collection::vec((any::<u8>(), 0_u64..1500), 1..30),
+        ) {
+            let home = fleet(if is_modula { Distribution::Modula } else { Distribution::Ketama }, &weights);
+            let (mut topology, mut now) = (home.clone(), 0);
+            let mut ejections = Ejections::new(RULE, BTreeMap::new());
+            let mut look = |ejections: &mut Ejections, topology: &mut Topology, failing: u8, later: u64| {
+                now += later;
+                let fails = |node: NodeId| failing & (1 << node.0) != 0;
+                for step in ejections.look(now, topology, &facts(topology, fails)) {
+                    match step {
+                        Step::Eject { node, to } => {
+                            prop_assert!(fails(node) && to.keys().all(|other| !fails(*other)), "only to servers that answer");
+                            // Where two fail at once, the first is carried out, and the next look sees the rest.
+                            if to.values().flatten().any(|slot| topology.owner(*slot) != node) {
+                                continue;
+                            }
+                            let next = handed_over(topology, &to);
+                            for slot in topology.slots() {
+                                prop_assert!(topology.owner(slot) == node || topology.owner(slot) == next.owner(slot), "others' slots stay");
+                            }
+                            prop_assert_eq!(next.slots_of(node), 0);
+                            ejections.note_ejected(node, &to, now);
+                            *topology = next;
+                        }
+                        Step::Return { node, from } => {
+                            prop_assert!(!fails(node));
+                            ejections.note_tried(node, now);
+                            *topology = from.values().fold(topology.clone(), |topology, slots| topology.handed_over(slots, node));
+                        }
+                        Step::Back { node } => ejections.note_back(node),
+                        Step::Keep { why, .. } => prop_assert_eq!(why, Kept::IsLast),
+                        Step::GiveUp { .. } => prop_assert!(false, "there are no moves"),
+                    }
+                }
+                let known: Vec<Slot> = ejections.ejected().into_values().flatten().collect();
+                prop_assert_eq!(known.iter().collect::<BTreeSet<_>>().len(), known.len(), "a slot comes back to one node");
+                Ok(())
+            };
+            for (failing, later) in rounds {
+                look(&mut ejections, &mut topology, failing, later)?;
+            }
+            for _ in 0..20 {
+                look(&mut ejections, &mut topology, 0, 1000)?;
+            }
+            prop_assert_eq!(owners(&topology), owners(&home));
+            prop_assert_eq!(ejections.ejected(), BTreeMap::new());
+        }
+    }
+}
