@@ -265,6 +265,22 @@ impl Ledger {
         }
     }
 
+    /// Slots get parts of others, while no move is open: a node that may have keys of a slot may have keys of its parts. `parts`: new number, and old slot.
+    pub fn split(&self, parts: &[(Slot, Slot)]) {
+        let mut state = self.state();
+        let parts_of =
+            |slots: &BTreeSet<Slot>| -> Vec<Slot> { parts.iter().filter(|(_, old)| slots.contains(old)).map(|(new, _)| *new).collect() };
+        let copies: Vec<(NodeId, Vec<Slot>)> = state.copies.iter().map(|(node, (_, slots))| (*node, parts_of(slots))).collect();
+        copies.iter().filter(|(_, new)| !new.is_empty()).for_each(|(node, new)| state.may_have_copies(*node, new));
+        for slots in state.left.values_mut() {
+            let new = parts_of(slots);
+            slots.extend(new);
+        }
+        drop(state);
+        // Moves of the new slots are on record behind it.
+        self.shorten();
+    }
+
     /// Makes the journal shorter, where that is worth it.
     fn shorten(&self) {
         let state = Arc::clone(&self.state);
@@ -578,6 +594,13 @@ mod tests {
         let left = slots(10..15);
         assert_eq!(opened.ledger.left_at(NodeId(1)), left, "a leg that went back has left nothing, unless its target was given up");
         assert!(opened.ledger.status().length < 300, "nothing else is kept: {:?}", opened.ledger.status());
+        // Keys that are left of a slot may be keys of its parts.
+        let slot = |number| Slot::new(number).expect("a slot");
+        opened.ledger.split(&[(slot(700), slot(3)), (slot(701), slot(12)), (slot(702), slot(99))]);
+        drop((opened, _store));
+        let (opened, _store) = open(dir.path());
+        assert_eq!(opened.ledger.left_at(NodeId(0)), [slots(0..10), slots(700..701)].concat());
+        assert_eq!(opened.ledger.left_at(NodeId(1)), [slots(10..15), slots(701..702)].concat());
     }
 
     #[test]

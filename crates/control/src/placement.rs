@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, bail};
 use switchyard_policy::migration::Key;
-use switchyard_policy::topology::{MoveId, NodeId, Scheme, Server, Slot, Stage, Topology, Transit};
+use switchyard_policy::topology::{LaidOver, MoveId, NodeId, Scheme, Server, Slot, Stage, Topology, Transit};
 use switchyard_router::NodeAccess;
 use tracing::debug;
 
@@ -167,14 +167,16 @@ impl Placement {
         Ok(settled)
     }
 
-    /// Lays a list of servers over the continuum ([`Topology::laid_over`]). Returns the map that is in force then, and the slots that the list gives to other servers than before.
-    pub(crate) fn lay_over(&self, list: &[Server]) -> anyhow::Result<(Arc<Topology>, Vec<Slot>)> {
+    /// Lays a list of servers over the continuum ([`Topology::laid_over`]). `split` gets new numbers of slots, each with a slot that it has a part of, before
+    /// anything else has them. Returns the map that is in force then, and the slots that the list gives to other servers than before.
+    pub(crate) fn lay_over(&self, list: &[Server], split: impl FnOnce(&[(Slot, Slot)])) -> anyhow::Result<(Arc<Topology>, Vec<Slot>)> {
         let mut map = self.map();
         let Some(topology) = map.topology.as_deref().filter(|_| !map.is_provisional) else { bail!("there is no slot map yet") };
         if !map.transits.is_empty() {
             bail!("a move is under way: the list of servers waits for it");
         }
-        let (next, goals) = topology.laid_over(list.iter().cloned())?;
+        let LaidOver { topology: next, parts, goals } = topology.laid_over(list.iter().cloned())?;
+        split(&parts);
         self.store.save_topology(&next).context("cannot keep the slot map")?;
         let next = Arc::new(next);
         map.topology = Some(Arc::clone(&next));

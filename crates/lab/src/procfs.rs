@@ -35,6 +35,24 @@ impl CpuReading {
         Ok(Self { ticks, threads })
     }
 
+    /// Reads it for one process and its children together.
+    pub(crate) fn with_children(pid: u32) -> Result<Self> {
+        let mut all = Self::of(pid)?;
+        for entry in fs::read_dir("/proc").context("cannot read /proc")?.flatten() {
+            let Some(child) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            let parent = || {
+                let stat = fs::read_to_string(format!("/proc/{child}/stat")).ok()?;
+                stat_fields(&stat)?.get(1)?.parse::<u32>().ok()
+            };
+            // It may end before it is read.
+            if let Some(one) = parent().filter(|parent| *parent == pid).and_then(|_| Self::of(child).ok()) {
+                all.ticks += one.ticks;
+                all.threads.extend(one.threads);
+            }
+        }
+        Ok(all)
+    }
+
     /// CPU used from `earlier` to now.
     pub(crate) fn since(&self, earlier: &Self) -> Duration {
         let ticks = self.ticks.saturating_sub(earlier.ticks);

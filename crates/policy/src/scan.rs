@@ -412,7 +412,7 @@ mod tests {
         let ring = Continuum::new(Scheme::default(), servers(&["a", "b"])).expect("a ring");
         let names = ["a", "b", "c"].map(str::to_owned);
         let topology = Topology::place(Some(&Topology::on_continuum(ring.into())), &names).expect("one joins").topology;
-        let next = Arc::new(topology.laid_over(servers(&["a", "b", "c"])).expect("a new ring").0);
+        let next = Arc::new(topology.laid_over(servers(&["a", "b", "c"])).expect("a new ring").topology);
         let mut scans = Scans::new(Arc::new(topology), NOW);
         let mut step = 0;
         let all = asked(&mut scans, 0, |scans| {

@@ -153,11 +153,14 @@ fn may_be_carried_out(problem: &Problem, recent: &[usize], solve: Solve<'_>) -> 
             }
         }
     }
+    let bytes: u64 = plan.steps.iter().map(|step| step.bytes).sum();
+    prop_assert!(keys.len() <= problem.knobs.keys_max && bytes <= problem.knobs.bytes_max, "homecomings keep to the budget, too");
+    prop_assert_eq!((plan.price.keys, plan.price.bytes), (keys.len(), bytes));
     prop_assert_eq!(plan.nodes.len(), problem.nodes.len());
     for (node, outlook) in problem.nodes.iter().zip(&plan.nodes) {
         prop_assert_eq!((node.id, node.load), (outlook.node, outlook.before));
         let lasts = node.load.min(node.lasting) > outlook.limit.max(problem.knobs.least);
-        if plan.verdict == Verdict::Relieved && node.state == State::Ready && lasts {
+        if plan.verdict == Verdict::Relieved && node.state == State::Ready && node.weight > 0 && lasts {
             prop_assert!(outlook.after <= outlook.limit * (1.0 + 1e-9) + 1e-6, "{outlook:?} is over its limit");
         }
         let is_touched = plan.steps.iter().any(|step| step.from == node.id || step.to == node.id);
@@ -277,6 +280,27 @@ fn a_key_that_no_node_can_take_is_named() {
 }
 
 #[test]
+fn a_node_that_nothing_helps_hinders_no_other() {
+    let nodes = vec![node(0, 9000.0), node(1, 4000.0), node(2, 500.0), node(3, 500.0)];
+    // Node 0 has one key that no node can take.
+    let keys = vec![key("a", 0, 0, 9000.0), key("b", 1, 1, 900.0), key("c", 5, 1, 800.0)];
+    let mut problem = Problem { nodes, slots: Vec::new(), keys, knobs: Knobs::default() };
+    problem.nodes.iter_mut().for_each(|node| node.capacity = Some(3000.0));
+    let plan = solve(&problem, &Previous::default());
+    assert_eq!(plan.verdict, Verdict::Partly);
+    assert!(!plan.steps.is_empty() && plan.steps.iter().all(|step| step.from == NodeId(1)), "{plan:?}");
+    assert!(plan.nodes[1].after <= plan.nodes[1].limit);
+}
+
+#[test]
+fn a_node_of_weight_0_gets_and_gives_nothing() {
+    let mut problem = skewed();
+    (problem.nodes[1].weight, problem.nodes[1].capacity) = (0, Some(9000.0));
+    let plan = solve(&problem, &Previous::default());
+    assert!(!plan.steps.is_empty() && plan.steps.iter().all(|step| step.from == NodeId(0) && step.to == NodeId(2)), "{plan:?}");
+}
+
+#[test]
 fn a_key_that_hot_copies_take_stays() {
     let mut problem = skewed();
     (problem.nodes[0].load, problem.nodes[0].lasting) = (6400.0, 6400.0);
@@ -311,7 +335,18 @@ fn a_node_that_leaves_gives_everything() {
         .filter(|step| step.from == NodeId(2))
         .map(|step| if let What::Slots(slots) = &step.what { slots.len() } else { 1 })
         .sum();
-    assert_eq!(gone, 21, "{plan:?}");
+    assert_eq!((gone, plan.verdict), (21, Verdict::Relieved), "{plan:?}");
+    // Also where nobody has anything to do.
+    problem.nodes.iter_mut().for_each(|node| (node.load, node.lasting) = (0.0, 0.0));
+    problem.slots.iter_mut().for_each(|slot| slot.load = 0.0);
+    problem.keys.clear();
+    let plan = solve(&problem, &Previous::default());
+    assert_eq!((plan.verdict, plan.price.slots), (Verdict::Relieved, 20), "{plan:?}");
+    // A slot that fits nowhere stays, and the node is not empty.
+    problem.nodes[0].memory = Some((100, 100));
+    problem.nodes[1].memory = Some((100_000, 180_000));
+    let plan = solve(&problem, &Previous::default());
+    assert!(plan.verdict == Verdict::Partly && plan.price.slots == 6, "{plan:?}");
 }
 
 #[test]

@@ -88,6 +88,11 @@ pub fn remember(store: &RedbStore, listed: &[String], change: Option<&MemberChan
     Ok(after)
 }
 
+/// Puts back what was remembered before a change that was refused.
+pub fn put_back(store: &RedbStore, before: &Remembered) -> anyhow::Result<()> {
+    Ok(save_as(store, MEMBERS, before)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,5 +115,10 @@ mod tests {
         let edited = names(&["a:1", "c:1"]);
         assert_eq!(step(&edited, None), (names(&[]), names(&[])), "the file says both by now");
         assert_eq!(step(&edited, Some(MemberChange::Remove("c:1".into()))), (names(&[]), names(&["c:1"])));
+        // A refused removal of a node that a file outside of the list names leaves nothing behind.
+        let before = recall(&store, &edited).expect("is read");
+        step(&edited, Some(MemberChange::Remove("d:1".into())));
+        put_back(&store, &before).expect("saved");
+        assert_eq!(recall(&store, &edited).expect("is read"), before);
     }
 }

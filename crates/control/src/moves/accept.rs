@@ -214,7 +214,7 @@ impl Moves {
         if let Some(id) = self.open_ids().first() {
             return Err(conflict(format!("move {} is under way: the list of servers waits for it", id.0)));
         }
-        self.placement.lay_over(list).map_err(|error| Refused::Failed(format!("{error:#}")))
+        self.placement.lay_over(list, |parts| self.ledger.split(parts)).map_err(|error| Refused::Failed(format!("{error:#}")))
     }
 
     /// That no node is held because it came back without its data: what moves there would be lost when its data is put back, and what it has not would

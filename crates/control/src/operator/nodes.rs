@@ -63,7 +63,7 @@ impl Operator {
     }
 
     /// How to do without a node that owns something, where it cannot be reached: nothing can be moved away from it.
-    fn way_without(&self, node: NodeId) -> Option<String> {
+    pub(super) fn way_without(&self, node: NodeId) -> Option<String> {
         let status = self.running.with(Router::status)?;
         let node = status.nodes.into_iter().find(|status| status.id == node)?;
         let Link::Down(why) = node.link else { return None };

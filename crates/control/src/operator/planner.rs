@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use switchyard_policy::load::ObservedLoad;
 use switchyard_policy::migration::{Cause, How, Key, MoveOrder};
-use switchyard_policy::planner::{Plan, Previous, Problem, State, Step, What, fullest, solve};
+use switchyard_policy::planner::{Plan, Policy, Previous, Problem, State, Step, What, fullest_at, nodes_of, solve};
 use switchyard_policy::topology::{MoveId, NodeId, Placement, Topology};
 use switchyard_router::{Link, Router};
 use tracing::{info, warn};
@@ -16,7 +16,7 @@ use super::{Operator, node_named};
 use crate::admin::{
     AutomationReport, AutomationRequest, DecisionReport, HistoryReport, HowRequest, PlanReport, PlanRequest, Refused, conflict, wrong,
 };
-use crate::planner::{Around, Decision, KEYS, Mode, Next, POLICIES, PlannerConfig, Words, names};
+use crate::planner::{Around, Decision, KEYS, Mode, Next, POLICIES, Planner, PlannerConfig, Words, names};
 
 impl Operator {
     /// Takes over how the planner goes about it.
@@ -40,19 +40,22 @@ impl Operator {
         let (load, now) = (self.observed(&topology, KEYS), Instant::now());
         self.planner.note(now, &topology, &load);
         self.planner.keep_relocated(|key| topology.exception(key).is_some());
+        if self.planner.is_idle() {
+            return;
+        }
         let _one = self.plan();
         let (problem, previous) = self.planner.problem(now, &topology, &load, &self.around(&topology, &load));
         let open: BTreeSet<MoveId> = self.moves.open_ids().into_iter().collect();
-        let before = fullest(&problem);
-        if let Next::Begin(decision, plan) = self.planner.step(now, problem, previous, |id| open.contains(&id)) {
+        let full = |plan: &Plan| fullest_at(&problem, &nodes_of(&plan.steps));
+        if let Next::Begin(decision, plan) = self.planner.step(now, &problem, previous, |id| open.contains(&id)) {
             match self.begin_plan(&topology, &plan, false) {
                 Ok(begun) => {
                     info!("the planner begins {} moves (decision {decision}: `switchyard plan history`)", begun.moves.len());
-                    self.planner.begun(now, decision, &plan, before, Ok(ids(&begun)));
+                    self.planner.begun(now, decision, full(&plan), ids(&begun));
                 }
-                Err(refused) => {
+                Err((nodes, refused)) => {
                     warn!("the planner cannot begin what it decided (decision {decision}): {}", refused.text());
-                    self.planner.begun(now, decision, &plan, before, Err(refused.text().to_owned()));
+                    self.planner.refused(now, decision, nodes, refused.text());
                 }
             }
         }
@@ -82,8 +85,10 @@ impl Operator {
         let topology = self.moves.topology_now()?;
         let (load, now) = (self.observed(&topology, KEYS), Instant::now());
         let mut around = self.around(&topology, &load);
-        if let Some(name) = &request.without {
-            around.leaving.insert(node_named(&topology, name)?);
+        let leaver = request.without.as_ref().map(|name| node_named(&topology, name)).transpose()?;
+        if let Some(node) = leaver {
+            self.may_leave(&topology, node, &around, request.apply)?;
+            around.leaving.insert(node);
         }
         let (mut problem, mut previous) = self.planner.problem(now, &topology, &load, &around);
         self.adapt(&mut problem, &mut previous, request)?;
@@ -99,13 +104,41 @@ impl Operator {
             if plan.steps.is_empty() {
                 return Err(conflict(format!("there is nothing to do: {}", report.says)));
             }
-            let before = fullest(&problem);
-            let begun = self.begin_plan(&topology, &plan, false)?;
-            let id = self.planner.asked(who, problem, previous, plan.clone());
-            self.planner.begun(now, id, &plan, before, Ok(ids(&begun)));
+            let before = fullest_at(&problem, &nodes_of(&plan.steps));
+            let begun = self.leaving(leaver, || self.begin_plan(&topology, &plan, false).map_err(|(_, refused)| refused))?;
+            let id = self.planner.asked(who, problem, previous, plan);
+            self.planner.begun(now, id, before, ids(&begun));
             (report.id, report.applied) = (Some(id), Some(begun));
         }
         Ok(report)
+    }
+
+    /// Whether something can be planned for a node that is to go.
+    fn may_leave(&self, topology: &Topology, node: NodeId, around: &Around, applies: bool) -> Result<(), Refused> {
+        let name = self.moves.name(node);
+        match () {
+            () if around.down.contains(&node) => {
+                Err(conflict(self.way_without(node).unwrap_or_else(|| format!("{name} cannot be used now"))))
+            }
+            () if around.busy.contains(&node) => Err(conflict(format!(
+                "{name} takes part in a move, so nothing else can be planned for it: let that end (`switchyard moves`)"
+            ))),
+            () if applies && topology.placement().continuum().is_some() => {
+                Err(conflict(format!("the list of servers says which keys are where: switchyard nodes drain {name}")))
+            }
+            () => Ok(()),
+        }
+    }
+
+    /// A node that leaves gets nothing any more, as soon as its moves are begun.
+    fn leaving(&self, leaver: Option<NodeId>, begin: impl FnOnce() -> Result<PlanReport, Refused>) -> Result<PlanReport, Refused> {
+        let Some(name) = leaver.map(|node| self.moves.name(node)).filter(|name| !self.drained.has(name)) else { return begin() };
+        self.drained.set(&self.store, &name, true).map_err(Refused::Failed)?;
+        let begun = begin();
+        if begun.is_err() {
+            self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
+        }
+        begun
     }
 
     /// Applies the request of somebody who plans by hand, and need not wait whether a load lasts.
@@ -133,17 +166,19 @@ impl Operator {
         Ok(())
     }
 
-    /// Begins the moves of a plan, or only says which they would be.
-    fn begin_plan(&self, topology: &Topology, plan: &Plan, dry_run: bool) -> Result<PlanReport, Refused> {
-        let how = self.moves.how(&HowRequest::default())?;
+    /// Begins the moves of a plan, or only says which they would be. A refusal comes with the nodes that it concerns.
+    fn begin_plan(&self, topology: &Topology, plan: &Plan, dry_run: bool) -> Result<PlanReport, (BTreeSet<NodeId>, Refused)> {
+        let all = |refused| (nodes_of(&plan.steps), refused);
+        let how = self.moves.how(&HowRequest::default()).map_err(all)?;
         let orders = orders_of(topology.placement(), &plan.steps, how);
         for order in &orders {
-            self.may_get_more(order.target)?;
-            if let Some(keys) = &order.keys {
-                self.check_room(topology, &keys.iter().cloned().collect(), order.target)?;
-            }
+            let room = || match &order.keys {
+                Some(keys) => self.check_room(topology, &keys.iter().cloned().collect(), order.target),
+                None => Ok(()),
+            };
+            self.may_get_more(order.target).and_then(|()| room()).map_err(|refused| (BTreeSet::from([order.target]), refused))?;
         }
-        self.moves.accept_unless(dry_run, topology, orders)
+        self.moves.accept_unless(dry_run, topology, orders).map_err(all)
     }
 
     /// Gives nodes their share of the load, whatever the planner's mode.
@@ -153,8 +188,8 @@ impl Operator {
         let (load, now) = (self.observed(&topology, KEYS), Instant::now());
         let (mut problem, mut previous) = self.planner.problem(now, &topology, &load, &self.around(&topology, &load));
         self.adapt(&mut problem, &mut previous, &PlanRequest::default())?;
-        // By slots alone, whatever else could be done.
-        problem.knobs.keys_max = 0;
+        // By slots alone, whatever else could be done: the policies of the paper know none.
+        (problem.knobs.policy, problem.knobs.keys_max) = (Policy::Switchyard, 0);
         let plan = solve(&problem, &previous);
         let name = |node| self.moves.name(node);
         let says = Words { name: &name, named: false }.plan(&plan, problem.knobs.policy).says;
@@ -174,12 +209,13 @@ impl Operator {
 
     /// Decides again on what a decision was made on.
     pub(super) fn replay(&self, id: u64, named: bool) -> Result<DecisionReport, Refused> {
-        let found = self.planner.decisions().into_iter().find(|(known, _)| *known == id);
-        let (_, decision) = found
+        let found = self.planner.decision(id);
+        let decision = found
             .ok_or_else(|| wrong(format!("there is no decision {id} (any more): `switchyard plan history` has those that there are")))?;
-        let Decision { at, by, problem, previous, .. } = decision;
+        let Decision { at, by, problem, previous, plan, .. } = decision;
         let name = |node| self.moves.name(node);
-        let plan = solve(&problem, &previous);
+        // To take something back is decided on the decision before, which is its reason.
+        let plan = if Planner::takes_back(&by) { plan } else { solve(&problem, &previous) };
         Ok(DecisionReport { id: Some(id), at, by, ..Words { name: &name, named }.plan(&plan, problem.knobs.policy) })
     }
 

@@ -188,7 +188,9 @@ impl Operator {
         present.sort_unstable();
         let is_new = sorted != present;
         let (next, changed) = match is_new {
-            true => topology.laid_over(list.iter().cloned()).map(|(next, goals)| (next, goals.into_iter().map(|(slot, _)| slot).collect())),
+            true => {
+                topology.laid_over(list.iter().cloned()).map(|over| (over.topology, over.goals.into_iter().map(|(slot, _)| slot).collect()))
+            }
             false => Ok((topology.clone(), Vec::new())),
         }
         .map_err(|error| conflict(error.to_string()))?;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use switchyard_policy::planner::{Plan, Previous, Problem};
 use tracing::warn;
 
-use crate::store::{RedbStore, StoreError, load_as, save_as};
+use crate::store::{RedbStore, load_as, save_as};
 
 /// Decisions that are kept. A large one takes some hundred kilobytes.
 const KEPT: u64 = 64;
@@ -29,58 +29,80 @@ pub(crate) struct Decision {
 
 impl Decision {
     pub(crate) fn of(by: &str, problem: Problem, previous: Previous, plan: Plan) -> Self {
-        let at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Self { at, by: by.to_owned(), problem, previous, plan, moves: None, outcome: None }
+        Self { at: unix_seconds(), by: by.to_owned(), problem, previous, plan, moves: None, outcome: None }
+    }
+
+    /// The same with nothing of what it was made on but the knobs.
+    fn in_short(self) -> Self {
+        Self { problem: Problem { knobs: self.problem.knobs, ..Problem::default() }, previous: Previous::default(), ..self }
     }
 }
 
-/// The last decisions, by number.
+pub(super) fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// The last decisions, by number, without what they were made on: that is in the store only.
 #[derive(Debug, Default)]
 pub(crate) struct History(BTreeMap<u64, Decision>);
 
-fn document(id: u64) -> String {
-    format!("planner-decision-{}", id % KEPT)
+fn document(place: u64) -> String {
+    format!("planner-decision-{}", place % KEPT)
+}
+
+/// A decision with all that it was made on, if it is kept and can be read.
+pub(super) fn read(store: &RedbStore, id: u64) -> Option<Decision> {
+    read_place(store, id).filter(|(kept, _)| *kept == id).map(|(_, decision)| decision)
+}
+
+/// A decision that cannot be read explains nothing any more. That is no reason not to start.
+fn read_place(store: &RedbStore, place: u64) -> Option<(u64, Decision)> {
+    load_as(store, &document(place)).unwrap_or_else(|error| {
+        warn!("a decision of the planner is left out of its history: {error}");
+        None
+    })
+}
+
+fn write(store: &RedbStore, id: u64, decision: &Decision) {
+    // A decision that is not kept is carried out all the same: its moves are on record.
+    if let Err(error) = save_as(store, &document(id), &Some((id, decision))) {
+        warn!("decision {id} of the planner cannot be kept: {error}");
+    }
 }
 
 impl History {
-    /// The decisions on record.
-    pub(super) fn load(store: &RedbStore) -> Result<Self, StoreError> {
-        let of_place = |place| load_as::<Option<(u64, Decision)>>(store, &document(place));
-        let all: Vec<_> = (0..KEPT).map(of_place).collect::<Result<_, _>>()?;
-        Ok(Self(all.into_iter().flatten().collect()))
+    /// The decisions on record. `each` sees them as they are, oldest first.
+    pub(super) fn load(store: &RedbStore, mut each: impl FnMut(u64, &Decision)) -> Self {
+        let all: BTreeMap<u64, Decision> = (0..KEPT).filter_map(|place| read_place(store, place)).collect();
+        all.iter().for_each(|(id, decision)| each(*id, decision));
+        Self(all.into_iter().map(|(id, decision)| (id, decision.in_short())).collect())
     }
 
     pub(super) fn add(&mut self, store: &RedbStore, decision: Decision) -> u64 {
         let id = self.0.last_key_value().map_or(0, |(last, _)| *last) + 1;
         self.0.retain(|old, _| old + KEPT > id);
-        self.0.insert(id, decision);
-        self.save(store, id);
+        write(store, id, &decision);
+        self.0.insert(id, decision.in_short());
         id
     }
 
-    pub(super) fn begun(&mut self, store: &RedbStore, id: u64, moves: Vec<u64>) {
-        if let Some(decision) = self.0.get_mut(&id) {
-            decision.moves = Some(moves);
-            self.save(store, id);
-        }
+    /// Its moves were begun: the decision.
+    pub(super) fn begun(&mut self, store: &RedbStore, id: u64, moves: Vec<u64>) -> Option<Decision> {
+        self.change(store, id, |decision| decision.moves = Some(moves.clone()));
+        self.0.get(&id).cloned()
     }
 
     pub(super) fn ended(&mut self, store: &RedbStore, id: u64, outcome: String) {
-        if let Some(decision) = self.0.get_mut(&id) {
-            decision.outcome = Some(outcome);
-            self.save(store, id);
-        }
+        self.change(store, id, |decision| decision.outcome = Some(outcome.clone()));
     }
 
-    fn save(&self, store: &RedbStore, id: u64) {
-        // A decision that is not kept is carried out all the same: its moves are on record.
-        if let Err(error) = save_as(store, &document(id), &self.0.get(&id).map(|decision| (id, decision))) {
-            warn!("decision {id} of the planner cannot be kept: {error}");
+    fn change(&mut self, store: &RedbStore, id: u64, how: impl Fn(&mut Decision)) {
+        let Some(decision) = self.0.get_mut(&id) else { return };
+        how(decision);
+        if let Some(mut kept) = read(store, id) {
+            how(&mut kept);
+            write(store, id, &kept);
         }
-    }
-
-    pub(super) fn is_by(&self, id: u64, by: &str) -> bool {
-        self.0.get(&id).is_some_and(|decision| decision.by == by)
     }
 
     pub(super) fn newest_first(&self) -> Vec<(u64, Decision)> {

@@ -4,10 +4,14 @@
 //! It begins nothing itself: [`crate::operator`] makes the orders, with the same checks as for people.
 //!
 //! One decision at a time is carried out. When its moves have ended and a window has passed, the load is compared with what was predicted. A decision that did not help is taken
-//! back, and after three in a row nothing more is done until somebody says so.
+//! back, and after three in a row nothing more is done until an operator says so. A plan that a person applied is compared, too, and never taken back.
+//!
+//! A restart finds budgets, cooldowns and the decision under way in the history.
 
 mod history;
 mod problem;
+#[cfg(test)]
+mod tests;
 mod thread;
 mod words;
 
@@ -17,7 +21,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use switchyard_policy::load::ObservedLoad;
-use switchyard_policy::planner::{Knobs, Name, Outlook, Plan, Policy, Previous, Price, Problem, Step, Verdict, What, fullest, solve};
+use switchyard_policy::planner::{
+    Knobs, Name, Node, Plan, Policy, Previous, Problem, Review, State, Step, Verdict, What, fullest_at, nodes_of, review, solve, take_back,
+};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology};
 
 use crate::store::{RedbStore, StoreError};
@@ -41,11 +47,21 @@ const HOMECOMINGS: Duration = Duration::from_secs(60);
 /// A key is cold with less than such a part of the mean load of a node.
 const COLD: f64 = 0.005;
 
+/// The author of the planner's own decisions.
+const OWN: &str = "planner";
+
 /// The author of a decision that takes back another one.
 const TAKES_BACK: &str = "planner: takes back";
 
 /// So many decisions in a row that did not help, and it rests.
 const FAILURES_MAX: u32 = 3;
+
+/// After a refusal nothing is begun at the node that it concerns, for so long at first and at most. It doubles each time.
+const REFUSED_RESTS: Duration = Duration::from_secs(10);
+const REFUSED_RESTS_MAX: Duration = Duration::from_secs(600);
+
+/// Moves that take longer are named as the reason for waiting.
+const LONG: Duration = Duration::from_secs(60);
 
 /// The same decision is noted so often at most, while nothing is begun.
 const NOTED_EVERY: Duration = Duration::from_secs(60);
@@ -118,17 +134,55 @@ struct Kept {
     is_off: bool,
     /// Keys that the planner has moved away from their slots. Others were moved by people, and stay.
     relocated: BTreeSet<Name>,
+    /// So many of its last decisions in a row did not help.
+    #[serde(default)]
+    failures: u32,
 }
 
 const KEPT: &str = "planner";
 
 /// A decision that is being carried out.
 #[derive(Clone, Debug)]
-enum AtWork {
+struct Change {
+    decision: u64,
+    kind: Kind,
+    steps: Vec<Step>,
+    /// The fullest of its nodes, as a part of its limit, when it was decided.
+    before: f64,
+    since: Instant,
+    stage: Stage,
+}
+
+/// The author of a decision decides whether it may be taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// The planner's own.
+    Own,
+    /// The planner's, which takes back another one. The opposite has just been tried.
+    TakesBack,
+    /// A person's.
+    Asked,
+    /// Cold keys go home. It relieves no node, so there is nothing to compare.
+    Homecoming,
+}
+
+impl Kind {
+    fn of(by: &str, plan: &Plan) -> Self {
+        match (by, plan.verdict) {
+            (OWN, Verdict::Fine) => Self::Homecoming,
+            (OWN, _) => Self::Own,
+            (TAKES_BACK, _) => Self::TakesBack,
+            _ => Self::Asked,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Stage {
     /// These moves are not over.
-    Moves { decision: u64, moves: Vec<MoveId>, steps: Vec<Step>, before: f64 },
+    Moves(Vec<MoveId>),
     /// They are: the load settles until then.
-    Settles { decision: u64, until: Instant, steps: Vec<Step>, before: f64 },
+    Settles(Instant),
 }
 
 #[derive(Debug, Default)]
@@ -144,8 +198,9 @@ struct Inner {
     cold: BTreeMap<Name, Instant>,
     homecoming_at: Option<Instant>,
     spent: VecDeque<(Instant, usize, u64)>,
-    at_work: Option<AtWork>,
-    failures: u32,
+    /// Nodes that refused a move: nothing is begun there until then, after so many refusals.
+    refused: BTreeMap<NodeId, (Instant, u32)>,
+    at_work: Vec<Change>,
     /// It met an error of its own.
     is_broken: bool,
     noted: Option<(Instant, Vec<(NodeId, NodeId)>)>,
@@ -170,8 +225,10 @@ pub(crate) struct Planner {
 impl Planner {
     /// With what is on record.
     pub(crate) fn open(store: Arc<RedbStore>) -> Result<Self, StoreError> {
-        let (kept, history) = (crate::store::load_as(&*store, KEPT)?, History::load(&store)?);
-        Ok(Self { store, inner: Mutex::new(Inner { kept, history, ..Inner::default() }) })
+        let mut inner = Inner { kept: crate::store::load_as(&*store, KEPT)?, ..Inner::default() };
+        let now = (Instant::now(), history::unix_seconds());
+        inner.history = History::load(&store, |id, decision| inner.resume(now, id, decision));
+        Ok(Self { store, inner: Mutex::new(inner) })
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -189,7 +246,7 @@ impl Planner {
     /// Why it does not act, where its mode says that it should; its mode.
     pub(crate) fn rests(&self) -> (Mode, Option<String>) {
         let inner = self.inner();
-        (inner.config.mode, inner.rests())
+        (inner.config.mode, inner.rests().or_else(|| inner.waits(Instant::now())))
     }
 
     /// It met an error of its own, and decides no more.
@@ -205,9 +262,14 @@ impl Planner {
     /// Automation is switched on or off, for good.
     pub(crate) fn switch(&self, is_off: bool) -> Result<(), String> {
         let mut inner = self.inner();
-        inner.failures = 0;
-        let kept = Kept { is_off, ..inner.kept.clone() };
+        let kept = Kept { is_off, failures: 0, ..inner.kept.clone() };
         self.keep(&mut inner, kept)
+    }
+
+    /// There is nothing to decide, and nothing to look back at.
+    pub(crate) fn is_idle(&self) -> bool {
+        let inner = self.inner();
+        inner.is_broken || inner.config.mode == Mode::Off && inner.at_work.is_empty()
     }
 
     fn keep(&self, inner: &mut Inner, kept: Kept) -> Result<(), String> {
@@ -247,24 +309,29 @@ impl Planner {
     pub(crate) fn problem(&self, now: Instant, topology: &Topology, load: &ObservedLoad, around: &Around) -> (Problem, Previous) {
         let mut inner = self.inner();
         inner.forget(now);
-        let knobs = inner.knobs();
-        let cold = inner.cold_now(now);
-        let problem = problem::problem(topology, load, &inner.seen, inner.config.window, around, &cold, knobs);
+        let (knobs, cold) = (inner.knobs(now), inner.cold_now(now));
+        let mut problem = problem::problem(topology, load, &inner.seen, inner.config.window, around, &cold, knobs);
+        let rests = |node: &&mut Node| inner.refused.get(&node.id).is_some_and(|(until, _)| now < *until);
+        for node in problem.nodes.iter_mut().filter(|node| node.state == State::Ready).filter(rests) {
+            node.state = State::Busy;
+        }
         let previous =
             Previous { keys: inner.keys.keys().cloned().collect(), slots: inner.slots.keys().copied().collect(), over: inner.over.clone() };
         (problem, previous)
     }
 
     /// Looks at how it stands: what to do next by itself. `is_open`: a move is not over.
-    pub(crate) fn step(&self, now: Instant, problem: Problem, previous: Previous, is_open: impl Fn(MoveId) -> bool) -> Next {
+    pub(crate) fn step(&self, now: Instant, problem: &Problem, previous: Previous, is_open: impl Fn(MoveId) -> bool) -> Next {
         let mut inner = self.inner();
-        if let Some(take_back) = self.look_back(&mut inner, now, &problem, is_open) {
-            return take_back;
+        // As it stood before: also the last of several failures is taken back.
+        let acts = inner.config.mode == Mode::On && inner.rests().is_none();
+        if let Some((id, plan)) = self.look_back(&mut inner, now, acts, problem, is_open) {
+            return Next::Begin(id, plan);
         }
-        if inner.at_work.is_some() || inner.config.mode == Mode::Off {
+        if !inner.at_work.is_empty() || inner.config.mode == Mode::Off {
             return Next::Rest;
         }
-        let plan = solve(&problem, &previous);
+        let plan = solve(problem, &previous);
         inner.over = match plan.verdict {
             Verdict::Fine => Vec::new(),
             _ => plan.nodes.iter().filter(|node| node.before > node.limit).map(|node| node.node).collect(),
@@ -280,108 +347,120 @@ impl Planner {
             return Next::Rest;
         }
         inner.noted = Some((now, ways));
-        let id = self.record(&mut inner, Decision::of("planner", problem, previous, plan.clone()));
+        let id = self.record(&mut inner, Decision::of(OWN, problem.clone(), previous, plan.clone()));
         if acts { Next::Begin(id, plan) } else { Next::Rest }
     }
 
-    /// Moves that are over are compared with what was predicted.
-    fn look_back(&self, inner: &mut Inner, now: Instant, problem: &Problem, is_open: impl Fn(MoveId) -> bool) -> Option<Next> {
-        if matches!(&inner.at_work, Some(AtWork::Settles { until, .. }) if now < *until) {
-            return None;
-        }
-        match inner.at_work.take()? {
-            AtWork::Moves { decision, moves, steps, before } => {
-                let is_over = !moves.iter().any(|id| is_open(*id));
-                let until = now + inner.config.window + inner.config.interval;
-                inner.at_work = Some(match is_over {
-                    true => AtWork::Settles { decision, until, steps, before },
-                    false => AtWork::Moves { decision, moves, steps, before },
-                });
-                None
-            }
-            AtWork::Settles { decision, steps, before, .. } => {
-                let after = fullest(problem);
-                let (predicted, seen) = moved_load(problem, &steps);
-                let words = format!("the fullest node went from {:.0} to {:.0} % of its limit", before * 100.0, after * 100.0);
-                // The opposite of what was taken back has just been tried.
-                let is_taken_back = inner.history.is_by(decision, TAKES_BACK);
-                let judged = match () {
-                    () if is_taken_back => Ok(words),
-                    () if after < before * 0.98 || after <= 1.0 => Ok(words),
-                    () if seen < predicted / 2.0 => Ok(format!("{words}; the load that was moved is gone")),
-                    () => Err(words),
-                };
-                let (outcome, helped) = match judged {
-                    Ok(words) => (words, true),
-                    Err(words) => (format!("{words}: it did not help, and is taken back"), false),
-                };
-                inner.history.ended(&self.store, decision, outcome);
-                if helped {
-                    inner.failures = if is_taken_back { inner.failures } else { 0 };
-                    return None;
+    /// Decisions whose moves are over are compared with what was predicted. The plan that takes one back, if `acts` and there is reason to.
+    fn look_back(
+        &self,
+        inner: &mut Inner,
+        now: Instant,
+        acts: bool,
+        problem: &Problem,
+        is_open: impl Fn(MoveId) -> bool,
+    ) -> Option<(u64, Plan)> {
+        let settled_at = now + inner.config.window + inner.config.interval;
+        let mut next = None;
+        for mut change in std::mem::take(&mut inner.at_work) {
+            match &change.stage {
+                Stage::Moves(moves) if moves.iter().any(|id| is_open(*id)) => inner.at_work.push(change),
+                Stage::Moves(_) if change.kind == Kind::Homecoming => inner.history.ended(&self.store, change.decision, "done".to_owned()),
+                Stage::Moves(_) => {
+                    change.stage = Stage::Settles(settled_at);
+                    inner.at_work.push(change);
                 }
-                inner.failures += 1;
-                let reversed: Vec<Step> = steps.into_iter().map(|step| Step { from: step.to, to: step.from, ..step }).collect();
-                let previous = Previous::default();
-                let plan = taken_back(problem, reversed);
-                let id = self.record(inner, Decision::of(TAKES_BACK, problem.clone(), previous, plan.clone()));
-                Some(Next::Begin(id, plan))
+                Stage::Settles(until) if now < *until => inner.at_work.push(change),
+                Stage::Settles(_) => next = self.judge(inner, acts, problem, &change).or(next),
             }
         }
+        next
+    }
+
+    /// Notes the outcome of a decision; the plan that takes it back, if any.
+    fn judge(&self, inner: &mut Inner, acts: bool, problem: &Problem, change: &Change) -> Option<(u64, Plan)> {
+        let went =
+            |after: f64| format!("the fullest of its nodes went from {:.0} to {:.0} % of its limit", change.before * 100.0, after * 100.0);
+        let mut failures = inner.kept.failures;
+        let (outcome, back) = match (review(problem, &change.steps, change.before), change.kind) {
+            (Review::Unclear, _) => {
+                ("its moves are over; one of its nodes is down or takes part in another move, so nothing was compared".to_owned(), None)
+            }
+            (Review::Gone { after }, _) => (format!("{}; the load that was moved has ended", went(after)), None),
+            (Review::Helped { after }, kind) => {
+                failures = if kind == Kind::Own { 0 } else { failures };
+                (went(after), None)
+            }
+            (Review::Unhelpful { after }, Kind::Own) => {
+                failures += 1;
+                let back = if acts { take_back(problem, &change.steps) } else { Err("the planner does not act now") };
+                match back {
+                    Ok(plan) => (format!("{}: it did not help, and is taken back", went(after)), Some(plan)),
+                    Err(why) => (format!("{}: it did not help, and stays: {why}", went(after)), None),
+                }
+            }
+            (Review::Unhelpful { after }, _) => (went(after), None),
+        };
+        inner.history.ended(&self.store, change.decision, outcome);
+        if failures != inner.kept.failures {
+            let kept = Kept { failures, ..inner.kept.clone() };
+            self.keep(inner, kept).unwrap_or_else(|why| tracing::warn!("{why}"));
+        }
+        let plan = back?;
+        Some((self.record(inner, Decision::of(TAKES_BACK, problem.clone(), Previous::default(), plan.clone())), plan))
     }
 
     fn record(&self, inner: &mut Inner, decision: Decision) -> u64 {
         inner.history.add(&self.store, decision)
     }
 
-    /// Somebody asks for a plan to be carried out: its number.
+    /// Whether a decision takes back another one: it was not solved for.
+    pub(crate) fn takes_back(by: &str) -> bool {
+        by == TAKES_BACK
+    }
+
+    /// A person has a plan carried out: its number.
     pub(crate) fn asked(&self, by: &str, problem: Problem, previous: Previous, plan: Plan) -> u64 {
         self.record(&mut self.inner(), Decision::of(by, problem, previous, plan))
     }
 
-    /// Its moves were begun, or refused.
-    pub(crate) fn begun(&self, now: Instant, decision: u64, plan: &Plan, problem_fullest: f64, moves: Result<Vec<MoveId>, String>) {
+    /// The moves of a decision were begun.
+    pub(crate) fn begun(&self, now: Instant, decision: u64, before: f64, moves: Vec<MoveId>) {
         let mut inner = self.inner();
-        for step in &plan.steps {
-            match &step.what {
-                What::Key { key, .. } => inner.keys.extend([(key.clone(), now)]),
-                What::Slots(slots) => inner.slots.extend(slots.iter().map(|slot| (*slot, now))),
-            }
+        let Some(Decision { by, plan, .. }) = inner.history.begun(&self.store, decision, moves.iter().map(|id| id.0).collect()) else {
+            return;
+        };
+        let kind = Kind::of(&by, &plan);
+        let away = plan.steps.iter().filter_map(|step| match &step.what {
+            What::Key { key, is_cold: false, .. } => Some(key.clone()),
+            _ => None,
+        });
+        let mut kept = inner.kept.clone();
+        kept.relocated.extend(away);
+        if kept.relocated.len() != inner.kept.relocated.len() {
+            self.keep(&mut inner, kept).unwrap_or_else(|why| tracing::warn!("{why}"));
         }
-        match moves {
-            Ok(moves) => {
-                let mut kept = inner.kept.clone();
-                let mut keys = 0;
-                for step in &plan.steps {
-                    if let What::Key { key, is_cold, .. } = &step.what {
-                        keys += 1;
-                        match is_cold {
-                            true => kept.relocated.remove(key),
-                            false => kept.relocated.insert(key.clone()),
-                        };
-                    }
-                }
-                if plan.steps.iter().any(|step| matches!(step.what, What::Key { is_cold: true, .. })) {
-                    inner.homecoming_at = Some(now);
-                }
-                if let Err(why) = self.keep(&mut inner, kept) {
-                    tracing::warn!("{why}");
-                }
-                inner.spent.push_back((now, keys, plan.price.bytes));
-                inner.history.begun(&self.store, decision, moves.iter().map(|id| id.0).collect());
-                // A homecoming relieves nobody, so there is nothing to look back at.
-                if plan.verdict != Verdict::Fine {
-                    inner.at_work = Some(AtWork::Moves { decision, moves, steps: plan.steps.clone(), before: problem_fullest });
-                }
-            }
-            Err(why) => inner.history.ended(&self.store, decision, format!("refused: {why}")),
+        let nodes = nodes_of(&plan.steps);
+        inner.refused.retain(|node, _| !nodes.contains(node));
+        inner.remember(now, &plan);
+        inner.at_work.push(Change { decision, kind, steps: plan.steps, before, since: now, stage: Stage::Moves(moves) });
+    }
+
+    /// The moves of a decision were refused: nothing is begun at these nodes for a while.
+    pub(crate) fn refused(&self, now: Instant, decision: u64, nodes: impl IntoIterator<Item = NodeId>, why: &str) {
+        let mut inner = self.inner();
+        for node in nodes {
+            let times = inner.refused.get(&node).map_or(0, |(_, times)| *times);
+            let rest = REFUSED_RESTS.saturating_mul(1 << times.min(16)).min(REFUSED_RESTS_MAX);
+            inner.refused.insert(node, (now + rest, times + 1));
         }
+        inner.history.ended(&self.store, decision, format!("refused: {why}"));
     }
 
     /// Keys that live away from their slots no more.
     pub(crate) fn keep_relocated(&self, is_away: impl Fn(&[u8]) -> bool) {
         let mut inner = self.inner();
-        if inner.at_work.is_none() && inner.kept.relocated.iter().any(|key| !is_away(key)) {
+        if inner.at_work.is_empty() && inner.kept.relocated.iter().any(|key| !is_away(key)) {
             let relocated = inner.kept.relocated.iter().filter(|key| is_away(key)).cloned().collect();
             let kept = Kept { relocated, ..inner.kept.clone() };
             if let Err(why) = self.keep(&mut inner, kept) {
@@ -390,9 +469,14 @@ impl Planner {
         }
     }
 
-    /// Decisions, the newest first.
+    /// Decisions, the newest first, without what they were made on.
     pub(crate) fn decisions(&self) -> Vec<(u64, Decision)> {
         self.inner().history.newest_first()
+    }
+
+    /// A decision with what it was made on.
+    pub(crate) fn decision(&self, id: u64) -> Option<Decision> {
+        history::read(&self.store, id)
     }
 }
 
@@ -401,23 +485,66 @@ impl Inner {
         match () {
             () if self.is_broken => Some("it met an error of its own (see the log), and rests until the router is started anew".to_owned()),
             () if self.kept.is_off => Some("automation is switched off (`switchyard automation on`)".to_owned()),
-            () if self.failures >= FAILURES_MAX => Some(format!(
+            () if self.kept.failures >= FAILURES_MAX => Some(format!(
                 "{FAILURES_MAX} decisions in a row did not help: look at `switchyard plan history`, then `switchyard automation on`"
             )),
             () => None,
         }
     }
 
+    /// The moves that it has been waiting for, where that takes long.
+    fn waits(&self, now: Instant) -> Option<String> {
+        self.at_work.iter().find_map(|change| match &change.stage {
+            Stage::Moves(moves) if now.saturating_duration_since(change.since) >= LONG => {
+                let moves: Vec<String> = moves.iter().map(|id| id.0.to_string()).collect();
+                Some(format!(
+                    "it waits for decision {}: not all of its moves ({}) are over (`switchyard moves`)",
+                    change.decision,
+                    moves.join(", ")
+                ))
+            }
+            _ => None,
+        })
+    }
+
+    /// Moved keys and slots stay for a while, and count for the budgets.
+    fn remember(&mut self, at: Instant, plan: &Plan) {
+        for step in &plan.steps {
+            match &step.what {
+                What::Key { key, .. } => self.keys.extend([(key.clone(), at)]),
+                What::Slots(slots) => self.slots.extend(slots.iter().map(|slot| (*slot, at))),
+            }
+        }
+        if plan.steps.iter().any(|step| matches!(step.what, What::Key { is_cold: true, .. })) {
+            self.homecoming_at = Some(at);
+        }
+        self.spent.push_back((at, plan.price.keys, plan.price.bytes));
+    }
+
+    /// After a restart, with the time now and in seconds since 1970: a decision on record, oldest first.
+    fn resume(&mut self, (now, unix): (Instant, u64), id: u64, decision: &Decision) {
+        let Some(moves) = &decision.moves else { return };
+        let at = now.checked_sub(Duration::from_secs(unix.saturating_sub(decision.at))).unwrap_or(now);
+        self.remember(at, &decision.plan);
+        if decision.outcome.is_none() {
+            let (kind, steps) = (Kind::of(&decision.by, &decision.plan), decision.plan.steps.clone());
+            let before = fullest_at(&decision.problem, &nodes_of(&steps));
+            let stage = Stage::Moves(moves.iter().copied().map(MoveId).collect());
+            self.at_work.push(Change { decision: id, kind, steps, before, since: now, stage });
+        }
+    }
+
     fn forget(&mut self, now: Instant) {
-        self.keys.retain(|_, at| now.saturating_duration_since(*at) < KEY_RESTS);
-        self.slots.retain(|_, at| now.saturating_duration_since(*at) < SLOT_RESTS);
-        self.spent.retain(|(at, ..)| now.saturating_duration_since(*at) < Duration::from_secs(3600));
+        let is_within = |at: &Instant, time: Duration| now.saturating_duration_since(*at) < time;
+        self.keys.retain(|_, at| is_within(at, KEY_RESTS));
+        self.slots.retain(|_, at| is_within(at, SLOT_RESTS));
+        self.spent.retain(|(at, ..)| is_within(at, Duration::from_secs(3600)));
+        self.refused.retain(|_, (until, _)| is_within(until, REFUSED_RESTS_MAX));
     }
 
     /// The knobs, with the rest of the budget.
-    fn knobs(&self) -> Knobs {
-        let last = self.spent.back().map(|(at, ..)| *at);
-        let minute = self.spent.iter().filter(|(at, ..)| last.is_some_and(|last| last.saturating_duration_since(*at).as_secs() < 60));
+    fn knobs(&self, now: Instant) -> Knobs {
+        let minute = self.spent.iter().filter(|(at, ..)| now.saturating_duration_since(*at).as_secs() < 60);
         let keys: usize = minute.map(|(_, keys, _)| keys).sum();
         let bytes: u64 = self.spent.iter().map(|(.., bytes)| bytes).sum();
         Knobs {
@@ -436,43 +563,4 @@ impl Inner {
         let is_due = |since: &Instant| now.saturating_duration_since(*since) >= COLD_AFTER;
         self.cold.iter().filter(|(_, since)| is_due(since)).map(|(key, _)| key.clone()).take(self.config.keys_per_minute).collect()
     }
-}
-
-/// A plan of these steps, whatever else would be better.
-fn taken_back(problem: &Problem, steps: Vec<Step>) -> Plan {
-    let price = steps.iter().fold(Price::default(), |price, step| {
-        let (keys, slots) = match &step.what {
-            What::Key { .. } => (1, 0),
-            What::Slots(slots) => (0, slots.len()),
-        };
-        let bytes = price.bytes + step.bytes;
-        Price { bytes, keys: price.keys + keys, slots: price.slots + slots, total: bytes as f64 }
-    });
-    let shift = |id: NodeId| -> f64 {
-        let of = |step: &Step| {
-            if step.to == id {
-                step.load
-            } else if step.from == id {
-                -step.load
-            } else {
-                0.0
-            }
-        };
-        steps.iter().map(of).sum()
-    };
-    let solved = solve(problem, &Previous::default());
-    let nodes = solved.nodes.iter().map(|node| Outlook { after: (node.before + shift(node.node)).max(0.0), ..*node }).collect();
-    Plan { verdict: Verdict::Partly, nodes, steps, price, alternatives: Vec::new(), advice: solved.advice }
-}
-
-/// Requests in a second that were to go with these steps, and those that are there now.
-fn moved_load(problem: &Problem, steps: &[Step]) -> (f64, f64) {
-    let predicted = steps.iter().map(|step| step.load).sum();
-    let of_key = |key: &Name| problem.keys.iter().filter(|known| known.key == *key).map(|known| known.reads + known.writes).sum::<f64>();
-    // Slots of a node that is not full any more are not in the problem: they count as they were.
-    let seen = steps.iter().map(|step| match &step.what {
-        What::Key { key, .. } => of_key(key),
-        What::Slots(_) => step.load,
-    });
-    (predicted, seen.sum())
 }

@@ -99,33 +99,37 @@ pub(super) fn problem(
         })
         .collect();
     let keys = keys(topology, load, around, cold);
-    let mut of_keys: BTreeMap<Slot, f64> = BTreeMap::new();
+    let (mut of_keys, mut explained): (BTreeMap<Slot, f64>, BTreeMap<NodeId, f64>) = Default::default();
     for key in &keys {
         *of_keys.entry(key.slot).or_default() += key.reads + key.writes;
+        *explained.entry(key.at).or_default() += key.reads + key.writes;
     }
     let mean = nodes.iter().map(|node| node.load).sum::<f64>() / nodes.len().max(1) as f64;
+    let is_full = |node: &&Node| node.load > node.capacity.map_or(mean, |capacity| capacity / 2.0);
+    let mut owned: BTreeMap<NodeId, Vec<Slot>> =
+        nodes.iter().filter(|node| node.state == State::Leaving || is_full(node)).map(|node| (node.id, Vec::new())).collect();
+    for slot in topology.slots() {
+        if let Some(owned) = owned.get_mut(&topology.owner(slot)) {
+            owned.push(slot);
+        }
+    }
     let mut slots = Vec::new();
     for node in &nodes {
+        let Some(owned) = owned.remove(&node.id) else { continue };
         let is_left = node.state == State::Leaving;
-        let is_full = node.load > node.capacity.map_or(mean, |capacity| capacity / 2.0);
-        if !is_left && !is_full {
-            continue;
-        }
-        let owned = topology.slots_of(node.id).max(1) as u64;
         // Nobody counts the bytes of a slot: its part of what the node has.
-        let bytes = node.memory.map_or(0, |(used, _)| used) / owned;
+        let bytes = node.memory.map_or(0, |(used, _)| used) / owned.len().max(1) as u64;
         let rest = |slot: Slot| (load.slot(slot).commands - of_keys.get(&slot).copied().unwrap_or_default()).max(0.0);
         // Every request is for some key. The requests that no listed key explains are spread over the slots, in the measured proportions.
-        let explained: f64 = keys.iter().filter(|key| key.at == node.id).map(|key| key.reads + key.writes).sum();
-        let measured: f64 = topology.slots().filter(|slot| topology.owner(*slot) == node.id).map(rest).sum();
+        let explained = explained.get(&node.id).copied().unwrap_or_default();
+        let measured: f64 = owned.iter().copied().map(rest).sum();
         let scale = ((node.load - explained).max(0.0) / measured.max(1e-9)).clamp(1.0 / SCALE, SCALE);
         let at = |slot: Slot| {
             let load = rest(slot) * scale;
             SlotAt { slot, at: node.id, load, bytes }
         };
-        let may = |slot: &Slot| topology.owner(*slot) == node.id && topology.transit(*slot).is_none();
-        let mut own: Vec<SlotAt> =
-            topology.slots().filter(may).map(at).filter(|slot| is_left || slot.load > 0.0 || of_keys.contains_key(&slot.slot)).collect();
+        let is_worth_it = |slot: &SlotAt| is_left || slot.load > 0.0 || of_keys.contains_key(&slot.slot);
+        let mut own: Vec<SlotAt> = owned.into_iter().filter(|slot| topology.transit(*slot).is_none()).map(at).filter(is_worth_it).collect();
         if !is_left && own.len() > SLOTS {
             let busy = |slot: &SlotAt| slot.load + of_keys.get(&slot.slot).copied().unwrap_or_default();
             own.sort_by(|one, other| busy(other).total_cmp(&busy(one)).then(one.slot.cmp(&other.slot)));

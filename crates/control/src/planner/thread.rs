@@ -9,12 +9,6 @@ use tracing::error;
 
 use crate::operator::Operator;
 
-/// Keys follow a new list of servers before anything else is planned.
-fn look(operator: &Arc<Operator>) {
-    operator.follow_list();
-    operator.look_and_plan();
-}
-
 /// The running thread; it ends when this is dropped.
 #[derive(Debug)]
 pub struct PlannerThread {
@@ -30,11 +24,12 @@ impl PlannerThread {
         let (stop, stopped) = mpsc::channel::<()>();
         let run = move || {
             while matches!(stopped.recv_timeout(operator.planner_interval()), Err(RecvTimeoutError::Timeout)) {
+                // Keys follow a new list of servers before anything else is planned.
+                operator.follow_list();
                 // Its moves are exact whatever it decides, so an error in deciding is no reason to stop serving.
-                if catch_unwind(AssertUnwindSafe(|| look(&operator))).is_err() {
+                if catch_unwind(AssertUnwindSafe(|| operator.look_and_plan())).is_err() {
                     error!("the planner met an error of its own, and rests until the router is started anew: please report it");
                     operator.planner_has_failed();
-                    break;
                 }
             }
         };

@@ -93,9 +93,19 @@ impl Words<'_> {
         let what = format!("{} ({})", what.join(" and "), describe_size(bytes));
         let relieved = fullest.and_then(|fullest| plan.nodes.iter().find(|node| node.node == fullest.node));
         let after = relieved.map_or_else(String::new, |node| format!(", which leaves it {:.0}", node.after));
+        // Only a node that is to leave gives something where it has no limit.
+        let has_no_limit = |id: NodeId| plan.nodes.iter().any(|node| node.node == id && node.limit <= 0.0);
+        let leaver = plan.steps.iter().find(|step| plan.verdict != Verdict::Fine && has_no_limit(step.from));
+        if let Some(leaver) = leaver.map(|step| (self.name)(step.from)) {
+            return match plan.verdict {
+                Verdict::Relieved => format!("moving {what} leaves {leaver} empty, and every other node under its limit"),
+                _ => format!("moving {what} leaves something at {leaver} or a node over its limit: not everything fits elsewhere now"),
+            };
+        }
         match (plan.verdict, plan.steps.is_empty()) {
             (Verdict::Fine, true) => wrong,
             (Verdict::Fine, false) => format!("{wrong}; {what} that are cold go home"),
+            (Verdict::Relieved, true) if fullest.is_none() => format!("{wrong}, and nothing has to move"),
             (Verdict::Relieved, true) => format!("{wrong}; hot copies take the rest"),
             (Verdict::Relieved, false) if fullest.is_none() => {
                 format!("{wrong} any more: moving {what} takes those that were over it to their goal")

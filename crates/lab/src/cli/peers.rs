@@ -23,6 +23,7 @@ use super::{typed, words};
         switchyard-lab peers --quick            does everything work? (a minute; its numbers compare nothing)\n  \
         switchyard-lab peers --pinned           only the gate: the proxy alone on one CPU\n  \
         switchyard-lab peers --flat             only the router: does a request cost the same before 64 nodes?\n  \
+        switchyard-lab peers --pools 2          beside twemproxy, both with a file of two pools of it\n  \
         switchyard-lab peers --variant 'two=--workers 2'    the router a second time, with other flags of serve
   switchyard-lab peers --only 'switchyard,switchyard by TLS' --tls --rows 'P=1, 50'    what TLS to the clients costs"
 )]
@@ -43,6 +44,10 @@ pub(super) struct Arguments {
     /// Instead: what a request costs before 2, 32 and 64 nodes, and with 50 to 10,000 clients. Starts 64 Redis servers
     #[arg(long, conflicts_with_all = ["pinned", "tls", "variant", "predixy", "only"])]
     flat: bool,
+
+    /// Instead: beside twemproxy, both with one file of twemproxy that has so many pools
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8), conflicts_with_all = ["pinned", "flat", "tls", "predixy"])]
+    pools: Option<u8>,
 
     /// predixy's binary
     #[arg(long, value_name = "PATH")]
@@ -99,6 +104,7 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
         quick: arguments.quick,
         pinned_only: arguments.pinned,
         flat: arguments.flat,
+        pools: arguments.pools.map(usize::from),
         install: !arguments.no_install,
         out: arguments.out.clone(),
         command_line: typed(),

@@ -29,11 +29,11 @@ pub(super) fn find(predixy: Option<&Path>, install: bool, say: &dyn Fn(&str)) ->
     let (mut recipes, mut missing) = (Vec::new(), Vec::new());
     for (peer, program) in found {
         match program {
-            Ok(program) => recipes.push(Recipe { peer, program, extra: Vec::new(), tls: false, nodes: NODES }),
+            Ok(program) => recipes.push(Recipe { peer, program, extra: Vec::new(), tls: false, nodes: NODES, pools: None }),
             Err(e) => missing.push(Missing { peer, why: format!("{e:#}") }),
         }
     }
-    recipes.push(Recipe { peer: Peer::Direct, program: PathBuf::new(), extra: Vec::new(), tls: false, nodes: NODES });
+    recipes.push(Recipe { peer: Peer::Direct, program: PathBuf::new(), extra: Vec::new(), tls: false, nodes: NODES, pools: None });
     (recipes, missing)
 }
 

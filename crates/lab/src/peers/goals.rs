@@ -72,6 +72,9 @@ const PREDIXY_OF_TWEMPROXY: [(Row, f64); 3] = [(GET_C50, 0.78), (GET_P16, 0.32),
 /// The same for every number of nodes and clients, but for this factor.
 const FLAT: f64 = 1.25;
 
+/// CPU of a request beside twemproxy with the same configuration.
+const WITH_ITS_FILE: f64 = 0.6;
+
 /// How a goal came out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
@@ -102,6 +105,9 @@ pub struct Goal {
 pub(super) fn judge(results: &Results, ours: &Peer) -> Vec<Goal> {
     if results.peers.contains(&Peer::before(FLAT_NODES[0])) {
         return flat(results);
+    }
+    if results.pools.is_some() {
+        return results.rows.iter().map(|row| ratio(results, ours, &cpu(*row, Peer::Twemproxy, WITH_ITS_FILE))).collect();
     }
     let mut goals: Vec<_> = ratios().iter().filter(|r| results.rows.contains(&r.row)).map(|r| ratio(results, ours, r)).collect();
     for gate in [false, true] {

@@ -31,7 +31,7 @@ use switchyard_bench::process::{self, Process};
 pub use self::find::Missing;
 pub use self::goals::{Goal, Verdict};
 pub use self::memory::Memory;
-use self::rows::{Command, FLAT_NODES, flat_rows, gate_rows, median, open_rows};
+use self::rows::{Command, FLAT_NODES, flat_rows, gate_rows, median, open_rows, pool_rows};
 pub use self::rows::{Row, Sample};
 pub use self::target::Peer;
 use self::target::{Recipe, Target};
@@ -62,6 +62,8 @@ pub struct Settings {
     pub pinned_only: bool,
     /// Our router beside itself, before few and many nodes, instead of the peers.
     pub flat: bool,
+    /// Our router beside twemproxy, both with a configuration of twemproxy that has so many pools.
+    pub pools: Option<usize>,
     /// Whether missing peers may be installed.
     pub install: bool,
     /// The document whose tables are rewritten.
@@ -101,6 +103,8 @@ pub struct Results {
     pub versions: BTreeMap<Peer, String>,
     /// Rounds that were completed.
     pub rounds: usize,
+    /// Pools of twemproxy's configuration, where both have one.
+    pub pools: Option<usize>,
 }
 
 impl Results {
@@ -164,7 +168,7 @@ pub fn run(settings: &Settings) -> Result<Vec<Goal>> {
     let redis = process::find_redis_server()?;
     process::raise_file_limit();
     let folder = tempfile::Builder::new().prefix("switchyard-bench-").tempdir().context("cannot create a temporary folder")?;
-    let count = if settings.flat { FLAT_NODES.into_iter().max().unwrap_or(NODES) } else { NODES };
+    let count = if settings.flat { FLAT_NODES.into_iter().max().unwrap_or(NODES) } else { NODES * settings.pools.unwrap_or(1) };
     let (nodes, addresses): (Vec<_>, Vec<_>) = (0..count)
         .map(|i| process::start_redis(&redis, &format!("node{i}"), folder.path()))
         .collect::<Result<Vec<_>>>()?
@@ -179,7 +183,7 @@ pub fn run(settings: &Settings) -> Result<Vec<Goal>> {
         addresses,
         targets: Vec::new(),
         rates: HashMap::new(),
-        results: Results::default(),
+        results: Results { pools: settings.pools, ..Results::default() },
         bar: ProgressBar::hidden(),
         cpus: two_cpus()?,
         machine_cpus: std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64),
@@ -191,10 +195,11 @@ pub fn run(settings: &Settings) -> Result<Vec<Goal>> {
     };
     let rows = wanted(match (settings.flat, settings.pinned_only) {
         (true, _) => flat_rows(),
+        _ if settings.pools.is_some() => pool_rows(),
         (false, true) => Vec::new(),
         (false, false) => open_rows(settings.quick),
     });
-    let gate = wanted(if bench.cpus.is_some() && !settings.flat { gate_rows() } else { Vec::new() });
+    let gate = wanted(if bench.cpus.is_some() && !settings.flat && settings.pools.is_none() { gate_rows() } else { Vec::new() });
     if bench.cpus.is_none() {
         let why = "this machine gives us one CPU; the gate needs two".to_owned();
         ensure!(!settings.pinned_only, "{why}");
@@ -204,7 +209,7 @@ pub fn run(settings: &Settings) -> Result<Vec<Goal>> {
     bench.bar = progress_bar(cells as u64);
     bench.measure_rows(&rows)?;
     bench.measure_rows(&gate)?;
-    if !settings.pinned_only && !settings.flat && settings.filter.is_none() {
+    if !settings.pinned_only && !settings.flat && settings.pools.is_none() && settings.filter.is_none() {
         bench.measure_memory(&recipes);
     }
     bench.bar.finish_and_clear();
@@ -264,6 +269,7 @@ impl Bench<'_> {
             extra: settings.serve_args.iter().chain(more).cloned().collect(),
             tls: false,
             nodes: NODES,
+            pools: None,
         };
         let mut recipes: Vec<_> = if settings.flat {
             FLAT_NODES.map(|nodes| Recipe { peer: Peer::before(nodes), nodes, ..ours("", &[]) }).into()
@@ -272,6 +278,11 @@ impl Bench<'_> {
             let variants = settings.variants.iter().map(|(name, more)| ours(name, more));
             std::iter::once(ours("", &[])).chain(by_tls).chain(variants).chain(others).collect()
         };
+        if let Some(pools) = settings.pools {
+            recipes.retain(|recipe| matches!(recipe.peer, Peer::Switchyard { .. } | Peer::Twemproxy));
+            missing.retain(|missing| missing.peer == Peer::Twemproxy);
+            recipes.iter_mut().for_each(|recipe| (recipe.pools, recipe.nodes) = (Some(pools), self.addresses.len()));
+        }
         let wanted = |peer: &Peer| settings.only.is_empty() || settings.only.contains(&peer.to_string());
         recipes.retain(|r| wanted(&r.peer));
         missing.retain(|m| wanted(&m.peer));
@@ -415,7 +426,7 @@ impl Bench<'_> {
     }
 
     fn readings(&self, index: usize) -> Result<(Option<CpuReading>, Vec<CpuReading>)> {
-        let proxy = self.targets[index].process.as_ref().map(|p| CpuReading::of(p.id())).transpose();
+        let proxy = self.targets[index].process.as_ref().map(|p| CpuReading::with_children(p.id())).transpose();
         let proxy = proxy.with_context(|| format!("{} has ended", self.targets[index].peer))?;
         let nodes = self.nodes.iter().map(|n| CpuReading::of(n.id())).collect::<Result<_>>()?;
         Ok((proxy, nodes))

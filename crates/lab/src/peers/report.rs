@@ -16,6 +16,10 @@ const GATE_MARK: &str = "bench-peers-gate";
 /// Marks around the rows that tell whether the cost is flat.
 const FLAT_MARK: &str = "bench-peers-flat";
 
+/// Marks around the rows with twemproxy's own file: one pool, and several.
+const POOL_MARK: &str = "bench-pool";
+const POOLS_MARK: &str = "bench-pools";
+
 /// Everything, for the terminal.
 pub(super) fn text(results: &Results, goals: &[Goal]) -> String {
     let mut out = String::new();
@@ -47,7 +51,12 @@ pub(super) fn write(path: &Path, settings: &Settings, results: &Results, goals: 
         }
         Err(e) => return Err(e).with_context(|| format!("cannot read {}", path.display())),
     };
-    let open_mark = if settings.flat { FLAT_MARK } else { OPEN_MARK };
+    let open_mark = match settings.pools {
+        Some(1) => POOL_MARK,
+        Some(_) => POOLS_MARK,
+        None if settings.flat => FLAT_MARK,
+        None => OPEN_MARK,
+    };
     for (gate, mark) in [(false, open_mark), (true, GATE_MARK)] {
         if !results.rows.iter().any(|r| r.pinned == gate) {
             continue; // not measured this time: what stands there stays

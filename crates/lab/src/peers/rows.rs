@@ -98,6 +98,11 @@ pub(super) fn flat_rows() -> Vec<Row> {
     vec![GET_C50, GET_P16, GET_C512, GET_C10K]
 }
 
+/// Rows beside twemproxy with the same file.
+pub(super) fn pool_rows() -> Vec<Row> {
+    vec![GET_C50, GET_P16, GET_C512, row(false, 64, Command::Get, 16, 512)]
+}
+
 /// The gate: the proxy alone on one CPU, redis-servers and redis-benchmark on another.
 pub(super) fn gate_rows() -> Vec<Row> {
     vec![GATE_C50, GATE_C512, GATE_P16]

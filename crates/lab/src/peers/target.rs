@@ -88,6 +88,8 @@ pub(super) struct Recipe {
     pub tls: bool,
     /// It stands before the first so many of the nodes.
     pub nodes: usize,
+    /// It serves so many pools of twemproxy's configuration, where that is how it is started; the load comes to the first one.
+    pub pools: Option<usize>,
 }
 
 /// Has our router listen by TLS too, with a certificate made for it; gives the address.
@@ -146,6 +148,12 @@ impl Recipe {
         };
         match &self.peer {
             Peer::Direct => bail!("there is nothing to start without a proxy"),
+            Peer::Switchyard { .. } if self.pools.is_some() => {
+                let path = config("yml", twemproxy_config(&self.pools(address)?, nodes))?;
+                command.args(["serve", "--beside-another-router", "--workers", "1", "--twemproxy-config"]).arg(path);
+                command.args(["--admin", &process::free_address()?.to_string()]);
+                command.arg("--state-dir").arg(folder.join(format!("{name}-state"))).args(&self.extra);
+            }
             Peer::Switchyard { .. } => {
                 let state = folder.join(format!("{name}-state"));
                 // All that are measured share the nodes.
@@ -161,7 +169,7 @@ impl Recipe {
             }
             Peer::Twemproxy => {
                 let stats = process::free_port()?.to_string();
-                let path = config("yml", twemproxy_config(address, nodes))?;
+                let path = config("yml", twemproxy_config(&self.pools(address)?, nodes))?;
                 command.arg("-c").arg(path).args(["-s", &stats, "-a", "127.0.0.1", "-v", "2"]);
             }
             Peer::Envoy => {
@@ -177,6 +185,12 @@ impl Recipe {
             }
         }
         Ok(command)
+    }
+
+    /// The addresses of its pools.
+    fn pools(&self, first: SocketAddr) -> Result<Vec<SocketAddr>> {
+        let others = 1..self.pools.unwrap_or(1);
+        std::iter::once(Ok(first)).chain(others.map(|_| process::free_address())).collect()
     }
 
     /// The first line of what it prints when asked for its version, without its name's path.
@@ -212,10 +226,19 @@ fn check(address: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-fn twemproxy_config(address: SocketAddr, nodes: &[SocketAddr]) -> String {
-    let servers: String = nodes.iter().enumerate().map(|(i, node)| format!("    - {node}:1 node{i}\n")).collect();
+/// Each pool has its share of the nodes.
+fn twemproxy_config(pools: &[SocketAddr], nodes: &[SocketAddr]) -> String {
+    let of_pool = nodes.len() / pools.len();
+    let pool = |(number, (address, nodes)): (usize, (&SocketAddr, &[SocketAddr]))| {
+        let servers: String = nodes.iter().enumerate().map(|(i, node)| format!("    - {node}:1 node{i}\n")).collect();
+        twemproxy_pool(number, *address, &servers)
+    };
+    pools.iter().zip(nodes.chunks(of_pool)).enumerate().map(pool).collect()
+}
+
+fn twemproxy_pool(number: usize, address: SocketAddr, servers: &str) -> String {
     format!(
-        "bench:\n  listen: {address}\n  redis: true\n  hash: fnv1a_64\n  distribution: ketama\n  preconnect: true\n  \
+        "bench{number}:\n  listen: {address}\n  redis: true\n  hash: fnv1a_64\n  distribution: ketama\n  preconnect: true\n  \
          auto_eject_hosts: false\n  backlog: 1024\n  servers:\n{servers}"
     )
 }
@@ -273,7 +296,7 @@ mod tests {
     fn configurations_name_the_nodes() {
         let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
         let nodes = [at(7001), at(7002)];
-        for text in [twemproxy_config(at(9), &nodes), predixy_config(at(9), &nodes)] {
+        for text in [twemproxy_config(&[at(9)], &nodes), predixy_config(at(9), &nodes)] {
             for part in ["127.0.0.1:9", "127.0.0.1:7001", "127.0.0.1:7002"] {
                 assert!(text.contains(part), "{part} in\n{text}");
             }

@@ -11,7 +11,7 @@ use crate::topology::NodeId;
 pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, over: &[NodeId], policy: Policy) -> Plan {
     let recent: BTreeSet<&[u8]> = previous.keys.iter().map(|key| &**key).collect();
     let mut loads: BTreeMap<NodeId, f64> = fleet.nodes.iter().map(|(id, place)| (*id, place.load)).collect();
-    let mut steps = Vec::new();
+    let (mut steps, mut price) = (Vec::new(), Price::default());
     for node in over {
         // The cooldown is ours: without one the printed loop has a key go round for ever.
         let may = |key: &&KeyAt| key.at == *node && key.stays.is_none() && !recent.contains(&*key.key) && key.load() > 0.0;
@@ -36,7 +36,8 @@ pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, o
                 Policy::MakrisFfd => fits().or_else(roomiest),
                 Policy::MakrisSafe | Policy::Switchyard => fits(),
             };
-            let Some(to) = to else { continue };
+            let Some(to) = to.filter(|_| price.bytes + key.bytes <= problem.knobs.bytes_max) else { continue };
+            price.add_key(key.bytes);
             *loads.entry(*node).or_default() -= key.load();
             *loads.entry(to).or_default() += key.load();
             let what = What::Key { key: key.key.clone(), slot: key.slot, is_cold: false };
@@ -54,7 +55,5 @@ pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, o
         (.., true) => Verdict::Relieved,
         (.., false) => Verdict::Partly,
     };
-    let bytes: u64 = steps.iter().map(|step| step.bytes).sum();
-    let price = Price { bytes, keys: steps.len(), slots: 0, total: bytes as f64 };
     Plan { verdict, steps, price, nodes, alternatives: Vec::new(), advice: advice(problem, fleet, over, is_relieved) }
 }

@@ -16,6 +16,7 @@
 mod makris;
 mod planted;
 mod remedies;
+mod review;
 
 use std::collections::BTreeMap;
 
@@ -24,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use crate::topology::{NodeId, Slot};
 pub use planted::Bug;
 use planted::Planted;
+pub use review::{Review, fullest_at, nodes_of, review, take_back};
 
 /// The name of a key.
 pub type Name = Box<[u8]>;
@@ -67,7 +69,7 @@ pub struct Node {
 pub enum State {
     /// It may.
     Ready,
-    /// A move is under way; nothing else is begun there.
+    /// Nothing is begun there now: a move is under way, or a move was just refused.
     Busy,
     /// It cannot be used.
     Down,
@@ -254,6 +256,12 @@ pub struct Price {
     pub total: f64,
 }
 
+impl Price {
+    fn add_key(&mut self, bytes: u64) {
+        (self.keys, self.bytes, self.total) = (self.keys + 1, self.bytes + bytes, self.total + bytes as f64);
+    }
+}
+
 /// A node before and after.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outlook {
@@ -349,14 +357,6 @@ fn solve_with(problem: &Problem, previous: &Previous, planted: Planted) -> Plan 
     }
 }
 
-/// The fullest node that may give and take, as a part of its limit; those with next to nothing to do do not count.
-#[must_use]
-pub fn fullest(problem: &Problem) -> f64 {
-    let fleet = Fleet::of(problem, Planted::default());
-    let counts = |place: &&Place<'_>| matches!(place.node.state, State::Ready | State::Busy) && place.load >= fleet.least;
-    fleet.nodes.values().filter(counts).map(|place| place.fullness(place.load)).fold(0.0, f64::max)
-}
-
 /// The nodes, with what each may have.
 #[derive(Clone, Debug)]
 struct Fleet<'p> {
@@ -391,7 +391,8 @@ impl<'p> Fleet<'p> {
                 (_, 0.0) => (0.0, 0.0),
                 (Some(capacity), _) => (capacity * (1.0 - headroom), capacity * (1.0 - headroom * 1.5).max(0.0)),
                 (None, weight) => {
-                    let share = all * weight / weights;
+                    // A fleet without load has room, too: slots without load may go anywhere.
+                    let share = all.max(1.0) * weight / weights;
                     (share * (1.0 + headroom), share * (1.0 + headroom / 2.0))
                 }
             };
@@ -408,7 +409,8 @@ impl<'p> Fleet<'p> {
             State::Ready => {
                 let was_over = previous.over.contains(&place.node.id) || self.planted.is(Bug::Oscillation);
                 let most = if was_over { place.goal } else { place.limit };
-                place.load.min(place.node.lasting) > most && place.load >= self.least
+                // A node of weight 0 gets nothing. Only its drain takes what it has.
+                place.limit > 0.0 && place.load.min(place.node.lasting) > most && place.load >= self.least
             }
         };
         let mut over: Vec<&Place<'_>> = self.nodes.values().filter(|place| is_over(place)).collect();

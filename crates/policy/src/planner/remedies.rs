@@ -23,7 +23,7 @@ const GRAIN: f64 = 1e-4;
 /// A key with less than such a part of a node's limit is not worth an exception.
 const KEY_GRAIN: f64 = 0.005;
 
-/// A plan that leaves some node over its limit has to lower the fullest one so much.
+/// A plan that leaves a node over its limit has to lower its load so much.
 const HELPS: f64 = 0.98;
 
 /// A search looks at so many of the largest pieces and of the roomiest targets, and takes so many steps.
@@ -89,14 +89,17 @@ struct Attempt<'p> {
     relieves: bool,
     /// The fullest node afterwards.
     fullest: f64,
+    /// The sum of the parts by which nodes stay over their limits.
+    excess: f64,
 }
 
 pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, over: &[NodeId]) -> Plan {
-    let homecoming = homecoming(problem, previous, fleet, over);
     if over.is_empty() {
-        let nodes = fleet.outlook(&homecoming);
-        let advice = advice(problem, fleet, over, true);
-        return Plan { verdict: Verdict::Fine, price: price_of(&homecoming), steps: homecoming, nodes, alternatives: Vec::new(), advice };
+        let steps = homecoming(problem, previous, fleet, over, Price::default());
+        let mut price = Price::default();
+        steps.iter().for_each(|step| price.add_key(step.bytes));
+        let (nodes, advice) = (fleet.outlook(&steps), advice(problem, fleet, over, true));
+        return Plan { verdict: Verdict::Fine, price, steps, nodes, alternatives: Vec::new(), advice };
     }
     let mut attempts: Vec<Attempt<'_>> =
         [Way::KeysFirst, Way::Cheapest, Way::Slots, Way::CheapSlots].map(|way| attempt(problem, previous, fleet, over, way)).into();
@@ -104,11 +107,10 @@ pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, o
         attempts.push(attempt(problem, previous, fleet, over, Way::Search));
     }
     attempts.sort_by(|one, other| {
-        let order = |attempt: &Attempt<'_>| if attempt.relieves { (0, attempt.price.total) } else { (1, attempt.fullest) };
+        let order = |attempt: &Attempt<'_>| if attempt.relieves { (0, attempt.price.total) } else { (1, attempt.excess) };
         let ((one_kind, one), (other_kind, other)) = (order(one), order(other));
         one_kind.cmp(&other_kind).then(one.total_cmp(&other))
     });
-    let before = over.iter().map(|id| fleet.nodes[id].fullness(fleet.nodes[id].load)).fold(0.0, f64::max);
     let alternatives = attempts.iter().skip(1).map(|attempt| Alternative {
         way: attempt.way,
         relieves: attempt.relieves,
@@ -116,19 +118,21 @@ pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, o
         fullest: attempt.fullest.min(f64::MAX),
     });
     let alternatives = alternatives.collect();
-    let best = attempts.swap_remove(0);
-    let helps = best.relieves || best.fullest < before * HELPS || (before.is_infinite() && !best.shifts.is_empty());
-    let verdict = match (best.relieves, helps && !best.shifts.is_empty()) {
+    let Attempt { shifts, mut price, relieves, .. } = attempts.swap_remove(0);
+    let verdict = match (relieves, shifts.is_empty()) {
         (true, _) => Verdict::Relieved,
-        (false, true) => Verdict::Partly,
-        (false, false) => Verdict::NoneFound,
+        (false, false) => Verdict::Partly,
+        (false, true) => Verdict::NoneFound,
     };
-    let shifts = if verdict == Verdict::NoneFound { Vec::new() } else { best.shifts };
     assert_no_harm(problem, previous, fleet, &shifts);
     let mut steps = steps_of(&shifts);
-    let price = if steps.is_empty() { Price::default() } else { best.price };
     let at_work: BTreeSet<NodeId> = steps.iter().flat_map(|step| [step.from, step.to]).collect();
-    steps.extend(homecoming.into_iter().filter(|step| !at_work.contains(&step.from) && !at_work.contains(&step.to)));
+    for step in homecoming(problem, previous, fleet, over, price) {
+        if !at_work.contains(&step.from) && !at_work.contains(&step.to) {
+            price.add_key(step.bytes);
+            steps.push(step);
+        }
+    }
     let nodes = fleet.outlook(&steps);
     let advice = advice(problem, fleet, over, verdict == Verdict::Relieved);
     Plan { verdict, steps, price, nodes, alternatives, advice }
@@ -167,6 +171,8 @@ struct Filling<'p, 'f> {
     bytes_left: u64,
     /// No two moves have a slot in common.
     slots: BTreeSet<Slot>,
+    /// The pieces of each node that leaves: all have to go.
+    leaving: BTreeMap<NodeId, usize>,
     shifts: Vec<Shift<'p>>,
 }
 
@@ -178,6 +184,7 @@ fn attempt<'p>(problem: &'p Problem, previous: &Previous, fleet: &Fleet<'p>, ove
         keys_left: problem.knobs.keys_max,
         bytes_left: problem.knobs.bytes_max,
         slots: BTreeSet::new(),
+        leaving: BTreeMap::new(),
         shifts: Vec::new(),
     };
     let forgets = |_: &&Previous| !fleet.planted.is(Bug::ForgottenCooldown);
@@ -209,6 +216,7 @@ fn attempt<'p>(problem: &'p Problem, previous: &Previous, fleet: &Fleet<'p>, ove
             pieces.push(Piece::Slot(slot, load));
         }
     }
+    filling.leaving = by_node.iter().filter(|(id, _)| is_left(**id)).map(|(id, pieces)| (*id, pieces.len())).collect();
     let by_load = |one: &Piece<'_>, other: &Piece<'_>| other.load().total_cmp(&one.load());
     if way == Way::Search {
         let of_node = |(id, pieces): (NodeId, Vec<Piece<'p>>)| pieces.into_iter().map(move |piece| (id, piece));
@@ -395,8 +403,11 @@ impl<'p> Filling<'p, '_> {
         fitting.min_by(|one, other| fullness(one).total_cmp(&fullness(other))).map(|(place, _)| place.node.id)
     }
 
-    fn ended(self, way: Way, over: &[NodeId]) -> Attempt<'p> {
-        let fullness = |id: &NodeId| self.fleet.nodes[id].fullness(self.loads[id].max(0.0));
+    fn ended(mut self, way: Way, over: &[NodeId]) -> Attempt<'p> {
+        let relieves = over.iter().all(|id| self.excess(*id) <= 0.0) || self.fleet.planted.is(Bug::InfeasibleTakenForFeasible);
+        if !relieves {
+            self.keep_what_helps(over);
+        }
         let mut sources: BTreeMap<NodeId, f64> = BTreeMap::new();
         let mut price = Price::default();
         for shift in &self.shifts {
@@ -411,18 +422,35 @@ impl<'p> Filling<'p, '_> {
             }
         }
         price.total += sources.values().sum::<f64>();
-        let is_done = |id: &NodeId| match self.fleet.nodes[id].node.state {
-            // Pieces without load move, too.
-            State::Leaving => self.loads[id] <= self.fleet.least.min(1.0),
-            _ => fullness(id) <= 1.0,
-        };
-        Attempt {
-            way,
-            relieves: over.iter().all(is_done) || self.fleet.planted.is(Bug::InfeasibleTakenForFeasible),
-            fullest: over.iter().map(fullness).fold(0.0, f64::max),
-            price,
-            shifts: self.shifts,
+        let fullest = over.iter().map(|id| self.fullness(*id)).fold(0.0, f64::max);
+        let excess = over.iter().map(|id| self.excess(*id)).sum();
+        Attempt { way, relieves, fullest, excess, price, shifts: self.shifts }
+    }
+
+    fn fullness(&self, id: NodeId) -> f64 {
+        self.fleet.nodes[&id].fullness(self.loads[&id].max(0.0))
+    }
+
+    /// The part by which a node is still over its limit, or of its pieces that stay where it leaves.
+    fn excess(&self, id: NodeId) -> f64 {
+        match self.leaving.get(&id) {
+            Some(pieces) => (pieces - self.shifts.iter().filter(|shift| shift.from == id).count()) as f64 / (*pieces).max(1) as f64,
+            None => (self.fullness(id) - 1.0).max(0.0),
         }
+    }
+
+    /// Moves that do not help the node that they leave are not worth their price. One node that nothing helps is no reason to leave the others as they are.
+    fn keep_what_helps(&mut self, over: &[NodeId]) {
+        let helps = |id: NodeId| {
+            let is_lower = || self.fullness(id) <= (self.fleet.nodes[&id].fullness_before() * HELPS).max(1.0);
+            // Others may have counted on the room that it made.
+            self.leaving.contains_key(&id) || is_lower() || self.shifts.iter().any(|shift| shift.to == id)
+        };
+        let useless: BTreeSet<NodeId> = over.iter().copied().filter(|id| !helps(*id)).collect();
+        let (kept, back) = std::mem::take(&mut self.shifts).into_iter().partition(|shift| !useless.contains(&shift.from));
+        self.shifts = kept;
+        let back: Vec<Shift<'p>> = back;
+        back.into_iter().for_each(|shift| self.give_back(shift));
     }
 }
 
@@ -451,8 +479,10 @@ fn steps_of(shifts: &[Shift<'_>]) -> Vec<Step> {
     steps
 }
 
-/// Keys that have grown cold go home, where they find room.
-fn homecoming(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, over: &[NodeId]) -> Vec<Step> {
+/// Keys that have grown cold go home, where they find room, and as far as the budget goes that other moves have left.
+fn homecoming(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, over: &[NodeId], spent: Price) -> Vec<Step> {
+    let (keys_max, mut bytes_left) =
+        (problem.knobs.keys_max.saturating_sub(spent.keys), problem.knobs.bytes_max.saturating_sub(spent.bytes));
     let recent: BTreeSet<&Name> = previous.keys.iter().collect();
     let mut taken: BTreeMap<NodeId, u64> = BTreeMap::new();
     let mut loads: BTreeMap<NodeId, f64> = BTreeMap::new();
@@ -467,21 +497,20 @@ fn homecoming(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, over: &
             && !recent.contains(&key.key)
     };
     let mut steps = Vec::new();
-    for key in problem.keys.iter().filter(may).take(problem.knobs.keys_max) {
+    for key in problem.keys.iter().filter(may) {
+        if steps.len() >= keys_max {
+            break;
+        }
         let place = &fleet.nodes[&key.home];
         let load = loads.entry(key.home).or_insert(place.load);
         let bytes = taken.entry(key.home).or_default();
-        if (*load + key.load() > place.goal && key.load() > 0.0) || !place.has_memory(*bytes, key.bytes) {
+        if (*load + key.load() > place.goal && key.load() > 0.0) || !place.has_memory(*bytes, key.bytes) || key.bytes > bytes_left {
             continue;
         }
+        bytes_left -= key.bytes;
         (*load, *bytes) = (*load + key.load(), *bytes + key.bytes);
         let what = What::Key { key: key.key.clone(), slot: key.slot, is_cold: true };
         steps.push(Step { what, from: key.at, to: key.home, load: key.load(), bytes: key.bytes });
     }
     steps
-}
-
-fn price_of(steps: &[Step]) -> Price {
-    let bytes = steps.iter().map(|step| step.bytes).sum();
-    Price { bytes, keys: steps.len(), slots: 0, total: bytes as f64 }
 }

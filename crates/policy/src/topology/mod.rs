@@ -23,7 +23,7 @@ pub use exceptions::{EXCEPTION_BYTES_MAX, EXCEPTIONS_MAX, TooManyExceptions};
 pub use first::{First, Fit, Sample, judge};
 pub use hashes::Hash;
 pub use overlay::Overlay;
-pub use place::{MAX_NODES, OverlayError, PartsError, PlaceError, Placed};
+pub use place::{LaidOver, MAX_NODES, OverlayError, PartsError, PlaceError, Placed};
 pub use placement::{OtherPlacement, Placement};
 pub use slot::{SLOT_COUNT, Slot, crc16_slot};
 pub use transit::{MoveId, Stage, TooManyTransits, Transit};

@@ -18,6 +18,8 @@ pub struct Overlay {
     pub continuum: Continuum,
     /// Numbers that were free, each with the owner of all that it has got.
     pub split: Vec<(Slot, NodeId)>,
+    /// The same numbers, each with a slot that it has a part of.
+    pub parts: Vec<(Slot, Slot)>,
     /// Slots that the new list gives to another server than the old one did, ascending.
     pub changed: Vec<Slot>,
 }
@@ -85,7 +87,8 @@ impl Continuum {
         let slots: Vec<Slot> = cut.iter().map(|part| number_of.get(part).copied().unwrap_or(part.0)).collect();
         let (points, slots) = if points.is_empty() { (points, slots) } else { merged(&points, &slots) };
         let continuum = Self::of_parts(*self.scheme(), servers, new_homes, Table::new(points, slots));
-        Ok(Overlay { continuum, split, changed })
+        let parts = number_of.into_iter().map(|((old, _), new)| (new, old)).collect();
+        Ok(Overlay { continuum, split, parts, changed })
     }
 }
 
@@ -232,6 +235,7 @@ mod tests {
                     let (old, new) = (now.slot_of(key), overlay.continuum.slot_of(key));
                     prop_assert_eq!(published[new.index()], owners[old.index()], "publishing moves no key");
                     prop_assert!(new == old || new.index() >= now.slots(), "a number in use gets no new keys");
+                    prop_assert!(new == old || overlay.parts.contains(&(new, old)), "it is known of which slot a new number is a part");
                     prop_assert_eq!(home(&overlay.continuum, key), home(&fresh, key));
                     let moves = home(&now, key) != home(&fresh, key);
                     prop_assert_eq!(overlay.changed.binary_search(&new).is_ok(), moves, "what moves is what differs");

@@ -203,6 +203,17 @@ impl fmt::Display for PartsError {
 
 impl std::error::Error for PartsError {}
 
+/// A topology after a list of servers was laid over it ([`Topology::laid_over`]).
+#[derive(Clone, Debug)]
+pub struct LaidOver {
+    /// The topology.
+    pub topology: Topology,
+    /// New numbers of slots, each with a slot that it has a part of.
+    pub parts: Vec<(Slot, Slot)>,
+    /// The slots that the list gives to other servers than before, and these servers.
+    pub goals: Vec<(Slot, NodeId)>,
+}
+
 impl Topology {
     /// The first placement: every node gets one contiguous range, and their sizes differ by at most one slot.
     ///
@@ -249,17 +260,16 @@ impl Topology {
         Self { placement, ..self }
     }
 
-    /// The next topology, one epoch higher, after the list of these servers was laid over its continuum, and where each slot goes that the new list gives
-    /// to another server. No key has another owner by it. Nodes of all the servers' names are there already.
+    /// The next topology, one epoch higher, after the list of these servers was laid over its continuum. No key has another owner by it. Nodes of all the servers' names are there already.
     ///
     /// # Errors
     /// If it has no continuum, something moves, a server is no node, or as [`Continuum::overlaid`].
-    pub fn laid_over(&self, servers: impl IntoIterator<Item = Server>) -> Result<(Self, Vec<(Slot, NodeId)>), OverlayError> {
+    pub fn laid_over(&self, servers: impl IntoIterator<Item = Server>) -> Result<LaidOver, OverlayError> {
         let Placement::Continuum(continuum) = &self.placement else { return Err(OverlayError::NoContinuum) };
         if !self.is_settled() {
             return Err(OverlayError::Moving);
         }
-        let Overlay { continuum, split, changed } =
+        let Overlay { continuum, split, parts, changed } =
             continuum.overlaid(servers, |slot| self.owner(slot)).map_err(OverlayError::Continuum)?;
         let numbers: BTreeMap<&str, NodeId> = self.nodes.iter().map(|node| (node.name.as_str(), node.id)).collect();
         if let Some(server) = continuum.servers().iter().find(|server| !numbers.contains_key(server.name.as_str())) {
@@ -271,7 +281,7 @@ impl Topology {
             next.owners[slot.index()] = owner;
         }
         next.sort_exceptions_anew();
-        Ok((next, goals))
+        Ok(LaidOver { topology: next, parts, goals })
     }
 
     /// Reconciles the stored topology, if there is one, with the nodes that the user wants.

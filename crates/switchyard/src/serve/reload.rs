@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use switchyard_control::admin::{self, Access, AdminAccess, AdminTls};
 use switchyard_control::failover::{self, Observer, Watched};
-use switchyard_control::members::{FleetFacts, MemberChange, NodeList, keep_places, leaving, recall, remember};
+use switchyard_control::members::{FleetFacts, MemberChange, NodeList, keep_places, leaving, put_back, recall, remember};
 use switchyard_control::nodes::NodeConnection;
 use switchyard_control::placement;
 use switchyard_control::{Fleet, Running};
@@ -110,15 +110,12 @@ impl Reloader {
         let listed = self.read.node_names();
         let store = Arc::clone(self.fleet.placement.store());
         let said = |error: anyhow::Error| format!("{error:#}");
+        let before = recall(&store, &listed).map_err(said)?;
         remember(&store, &listed, Some(change)).map_err(said)?;
         self.apply_read(self.read.clone(), running, Some(change)).map(drop).map_err(|problems| {
             // What was refused is not to come back with the next reload.
-            let back = match change {
-                MemberChange::Add(name) => MemberChange::Remove(name.clone()),
-                MemberChange::Remove(name) => MemberChange::Add(name.clone()),
-            };
-            let undone = remember(&store, &listed, Some(&back)).map(drop).map_err(said);
-            problems.into_iter().chain(undone.err()).collect::<Vec<_>>().join("; ")
+            let undone = put_back(&store, &before).map_err(said).err();
+            problems.into_iter().chain(undone).collect::<Vec<_>>().join("; ")
         })
     }
 

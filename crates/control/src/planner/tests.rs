@@ -1,0 +1,216 @@
+use switchyard_policy::planner::{KeyAt, Price};
+
+use super::*;
+
+/// A planner that acts, at a window of 3 s, and the time of its first look.
+struct Bench {
+    _dir: tempfile::TempDir,
+    planner: Planner,
+    now: Instant,
+}
+
+/// Limits are 900. Node 0 has a key of 400 requests that fits at node 1.
+fn problem(loads: [f64; 2], at: u16) -> Problem {
+    let node = |(id, load): (u16, f64)| Node {
+        id: NodeId(id),
+        load,
+        lasting: load,
+        weight: 1,
+        capacity: Some(1000.0),
+        memory: None,
+        keys: 10,
+        state: State::Ready,
+    };
+    let (slot, at, home) = (Slot::new(7).expect("a slot"), NodeId(at), NodeId(0));
+    let key =
+        KeyAt { key: b"k"[..].into(), slot, at, home, reads: 0.0, writes: 400.0, copied: 0.0, bytes: 100, is_cold: false, stays: None };
+    let knobs = Knobs { least: 100.0, ..Knobs::default() };
+    Problem { nodes: [(0, loads[0]), (1, loads[1])].map(node).to_vec(), slots: Vec::new(), keys: vec![key], knobs }
+}
+
+/// Too much at node 0; and after the key has gone, as much at node 1.
+fn before() -> Problem {
+    problem([1100.0, 300.0], 0)
+}
+fn worse() -> Problem {
+    problem([500.0, 1300.0], 1)
+}
+
+const SETTLED: Duration = Duration::from_secs(10);
+
+impl Bench {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let planner = Planner::open(Arc::new(RedbStore::open(dir.path()).expect("a store"))).expect("a planner");
+        planner.tune(&PlannerConfig { mode: Mode::On, ..PlannerConfig::default() });
+        Self { _dir: dir, planner, now: Instant::now() }
+    }
+
+    /// Looks once more, when everything has settled. Moves are over.
+    fn look(&mut self, problem: &Problem) -> Next {
+        self.now += SETTLED;
+        self.planner.step(self.now, problem, Previous::default(), |_| false)
+    }
+
+    /// The decision of the next look, which is begun.
+    fn begins(&mut self, problem: &Problem) -> u64 {
+        let Next::Begin(id, plan) = self.look(problem) else { panic!("nothing is begun") };
+        self.begin(id, &plan, problem);
+        id
+    }
+
+    fn begin(&mut self, id: u64, plan: &Plan, problem: &Problem) {
+        self.planner.begun(self.now, id, fullest_at(problem, &nodes_of(&plan.steps)), vec![MoveId(id)]);
+    }
+
+    /// The moves of what is at work end, and it is compared.
+    fn compare(&mut self, problem: &Problem) -> Next {
+        assert!(matches!(self.look(problem), Next::Rest), "the load settles");
+        self.look(problem)
+    }
+
+    fn outcome(&self, id: u64) -> String {
+        self.planner.decision(id).and_then(|decision| decision.outcome).unwrap_or_default()
+    }
+}
+
+#[test]
+fn a_decision_that_did_not_help_is_taken_back_once() {
+    let mut bench = Bench::new();
+    let first = bench.begins(&before());
+    let Next::Begin(second, plan) = bench.compare(&worse()) else { panic!("it is taken back") };
+    assert_eq!((plan.steps[0].from, plan.steps[0].to), (NodeId(1), NodeId(0)));
+    assert!(bench.outcome(first).ends_with("it did not help, and is taken back"), "{}", bench.outcome(first));
+    bench.begin(second, &plan, &worse());
+    // That does not help either: it is no decision to be taken back in turn.
+    bench.compare(&problem([1300.0, 900.0], 0));
+    assert!(bench.outcome(second).starts_with("the fullest of its nodes went"), "{}", bench.outcome(second));
+    let takes_back = bench.planner.decisions().into_iter().filter(|(_, decision)| Planner::takes_back(&decision.by)).count();
+    assert_eq!(takes_back, 1);
+}
+
+#[test]
+fn what_people_ask_for_is_never_taken_back() {
+    let mut bench = Bench::new();
+    let plan = solve(&before(), &Previous::default());
+    let id = bench.planner.asked("a person", before(), Previous::default(), plan.clone());
+    bench.begin(id, &plan, &before());
+    // The planner looks for a plan of its own, and the key stays for a minute.
+    bench.compare(&worse());
+    assert!(bench.outcome(id).starts_with("the fullest of its nodes went"), "{}", bench.outcome(id));
+    assert!(bench.planner.decisions().iter().all(|(_, decision)| !Planner::takes_back(&decision.by)));
+    assert_eq!(bench.planner.inner().kept.failures, 0);
+}
+
+#[test]
+fn nothing_is_taken_back_once_it_may_not_act() {
+    for stop in [
+        (|planner: &Planner| planner.switch(true).expect("is kept")) as fn(&Planner),
+        |planner| planner.tune(&PlannerConfig { mode: Mode::Observe, ..PlannerConfig::default() }),
+        |planner| planner.tune(&PlannerConfig { mode: Mode::Off, ..PlannerConfig::default() }),
+    ] {
+        let mut bench = Bench::new();
+        let id = bench.begins(&before());
+        stop(&bench.planner);
+        assert!(!bench.planner.is_idle(), "it still compares");
+        assert!(matches!(bench.compare(&worse()), Next::Rest));
+        assert!(bench.outcome(id).ends_with("stays: the planner does not act now"), "{}", bench.outcome(id));
+    }
+}
+
+#[test]
+fn three_failures_stop_it_until_people_say_so() {
+    let mut bench = Bench::new();
+    for _ in 0..FAILURES_MAX {
+        assert!(bench.planner.rests().1.is_none());
+        bench.begins(&before());
+        let Next::Begin(id, plan) = bench.compare(&worse()) else { panic!("it is taken back") };
+        bench.begin(id, &plan, &worse());
+        bench.compare(&problem([850.0, 300.0], 0));
+    }
+    let store = Arc::clone(&bench.planner.store);
+    let again = Planner::open(store).expect("opens again");
+    for planner in [&bench.planner, &again] {
+        assert!(planner.rests().1.is_some_and(|why| why.contains("did not help")));
+    }
+    assert!(matches!(bench.look(&before()), Next::Rest));
+    bench.planner.switch(false).expect("is kept");
+    bench.begins(&before());
+}
+
+#[test]
+fn the_budget_of_a_minute_comes_back_after_it() {
+    let mut bench = Bench::new();
+    bench.planner.tune(&PlannerConfig { mode: Mode::On, keys_per_minute: 1, bytes_per_hour: 100, ..PlannerConfig::default() });
+    bench.begins(&before());
+    let left = |after: u64| {
+        let mut inner = bench.planner.inner();
+        let at = bench.now + Duration::from_secs(after);
+        inner.forget(at);
+        let knobs = inner.knobs(at);
+        (knobs.keys_max, knobs.bytes_max)
+    };
+    assert_eq!([left(59), left(61), left(3601)], [(0, 0), (1, 0), (1, 100)]);
+}
+
+#[test]
+fn a_restart_remembers_budgets_cooldowns_and_what_is_at_work() {
+    let mut bench = Bench::new();
+    let id = bench.begins(&before());
+    let again = Planner::open(Arc::clone(&bench.planner.store)).expect("opens again");
+    again.tune(&PlannerConfig { mode: Mode::On, keys_per_minute: 1, ..PlannerConfig::default() });
+    let now = Instant::now();
+    {
+        let inner = again.inner();
+        assert_eq!((inner.knobs(now).keys_max, inner.keys.contains_key(&b"k"[..])), (0, true));
+    }
+    // Its moves go on: nothing else is begun, and nobody takes it for done.
+    assert!(matches!(again.step(now, &before(), Previous::default(), |id| id == MoveId(1)), Next::Rest));
+    let later = now + LONG + SETTLED;
+    assert!(again.inner().waits(later).is_some_and(|why| why.contains("decision 1")));
+    again.step(later, &problem([700.0, 700.0], 1), Previous::default(), |_| false);
+    again.step(later + SETTLED, &problem([700.0, 700.0], 1), Previous::default(), |_| false);
+    let outcome = again.decision(id).and_then(|decision| decision.outcome);
+    assert_eq!(outcome.as_deref(), Some("the fullest of its nodes went from 122 to 78 % of its limit"));
+}
+
+#[test]
+fn a_refusal_rests_its_node_and_sets_no_cooldown() {
+    let mut bench = Bench::new();
+    let Next::Begin(id, _) = bench.look(&before()) else { panic!("nothing is begun") };
+    bench.planner.refused(bench.now, id, [NodeId(1)], "it is full");
+    assert_eq!(bench.outcome(id), "refused: it is full");
+    let rests = |after: Duration| {
+        let inner = bench.planner.inner();
+        inner.refused.get(&NodeId(1)).is_some_and(|(until, _)| bench.now + after < *until)
+    };
+    assert!(rests(REFUSED_RESTS / 2) && !rests(REFUSED_RESTS));
+    bench.planner.refused(bench.now, id, [NodeId(1)], "it is full");
+    assert!(rests(REFUSED_RESTS) && !rests(REFUSED_RESTS * 2));
+    assert!(bench.planner.inner().keys.is_empty() && bench.planner.inner().spent.is_empty());
+}
+
+#[test]
+fn a_homecoming_is_over_when_its_moves_are() {
+    let mut bench = Bench::new();
+    let mut cold = problem([500.0, 500.0], 1);
+    (cold.keys[0].is_cold, cold.keys[0].writes) = (true, 1.0);
+    let id = bench.begins(&cold);
+    let is_open = |_: MoveId| true;
+    assert!(matches!(bench.planner.step(bench.now, &before(), Previous::default(), is_open), Next::Rest));
+    assert_eq!(bench.outcome(id), "");
+    bench.look(&problem([500.0, 500.0], 0));
+    assert_eq!(bench.outcome(id), "done");
+}
+
+#[test]
+fn an_unreadable_decision_stops_no_start() {
+    let bench = Bench::new();
+    let plan = solve(&before(), &Previous::default());
+    assert_eq!(plan.price, Price { keys: 1, ..plan.price });
+    bench.planner.asked("a person", before(), Previous::default(), plan.clone());
+    bench.planner.asked("a person", before(), Previous::default(), plan);
+    crate::store::save_as(&*bench.planner.store, "planner-decision-1", &"no decision").expect("is saved");
+    let again = Planner::open(Arc::clone(&bench.planner.store)).expect("opens again");
+    assert_eq!(again.decisions().iter().map(|(id, _)| *id).collect::<Vec<_>>(), [2]);
+}
