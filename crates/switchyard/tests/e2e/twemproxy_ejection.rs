@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use rustix::process::Signal;
 use serde_json::Value as Json;
 use tempfile::TempDir;
 
@@ -45,15 +46,19 @@ impl Pool {
         let nodes: Vec<Node> = (0..3).map(|_| Node::start(&NodeOptions::default())).collect();
         let pool =
             Pool { dir: TempDir::new().expect("a directory"), nodes, listen: ports::free(), admin: ports::free(), stats: ports::free() };
-        let servers: String =
-            pool.nodes.iter().enumerate().map(|(n, node)| format!("   - {}:{} s{n}\n", node.address(), 1 + n % 2)).collect();
         let text = format!(
             "pool:\n  listen: 127.0.0.1:{}\n  hash: murmur\n  distribution: {distribution}\n  redis: true\n  timeout: 1000\n  auto_eject_hosts: true\n  \
-             server_failure_limit: 2\n  server_retry_timeout: 1000\n  servers:\n{servers}",
+             server_failure_limit: 2\n  server_retry_timeout: 1000\n  servers:\n",
             pool.listen
         );
-        std::fs::write(pool.file(), text).expect("written");
+        std::fs::write(pool.file(), text + &pool.servers(3)).expect("written");
         pool
+    }
+
+    /// The lines of the first so many servers.
+    fn servers(&self, count: usize) -> String {
+        let line = |(n, node): (usize, &Node)| format!("   - {}:{} s{n}\n", node.address(), 1 + n % 2);
+        self.nodes.iter().enumerate().take(count).map(line).collect()
     }
 
     fn file(&self) -> PathBuf {
@@ -202,6 +207,11 @@ fn eject_and_return(distribution: &str, lose: impl Fn(&mut Node), find: impl Fn(
         goes_on(rounds);
         // It comes back with this, which is old by then.
         assert_eq!(pool.nodes[1].cmd("SAVE"), ok());
+        // The others have old values of its keys, too.
+        let strays: Vec<String> = last.iter().take(20).flat_map(|key| [name(*key), "0".to_owned()]).collect();
+        for other in [0, 2] {
+            assert_eq!(pool.nodes[other].client().call(&[&["MSET".to_owned()], &strays[..]].concat()), ok());
+        }
         goes_on(rounds);
         lose(&mut pool.nodes[1]);
         logged(&router, "node s1 is ejected:");
@@ -216,6 +226,11 @@ fn eject_and_return(distribution: &str, lose: impl Fn(&mut Node), find: impl Fn(
         goes_on(rounds);
         are_served(listen, &last);
     });
+    for other in [0, 2] {
+        // At a server that did not stand in for them they are still.
+        let strays: Vec<String> = of_lost.iter().take(20).map(|key| name(*key)).collect();
+        pool.nodes[other].client().call(&[&["DEL".to_owned()], &strays[..]].concat());
+    }
     for (server, keys) in before.iter().enumerate() {
         assert_eq!(&pool.keys_of(server), keys, "the keys of s{server} are where they were, and nowhere else");
     }
@@ -293,4 +308,37 @@ fn the_last_live_server_is_never_ejected() {
         assert_eq!(client.call(&["GET", &name(key)]).text(), "2", "{}", name(key));
     }
     assert_eq!(pool.nodes.iter().map(|node| node.cmd("DBSIZE").int()).sum::<i64>(), KEYS as i64);
+}
+
+#[test]
+fn an_ejected_server_may_leave_the_list() {
+    let mut pool = Pool::new("ketama");
+    let router = pool.start("first.log");
+    let mut client = connect(pool.listen);
+    for key in 0..KEYS {
+        assert_eq!(client.call(&["SET", &name(key), "1"]), ok());
+    }
+    let lost = pool.keys_of(2);
+    pool.nodes[2].kill();
+    logged(&router, "node s2 is ejected:");
+    let text = std::fs::read_to_string(pool.file()).expect("read").replace(&pool.servers(3), &pool.servers(2));
+    std::fs::write(pool.file(), text).expect("written");
+    router.signal(Signal::HUP);
+    until_within(PATIENCE, "it is no node any more", || !ask_at(local(pool.admin), "nodes").out.contains(" s2 "));
+    assert_eq!(ask_at(local(pool.admin), "moves watch").code, 0);
+    for key in 0..KEYS {
+        assert_eq!(client.call(&["GET", &name(key)]) == Value::Nil, lost.contains(&key), "{}", name(key));
+        assert_eq!(client.call(&["SET", &name(key), "2"]), ok());
+    }
+    let sizes: Vec<i64> = pool.nodes[..2].iter().map(|node| node.cmd("DBSIZE").int()).collect();
+    assert_eq!(sizes.iter().sum::<i64>(), KEYS as i64);
+    pool.nodes[2].restart();
+    let text = std::fs::read_to_string(pool.file()).expect("read") + &pool.servers(3)[pool.servers(2).len()..];
+    std::fs::write(pool.file(), text).expect("written");
+    router.signal(Signal::HUP);
+    until_within(PATIENCE, "it has keys again", || pool.nodes[2].cmd("DBSIZE").int() > 0);
+    assert_eq!(ask_at(local(pool.admin), "moves watch").code, 0);
+    for key in 0..KEYS {
+        assert_eq!(client.call(&["GET", &name(key)]).text(), "2", "{}", name(key));
+    }
 }
