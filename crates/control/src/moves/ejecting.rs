@@ -159,12 +159,17 @@ impl Moves {
                 (transit, slots.clone())
             })
             .collect();
+        // Those that stand in know that older copies of the state directory will not do.
+        let seats = self.running.seats();
+        let told = seats.map(|seats| seats.leg_begins(&self.running, to.keys().copied()));
+        let _until_it_is_in_transit = told.transpose()?;
         let epoch = self.placement.set_transits(id, transits)?;
         let is_drained = || self.running.with(|router| router.drained_of_the_lost(epoch, node)).unwrap_or(false);
         let end = Instant::now() + bound;
         let outcome = loop {
             if is_drained() {
-                break keep().and_then(|()| self.placement.hand_over_to(id, to).inspect_err(|_| forget()));
+                let raised = || seats.map_or(Ok(()), |seats| seats.raise());
+                break keep().and_then(|()| raised().and_then(|()| self.placement.hand_over_to(id, to)).inspect_err(|_| forget()));
             }
             if Instant::now() >= end || self.is_stopping() {
                 break Err(format!("commands that were sent to it are not answered within {bound:?}"));

@@ -67,10 +67,14 @@ impl Pool {
 
     /// Starts a router. Each has a log of its own: lines of an earlier one say nothing about it.
     fn start(&self, log: &str) -> Process {
+        self.start_with(log, &[])
+    }
+
+    fn start_with(&self, log: &str, flags: &[&str]) -> Process {
         let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
         command.args(["serve", "--workers", "2", "--admin"]).arg(local(self.admin).to_string());
         command.arg("--twemproxy-stats").arg(local(self.stats).to_string());
-        command.arg("--twemproxy-config").arg(self.file()).arg("--state-dir").arg(self.dir.path().join("state"));
+        command.arg("--twemproxy-config").arg(self.file()).arg("--state-dir").arg(self.dir.path().join("state")).args(flags);
         Process::start("switchyard", command, &self.dir.path().join(log))
     }
 
@@ -340,5 +344,38 @@ fn an_ejected_server_may_leave_the_list() {
     assert_eq!(ask_at(local(pool.admin), "moves watch").code, 0);
     for key in 0..KEYS {
         assert_eq!(client.call(&["GET", &name(key)]).text(), "2", "{}", name(key));
+    }
+}
+
+#[test]
+fn a_server_that_fails_on_its_way_back_is_ejected_anew() {
+    let mut pool = Pool::new("ketama");
+    let router = pool.start_with("first.log", &["--set", "moves.max-rate=20kb", "--set", "moves.goal=gentle"]);
+    let mut client = connect(pool.listen);
+    let (listen, all) = (pool.listen, (0..KEYS).collect::<Vec<_>>());
+    let value = |first: &str| first.repeat(4000);
+    let mut set_all = |first: &str| all.iter().for_each(|key| assert_eq!(client.call(&["SET", &name(*key), &value(first)]), ok()));
+    set_all("1");
+    pool.nodes[1].kill();
+    logged(&router, "node s1 is ejected:");
+    set_all("2");
+    pool.nodes[1].restart();
+    logged(&router, "its slots move back");
+    until_within(PATIENCE, "some keys have moved", || pool.nodes[1].cmd("DBSIZE").int() > 3);
+    pool.nodes[1].kill();
+    until_within(PATIENCE, "it is ejected anew", || pool.ejected("s1").0 == 2);
+    are_served(listen, &all);
+    let mut client = connect(listen);
+    for key in &all {
+        let found = client.call(&["GET", &name(*key)]);
+        assert!(found == Value::Nil || found.text() == value("2"), "{}", name(*key));
+        assert_eq!(client.call(&["SET", &name(*key), &value("3")]), ok());
+    }
+    let moves = ask_at(local(pool.admin), "moves");
+    assert_eq!(moves.code, 0, "{}{}", moves.out, moves.err);
+    pool.nodes[1].restart();
+    until_within(PATIENCE, "some keys have moved", || pool.nodes[1].cmd("DBSIZE").int() > 3);
+    for key in &all {
+        assert_eq!(client.call(&["GET", &name(*key)]).text(), value("3"), "{}", name(*key));
     }
 }
