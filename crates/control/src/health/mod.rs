@@ -197,6 +197,23 @@ mod tests {
     }
 
     #[test]
+    fn a_node_fails_that_is_gone_or_late() {
+        let (health, start) = (Health::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let condition = |now| health.condition(NODE, Duration::from_secs(2), at(now));
+        assert_eq!(condition(0), Condition::Unknown, "nobody has asked it");
+        health.note_asked(NODE, at(0));
+        assert_eq!((condition(1), condition(2)), (Condition::Unknown, Condition::Fails));
+        health.note_answer(NODE, at(2), false, None);
+        assert_eq!((condition(2), condition(5)), (Condition::Answers, Condition::Unknown), "an answer is true for a while");
+        health.note_gone(NODE);
+        health.note_asked(NODE, at(6));
+        assert_eq!(condition(6), Condition::Fails, "asked again, it has not answered yet");
+        health.note_answer(NODE, at(6), false, None);
+        assert_eq!(condition(6), Condition::Answers);
+    }
+
+    #[test]
     fn what_clients_got_shows_for_a_while() {
         let (health, start) = (Health::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
