@@ -8,6 +8,7 @@ use switchyard_policy::topology::Topology;
 use switchyard_router::{Limited, Link, Status};
 
 use crate::admin::{LimitedReport, LinkReport, NodeReport, NotReady, Operation, Readiness, Refused, Source, StatusReport};
+use crate::eject::Ejector;
 use crate::health;
 use crate::journal::Sync;
 use crate::members::NodeList;
@@ -31,6 +32,8 @@ pub struct Fleet {
     pub moves: Arc<Moves>,
     /// Who does what people ask of it.
     pub operator: Arc<Operator>,
+    /// Who ejects nodes of a pool that fail.
+    pub ejector: Arc<Ejector>,
     /// How many routers were started on its state directory, this one included.
     pub incarnation: u64,
     about_process: AboutProcess,
@@ -53,7 +56,8 @@ impl Fleet {
         let incarnation = placement.next_incarnation()?;
         let moves = Moves::open(directory, Arc::clone(&placement), Arc::clone(&running), sync)?;
         let operator = Operator::open(directory, Arc::clone(&moves), Arc::clone(&running), Arc::clone(placement.store()), list)?;
-        Ok(Arc::new(Self { running, placement, moves, operator, incarnation, about_process }))
+        let ejector = Ejector::open(Arc::clone(&moves), Arc::clone(&running), Arc::clone(&placement))?;
+        Ok(Arc::new(Self { running, placement, moves, operator, ejector, incarnation, about_process }))
     }
 
     fn report(&self, status: &Status, topology: &Topology, draining: bool) -> StatusReport {
@@ -73,6 +77,7 @@ impl Fleet {
                 version: node.version.clone(),
                 slots: topology.slots_of(node.id) as u64,
                 drained: self.operator.is_drained(&node.name),
+                ejected: self.ejector.slots_away(node.id),
                 exceptions: topology.exceptions_at(node.id) as u64,
                 requests: node.requests,
                 errors: node.errors,
@@ -135,6 +140,7 @@ impl Source for Fleet {
         let status = self.status();
         page.gauge("slots_unserved", "Slots whose owner cannot be reached", status.readiness().slots_unserved() as f64);
         health::add_metrics(&mut page, &status.nodes);
+        self.ejector.add_metrics(&mut page, &status.nodes);
         (self.about_process)(&mut page);
         page.finish()
     }

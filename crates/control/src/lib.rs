@@ -3,7 +3,7 @@
 //! - [`Fleet`]: all of it that belongs to one fleet.
 //! - [`operator`]: what people ask of a fleet, in their words. [`members`]: nodes that join and go.
 //! - [`planner`]: moves what is hot by itself. [`autoscale`]: starts and stops servers.
-//! - [`moves`]: the executor of moves.
+//! - [`moves`]: the executor of moves. [`eject`]: others serve for a server of a pool that fails.
 //! - [`placement`]: the slot map in force, and its one owner. [`first_start`] makes the first one.
 //! - [`failover`], [`seat`], [`care`], [`health`]: threads that watch primaries, other routers, functions of nodes, and how nodes are.
 //! - [`nodes`]: nodes, asked directly. `loads`: what these have to do, for people who ask.
@@ -16,6 +16,7 @@
 pub mod admin;
 pub mod autoscale;
 pub mod care;
+pub mod eject;
 pub mod failover;
 pub mod first_start;
 mod fleet;

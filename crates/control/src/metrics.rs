@@ -42,6 +42,16 @@ impl Page {
     /// Figures of one name that may fall and differ by labels. Their values may come from people.
     pub fn gauges(&mut self, name: &str, help: &str, samples: impl IntoIterator<Item = (Vec<(&'static str, String)>, f64)>) {
         self.declare(&format!("switchyard_{name}"), "gauge", help);
+        self.samples(name, samples);
+    }
+
+    /// The same of figures that only grow.
+    pub fn counters_of(&mut self, name: &str, help: &str, samples: impl IntoIterator<Item = (Vec<(&'static str, String)>, f64)>) {
+        self.declare(&format!("switchyard_{name}"), "counter", help);
+        self.samples(&format!("{name}_total"), samples);
+    }
+
+    fn samples(&mut self, name: &str, samples: impl IntoIterator<Item = (Vec<(&'static str, String)>, f64)>) {
         for (labels, value) in samples {
             let escaped = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
             let labels: Vec<String> = labels.iter().map(|(label, of)| format!("{label}=\"{}\"", escaped(of))).collect();

@@ -242,6 +242,24 @@ impl Placement {
                 topology.keys_handed_over(slots, of_slots, owner)
             }
         };
+        self.in_force(&mut map, id, slots, next)
+    }
+
+    /// Each of these nodes owns its slots, all at once. The slots are in transit no more.
+    pub(crate) fn hand_over_to(&self, id: MoveId, to: &BTreeMap<NodeId, Vec<Slot>>) -> Result<(), String> {
+        let mut map = self.map();
+        let Some(topology) = map.topology.clone() else { return Err("there is no slot map yet".to_owned()) };
+        if let Some(node) = to.keys().find(|node| topology.node(**node).is_none()) {
+            return Err(format!("there is no node number {}", node.0));
+        }
+        let next = to.iter().fold((*topology).clone(), |topology, (node, slots)| topology.handed_over(slots, *node));
+        let mut slots: Vec<Slot> = to.values().flatten().copied().collect();
+        slots.sort_unstable();
+        self.in_force(&mut map, id, &slots, next)
+    }
+
+    /// Keeps a map in which these slots of a move are in transit no more, and then shows it.
+    fn in_force(&self, map: &mut Map, id: MoveId, slots: &[Slot], next: Topology) -> Result<(), String> {
         self.store.save_topology(&next).map_err(|error| format!("cannot keep the slot map: {error}"))?;
         let next = Arc::new(next);
         if let Some(transits) = map.transits.get_mut(&id) {

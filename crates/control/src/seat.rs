@@ -133,9 +133,9 @@ impl Seats {
         Ok(())
     }
 
-    /// A leg of a move between two nodes is about to begin: when this returns, both know that older copies of the state directory will not do. They are
+    /// A leg of a move between these nodes is about to begin: when this returns, all of them know that older copies of the state directory will not do. They are
     /// told that keys are moving until what is returned is dropped, and from then on as long as the slot map says so.
-    pub(crate) fn leg_begins(&self, running: &Running, nodes: [NodeId; 2]) -> Result<Beginning<'_>, String> {
+    pub(crate) fn leg_begins(&self, running: &Running, nodes: impl IntoIterator<Item = NodeId>) -> Result<Beginning<'_>, String> {
         self.beginning.fetch_add(1, Ordering::AcqRel);
         let beginning = Beginning(&self.beginning);
         self.raise()?;

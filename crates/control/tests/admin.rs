@@ -58,6 +58,7 @@ fn node(id: u16, link: LinkReport, slots: u64) -> NodeReport {
         version: Some("redis 7.0.15".into()),
         slots,
         drained: false,
+        ejected: None,
         exceptions: 0,
         requests: 5,
         errors: 1,

@@ -5,6 +5,7 @@
 pub mod autoscale;
 pub mod balance;
 pub mod colocate;
+pub mod eject;
 pub mod empty_return;
 pub mod failover;
 pub mod hot_copies;

@@ -11,10 +11,15 @@ use std::time::Duration;
 
 use saphyr_parser::{Event, Parser};
 
+use crate::eject::Rule;
 use crate::topology::{Distribution, Hash, Scheme, Server};
 
 /// At this port nutcracker leaves the port out of a server's name, as libmemcached does.
 const PORT_WITHOUT_NAME: u16 = 11211;
+
+/// nutcracker's `server_failure_limit` and `server_retry_timeout`, the latter in milliseconds, where a file has none.
+const FAILURE_LIMIT: u32 = 2;
+const RETRY_MS: u32 = 30_000;
 
 /// The longest path of a Unix socket, in bytes: the kernel's `sockaddr_un` has 108, the last of which is a NUL.
 const SOCKET_PATH_MAX: usize = 107;
@@ -86,8 +91,8 @@ pub struct Pool {
     pub database: u32,
     /// `client_connections`, if they are limited.
     pub client_connections: Option<u32>,
-    /// `auto_eject_hosts`.
-    pub ejects: bool,
+    /// `server_failure_limit` and `server_retry_timeout`, where `auto_eject_hosts` is true.
+    pub ejection: Option<Rule>,
     /// `servers`, one or more, each with a name of its own.
     pub servers: Vec<PoolServer>,
 }
@@ -185,7 +190,7 @@ impl Pool {
         let (database, client_connections) =
             (read.number("redis_db").unwrap_or(0), read.number("client_connections").filter(|most| *most > 0));
         // Switchyard does these in its own way: it keeps connections up and alive, and shares the listener's port among its workers.
-        for name in ["backlog", "server_connections", "server_retry_timeout", "server_failure_limit"] {
+        for name in ["backlog", "server_connections"] {
             if read.number(name) == Some(0) && name == "server_connections" {
                 (read.wrong)(line, "directive \"server_connections:\" cannot be 0".to_owned());
             }
@@ -193,7 +198,9 @@ impl Pool {
         for name in ["tcpkeepalive", "reuseport", "preconnect"] {
             read.flag(name);
         }
-        let ejects = read.flag("auto_eject_hosts").unwrap_or(false);
+        let (limit, retry_ms) = (read.number("server_failure_limit"), read.number("server_retry_timeout"));
+        let rule = Rule { failure_limit: limit.unwrap_or(FAILURE_LIMIT).max(1), retry_ms: retry_ms.unwrap_or(RETRY_MS).into() };
+        let ejection = read.flag("auto_eject_hosts").unwrap_or(false).then_some(rule);
         let password = read.with("redis_auth", |text| Ok(text.to_owned()));
         if read.flag("redis") != Some(true) {
             let text = "is a pool of memcached (redis: true is missing): Switchyard serves Redis and Valkey. Leave such pools to twemproxy, in a file of their own";
@@ -224,7 +231,7 @@ impl Pool {
         };
         let scheme = Scheme { hash: hash.unwrap_or_default(), tag, distribution: distribution.unwrap_or_default() };
         let name = name.text;
-        Some(Self { name, line, listen, scheme, timeout, password, database, client_connections, ejects, servers })
+        Some(Self { name, line, listen, scheme, timeout, password, database, client_connections, ejection, servers })
     }
 }
 
@@ -432,7 +439,7 @@ mod tests {
         let pools = parse(GOOD).expect("good");
         assert_eq!(pools.iter().map(|pool| (pool.name.as_str(), pool.line)).collect::<Vec<_>>(), [("alpha", 1), ("beta", 16)]);
         assert_eq!(pools[1].listen, Listen::Unix { path: "/run/beta.sock".to_owned(), mode: Some(0o666) });
-        assert_eq!((pools[0].database, pools[0].ejects, pools[1].ejects), (3, true, false));
+        assert_eq!((pools[0].database, pools[0].ejection, pools[1].ejection), (3, Some(Rule { failure_limit: 2, retry_ms: 30_000 }), None));
         let servers = pools[0].servers.iter().map(|server| (server.server.name.as_str(), server.server.weight, server.port, server.line));
         assert_eq!(servers.collect::<Vec<_>>(), [("one", 1, 6379, 12), ("127.0.0.1:6380", 2, 6380, 13), ("cache", 1, 11211, 14)]);
     }

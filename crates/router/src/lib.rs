@@ -494,6 +494,12 @@ impl Router {
         self.shared.drained_source(epoch, node)
     }
 
+    /// The same of a node that does not answer: what was sent there may still be executed, should it answer again, but no client gets an answer to it any more.
+    pub fn drained_of_the_lost(&self, epoch: u64, node: NodeId) -> bool {
+        self.shared.want_drained(epoch);
+        self.shared.drained_of_the_lost(epoch, node)
+    }
+
     /// For who copies functions from one node to another: until it is dropped no client changes any. It begins when the changes under way are over
     /// ([`CopyTurn::is_alone`]). `None`: somebody else copies.
     pub fn turn_to_copy_functions(&self) -> Option<CopyTurn> {

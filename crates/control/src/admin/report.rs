@@ -106,6 +106,9 @@ pub struct NodeReport {
     /// It was drained, and gets no slots until somebody says so.
     #[serde(default)]
     pub drained: bool,
+    /// It is ejected (`auto_eject_hosts`): so many of its slots are with others, or were when it began to return.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ejected: Option<u64>,
     /// How many keys live at it although it does not own their slots.
     #[serde(default)]
     pub exceptions: u64,
@@ -138,7 +141,8 @@ impl NodeReport {
     pub fn conditions(&self) -> Vec<String> {
         let silence = self.silence.as_ref().map(Silence::text);
         let refusal = self.refuses_writes.as_ref().map(|why| format!("refuses writes: {why}"));
-        silence.into_iter().chain(refusal).collect()
+        let ejected = self.ejected.map(|slots| format!("ejected (auto_eject_hosts): others serve its {slots} slots until they are back"));
+        silence.into_iter().chain(refusal).chain(ejected).collect()
     }
 }
 

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use switchyard_policy::eject::Condition;
 use switchyard_policy::topology::NodeId;
 use switchyard_router::{NodeStatus, WriteRefusal};
 
@@ -29,6 +30,9 @@ const SILENT: Duration = Duration::from_secs(2);
 /// Workers say only now and then what is under way at nodes.
 const LAG: Duration = Duration::from_millis(600);
 
+/// An answer shows for so long that a node answers.
+const HEARD: Duration = Duration::from_secs(3);
+
 /// A refusal that clients got says so long that the node refuses: INFO does not say every reason.
 const REFUSES: Duration = Duration::from_secs(10);
 
@@ -43,6 +47,10 @@ struct Node {
     asked: Option<Instant>,
     /// It has said itself that it executes a script for too long (BUSY), at that time.
     busy: Option<Instant>,
+    /// Nothing listens there, or it ended the connection, since it answered last.
+    is_gone: bool,
+    /// When it answered last.
+    heard: Option<Instant>,
     /// By its INFO.
     refuses: Option<Refusal>,
     /// The same by what clients got, and when that was seen last.
@@ -89,7 +97,7 @@ impl Health {
     fn note_answer(&self, node: NodeId, at: Instant, is_busy: bool, refuses: Option<Option<Refusal>>) {
         let mut nodes = self.nodes();
         let node = nodes.entry(node).or_default();
-        node.asked = None;
+        (node.asked, node.is_gone, node.heard) = (None, false, Some(at));
         node.busy = if is_busy { Some(node.busy.unwrap_or(at)) } else { None };
         if let Some(refuses) = refuses {
             node.refuses = refuses;
@@ -100,7 +108,7 @@ impl Health {
     fn note_gone(&self, node: NodeId) {
         let mut nodes = self.nodes();
         let node = nodes.entry(node).or_default();
-        (node.asked, node.busy, node.refuses) = (None, None, None);
+        (node.asked, node.busy, node.refuses, node.is_gone) = (None, None, None, true);
     }
 
     fn note_refusals(&self, node: NodeId, at: Instant, refusals: [u64; WriteRefusal::ALL.len()]) {
@@ -114,6 +122,19 @@ impl Health {
 
     fn keep(&self, is_one: impl Fn(NodeId) -> bool) {
         self.nodes().retain(|node, _| is_one(*node));
+    }
+
+    /// Whether a node answers, or fails: it cannot be reached, or was asked so long ago. One that was asked lately may do either.
+    pub(crate) fn condition(&self, node: NodeId, patience: Duration, now: Instant) -> Condition {
+        let nodes = self.nodes();
+        let Some(node) = nodes.get(&node) else { return Condition::Unknown };
+        let is_late = node.asked.is_some_and(|asked| now.saturating_duration_since(asked) >= patience.max(INTERVAL));
+        let is_heard = node.heard.is_some_and(|heard| now.saturating_duration_since(heard) < HEARD);
+        match node.is_gone || is_late {
+            true => Condition::Fails,
+            false if is_heard => Condition::Answers,
+            false => Condition::Unknown,
+        }
     }
 
     /// Whether a node does not answer now.
@@ -173,6 +194,23 @@ mod tests {
         health.note_asked(NODE, at(6));
         health.note_gone(NODE);
         assert_eq!(silence(&health, None, at(16)), None, "what is not there is down");
+    }
+
+    #[test]
+    fn a_node_fails_that_is_gone_or_late() {
+        let (health, start) = (Health::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let condition = |now| health.condition(NODE, Duration::from_secs(2), at(now));
+        assert_eq!(condition(0), Condition::Unknown, "nobody has asked it");
+        health.note_asked(NODE, at(0));
+        assert_eq!((condition(1), condition(2)), (Condition::Unknown, Condition::Fails));
+        health.note_answer(NODE, at(2), false, None);
+        assert_eq!((condition(2), condition(5)), (Condition::Answers, Condition::Unknown), "an answer is true for a while");
+        health.note_gone(NODE);
+        health.note_asked(NODE, at(6));
+        assert_eq!(condition(6), Condition::Fails, "asked again, it has not answered yet");
+        health.note_answer(NODE, at(6), false, None);
+        assert_eq!(condition(6), Condition::Answers);
     }
 
     #[test]

@@ -200,6 +200,7 @@ impl Moves {
 
     /// Checks what can be checked before anything is done.
     pub(crate) fn check(&self, topology: &Topology, orders: &[MoveOrder]) -> Result<(), Refused> {
+        self.nothing_is_ejected(orders)?;
         self.nothing_in_the_way(orders)?;
         self.nodes_are_served(orders)?;
         self.check_nodes(topology, orders)
@@ -209,6 +210,7 @@ impl Moves {
     pub(crate) fn lay_over(&self, list: &[Server]) -> Result<(Arc<Topology>, Vec<Slot>), Refused> {
         // No move is put on record meanwhile: its slots would be those of the old map.
         let _one = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
+        self.nobody_is_ejected()?;
         if let Some(id) = self.open_ids().first() {
             return Err(conflict(format!("move {} is under way: the list of servers waits for it", id.0)));
         }
@@ -217,7 +219,7 @@ impl Moves {
 
     /// That no node is held because it came back without its data: what moves there would be lost when its data is put back, and what it has not would
     /// count as gone.
-    fn nodes_are_served(&self, orders: &[MoveOrder]) -> Result<(), Refused> {
+    pub(super) fn nodes_are_served(&self, orders: &[MoveOrder]) -> Result<(), Refused> {
         let held = self.running.with(switchyard_router::Router::held_nodes).unwrap_or_default();
         match orders.iter().flat_map(MoveOrder::nodes).find_map(|node| Some((node, held.get(&node)?))) {
             None => Ok(()),
@@ -244,7 +246,7 @@ impl Moves {
     }
 
     /// That no other move has these slots, and that the journal takes records.
-    fn nothing_in_the_way(&self, orders: &[MoveOrder]) -> Result<(), Refused> {
+    pub(super) fn nothing_in_the_way(&self, orders: &[MoveOrder]) -> Result<(), Refused> {
         {
             let state = self.state();
             for (id, planned) in &state.open {
@@ -268,6 +270,12 @@ impl Moves {
     /// Puts moves on record whose nodes have just been checked, if what they were planned by still holds.
     pub(crate) fn accept_checked(self: &Arc<Self>, orders: Vec<MoveOrder>) -> Result<PlanReport, Refused> {
         let _one = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
+        self.nothing_is_ejected(&orders)?;
+        self.put_up(orders)
+    }
+
+    /// The same, while no other is put on record.
+    pub(super) fn put_up(self: &Arc<Self>, orders: Vec<MoveOrder>) -> Result<PlanReport, Refused> {
         self.nothing_in_the_way(&orders)?;
         let topology = self.topology_now()?;
         if let Some(order) = orders.iter().find(|order| !order.is_at_source(&topology)) {
@@ -338,7 +346,7 @@ impl Moves {
         }
     }
 
-    fn check_nodes(&self, topology: &Topology, orders: &[MoveOrder]) -> Result<(), Refused> {
+    pub(super) fn check_nodes(&self, topology: &Topology, orders: &[MoveOrder]) -> Result<(), Refused> {
         let Some(how) = orders.first().map(|order| &order.how) else { return Ok(()) };
         let targets: BTreeSet<NodeId> = orders.iter().map(|order| order.target).collect();
         let nodes: BTreeSet<NodeId> = orders.iter().flat_map(MoveOrder::nodes).collect();

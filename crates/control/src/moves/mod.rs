@@ -8,6 +8,7 @@ mod aborting;
 mod accept;
 mod colocate;
 mod copies;
+mod ejecting;
 mod host;
 mod options;
 mod queue;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::record::OpenMove;
 use switchyard_policy::migration::{Goal, MoveOrder, Protocol, Side};
-use switchyard_policy::topology::{MoveId, NodeId};
+use switchyard_policy::topology::{MoveId, NodeId, Slot};
 use switchyard_router::{MoveEnd, MoveProgress, SoFar, Steer};
 
 use crate::admin::{MoveReport, MoveState, Refused, conflict};
@@ -109,6 +109,8 @@ pub(super) struct State {
     pub(super) open: BTreeMap<MoveId, Planned>,
     /// Copies that nobody uses are being removed there: no move begins that has to do with it.
     pub(super) cleaning: Option<NodeId>,
+    /// Nodes that are ejected, and the slots that are to come back to them: other moves keep away from both.
+    pub(super) ejected: BTreeMap<NodeId, Vec<Slot>>,
     pub(super) ended: VecDeque<MoveReport>,
     /// How many have ended since the start: done, and stopped early.
     pub(super) done: u64,

@@ -174,6 +174,26 @@ impl Continuum {
         self.homes.get(slot.index()).map(|home| &self.servers[usize::from(*home)])
     }
 
+    /// By slot: the first server that is fit, from the slot's first arc or place on; `None` where none is.
+    #[must_use]
+    pub fn first_fit(&self, is_fit: impl Fn(&Server) -> bool) -> Option<Vec<&Server>> {
+        let fit: Vec<bool> = self.servers.iter().map(is_fit).collect();
+        let mut next = usize::from(*self.homes.first()?);
+        if !fit.contains(&true) {
+            return None;
+        }
+        let mut by_slot = vec![next; self.homes.len()];
+        // Twice around, because behind the last arc comes the first. The second time `next` is right, and the first arc of a slot is written last.
+        for slot in self.table.slots().iter().rev().chain(self.table.slots().iter().rev()) {
+            let home = usize::from(self.homes[slot.index()]);
+            if fit[home] {
+                next = home;
+            }
+            by_slot[slot.index()] = next;
+        }
+        Some(by_slot.into_iter().map(|server| &self.servers[server]).collect())
+    }
+
     /// The slot of a key.
     #[inline]
     #[must_use]

@@ -290,6 +290,7 @@ mod tests {
             version: Some("redis 7.0.15".to_owned()),
             slots: 8192,
             drained: false,
+            ejected: None,
             exceptions: 0,
             requests: 12_345,
             errors: 0,

@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
+use switchyard_policy::eject::Rule;
 use switchyard_policy::topology::{Continuum, Scheme, Server};
 use switchyard_policy::twemproxy::{Listen, Mistake, Pool, PoolServer, parse};
 use switchyard_router::Secret;
@@ -71,8 +72,13 @@ impl Pools {
             Listen::Unix { path, mode } => (ListenPlace::Unix(path.into()), *mode),
         };
         config.listeners = vec![ListenerConfig { mode, origin: Some(origin(line)), ..ListenerConfig::at(place) }];
-        config.pool =
-            Some(PoolConfig { number: at as u16, name: pool.name.clone(), scheme: pool.scheme, ejects: pool.ejects, servers: Vec::new() });
+        config.pool = Some(PoolConfig {
+            number: at as u16,
+            name: pool.name.clone(),
+            scheme: pool.scheme,
+            ejection: pool.ejection,
+            servers: Vec::new(),
+        });
         config.live.database = pool.database;
         if let Some(timeout) = pool.timeout {
             config.live.command_timeout = timeout;
@@ -113,7 +119,8 @@ pub(crate) struct PoolConfig {
     number: u16,
     name: String,
     pub(crate) scheme: Scheme,
-    ejects: bool,
+    /// When its servers are ejected, if they are.
+    pub(crate) ejection: Option<Rule>,
     pub(crate) servers: Vec<Server>,
 }
 
@@ -138,10 +145,11 @@ impl PoolConfig {
         if port == 0 { first.clone() } else { Endpoint::new(&host, port.saturating_add(self.number)) }
     }
 
-    /// What the file asks for and does not get.
+    /// What the file asks for and costs more than it seems to.
     pub(crate) fn warnings(&self) -> Vec<String> {
-        let ejects = "auto_eject_hosts has no effect: while a server is away, commands for its keys are answered with errors, and never with a false nil";
-        self.ejects.then(|| format!("pool {}: {ejects}", self.name)).into_iter().collect()
+        let ejects =
+            "auto_eject_hosts is a rule of caches: while a server is away others serve for it, and keys that it had are answered with nil";
+        self.ejection.map(|_| format!("pool {}: {ejects}", self.name)).into_iter().collect()
     }
 
     /// The continuum of the servers.

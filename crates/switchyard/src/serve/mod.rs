@@ -25,6 +25,7 @@ use sd_notify::NotifyState;
 use switchyard_control::admin::{self, AdminAccess, AdminError, AdminOptions, AdminThread, AdminTls, Source};
 use switchyard_control::autoscale::AutoscaleThread;
 use switchyard_control::care::Care;
+use switchyard_control::eject::EjectThread;
 use switchyard_control::failover::{self, Observer, Watched};
 use switchyard_control::first_start;
 use switchyard_control::health::HealthThread;
@@ -137,6 +138,8 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
     let moves = Arc::clone(&fleet.moves);
     moves.tune(&config.moves, config.command_timeout());
     fleet.operator.tune(&resolved.nodes);
+    let rule = config.pool.as_ref().and_then(|pool| pool.ejection);
+    fleet.ejector.tune(rule, config.command_timeout(), leaving.keys().cloned().collect());
     fleet.operator.tune_planner(&config.planner);
     fleet.operator.tune_autoscaler(&config.autoscale);
     let processes = Arc::new(Processes::load(placement.store())?);
@@ -249,6 +252,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
     };
     let health = HealthThread::start(Arc::clone(&running))?;
     let planner = PlannerThread::start(Arc::clone(&fleet.operator))?;
+    let ejector = config.pool.as_ref().map(|_| EjectThread::start(Arc::clone(&fleet.ejector))).transpose()?;
     let autoscaler = AutoscaleThread::start(Arc::clone(&fleet.operator))?;
     let strays_in = (twemproxy.removes_strays && config.pool.is_some()).then_some(live.database);
     let care = Care::start(Arc::clone(&running), processes, Arc::clone(placement.store()), Arc::clone(&moves), strays_in)?;
@@ -268,7 +272,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
     }
     notify(&[NotifyState::Stopping]);
     look.into_iter().for_each(first_start::Look::stop);
-    drop((planner, autoscaler));
+    drop((planner, ejector, autoscaler));
     care.stop();
     drop(health);
     stop(&runtime, &mut signals, &running, (&moves, executor), reloads.shutdown_timeout())?;

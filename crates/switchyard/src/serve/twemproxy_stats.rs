@@ -219,8 +219,7 @@ fn of_pool(counts: &Counts) -> Map {
         ("client_eof", counts.all("clients_ended_total")),
         ("client_err", counts.all("clients_broken_total") + counts.all("clients_protocol_errors_total")),
         ("client_connections", counts.all("clients")),
-        // Servers are never ejected.
-        ("server_ejects", 0),
+        ("server_ejects", counts.of_nodes("node_ejections_total")),
         ("forward_error", counts.get("errors_total", "NODEDOWN")),
         ("fragments", counts.all("fragments_total")),
     ]);
@@ -236,7 +235,8 @@ fn of_server(counts: &Counts, node: &str) -> Map {
         ("server_err", of("node_connection_failures_total").saturating_sub(ended)),
         ("server_timedout", of("node_timeouts_total")),
         ("server_connections", of("node_connections")),
-        ("server_ejected_at", 0),
+        // As nutcracker's, in microseconds.
+        ("server_ejected_at", of("node_ejected_at_seconds").saturating_mul(1_000_000)),
         ("requests", of("node_requests_total")),
         ("request_bytes", of("node_sent_bytes_total")),
         ("responses", of("node_latency_seconds_count")),

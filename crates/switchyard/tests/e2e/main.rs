@@ -65,6 +65,7 @@ mod tls;
 mod tracking;
 mod transactions;
 mod twemproxy;
+mod twemproxy_ejection;
 mod twemproxy_lists;
 mod unix;
 mod users;

@@ -95,11 +95,12 @@ const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("autoscale", &["topology"]),
     ("balance", &["topology"]),
     ("colocate", &["topology"]),
+    ("eject", &["topology"]),
     ("seat", &[]),
     ("telemetry", &["topology"]),
     ("load", &["telemetry", "topology"]),
     ("planner", &["topology", "planted"]),
-    ("twemproxy", &["topology"]),
+    ("twemproxy", &["eject", "topology"]),
     ("hot_copies", &["migration", "telemetry", "topology"]),
 ];
 

@@ -1,0 +1,325 @@
+//! Ejects servers of a pool that fail, and brings them back: `auto_eject_hosts` of twemproxy's file.
+//!
+//! [`switchyard_policy::eject`] decides. Here is the thread that gives it facts once a second and carries its steps out. The order of each step is the safety of it:
+//!
+//! - **Ejection.** Strays of the slots go from the servers that stand in. Then requests for the slots wait until nothing that was sent to the lost server can be
+//!   answered. Then it is on record which slots are to come back, and one map gives all of them to others.
+//! - **Return.** A server that answers waits until nothing that it was sent before can still be executed there. Then moves take its slots back, which first remove
+//!   what it holds of them. So no value of before the ejection is ever read.
+//!
+//! Not the planner's thread: a look there may wait for servers, and here every second counts. Not the workers: what they see is one connection each.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use switchyard_policy::eject::{Condition, Ejections, Facts, Kept, Rule, Step};
+use switchyard_policy::topology::{NodeId, Slot, Topology};
+use switchyard_resp::units::counted;
+use switchyard_router::Link;
+use tracing::{error, info, warn};
+
+use crate::admin::NodeReport;
+use crate::metrics::Page;
+use crate::moves::Moves;
+use crate::placement::Placement;
+use crate::running::Running;
+use crate::store::{RedbStore, load_as, save_as};
+
+/// The document of the store: by number of a node that is ejected, the slots that are to come back to it.
+const EJECTED: &str = "ejected";
+
+/// How often the nodes are looked at.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// An ejection that failed is tried again after so long: requests wait in each attempt.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// Commands in flight at a lost server get their errors within the time-out for commands, and this.
+const BEYOND: Duration = Duration::from_secs(2);
+
+/// Ejects nodes of one pool. Without a rule it brings back those that are ejected, and no more.
+#[derive(Debug)]
+pub struct Ejector {
+    moves: Arc<Moves>,
+    running: Arc<Running>,
+    placement: Arc<Placement>,
+    store: Arc<RedbStore>,
+    started: Instant,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    ejections: Ejections,
+    /// The pool asks for ejections.
+    is_on: bool,
+    /// How long a node may take to answer.
+    patience: Duration,
+    /// Nodes that the pool's file lists no longer.
+    leaving: Vec<String>,
+    /// By node: how often it was ejected since the start, and when for the last time, seconds since 1970.
+    count: BTreeMap<NodeId, (u64, u64)>,
+    /// By node: the trouble that the log has named, and when what failed is tried again.
+    trouble: BTreeMap<NodeId, (String, Option<Instant>)>,
+}
+
+/// No failures are so many.
+const NEVER: Rule = Rule { failure_limit: u32::MAX, retry_ms: 1000 };
+
+impl Ejector {
+    /// Of the fleet whose moves these are. Nodes that the store knows as ejected are so still.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub(crate) fn open(moves: Arc<Moves>, running: Arc<Running>, placement: Arc<Placement>) -> anyhow::Result<Arc<Self>> {
+        let store = Arc::clone(placement.store());
+        let kept: BTreeMap<u16, Vec<Slot>> = load_as(&*store, EJECTED)?;
+        let ejected: BTreeMap<NodeId, Vec<Slot>> = kept.into_iter().map(|(node, slots)| (NodeId(node), slots)).collect();
+        moves.keep_away_from(ejected.clone());
+        let inner = Inner {
+            ejections: Ejections::new(NEVER, ejected),
+            is_on: false,
+            patience: PERIOD,
+            leaving: Vec::new(),
+            count: BTreeMap::new(),
+            trouble: BTreeMap::new(),
+        };
+        Ok(Arc::new(Self { moves, running, placement, store, started: Instant::now(), inner: Mutex::new(inner) }))
+    }
+
+    /// Takes over the rule of the pool's file (`None`: it asks for no ejections), how long a node may take to answer, and the nodes that the file lists no longer.
+    pub fn tune(&self, rule: Option<Rule>, patience: Duration, leaving: Vec<String>) {
+        let mut inner = self.inner();
+        inner.ejections.tune(rule.unwrap_or(NEVER));
+        (inner.is_on, inner.patience, inner.leaving) = (rule.is_some(), patience, leaving);
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    /// So many slots of a node are with others; `None`: it is not ejected.
+    pub(crate) fn slots_away(&self, node: NodeId) -> Option<u64> {
+        self.inner().ejections.ejected().get(&node).map(|slots| slots.len() as u64)
+    }
+
+    /// Figures of a pool that ejects.
+    pub(crate) fn add_metrics(&self, page: &mut Page, nodes: &[NodeReport]) {
+        let (is_on, count) = {
+            let inner = self.inner();
+            (inner.is_on || !inner.ejections.ejected().is_empty(), inner.count.clone())
+        };
+        if !is_on {
+            return;
+        }
+        let of = |node: &NodeReport, figure: u64| (vec![("node", node.address.clone())], figure as f64);
+        let counted = |node: &NodeReport| count.get(&NodeId(node.id)).copied().unwrap_or_default();
+        let ejected = nodes.iter().map(|node| of(node, u64::from(node.ejected.is_some())));
+        page.gauges("node_ejected", "1 where the node is ejected (auto_eject_hosts), and others have its slots", ejected);
+        let times = nodes.iter().map(|node| of(node, counted(node).0));
+        page.counters_of("node_ejections", "How often the node was ejected", times);
+        let at = nodes.iter().map(|node| of(node, counted(node).1));
+        page.gauges("node_ejected_at_seconds", "When the node was ejected last, in seconds since 1970; 0: not since the start", at);
+    }
+
+    fn keep(&self, ejected: &BTreeMap<NodeId, Vec<Slot>>) -> Result<(), String> {
+        let ejected: BTreeMap<u16, &Vec<Slot>> = ejected.iter().map(|(node, slots)| (node.0, slots)).collect();
+        save_as(&*self.store, EJECTED, &ejected).map_err(|error| format!("that it is ejected cannot be kept: {error}"))
+    }
+
+    /// Logs what is new of a node that cannot be ejected or brought back.
+    fn note_trouble(&self, node: NodeId, why: String, again: Option<Duration>) {
+        let mut inner = self.inner();
+        let again = again.map(|pause| Instant::now() + pause);
+        let known = inner.trouble.insert(node, (why.clone(), again));
+        if known.is_none_or(|(known, _)| known != why) {
+            warn!("node {}: {why}", self.moves.name(node));
+        }
+    }
+
+    /// Looks at the nodes, and does what is to be done.
+    fn look(&self) {
+        let Some(topology) = self.placement.topology().filter(|topology| topology.placement().continuum().is_some()) else { return };
+        let (is_on, patience, leaving, ejected) = {
+            let inner = self.inner();
+            (inner.is_on, inner.patience, inner.leaving.clone(), inner.ejections.ejected())
+        };
+        if self.placement.is_provisional() || !is_on && ejected.is_empty() {
+            return;
+        }
+        for (node, _) in ejected.iter().filter(|(node, _)| topology.node(**node).is_none_or(|node| leaving.contains(&node.name))) {
+            // Its keys follow the list without it.
+            self.let_back(*node, "it is not in the list of servers any more: its slots stay where they are");
+        }
+        let Some(facts) = self.facts(&topology, &ejected, patience) else { return };
+        let steps = {
+            let mut inner = self.inner();
+            let answers = |node: &NodeId| facts.get(node).is_some_and(|facts| facts.condition == Condition::Answers);
+            inner.trouble.retain(|node, _| !answers(node) || ejected.contains_key(node));
+            inner.ejections.look(self.now_ms(), &topology, &facts)
+        };
+        for step in steps {
+            match step {
+                Step::Keep { node, why } => self.note_trouble(node, kept_text(&why), None),
+                Step::GiveUp { node } => {
+                    if let Err(refused) = self.moves.end_without(node) {
+                        self.note_trouble(node, format!("it fails, and moves to it do not end yet: {}", refused.text()), None);
+                    }
+                }
+                Step::Eject { node, to } => self.eject(node, &to, &topology, patience),
+                Step::Return { node, from } => self.bring_back(node, from),
+                Step::Back { node } => self.let_back(node, "all of its slots are back, and it is served again"),
+            }
+        }
+    }
+
+    /// What is known of the nodes; `None` while the router does not serve.
+    fn facts(&self, topology: &Topology, ejected: &BTreeMap<NodeId, Vec<Slot>>, patience: Duration) -> Option<BTreeMap<NodeId, Facts>> {
+        let now = Instant::now();
+        let (status, held) = self.running.with(|router| (router.status(), router.held_nodes()))?;
+        let of = |node: &switchyard_router::NodeStatus| {
+            let (is_ejected, is_held) = (ejected.contains_key(&node.id), held.contains_key(&node.id));
+            if is_ejected && is_held {
+                // What it had is given up anyway.
+                self.running.with(|router| router.accept_empty(&node.name));
+            }
+            let condition = match (self.running.health().condition(node.id, patience, now), &node.link) {
+                // It has lost what it had: all of it is missing, and others can serve.
+                _ if is_held && !is_ejected => Condition::Fails,
+                (Condition::Answers, Link::Up) => Condition::Answers,
+                (Condition::Fails, Link::Connecting | Link::Down(_)) => Condition::Fails,
+                _ => Condition::Unknown,
+            };
+            let is_drained = is_ejected
+                && condition == Condition::Answers
+                && self.running.with(|router| router.drained_source(topology.epoch(), node.id)).unwrap_or(false);
+            (node.id, Facts { condition, is_drained, move_targets: self.moves.targets_at(node.id) })
+        };
+        Some(status.nodes.iter().map(of).collect())
+    }
+
+    fn eject(&self, node: NodeId, to: &BTreeMap<NodeId, Vec<Slot>>, topology: &Topology, patience: Duration) {
+        if self.inner().trouble.get(&node).is_some_and(|(_, again)| again.is_some_and(|again| Instant::now() < again)) {
+            return;
+        }
+        let (before, after) = {
+            let inner = self.inner();
+            (inner.ejections.ejected(), inner.ejections.with(node, to))
+        };
+        let outcome = to
+            .iter()
+            .try_for_each(|(other, slots)| {
+                let removed = self.moves.remove_strays_of(*other, slots, topology)?;
+                if removed > 0 {
+                    info!(
+                        "node {}: removed {} that another server had ({} stands in for it)",
+                        self.moves.name(*other),
+                        counted(removed, "stray key"),
+                        self.moves.name(*other)
+                    );
+                }
+                Ok(())
+            })
+            .and_then(|()| {
+                let forget = || {
+                    if let Err(why) = self.keep(&before) {
+                        // What has its slots counts as back at the next look.
+                        error!("node {}: {why}", self.moves.name(node));
+                    }
+                };
+                self.moves.eject(node, to, topology, patience.saturating_add(BEYOND), || self.keep(&after), forget)
+            });
+        let name = self.moves.name(node);
+        if let Err(why) = outcome {
+            self.moves.keep_away_from(before);
+            return self.note_trouble(node, format!("it fails, and cannot be ejected now: {why}"), Some(AGAIN));
+        }
+        let slots: usize = to.values().map(Vec::len).sum();
+        let others: Vec<String> = to.keys().map(|other| self.moves.name(*other)).collect();
+        let ejected = {
+            let mut inner = self.inner();
+            inner.ejections.note_ejected(node, to, self.now_ms());
+            let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+            let (times, at) = inner.count.entry(node).or_default();
+            (*times, *at) = (*times + 1, seconds);
+            inner.trouble.remove(&node);
+            inner.ejections.ejected()
+        };
+        self.moves.keep_away_from(ejected);
+        warn!("node {name} is ejected: {} went to {}, without the keys that it has", counted(slots, "slot"), others.join(", "));
+    }
+
+    fn bring_back(&self, node: NodeId, from: BTreeMap<NodeId, Vec<Slot>>) {
+        self.inner().ejections.note_tried(node, self.now_ms());
+        match self.moves.bring_back(node, from) {
+            Ok(plan) => {
+                let ids: Vec<String> = plan.moves.iter().filter_map(|planned| planned.id).map(|id| id.to_string()).collect();
+                info!(
+                    "node {} answers again: what it had is removed, and its slots move back (moves {})",
+                    self.moves.name(node),
+                    ids.join(", ")
+                );
+            }
+            Err(refused) => self.note_trouble(node, format!("it answers, and its slots cannot move back yet: {}", refused.text()), None),
+        }
+    }
+
+    /// A node is ejected no more.
+    fn let_back(&self, node: NodeId, why: &str) {
+        let mut ejected = self.inner().ejections.ejected();
+        ejected.remove(&node);
+        if let Err(why) = self.keep(&ejected) {
+            return self.note_trouble(node, why, None);
+        }
+        {
+            let mut inner = self.inner();
+            inner.ejections.note_back(node);
+            inner.trouble.remove(&node);
+        }
+        self.moves.keep_away_from(ejected);
+        info!("node {} is ejected no more: {why}", self.moves.name(node));
+    }
+}
+
+fn kept_text(why: &Kept) -> String {
+    match why {
+        Kept::IsLast => "it fails, and is not ejected: no other server is live".to_owned(),
+        Kept::HasExceptions(keys) => format!("it fails, and is not ejected: {} moved there alone", counted(*keys, "key")),
+        Kept::Moves => "it fails, and is not ejected while it takes part in a move (`switchyard moves`)".to_owned(),
+    }
+}
+
+/// The running thread; it ends when this is dropped.
+#[derive(Debug)]
+pub struct EjectThread {
+    _stop: mpsc::Sender<()>,
+}
+
+impl EjectThread {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// If the system has no thread.
+    pub fn start(ejector: Arc<Ejector>) -> anyhow::Result<Self> {
+        let (stop, stopped) = mpsc::channel::<()>();
+        let run = move || {
+            while matches!(stopped.recv_timeout(PERIOD), Err(RecvTimeoutError::Timeout)) && !ejector.moves.is_stopping() {
+                // What it does is safe whatever it decides, so an error in deciding is no reason to stop serving.
+                if catch_unwind(AssertUnwindSafe(|| ejector.look())).is_err() {
+                    error!("ejection met an error of its own, and rests until the router is started anew: please report it");
+                    break;
+                }
+            }
+        };
+        std::thread::Builder::new().name("eject".to_owned()).spawn(run).context("cannot start a thread")?;
+        Ok(Self { _stop: stop })
+    }
+}

@@ -1,0 +1,199 @@
+//! A server that fails is ejected: others get its slots at once, without what they held. And moves bring them back.
+//!
+//! Beside moves and not as one: a move brings every key along, and so it needs its source. Here the source does not answer, and a pool whose file says `auto_eject_hosts`
+//! gives up what it has. While a node is ejected, other moves keep away from it and from its slots.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use switchyard_policy::migration::{Cause, How, Key, MoveOrder, is_temporary};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit};
+use switchyard_router::Router;
+
+use super::Moves;
+use crate::admin::{AbortRequest, HowRequest, Lose, PlanReport, Refused, conflict};
+use crate::nodes::holdings::databases;
+
+/// Names of one question.
+const PAGE: &[u8] = b"1000";
+
+/// How often it is looked whether the last command is answered that was sent to a node.
+const LOOK: Duration = Duration::from_millis(5);
+
+impl Moves {
+    /// From now on no move is accepted that has to do with these nodes, or with the slots that are to come back to them.
+    pub(crate) fn keep_away_from(&self, ejected: BTreeMap<NodeId, Vec<Slot>>) {
+        self.state().ejected = ejected;
+    }
+
+    /// That none of these moves has to do with a node that is ejected.
+    pub(super) fn nothing_is_ejected(&self, orders: &[MoveOrder]) -> Result<(), Refused> {
+        let ejected = self.state().ejected.clone();
+        for (node, slots) in ejected {
+            let slots: BTreeSet<Slot> = slots.into_iter().collect();
+            let concerns = |order: &MoveOrder| order.nodes().contains(&node) || order.slots.iter().any(|slot| slots.contains(slot));
+            if orders.iter().any(concerns) {
+                return Err(conflict(self.ejected_text(node)));
+            }
+        }
+        Ok(())
+    }
+
+    /// That no node is ejected at all.
+    pub(super) fn nobody_is_ejected(&self) -> Result<(), Refused> {
+        let first = self.state().ejected.keys().next().copied();
+        first.map_or(Ok(()), |node| Err(conflict(self.ejected_text(node))))
+    }
+
+    fn ejected_text(&self, node: NodeId) -> String {
+        let name = self.name(node);
+        format!(
+            "{name} is ejected (auto_eject_hosts), and its slots come back to it: wait for that, or take {name} out of the list of servers"
+        )
+    }
+
+    /// The targets of the moves in which a node takes part.
+    pub(crate) fn targets_at(&self, node: NodeId) -> Vec<NodeId> {
+        let state = self.state();
+        let at = state.open.values().filter(|planned| planned.order.nodes().contains(&node));
+        at.map(|planned| planned.order.target).collect()
+    }
+
+    /// Whether the router was told to stop.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Ends the moves in which a node takes part, without it: what it has of the slots that are moving now is lost.
+    pub(crate) fn end_without(&self, node: NodeId) -> Result<(), Refused> {
+        let at: Vec<(MoveId, Lose)> = {
+            let state = self.state();
+            let at = state.open.iter().filter(|(_, planned)| planned.order.nodes().contains(&node) && planned.steering.give_up.is_none());
+            at.map(|(id, planned)| (*id, if planned.order.source == node { Lose::Source } else { Lose::Target })).collect()
+        };
+        for (id, lose) in at {
+            self.abort(id, AbortRequest { lose: Some(lose), ..AbortRequest::default() })?;
+        }
+        Ok(())
+    }
+
+    /// Removes what a node holds of slots that it does not own and is about to get. Returns the number of keys.
+    ///
+    /// Such keys are strays, perhaps of an ejection before: they must not be read. Nobody writes them meanwhile, because their owner does not answer.
+    pub(crate) fn remove_strays_of(&self, node: NodeId, slots: &[Slot], topology: &Topology) -> Result<usize, String> {
+        let access = self.running.with(Router::node_access).unwrap_or_default();
+        let access = access.get(&node).ok_or_else(|| format!("it is not known how {} is reached", self.name(node)))?;
+        let (mut asked, process) = self.meet(access)?;
+        let mut remove = || -> Result<usize, String> {
+            let mut removed = 0;
+            let keyspace = asked.ask(&[b"INFO", b"keyspace"])?.text();
+            for (database, _) in databases(&keyspace) {
+                asked.select(database)?;
+                let mut cursor = b"0".to_vec();
+                loop {
+                    let answer = asked.ask(&[b"SCAN", &cursor, b"COUNT", PAGE])?;
+                    let [next, page] = &answer.items()[..] else {
+                        return Err(format!("node {}: a SCAN of no known form", asked.node.name));
+                    };
+                    let keys: Vec<Key> = page.items().iter().map(|key| Key::from(key.bytes())).collect();
+                    // A key that lives there without its slot stays.
+                    let is_stray = |key: &&Key| {
+                        slots.binary_search(&topology.slot_of(key)).is_ok() && topology.lives_at(key) != node && !is_temporary(key)
+                    };
+                    let strays: Vec<&Key> = keys.iter().filter(is_stray).collect();
+                    if !strays.is_empty() {
+                        asked.unlink(database, &strays)?;
+                        removed += strays.len();
+                    }
+                    cursor = next.bytes().to_vec();
+                    if cursor == b"0" {
+                        break;
+                    }
+                    if self.is_stopping() {
+                        return Err("the router is stopping".to_owned());
+                    }
+                }
+            }
+            Ok(removed)
+        };
+        let removed = remove();
+        if removed.is_err() {
+            // The node may still do it: nothing relies on this node before its end is confirmed.
+            self.running.with(|router: &Router| router.connection_broke(node, process));
+        }
+        removed
+    }
+
+    /// Gives the slots of a node that does not answer to others, all at once. Requests for them wait until nothing that was sent to the node can be answered any
+    /// more, `bound` at most. `planned_by`: the map by which its slots were divided.
+    /// `keep` makes durable which slots are to come back; `forget` is its contrary.
+    pub(crate) fn eject(
+        &self,
+        node: NodeId,
+        to: &BTreeMap<NodeId, Vec<Slot>>,
+        planned_by: &Topology,
+        bound: Duration,
+        keep: impl FnOnce() -> Result<(), String>,
+        forget: impl FnOnce(),
+    ) -> Result<(), String> {
+        let id = {
+            // No move is put on record meanwhile that has to do with the node.
+            let _one = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.involving(node).is_some() {
+                return Err("it takes part in a move".to_owned());
+            }
+            let topology = self.topology_now().map_err(|refused| refused.text().to_owned())?;
+            let is_owner = to.values().flatten().all(|slot| topology.owner(*slot) == node);
+            if !is_owner || topology.placement() != planned_by.placement() {
+                return Err("its slots have changed meanwhile".to_owned());
+            }
+            self.state().ejected.entry(node).or_default().extend(to.values().flatten());
+            self.ledger.next_move()
+        };
+        let transits = to
+            .iter()
+            .map(|(target, slots)| {
+                let transit = Transit { move_id: id, source: node, target: *target, stage: Stage::Moving { leg: 0 }, keys_only: false };
+                (transit, slots.clone())
+            })
+            .collect();
+        // Those that stand in know that older copies of the state directory will not do.
+        let seats = self.running.seats();
+        let told = seats.map(|seats| seats.leg_begins(&self.running, to.keys().copied()));
+        let _until_it_is_in_transit = told.transpose()?;
+        let epoch = self.placement.set_transits(id, transits)?;
+        let is_drained = || self.running.with(|router| router.drained_of_the_lost(epoch, node)).unwrap_or(false);
+        let end = Instant::now() + bound;
+        let outcome = loop {
+            if is_drained() {
+                let raised = || seats.map_or(Ok(()), |seats| seats.raise());
+                break keep().and_then(|()| raised().and_then(|()| self.placement.hand_over_to(id, to)).inspect_err(|_| forget()));
+            }
+            if Instant::now() >= end || self.is_stopping() {
+                break Err(format!("commands that were sent to it are not answered within {bound:?}"));
+            }
+            std::thread::sleep(LOOK);
+        };
+        if outcome.is_err() {
+            // It owns them as before.
+            self.placement.set_transits(id, Vec::new())?;
+        }
+        outcome
+    }
+
+    /// Has moves bring slots back to a node that was ejected. What it holds of them is removed first.
+    pub(crate) fn bring_back(self: &Arc<Self>, node: NodeId, from: BTreeMap<NodeId, Vec<Slot>>) -> Result<PlanReport, Refused> {
+        // Nobody is there to be asked whether clients past the router may be.
+        let how = How { purge_target: true, direct_clients: true, ..self.how(&HowRequest::default())? };
+        let order = |(source, slots)| MoveOrder { source, target: node, slots, keys: None, how, cause: Cause::Asked(None) };
+        let orders: Vec<MoveOrder> = from.into_iter().map(order).collect();
+        let topology = self.topology_now()?;
+        self.nothing_in_the_way(&orders)?;
+        self.nodes_are_served(&orders)?;
+        self.check_nodes(&topology, &orders)?;
+        let _one = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
+        self.put_up(orders)
+    }
+}

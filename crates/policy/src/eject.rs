@@ -1,0 +1,435 @@
+//! Ejection of servers that fail, as a pool of twemproxy asks for it (`auto_eject_hosts`): who is ejected when, who stands in for it, and when it returns.
+//!
+//! It is a rule of caches: what an ejected server has is given up, so a key may be missing. It is apart from moves, in which no key ever is. nutcracker makes its
+//! continuum anew from the servers that are live; here the places of the ejected server alone go elsewhere, so the others' keys stay.
+//!
+//! Nothing here waits or asks. Whoever looks gives facts, carries the steps out, and reports what became of them.
+
+use std::collections::BTreeMap;
+
+use crate::topology::{NodeId, Slot, Topology};
+
+/// When a server is ejected, and when it is tried again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rule {
+    /// So many failures in a row eject it, at least one (`server_failure_limit`).
+    pub failure_limit: u32,
+    /// So long it is not tried then, milliseconds (`server_retry_timeout`).
+    pub retry_ms: u64,
+}
+
+/// The condition of a node as it was found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Condition {
+    /// It answers.
+    Answers,
+    /// It failed since the look before.
+    Fails,
+    /// Neither is certain.
+    #[default]
+    Unknown,
+}
+
+/// What is known of a node.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Facts {
+    /// Whether it answers.
+    pub condition: Condition,
+    /// Nothing that it was sent before can still be executed. Asked only of a node that is ejected.
+    pub is_drained: bool,
+    /// The targets of the moves in which it takes part.
+    pub move_targets: Vec<NodeId>,
+}
+
+/// The state of a node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum State {
+    /// It has its slots.
+    Live {
+        /// Failures in a row.
+        failures: u32,
+    },
+    /// Others have slots of it.
+    Ejected {
+        /// Those that are to come back, ascending.
+        slots: Vec<Slot>,
+        /// It is not tried before, milliseconds.
+        until_ms: u64,
+        /// Failures in a row: some slots may be back already.
+        failures: u32,
+    },
+}
+
+/// Why a node that fails keeps its slots.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Kept {
+    /// No other server is live.
+    IsLast,
+    /// So many keys live there without their slots.
+    HasExceptions(usize),
+    /// It takes part in a move.
+    Moves,
+}
+
+/// What is to be done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Nothing, although it fails.
+    Keep {
+        /// The node.
+        node: NodeId,
+        /// The reason.
+        why: Kept,
+    },
+    /// The moves in which it takes part bring slots back, and end without it.
+    GiveUp {
+        /// The node.
+        node: NodeId,
+    },
+    /// Others get its slots.
+    Eject {
+        /// The node.
+        node: NodeId,
+        /// Their slots, each list ascending and none empty.
+        to: BTreeMap<NodeId, Vec<Slot>>,
+    },
+    /// It answers: its slots are to move back.
+    Return {
+        /// The node.
+        node: NodeId,
+        /// By owner, each list ascending and none empty.
+        from: BTreeMap<NodeId, Vec<Slot>>,
+    },
+    /// All of its slots are back.
+    Back {
+        /// The node.
+        node: NodeId,
+    },
+}
+
+/// The nodes of a pool, as this rule sees them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ejections {
+    rule: Rule,
+    nodes: BTreeMap<NodeId, State>,
+}
+
+impl Ejections {
+    /// With the nodes that are ejected already, and their slots. They may be tried at once.
+    #[must_use]
+    pub fn new(rule: Rule, ejected: BTreeMap<NodeId, Vec<Slot>>) -> Self {
+        let state = |mut slots: Vec<Slot>| {
+            slots.sort_unstable();
+            State::Ejected { slots, until_ms: 0, failures: 0 }
+        };
+        Self { rule, nodes: ejected.into_iter().map(|(node, slots)| (node, state(slots))).collect() }
+    }
+
+    /// Goes by this rule from now on.
+    pub fn tune(&mut self, rule: Rule) {
+        self.rule = rule;
+    }
+
+    /// The nodes that are ejected, each with the slots that are to come back.
+    #[must_use]
+    pub fn ejected(&self) -> BTreeMap<NodeId, Vec<Slot>> {
+        let slots = |(node, state): (&NodeId, &State)| match state {
+            State::Ejected { slots, .. } => Some((*node, slots.clone())),
+            State::Live { .. } => None,
+        };
+        self.nodes.iter().filter_map(slots).collect()
+    }
+
+    fn is_ejected(&self, node: NodeId) -> bool {
+        matches!(self.nodes.get(&node), Some(State::Ejected { .. }))
+    }
+
+    /// Looks at all nodes at this time, in milliseconds, and says what is to be done. Each step is to be carried out at most once.
+    pub fn look(&mut self, now_ms: u64, topology: &Topology, facts: &BTreeMap<NodeId, Facts>) -> Vec<Step> {
+        let limit = self.rule.failure_limit.max(1);
+        self.nodes.retain(|node, _| topology.node(*node).is_some());
+        let mut failing = Vec::new();
+        for node in topology.nodes() {
+            let state = self.nodes.entry(node.id).or_insert(State::Live { failures: 0 });
+            let (State::Live { failures } | State::Ejected { failures, .. }) = state;
+            match facts.get(&node.id).map(|facts| facts.condition).unwrap_or_default() {
+                Condition::Answers => *failures = 0,
+                Condition::Fails => *failures = failures.saturating_add(1),
+                Condition::Unknown => {}
+            }
+            if *failures >= limit {
+                failing.push(node.id);
+            }
+        }
+        let mut steps: Vec<Step> = failing.iter().filter_map(|node| self.against(*node, now_ms, topology, facts)).collect();
+        // One at a time: the next look sees where its slots are.
+        if !steps.iter().any(|step| matches!(step, Step::Eject { .. })) {
+            steps.extend(topology.nodes().filter_map(|node| self.back(node.id, now_ms, topology, facts)));
+        }
+        steps
+    }
+
+    /// What is to be done about a node that fails.
+    fn against(&self, node: NodeId, now_ms: u64, topology: &Topology, facts: &BTreeMap<NodeId, Facts>) -> Option<Step> {
+        let targets = facts.get(&node).map(|facts| &facts.move_targets[..]).unwrap_or_default();
+        if !targets.is_empty() {
+            // Only moves that bring slots back go to a node that is ejected.
+            let ours = targets.iter().all(|target| self.is_ejected(*target));
+            return Some(if ours { Step::GiveUp { node } } else { Step::Keep { node, why: Kept::Moves } });
+        }
+        if topology.slots_of(node) == 0 {
+            return None;
+        }
+        let exceptions = topology.exceptions_at(node);
+        if exceptions > 0 {
+            return Some(Step::Keep { node, why: Kept::HasExceptions(exceptions) });
+        }
+        match stand_ins(topology, node, |other| self.is_fit(other, now_ms, facts)) {
+            Some(to) => Some(Step::Eject { node, to }),
+            None => Some(Step::Keep { node, why: Kept::IsLast }),
+        }
+    }
+
+    /// Whether a node may get slots of another. One that is ejected may, as soon as it could return.
+    fn is_fit(&self, node: NodeId, now_ms: u64, facts: &BTreeMap<NodeId, Facts>) -> bool {
+        let Some(facts) = facts.get(&node).filter(|facts| facts.condition == Condition::Answers) else { return false };
+        match self.nodes.get(&node) {
+            Some(State::Ejected { until_ms, .. }) => facts.is_drained && *until_ms <= now_ms,
+            Some(State::Live { .. }) | None => true,
+        }
+    }
+
+    /// What is to be done about a node whose slots are to come back.
+    fn back(&self, node: NodeId, now_ms: u64, topology: &Topology, facts: &BTreeMap<NodeId, Facts>) -> Option<Step> {
+        let Some(State::Ejected { slots, .. }) = self.nodes.get(&node) else { return None };
+        if !facts.get(&node).is_some_and(|facts| facts.move_targets.is_empty()) {
+            return None;
+        }
+        let mut from: BTreeMap<NodeId, Vec<Slot>> = BTreeMap::new();
+        for slot in slots.iter().filter(|slot| topology.owner(**slot) != node) {
+            from.entry(topology.owner(*slot)).or_default().push(*slot);
+        }
+        if from.is_empty() {
+            return Some(Step::Back { node });
+        }
+        // What another one has that does not answer comes later.
+        from.retain(|owner, _| facts.get(owner).is_some_and(|facts| facts.condition == Condition::Answers));
+        (!from.is_empty() && self.is_fit(node, now_ms, facts)).then_some(Step::Return { node, from })
+    }
+
+    /// Others are about to get these slots of a node: the slots of each that are ejected then. It is to be durable before anybody sees the new owners.
+    #[must_use]
+    pub fn with(&self, node: NodeId, to: &BTreeMap<NodeId, Vec<Slot>>) -> BTreeMap<NodeId, Vec<Slot>> {
+        let mut ejected = self.ejected();
+        let is_known = |slot: &Slot| ejected.values().any(|known| known.binary_search(slot).is_ok());
+        // A slot that it had in the place of another one is to come back to that one.
+        let own: Vec<Slot> = to.values().flatten().copied().filter(|slot| !is_known(slot)).collect();
+        let slots = ejected.entry(node).or_default();
+        slots.extend(own);
+        slots.sort_unstable();
+        ejected
+    }
+
+    /// Others have got these slots of a node at this time, milliseconds.
+    pub fn note_ejected(&mut self, node: NodeId, to: &BTreeMap<NodeId, Vec<Slot>>, now_ms: u64) {
+        let until_ms = now_ms.saturating_add(self.rule.retry_ms);
+        let slots = self.with(node, to).remove(&node).unwrap_or_default();
+        self.nodes.insert(node, State::Ejected { slots, until_ms, failures: 0 });
+    }
+
+    /// A return could not be begun, or has begun: it is not tried again for so long.
+    pub fn note_tried(&mut self, node: NodeId, now_ms: u64) {
+        let retry_ms = self.rule.retry_ms;
+        if let Some(State::Ejected { until_ms, .. }) = self.nodes.get_mut(&node) {
+            *until_ms = now_ms.saturating_add(retry_ms);
+        }
+    }
+
+    /// All slots of a node are back, or it is not wanted back.
+    pub fn note_back(&mut self, node: NodeId) {
+        self.nodes.insert(node, State::Live { failures: 0 });
+    }
+}
+
+/// Who gets which slots of a node: each slot goes to the first server that is fit, from the slot's own place in the continuum on. `None` where no other is fit.
+fn stand_ins(topology: &Topology, node: NodeId, is_fit: impl Fn(NodeId) -> bool) -> Option<BTreeMap<NodeId, Vec<Slot>>> {
+    let ring = topology.placement().continuum()?;
+    let numbers: BTreeMap<&str, NodeId> = topology.nodes().map(|node| (node.name.as_str(), node.id)).collect();
+    let number = |name: &str| numbers.get(name).copied().filter(|other| *other != node && is_fit(*other));
+    let by_slot = ring.first_fit(|server| number(&server.name).is_some())?;
+    let mut to: BTreeMap<NodeId, Vec<Slot>> = BTreeMap::new();
+    for (slot, server) in topology.slots().zip(by_slot).filter(|(slot, _)| topology.owner(*slot) == node) {
+        to.entry(number(&server.name)?).or_default().push(slot);
+    }
+    Some(to)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::topology::{Continuum, Distribution, Scheme, Server};
+
+    const RULE: Rule = Rule { failure_limit: 2, retry_ms: 1000 };
+
+    fn fleet(distribution: Distribution, weights: &[u32]) -> Topology {
+        let servers = weights.iter().enumerate().map(|(n, weight)| Server { name: format!("s{n}"), weight: *weight });
+        Topology::on_continuum(Arc::new(Continuum::new(Scheme { distribution, ..Scheme::default() }, servers).expect("a continuum")))
+    }
+
+    /// Of nodes that answer or fail; those that answer are drained.
+    fn facts(topology: &Topology, fails: impl Fn(NodeId) -> bool) -> BTreeMap<NodeId, Facts> {
+        let of = |node: NodeId| match fails(node) {
+            true => Facts { condition: Condition::Fails, ..Facts::default() },
+            false => Facts { condition: Condition::Answers, is_drained: true, ..Facts::default() },
+        };
+        topology.nodes().map(|node| (node.id, of(node.id))).collect()
+    }
+
+    fn handed_over(topology: &Topology, to: &BTreeMap<NodeId, Vec<Slot>>) -> Topology {
+        to.iter().fold(topology.clone(), |topology, (node, slots)| topology.handed_over(slots, *node))
+    }
+
+    fn owners(topology: &Topology) -> Vec<NodeId> {
+        topology.slots().map(|slot| topology.owner(slot)).collect()
+    }
+
+    #[test]
+    fn slots_go_to_the_next_server_of_the_list() {
+        // Places of modula are those of the list: one of s0, two of s1, one of s2.
+        let topology = fleet(Distribution::Modula, &[1, 2, 1]);
+        let mut ejections = Ejections::new(RULE, BTreeMap::new());
+        let fails = facts(&topology, |node| node == NodeId(2));
+        assert_eq!(ejections.look(0, &topology, &fails), [], "one failure is no reason");
+        let [Step::Eject { node, to }] = &ejections.look(0, &topology, &fails)[..] else { panic!("it is ejected") };
+        assert_eq!((node, to.keys().collect::<Vec<_>>()), (&NodeId(2), vec![&NodeId(0)]), "behind the last place comes the first");
+        let mut ejections = Ejections::new(RULE, BTreeMap::new());
+        let fails = facts(&topology, |node| node == NodeId(0) || node == NodeId(1));
+        ejections.look(0, &topology, &fails);
+        let steps = ejections.look(0, &topology, &fails);
+        let all_to_last = |step: &Step| matches!(step, Step::Eject { to, .. } if to.keys().eq([&NodeId(2)]));
+        assert!(steps.len() == 2 && steps.iter().all(all_to_last), "{steps:?}");
+    }
+
+    #[test]
+    fn failures_in_a_row_count() {
+        let topology = fleet(Distribution::Ketama, &[1, 1]);
+        let mut ejections = Ejections::new(RULE, BTreeMap::new());
+        let look =
+            |ejections: &mut Ejections, fails: bool| ejections.look(0, &topology, &facts(&topology, |node| fails && node == NodeId(0)));
+        for _ in 0..3 {
+            assert_eq!(look(&mut ejections, true), []);
+            assert_eq!(look(&mut ejections, false), []);
+        }
+        assert_eq!(look(&mut ejections, true), []);
+        assert_eq!(ejections.look(0, &topology, &BTreeMap::new()), [], "what is not known says nothing");
+        assert!(matches!(look(&mut ejections, true)[..], [Step::Eject { node: NodeId(0), .. }]));
+    }
+
+    #[test]
+    fn a_node_returns_by_moves_when_it_answers_and_is_drained() {
+        let before = fleet(Distribution::Ketama, &[1, 1, 1]);
+        let mut ejections = Ejections::new(RULE, BTreeMap::new());
+        let lost = NodeId(1);
+        let fails = facts(&before, |node| node == lost);
+        ejections.look(0, &before, &fails);
+        let Some(Step::Eject { to, .. }) = ejections.look(0, &before, &fails).pop() else { panic!("it is ejected") };
+        let kept = ejections.with(lost, &to);
+        let topology = handed_over(&before, &to);
+        ejections.note_ejected(lost, &to, 0);
+        assert_eq!(ejections.ejected(), kept, "what is on record");
+        let mut answers = facts(&topology, |_| false);
+        assert_eq!(ejections.look(999, &topology, &answers), [], "it is not tried before");
+        answers.get_mut(&lost).expect("known").is_drained = false;
+        assert_eq!(ejections.look(1000, &topology, &answers), [], "what it was sent may still be executed");
+        answers.get_mut(&lost).expect("known").is_drained = true;
+        // A restart of the router knows as much, and tries at once.
+        let mut again = Ejections::new(RULE, kept);
+        let [Step::Return { node, from }] = &again.look(0, &topology, &answers)[..] else { panic!("it returns") };
+        assert_eq!((node, from), (&lost, &to));
+        // While moves go on it fails again: they end without it, and nothing else is done.
+        let mut moving = facts(&topology, |node| node == lost);
+        moving.values_mut().for_each(|facts| facts.move_targets = vec![lost]);
+        again.look(0, &topology, &moving);
+        assert!(again.look(0, &topology, &moving).contains(&Step::GiveUp { node: lost }));
+        let back = from.values().fold(topology, |topology, slots| topology.handed_over(slots, lost));
+        assert_eq!(owners(&back), owners(&before));
+        assert_eq!(again.look(0, &back, &answers), [Step::Back { node: lost }]);
+        again.note_back(lost);
+        assert_eq!((again.look(0, &back, &answers), again.ejected()), (vec![], BTreeMap::new()));
+    }
+
+    #[test]
+    fn moves_and_lone_keys_keep_a_node() {
+        let topology = fleet(Distribution::Ketama, &[1, 1]);
+        let node = NodeId(0);
+        let mut fails = facts(&topology, |other| other == node);
+        let mut ejections = Ejections::new(Rule { failure_limit: 1, ..RULE }, BTreeMap::new());
+        fails.get_mut(&node).expect("known").move_targets = vec![NodeId(1)];
+        assert_eq!(ejections.look(0, &topology, &fails), [Step::Keep { node, why: Kept::Moves }]);
+        let key: Arc<[u8]> =
+            (0..).map(|n| format!("k{n}")).find(|key| topology.owner_of(key.as_bytes()) != node).expect("a key").into_bytes().into();
+        let with_key = topology.keys_handed_over(&[topology.slot_of(&key)], [&key], node);
+        fails.get_mut(&node).expect("known").move_targets = Vec::new();
+        assert_eq!(ejections.look(0, &with_key, &fails), [Step::Keep { node, why: Kept::HasExceptions(1) }]);
+    }
+
+    proptest! {
+        /// Servers fail and answer in any order. Others' slots never move by an ejection, one server at least keeps slots, and in the end all are at home.
+        #[test]
+        fn others_slots_stay_and_all_come_home(
+            is_modula: bool,
+            weights in prop::collection::vec(1_u32..4, 2..6),
+            rounds in prop::collection::vec((any::<u8>(), 0_u64..1500), 1..30),
+        ) {
+            let home = fleet(if is_modula { Distribution::Modula } else { Distribution::Ketama }, &weights);
+            let (mut topology, mut now) = (home.clone(), 0);
+            let mut ejections = Ejections::new(RULE, BTreeMap::new());
+            let mut look = |ejections: &mut Ejections, topology: &mut Topology, failing: u8, later: u64| {
+                now += later;
+                let fails = |node: NodeId| failing & (1 << node.0) != 0;
+                for step in ejections.look(now, topology, &facts(topology, fails)) {
+                    match step {
+                        Step::Eject { node, to } => {
+                            prop_assert!(fails(node) && to.keys().all(|other| !fails(*other)), "only to servers that answer");
+                            // Where two fail at once, the first is carried out, and the next look sees the rest.
+                            if to.values().flatten().any(|slot| topology.owner(*slot) != node) {
+                                continue;
+                            }
+                            let next = handed_over(topology, &to);
+                            for slot in topology.slots() {
+                                prop_assert!(topology.owner(slot) == node || topology.owner(slot) == next.owner(slot), "others' slots stay");
+                            }
+                            prop_assert_eq!(next.slots_of(node), 0);
+                            ejections.note_ejected(node, &to, now);
+                            *topology = next;
+                        }
+                        Step::Return { node, from } => {
+                            prop_assert!(!fails(node));
+                            ejections.note_tried(node, now);
+                            *topology = from.values().fold(topology.clone(), |topology, slots| topology.handed_over(slots, node));
+                        }
+                        Step::Back { node } => ejections.note_back(node),
+                        Step::Keep { why, .. } => prop_assert_eq!(why, Kept::IsLast),
+                        Step::GiveUp { .. } => prop_assert!(false, "there are no moves"),
+                    }
+                }
+                let known: Vec<Slot> = ejections.ejected().into_values().flatten().collect();
+                prop_assert_eq!(known.iter().collect::<BTreeSet<_>>().len(), known.len(), "a slot comes back to one node");
+                Ok(())
+            };
+            for (failing, later) in rounds {
+                look(&mut ejections, &mut topology, failing, later)?;
+            }
+            for _ in 0..20 {
+                look(&mut ejections, &mut topology, 0, 1000)?;
+            }
+            prop_assert_eq!(owners(&topology), owners(&home));
+            prop_assert_eq!(ejections.ejected(), BTreeMap::new());
+        }
+    }
+}

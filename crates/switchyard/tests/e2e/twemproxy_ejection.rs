@@ -1,0 +1,381 @@
+//! `auto_eject_hosts`: a server of a pool fails, others serve for it, and it returns with old values that nobody may ever read.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value as Json;
+use tempfile::TempDir;
+
+use crate::movectl::ask_at;
+use crate::support::client::Client;
+use crate::support::node::{Node, NodeOptions};
+use crate::support::process::{Process, tied};
+use crate::support::value::{Value, int, ok};
+use crate::support::{http, ports, until_within};
+
+/// A server is noticed, ejected, tried again, and its slots move back, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+const KEYS: usize = 300;
+
+struct Pool {
+    dir: TempDir,
+    nodes: Vec<Node>,
+    listen: u16,
+    admin: u16,
+    stats: u16,
+}
+
+fn local(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
+
+fn logged(router: &Process, text: &str) {
+    until_within(PATIENCE, text, || router.log().contains(text));
+}
+
+fn connect(port: u16) -> Client {
+    until_within(PATIENCE, "a client is served", || Client::try_connect(local(port)).ok())
+}
+
+impl Pool {
+    fn new(distribution: &str) -> Pool {
+        let nodes: Vec<Node> = (0..3).map(|_| Node::start(&NodeOptions::default())).collect();
+        let pool =
+            Pool { dir: TempDir::new().expect("a directory"), nodes, listen: ports::free(), admin: ports::free(), stats: ports::free() };
+        let text = format!(
+            "pool:\n  listen: 127.0.0.1:{}\n  hash: murmur\n  distribution: {distribution}\n  redis: true\n  timeout: 1000\n  auto_eject_hosts: true\n  \
+             server_failure_limit: 2\n  server_retry_timeout: 1000\n  servers:\n",
+            pool.listen
+        );
+        std::fs::write(pool.file(), text + &pool.servers(3)).expect("written");
+        pool
+    }
+
+    /// The lines of the first so many servers.
+    fn servers(&self, count: usize) -> String {
+        let line = |(n, node): (usize, &Node)| format!("   - {}:{} s{n}\n", node.address(), 1 + n % 2);
+        self.nodes.iter().enumerate().take(count).map(line).collect()
+    }
+
+    fn file(&self) -> PathBuf {
+        self.dir.path().join("pool.yml")
+    }
+
+    /// Starts a router. Each has a log of its own: lines of an earlier one say nothing about it.
+    fn start(&self, log: &str) -> Process {
+        self.start_with(log, &[])
+    }
+
+    fn start_with(&self, log: &str, flags: &[&str]) -> Process {
+        let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
+        command.args(["serve", "--workers", "2", "--admin"]).arg(local(self.admin).to_string());
+        command.arg("--twemproxy-stats").arg(local(self.stats).to_string());
+        command.arg("--twemproxy-config").arg(self.file()).arg("--state-dir").arg(self.dir.path().join("state")).args(flags);
+        Process::start("switchyard", command, &self.dir.path().join(log))
+    }
+
+    /// The keys that a server has now, as numbers.
+    fn keys_of(&self, server: usize) -> Vec<usize> {
+        let mut client = self.nodes[server].client();
+        (0..KEYS).filter(|key| client.call(&["EXISTS", &name(*key)]) == int(1)).collect()
+    }
+
+    /// The figures of twemproxy's stats port: ejections of the pool, and when this server was ejected last.
+    fn ejected(&self, server: &str) -> (u64, u64) {
+        let mut text = String::new();
+        let mut stream = until_within(PATIENCE, "the stats port answers", || std::net::TcpStream::connect(local(self.stats)).ok());
+        std::io::Read::read_to_string(&mut stream, &mut text).expect("a document");
+        let stats: Json = serde_json::from_str(&text).expect("JSON");
+        let number = |of: &Json| of.as_u64().unwrap_or(0);
+        (number(&stats["pool"]["server_ejects"]), number(&stats["pool"][server]["server_ejected_at"]))
+    }
+}
+
+fn name(key: usize) -> String {
+    format!("key:{key}")
+}
+
+/// What one client knows of its keys.
+#[derive(Clone, Default)]
+struct Known {
+    /// Each value below was written over, or is missing for good.
+    least: u64,
+    /// The highest value that was written, perhaps without an answer.
+    most: u64,
+}
+
+/// What clients of all keys saw.
+struct Checked {
+    known: Vec<Known>,
+    /// Keys that may fail, and may be missing.
+    may_fail: Vec<bool>,
+    /// Keys found missing.
+    missing: AtomicU64,
+    /// Rounds over all keys.
+    rounds: AtomicU64,
+}
+
+impl Checked {
+    fn new() -> Checked {
+        Checked {
+            known: vec![Known::default(); KEYS],
+            may_fail: vec![false; KEYS],
+            missing: AtomicU64::default(),
+            rounds: AtomicU64::default(),
+        }
+    }
+
+    /// Clients write rising values until `body` ends, and check what they read.
+    fn during(&mut self, port: u16, body: impl FnOnce(&AtomicU64)) {
+        struct Ends<'s>(&'s AtomicBool);
+        impl Drop for Ends<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let stop = AtomicBool::new(false);
+        let Checked { known, may_fail, missing, rounds } = self;
+        std::thread::scope(|scope| {
+            let _ends = Ends(&stop);
+            let half = KEYS / 2;
+            for (part, (known, may_fail)) in known.chunks_mut(half).zip(may_fail.chunks(half)).enumerate() {
+                let (stop, missing, rounds) = (&stop, &*missing, &*rounds);
+                scope.spawn(move || {
+                    let mut client = connect(port);
+                    while !stop.load(Ordering::Relaxed) {
+                        for (at, known) in known.iter_mut().enumerate() {
+                            let (key, may_fail) = (part * half + at, may_fail[at]);
+                            known.look(&client.call(&["GET", &name(key)]), key, may_fail, missing);
+                            known.most += 1;
+                            let written = client.call(&["SET", &name(key), &known.most.to_string()]);
+                            match written.error() {
+                                None => known.least = known.most,
+                                Some(error) => assert!(may_fail, "{}: {error}", name(key)),
+                            }
+                        }
+                        rounds.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            body(rounds);
+        });
+    }
+}
+
+impl Known {
+    fn look(&mut self, found: &Value, key: usize, may_fail: bool, missing: &AtomicU64) {
+        match found {
+            Value::Bulk(value) => {
+                let value: u64 = String::from_utf8_lossy(value).parse().expect("a number");
+                assert!((self.least..=self.most).contains(&value), "{}: {value} is not from {} to {}", name(key), self.least, self.most);
+                self.least = value;
+            }
+            Value::Nil => {
+                assert!(may_fail || self.most == 0, "{} is missing", name(key));
+                missing.fetch_add(1, Ordering::Relaxed);
+                // Nothing of before may ever be seen again.
+                self.least = self.most + 1;
+            }
+            other => assert!(may_fail && other.error().is_some(), "{}: {other:?}", name(key)),
+        }
+    }
+}
+
+/// Rounds go on, so clients are served whoever is away.
+fn goes_on(rounds: &AtomicU64) {
+    let before = rounds.load(Ordering::Relaxed);
+    until_within(PATIENCE, "clients go on", || rounds.load(Ordering::Relaxed) > before + 5);
+}
+
+/// All of these keys are answered without an error, within some attempts.
+fn are_served(port: u16, keys: &[usize]) {
+    let mut client = connect(port);
+    until_within(PATIENCE, "all keys are served", || keys.iter().all(|key| client.call(&["GET", &name(*key)]).error().is_none()));
+}
+
+fn eject_and_return(distribution: &str, lose: impl Fn(&mut Node), find: impl Fn(&mut Node)) {
+    let mut pool = Pool::new(distribution);
+    let mut router = pool.start("first.log");
+    let mut checked = Checked::new();
+    checked.during(pool.listen, goes_on);
+    let of_lost = pool.keys_of(1);
+    let before: Vec<Vec<usize>> = (0..3).map(|server| pool.keys_of(server)).collect();
+    assert!(before.iter().all(|keys| keys.len() > 20), "each server has some");
+    of_lost.iter().for_each(|key| checked.may_fail[*key] = true);
+    let (listen, last) = (pool.listen, of_lost.clone());
+    checked.during(listen, |rounds| {
+        goes_on(rounds);
+        // It comes back with this, which is old by then.
+        assert_eq!(pool.nodes[1].cmd("SAVE"), ok());
+        // The others have old values of its keys, too.
+        let strays: Vec<String> = last.iter().take(20).flat_map(|key| [name(*key), "0".to_owned()]).collect();
+        for other in [0, 2] {
+            assert_eq!(pool.nodes[other].client().call(&[&["MSET".to_owned()], &strays[..]].concat()), ok());
+        }
+        goes_on(rounds);
+        lose(&mut pool.nodes[1]);
+        logged(&router, "node s1 is ejected:");
+        are_served(listen, &last);
+        goes_on(rounds);
+        let shown = ask_at(local(pool.admin), "nodes");
+        assert!(shown.out.contains("s1: ejected (auto_eject_hosts)"), "{}{}", shown.out, shown.err);
+        let (ejects, at) = pool.ejected("s1");
+        assert!(ejects == 1 && at > 0, "{ejects}, {at}");
+        find(&mut pool.nodes[1]);
+        logged(&router, "node s1 is ejected no more: all of its slots are back");
+        goes_on(rounds);
+        are_served(listen, &last);
+    });
+    for other in [0, 2] {
+        // At a server that did not stand in for them they are still.
+        let strays: Vec<String> = of_lost.iter().take(20).map(|key| name(*key)).collect();
+        pool.nodes[other].client().call(&[&["DEL".to_owned()], &strays[..]].concat());
+    }
+    for (server, keys) in before.iter().enumerate() {
+        assert_eq!(&pool.keys_of(server), keys, "the keys of s{server} are where they were, and nowhere else");
+    }
+    assert!(checked.missing.load(Ordering::Relaxed) >= of_lost.len() as u64, "it is a rule of caches");
+    let (_, metrics) = http::get(local(pool.admin), "/metrics");
+    assert!(metrics.contains("switchyard_node_ejections_total{node=\"s1\"} 1"), "{metrics}");
+    assert!(metrics.contains("switchyard_node_ejected{node=\"s1\"} 0"), "{metrics}");
+
+    // The router is killed while the server is away.
+    checked.during(listen, |rounds| {
+        goes_on(rounds);
+        lose(&mut pool.nodes[1]);
+        until_within(PATIENCE, "it is ejected again", || pool.ejected("s1").0 == 2);
+        are_served(listen, &last);
+        goes_on(rounds);
+    });
+    router.kill();
+    let again = pool.start("again.log");
+    checked.during(listen, |rounds| {
+        are_served(listen, &last);
+        goes_on(rounds);
+        let refused = ask_at(local(pool.admin), "balance");
+        assert!(refused.code != 0 && refused.err.contains("s1 is ejected (auto_eject_hosts)"), "{}{}", refused.out, refused.err);
+        find(&mut pool.nodes[1]);
+        logged(&again, "node s1 is ejected no more: all of its slots are back");
+        goes_on(rounds);
+    });
+    for (server, keys) in before.iter().enumerate() {
+        assert_eq!(&pool.keys_of(server), keys, "s{server}");
+    }
+}
+
+#[test]
+fn an_ejected_server_returns_without_old_values() {
+    eject_and_return("ketama", Node::kill, Node::restart);
+}
+
+#[test]
+fn with_modula_the_others_keys_stay() {
+    eject_and_return("modula", Node::kill, Node::restart);
+}
+
+#[test]
+fn a_server_that_hung_returns_without_old_values() {
+    eject_and_return("ketama", |node| node.freeze(), |node| node.thaw());
+}
+
+#[test]
+fn the_last_live_server_is_never_ejected() {
+    let mut pool = Pool::new("ketama");
+    let router = pool.start("first.log");
+    let mut client = connect(pool.listen);
+    pool.nodes[0].kill();
+    logged(&router, "node s0 is ejected:");
+    pool.nodes[2].kill();
+    logged(&router, "node s2 is ejected:");
+    for key in 0..KEYS {
+        assert_eq!(client.call(&["SET", &name(key), "1"]), ok());
+    }
+    assert_eq!(pool.nodes[1].cmd("DBSIZE"), int(KEYS as i64));
+    pool.nodes[1].kill();
+    logged(&router, "node s1: it fails, and is not ejected: no other server is live");
+    // Another one is there first: it stands in for the last.
+    pool.nodes[0].restart();
+    are_served(pool.listen, &(0..KEYS).collect::<Vec<_>>());
+    for key in 0..KEYS {
+        assert_eq!(client.call(&["SET", &name(key), "2"]), ok());
+    }
+    pool.nodes[1].restart();
+    pool.nodes[2].restart();
+    let all_back = ["node s1 is ejected no more: all", "node s2 is ejected no more: all"];
+    logged(&router, all_back[0]);
+    logged(&router, all_back[1]);
+    for key in 0..KEYS {
+        assert_eq!(client.call(&["GET", &name(key)]).text(), "2", "{}", name(key));
+    }
+    assert_eq!(pool.nodes.iter().map(|node| node.cmd("DBSIZE").int()).sum::<i64>(), KEYS as i64);
+}
+
+#[test]
+fn an_ejected_server_may_leave_the_list() {
+    let mut pool = Pool::new("ketama");
+    let router = pool.start("first.log");
+    let mut client = connect(pool.listen);
+    for key in 0..KEYS {
+        assert_eq!(client.call(&["SET", &name(key), "1"]), ok());
+    }
+    let lost = pool.keys_of(2);
+    pool.nodes[2].kill();
+    logged(&router, "node s2 is ejected:");
+    let text = std::fs::read_to_string(pool.file()).expect("read").replace(&pool.servers(3), &pool.servers(2));
+    std::fs::write(pool.file(), text).expect("written");
+    router.signal(Signal::HUP);
+    until_within(PATIENCE, "it is no node any more", || !ask_at(local(pool.admin), "nodes").out.contains(" s2 "));
+    assert_eq!(ask_at(local(pool.admin), "moves watch").code, 0);
+    for key in 0..KEYS {
+        assert_eq!(client.call(&["GET", &name(key)]) == Value::Nil, lost.contains(&key), "{}", name(key));
+        assert_eq!(client.call(&["SET", &name(key), "2"]), ok());
+    }
+    let sizes: Vec<i64> = pool.nodes[..2].iter().map(|node| node.cmd("DBSIZE").int()).collect();
+    assert_eq!(sizes.iter().sum::<i64>(), KEYS as i64);
+    pool.nodes[2].restart();
+    let text = std::fs::read_to_string(pool.file()).expect("read") + &pool.servers(3)[pool.servers(2).len()..];
+    std::fs::write(pool.file(), text).expect("written");
+    router.signal(Signal::HUP);
+    until_within(PATIENCE, "it has keys again", || pool.nodes[2].cmd("DBSIZE").int() > 0);
+    assert_eq!(ask_at(local(pool.admin), "moves watch").code, 0);
+    for key in 0..KEYS {
+        assert_eq!(client.call(&["GET", &name(key)]).text(), "2", "{}", name(key));
+    }
+}
+
+#[test]
+fn a_server_that_fails_on_its_way_back_is_ejected_anew() {
+    let mut pool = Pool::new("ketama");
+    let router = pool.start_with("first.log", &["--set", "moves.max-rate=20kb", "--set", "moves.goal=gentle"]);
+    let mut client = connect(pool.listen);
+    let (listen, all) = (pool.listen, (0..KEYS).collect::<Vec<_>>());
+    let value = |first: &str| first.repeat(4000);
+    let mut set_all = |first: &str| all.iter().for_each(|key| assert_eq!(client.call(&["SET", &name(*key), &value(first)]), ok()));
+    set_all("1");
+    pool.nodes[1].kill();
+    logged(&router, "node s1 is ejected:");
+    set_all("2");
+    pool.nodes[1].restart();
+    logged(&router, "its slots move back");
+    until_within(PATIENCE, "some keys have moved", || pool.nodes[1].cmd("DBSIZE").int() > 3);
+    pool.nodes[1].kill();
+    until_within(PATIENCE, "it is ejected anew", || pool.ejected("s1").0 == 2);
+    are_served(listen, &all);
+    let mut client = connect(listen);
+    for key in &all {
+        let found = client.call(&["GET", &name(*key)]);
+        assert!(found == Value::Nil || found.text() == value("2"), "{}", name(*key));
+        assert_eq!(client.call(&["SET", &name(*key), &value("3")]), ok());
+    }
+    let moves = ask_at(local(pool.admin), "moves");
+    assert_eq!(moves.code, 0, "{}{}", moves.out, moves.err);
+    pool.nodes[1].restart();
+    until_within(PATIENCE, "some keys have moved", || pool.nodes[1].cmd("DBSIZE").int() > 3);
+    for key in &all {
+        assert_eq!(client.call(&["GET", &name(*key)]).text(), value("3"), "{}", name(*key));
+    }
+}
