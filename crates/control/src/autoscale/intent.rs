@@ -49,6 +49,9 @@ pub(super) struct Change {
     /// Its provisioner. A server that goes is stopped by the one that started it.
     pub(super) way: Way,
     pub(super) stage: Stage,
+    /// The fleet has too much to do, so the new node gets its share as fast as the nodes can give it.
+    #[serde(default)]
+    pub(super) is_urgent: bool,
     /// When this stage began.
     pub(super) since: Millis,
     /// Attempts at this stage that failed.

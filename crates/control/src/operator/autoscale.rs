@@ -185,8 +185,9 @@ impl Hands for OfFleet<'_> {
         Ok(())
     }
 
-    fn fill(&self) -> Result<(), String> {
-        let how = self.operator.moves.how(&HowRequest::default()).map_err(text)?;
+    fn fill(&self, is_urgent: bool) -> Result<(), String> {
+        let goal = is_urgent.then(|| "fast".to_owned());
+        let how = self.operator.moves.how(&HowRequest { goal, ..HowRequest::default() }).map_err(text)?;
         let _one = self.operator.plan();
         self.operator.nothing_under_way("a node gets its share").map_err(text)?;
         self.operator.give_share(how).map(drop).map_err(text)

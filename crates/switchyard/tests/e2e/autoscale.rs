@@ -221,7 +221,10 @@ fn the_load_adds_a_node_and_its_end_removes_it() {
     let Some(fleet) = Fleet::start(&server(""), settings) else { return };
     // Far more than 480 requests in a second.
     checked(&fleet.site, || fleet.wait_for_nodes(3));
+    let goals = |moves: &Json| moves["ended"].as_array().expect("moves").iter().map(|one| one["goal"].to_string()).collect::<Vec<_>>();
+    assert_eq!(goals(&json(fleet.site.router(), "moves")), ["\"fast\""; 2], "clients wait for the new node");
     fleet.wait_for_nodes(2);
+    assert!(goals(&json(fleet.site.router(), "moves")).contains(&"\"balanced\"".to_owned()), "nobody waits for its end");
     let texts: Vec<String> = fleet.standing()["events"].as_array().expect("events").iter().map(|event| event["text"].to_string()).collect();
     assert!(texts.iter().any(|text| text.contains("a node is added") && text.contains("requests/s need")), "{texts:?}");
     assert!(texts.iter().any(|text| text.contains("requests/s need only")), "{texts:?}");
