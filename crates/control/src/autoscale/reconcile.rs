@@ -140,8 +140,8 @@ impl Autoscaler {
         }
     }
 
-    /// Somebody wants so many nodes.
-    pub(crate) fn want(&self, nodes: usize, now: Millis) -> Result<(), String> {
+    /// Somebody wants so many nodes. If there are so many (`has`), a server that is to join and has not is not wanted any more: it is stopped.
+    pub(crate) fn want(&self, nodes: usize, has: usize, now: Millis) -> Result<(), String> {
         let config = self.inner().config.clone();
         let (least, most) = (config.knobs.nodes_min, config.knobs.nodes_max);
         if !(least..=most).contains(&nodes) {
@@ -150,6 +150,9 @@ impl Autoscaler {
         config.way()?;
         self.change(|intent| {
             intent.wanted = Some(nodes);
+            if nodes <= has {
+                intent.withdraw(now);
+            }
             Some(intent.note(now, None, "decided", format!("somebody wants {}", counted(nodes, "node"))))
         })
     }
@@ -369,6 +372,8 @@ impl Autoscaler {
             Stage::Drain(node) if hands.owns(node) => or_failed(hands.drain(node), Outcome::Ordered),
             Stage::Drain(node) => Outcome::Next(Stage::Leave(node.clone())),
             Stage::Leave(node) => or_failed(hands.leave(node), Outcome::Next(Stage::Stop(node.clone(), None))),
+            // It was withdrawn while it joined.
+            Stage::Stop(address, Some(_)) if nodes.contains(address) => Outcome::Next(Stage::Leave(address.clone())),
             Stage::Stop(address, why) => {
                 let number = started.get(address).map_or(change.number, |started| started.number);
                 match (provisioner.stop(number, address), why) {
@@ -382,9 +387,20 @@ impl Autoscaler {
         }
     }
 
-    /// Records the outcome of a step.
+    /// Records the outcome of a step. If somebody has withdrawn the change during the step, what was started is stopped.
     fn settle(&self, change: &Change, outcome: Outcome, hands: &dyn Hands, now: Millis) -> Result<(), String> {
         let number = change.number;
+        let withdrawn = self.inner().intent.change.clone().filter(|there| there.stage != change.stage);
+        if let Some(there) = withdrawn {
+            return match (outcome, there.stage.clone()) {
+                (Outcome::Next(Stage::Join(address)), Stage::Stop(_, why)) => self.change(|intent| {
+                    intent.started.insert(address.clone(), Started { number, way: change.way });
+                    intent.change = Some(Change { stage: Stage::Stop(address, why), ..there });
+                    None
+                }),
+                _ => Ok(()),
+            };
+        }
         match outcome {
             Outcome::Wait => Ok(()),
             Outcome::Ordered if change.failures + 1 < attempts(&change.stage) => self.change(|intent| {

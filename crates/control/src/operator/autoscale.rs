@@ -79,7 +79,10 @@ impl Operator {
 
     pub(super) fn steer_autoscale(&self, request: &AutoscaleRequest) -> Result<AutoscaleReport, Refused> {
         match (request.verb.as_str(), request.nodes) {
-            ("set-nodes", Some(nodes)) => self.autoscaler.want(nodes, now()).map_err(conflict)?,
+            ("set-nodes", Some(nodes)) => {
+                let has = self.moves.topology_now()?.nodes().len();
+                self.autoscaler.want(nodes, has, now()).map_err(conflict)?;
+            }
             ("set-nodes", None) => return Err(wrong("how many nodes? Give \"nodes\"")),
             ("pause", None) => self.autoscaler.pause(true).map_err(Refused::Failed)?,
             ("resume", None) => self.autoscaler.pause(false).map_err(Refused::Failed)?,

@@ -200,6 +200,21 @@ fn the_server_of_a_node_that_people_remove_is_stopped() {
     assert_eq!(fleet.standing()["started"], Json::Array(Vec::new()));
 }
 
+/// A server that never listens would else be waited for, again and again.
+#[test]
+fn a_server_that_does_not_come_is_stopped_on_request() {
+    let Some(fleet) = Fleet::start("'sleep', '600'", "max-nodes = 3") else { return };
+    fleet.want(3);
+    let stage = |words: &str| fleet.standing()["change"]["stage"].as_str().is_some_and(|stage| stage.contains(words));
+    until_within(PATIENCE, "it is joining", || stage("joining") && servers(&fleet.folder).len() == 1);
+    fleet.want(2);
+    until_within(PATIENCE, "nothing is under way", || fleet.standing()["change"].is_null());
+    assert_eq!(servers(&fleet.folder).len(), 0, "it was stopped");
+    let standing = fleet.standing();
+    assert!(standing["nodes"] == 2 && standing["started"] == Json::Array(Vec::new()), "{standing:#}");
+    assert!(standing["events"][0]["text"].as_str().is_some_and(|text| text.contains("does not want another node")), "{standing:#}");
+}
+
 #[test]
 fn a_server_that_cannot_start_is_given_up_and_named() {
     let command = "'sh', '-c', 'echo no such licence; exit 1'";
