@@ -181,7 +181,7 @@ const SENTINEL_PORT: u16 = 26379;
 const EMPTY_RETURNS: [(EmptyReturn, &str); 3] = [(EmptyReturn::Serve, "serve"), (EmptyReturn::Hold, "hold"), (EmptyReturn::Auto, "auto")];
 
 /// Names of policies that people may know from plans of ours.
-fn read_autoscale_policy(raw: &Raw) -> Result<autoscale::Policy, String> {
+fn read_autoscale_policy(raw: &Raw) -> Result<switchyard_policy::autoscale::Policy, String> {
     let text = raw.text()?;
     named(&autoscale::POLICIES, text).map_err(|error| match text {
         "learned" | "predictive" => format!("{error}; {text} comes with the fleet simulator, and is not there yet"),
