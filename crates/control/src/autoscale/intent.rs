@@ -49,6 +49,9 @@ pub(super) struct Change {
     /// Its provisioner. A server that goes is stopped by the one that started it.
     pub(super) way: Way,
     pub(super) stage: Stage,
+    /// The fleet has too much to do, so the new node gets its share as fast as the nodes can give it.
+    #[serde(default)]
+    pub(super) is_urgent: bool,
     /// When this stage began.
     pub(super) since: Millis,
     /// Attempts at this stage that failed.
@@ -106,6 +109,18 @@ pub(crate) struct Event {
 }
 
 impl Intent {
+    /// Ends the change under way if a server has not joined by it yet: that server is stopped. A change that is further goes on.
+    pub(super) fn withdraw(&mut self, now: Millis) {
+        let Some(change) = &mut self.change else { return };
+        let address = match &change.stage {
+            Stage::Provision(chosen) => chosen.clone().unwrap_or_default(),
+            Stage::Join(address) => address.clone(),
+            _ => return,
+        };
+        let why = "somebody does not want another node any more (`switchyard autoscale set-nodes`)".to_owned();
+        (change.stage, change.since, change.failures, change.again) = (Stage::Stop(address, Some(why)), now, 0, 0);
+    }
+
     pub(super) fn note(&mut self, at: Millis, change: Option<u64>, kind: &str, text: String) -> Event {
         let event = Event { at, change, kind: kind.to_owned(), text };
         self.events.push_back(event.clone());

@@ -48,8 +48,8 @@ pub(crate) trait Hands {
     fn is_moving(&self) -> bool;
     /// Lets a server join.
     fn join(&self, address: &str) -> Result<(), String>;
-    /// Gives each node its share.
-    fn fill(&self) -> Result<(), String>;
+    /// Gives each node its share; `is_urgent`: as fast as the nodes can.
+    fn fill(&self, is_urgent: bool) -> Result<(), String>;
     /// Moves everything away from a node.
     fn drain(&self, node: &str) -> Result<(), String>;
     /// Lets a node that was drained get slots again.
@@ -140,8 +140,8 @@ impl Autoscaler {
         }
     }
 
-    /// Somebody wants so many nodes.
-    pub(crate) fn want(&self, nodes: usize, now: Millis) -> Result<(), String> {
+    /// Somebody wants so many nodes. If there are so many (`has`), a server that is to join and has not is not wanted any more: it is stopped.
+    pub(crate) fn want(&self, nodes: usize, has: usize, now: Millis) -> Result<(), String> {
         let config = self.inner().config.clone();
         let (least, most) = (config.knobs.nodes_min, config.knobs.nodes_max);
         if !(least..=most).contains(&nodes) {
@@ -150,6 +150,9 @@ impl Autoscaler {
         config.way()?;
         self.change(|intent| {
             intent.wanted = Some(nodes);
+            if nodes <= has {
+                intent.withdraw(now);
+            }
             Some(intent.note(now, None, "decided", format!("somebody wants {}", counted(nodes, "node"))))
         })
     }
@@ -237,7 +240,7 @@ impl Autoscaler {
         let nodes: BTreeSet<String> = hands.nodes().into_iter().map(|(_, name)| name).collect();
         if let Some((gone, of)) = started.iter().find(|(address, _)| !nodes.contains(*address)) {
             return self.begin(
-                Stage::Stop(gone.clone(), None),
+                (Stage::Stop(gone.clone(), None), false),
                 of.way,
                 now,
                 format!("{gone} is no node any more, and its server is stopped"),
@@ -252,7 +255,7 @@ impl Autoscaler {
                 });
             }
             Some(wanted) if wanted > count => {
-                return self.begin(Stage::Provision(None), config.way()?, now, format!("{} are wanted", counted(wanted, "node")));
+                return self.begin((Stage::Provision(None), false), config.way()?, now, format!("{} are wanted", counted(wanted, "node")));
             }
             Some(wanted) => {
                 return match hands.observed(&started).cheapest() {
@@ -290,7 +293,7 @@ impl Autoscaler {
         }
         match decision.what {
             What::Stay => Ok(()),
-            What::Add => self.begin(Stage::Provision(None), config.way()?, now, why),
+            What::Add => self.begin((Stage::Provision(None), decision.is_urgent()), config.way()?, now, why),
             What::Remove(node) => self.begin_removal(node, &started, hands, now, &why),
         }
     }
@@ -317,10 +320,10 @@ impl Autoscaler {
     ) -> Result<(), String> {
         let name = name_of(hands, node);
         let Started { way, .. } = started.get(&name).ok_or_else(|| format!("{name} was started by no provisioner, and stays"))?;
-        self.begin(Stage::Drain(name.clone()), *way, now, format!("{name} goes: {why}"))
+        self.begin((Stage::Drain(name.clone()), false), *way, now, format!("{name} goes: {why}"))
     }
 
-    fn begin(&self, stage: Stage, way: Way, now: Millis, why: String) -> Result<(), String> {
+    fn begin(&self, (stage, is_urgent): (Stage, bool), way: Way, now: Millis, why: String) -> Result<(), String> {
         self.change(|intent| {
             let number = intent.state.next();
             if !intent.state.bind(number) {
@@ -330,7 +333,7 @@ impl Autoscaler {
                 Stage::Provision(_) => format!("change {number}: a node is added: {why}"),
                 _ => format!("change {number}: {why}"),
             };
-            intent.change = Some(Change { number, way, stage, since: now, failures: 0, again: 0 });
+            intent.change = Some(Change { number, way, stage, is_urgent, since: now, failures: 0, again: 0 });
             Some(intent.note(now, Some(number), "decided", text))
         })
     }
@@ -360,15 +363,17 @@ impl Autoscaler {
                 Outcome::Next(Stage::Stop(address.clone(), Some("somebody removed the node meanwhile".to_owned())))
             }
             Stage::Fill(_) | Stage::Share(_) | Stage::Drain(_) if hands.is_moving() => Outcome::Wait,
-            Stage::Fill(address) => or_failed(hands.fill(), Outcome::Next(Stage::Share(address.clone()))),
+            Stage::Fill(address) => or_failed(hands.fill(change.is_urgent), Outcome::Next(Stage::Share(address.clone()))),
             Stage::Share(address) if hands.owns_slots(address) => {
                 Outcome::Done(format!("{address} has joined and has its share; there are {} now", counted(nodes.len(), "node")))
             }
-            Stage::Share(_) => or_failed(hands.fill(), Outcome::Ordered),
+            Stage::Share(_) => or_failed(hands.fill(change.is_urgent), Outcome::Ordered),
             Stage::Drain(node) | Stage::Leave(node) if !nodes.contains(node) => Outcome::Next(Stage::Stop(node.clone(), None)),
             Stage::Drain(node) if hands.owns(node) => or_failed(hands.drain(node), Outcome::Ordered),
             Stage::Drain(node) => Outcome::Next(Stage::Leave(node.clone())),
             Stage::Leave(node) => or_failed(hands.leave(node), Outcome::Next(Stage::Stop(node.clone(), None))),
+            // It was withdrawn while it joined.
+            Stage::Stop(address, Some(_)) if nodes.contains(address) => Outcome::Next(Stage::Leave(address.clone())),
             Stage::Stop(address, why) => {
                 let number = started.get(address).map_or(change.number, |started| started.number);
                 match (provisioner.stop(number, address), why) {
@@ -382,9 +387,20 @@ impl Autoscaler {
         }
     }
 
-    /// Records the outcome of a step.
+    /// Records the outcome of a step. If somebody has withdrawn the change during the step, what was started is stopped.
     fn settle(&self, change: &Change, outcome: Outcome, hands: &dyn Hands, now: Millis) -> Result<(), String> {
         let number = change.number;
+        let withdrawn = self.inner().intent.change.clone().filter(|there| there.stage != change.stage);
+        if let Some(there) = withdrawn {
+            return match (outcome, there.stage.clone()) {
+                (Outcome::Next(Stage::Join(address)), Stage::Stop(_, why)) => self.change(|intent| {
+                    intent.started.insert(address.clone(), Started { number, way: change.way });
+                    intent.change = Some(Change { stage: Stage::Stop(address, why), ..there });
+                    None
+                }),
+                _ => Ok(()),
+            };
+        }
         match outcome {
             Outcome::Wait => Ok(()),
             Outcome::Ordered if change.failures + 1 < attempts(&change.stage) => self.change(|intent| {

@@ -79,7 +79,10 @@ impl Operator {
 
     pub(super) fn steer_autoscale(&self, request: &AutoscaleRequest) -> Result<AutoscaleReport, Refused> {
         match (request.verb.as_str(), request.nodes) {
-            ("set-nodes", Some(nodes)) => self.autoscaler.want(nodes, now()).map_err(conflict)?,
+            ("set-nodes", Some(nodes)) => {
+                let has = self.moves.topology_now()?.nodes().len();
+                self.autoscaler.want(nodes, has, now()).map_err(conflict)?;
+            }
             ("set-nodes", None) => return Err(wrong("how many nodes? Give \"nodes\"")),
             ("pause", None) => self.autoscaler.pause(true).map_err(Refused::Failed)?,
             ("resume", None) => self.autoscaler.pause(false).map_err(Refused::Failed)?,
@@ -185,8 +188,9 @@ impl Hands for OfFleet<'_> {
         Ok(())
     }
 
-    fn fill(&self) -> Result<(), String> {
-        let how = self.operator.moves.how(&HowRequest::default()).map_err(text)?;
+    fn fill(&self, is_urgent: bool) -> Result<(), String> {
+        let goal = is_urgent.then(|| "fast".to_owned());
+        let how = self.operator.moves.how(&HowRequest { goal, ..HowRequest::default() }).map_err(text)?;
         let _one = self.operator.plan();
         self.operator.nothing_under_way("a node gets its share").map_err(text)?;
         self.operator.give_share(how).map(drop).map_err(text)

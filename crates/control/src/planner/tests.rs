@@ -1,3 +1,5 @@
+//! The memory of the planner: decisions that are compared, taken back, refused and found again after a restart.
+
 use switchyard_policy::planner::{KeyAt, Price};
 
 use super::*;

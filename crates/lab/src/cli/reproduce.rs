@@ -259,7 +259,7 @@ struct Alone {
 )]
 struct Autoscaling {
     /// Part of a processor that a limited server gets (a limit needs root)
-    #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.05)]
     cpu: f64,
 
     /// Connections of the load

@@ -25,8 +25,8 @@ use switchyard_bench::wire::{self, Reply};
 
 use super::slot::{SLOTS, slot_of};
 
-/// Requests that a connection may have under way in an open loop; further ones wait, and their clocks run.
-const UNDER_WAY_MAX: usize = 2000;
+/// For [`Settings::under_way_max`]: more than a server that answers at all lets come together.
+pub(crate) const UNDER_WAY_MAX: usize = 2000;
 /// How long replies are waited for when no more is sent.
 const LAST_REPLIES: Duration = Duration::from_secs(10);
 /// Complaints that are kept: the first ones say what it is.
@@ -45,6 +45,8 @@ pub struct Settings {
     pub rate: Option<f64>,
     /// Closed loop: requests under way on a connection.
     pub pipeline: usize,
+    /// Open loop: requests that a connection may have under way; further ones wait, and their clocks run.
+    pub under_way_max: usize,
     /// The keys: all are there.
     pub keys: Arc<Keys>,
     /// Which of them.
@@ -414,7 +416,7 @@ impl Driver {
                 while due <= now {
                     let request = waiting.take().unwrap_or_else(|| self.draw(due));
                     let connection = self.connection_of(request.at as usize);
-                    if self.connections[connection].pending.len() >= UNDER_WAY_MAX {
+                    if self.connections[connection].pending.len() >= self.settings.under_way_max {
                         waiting = Some(request);
                         break;
                     }

@@ -392,6 +392,7 @@ impl Bench<'_> {
             connections: self.settings.connections,
             rate: None,
             pipeline: 4,
+            under_way_max: generator::UNDER_WAY_MAX,
             keys: keys.clone(),
             popularity: Popularity::zipfian(keys.count() as u64, YCSB_THETA),
             writes: 0.05,

@@ -302,6 +302,7 @@ fn one(bench: &Bench<'_>, scale: &Scale, cell: Cell, arm: Arm) -> Result<Measure
         connections: scale.connections,
         rate: Some(scale.rate),
         pipeline: 1,
+        under_way_max: generator::UNDER_WAY_MAX,
         keys: keys.clone(),
         popularity: Popularity::zipfian(keys.count() as u64, cell.zipf),
         writes: cell.writes_percent / 100.0,

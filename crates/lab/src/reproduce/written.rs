@@ -3,10 +3,11 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use switchyard_bench::client::Client;
 use switchyard_bench::random::Rng;
+use switchyard_bench::wire::Reply;
 
 use super::Bench;
 use super::alone::Settings;
@@ -18,8 +19,10 @@ const NODES: usize = 4;
 const COLD: u64 = 20_000;
 const HOT: &[u8] = b"written";
 
-/// Of all requests; so the key is 60 % of what its node gets: 3 / 11 of (3 / 11 + 8 / 11 / 4).
-const SHARE: f64 = 3.0 / 11.0;
+/// The key's part of all requests, and the part of the other keys of its node. The rest goes to two more nodes, alike. The fourth has nothing to do: a key with so much load is no
+/// gain for a node that has as much as others.
+const SHARE: f64 = 0.25;
+const BESIDE: f64 = SHARE / 0.6 - SHARE;
 
 /// Longer is not waited for.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -38,32 +41,48 @@ pub(super) fn one(bench: &Bench<'_>, settings: &Settings) -> Result<Written> {
     let site = Routed::start_many(&bench.programs, &args, NODES, &bench.name(), bench.folder)?;
     let mut through = Client::connect(site.entry)?;
     through.ok(&[b"SET", HOT, b"x"])?;
-    let mut home = None;
+    // The keys of each node; the one with the hot key comes first.
+    let mut of_node: Vec<(Client, Vec<String>)> = Vec::new();
+    for number in 0..COLD {
+        through.ok(&[b"SET", format!("cold:{number}").as_bytes(), b"x"])?;
+    }
     for address in &site.addresses {
         let mut node = Client::connect(*address)?;
-        if node.integer(&[b"EXISTS", HOT])? == 1 {
-            home = Some(node);
-        }
+        let keys: Vec<String> = node.call(&[b"KEYS", b"cold:*"], |reply| match reply {
+            Reply::Array(items) => {
+                let name = |item: &Reply<'_>| if let Reply::Bulk(name) = item { String::from_utf8(name.to_vec()).ok() } else { None };
+                items.iter().filter_map(name).collect()
+            }
+            _ => Vec::new(),
+        })?;
+        let is_home = node.integer(&[b"EXISTS", HOT])? == 1;
+        of_node.insert(if is_home { 0 } else { of_node.len() }, (node, keys));
     }
-    let mut home = home.context("the key is at no node")?;
+    let (clients, cold): (Vec<Client>, Vec<Vec<String>>) = of_node.into_iter().unzip();
+    let mut home = clients.into_iter().next().context("there is no node")?;
+    ensure!(
+        home.integer(&[b"EXISTS", HOT])? == 1 && cold.iter().all(|keys| !keys.is_empty()),
+        "each node has keys, and one has the hot key"
+    );
     let _capped: Vec<Capped> = site.process_ids().iter().map(|id| Capped::new(*id, settings.cpu)).collect::<Result<_>>()?;
-    let (stop, is_hot, errors) = (AtomicBool::new(false), AtomicBool::new(false), AtomicU64::new(0));
+    let (stop, errors) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for seed in 0..settings.connections {
-            let (site, stop, is_hot, errors) = (&site, &stop, &is_hot, &errors);
+            let (site, stop, errors, cold) = (&site, &stop, &errors, &cold);
             scope.spawn(move || {
                 let mut rng = Rng::new(seed as u64 + 1);
                 let Ok(mut client) = Client::connect(site.entry) else { return };
                 while !stop.load(Ordering::Relaxed) {
-                    let cold = format!("cold:{}", rng.below(COLD));
-                    let key = if is_hot.load(Ordering::Relaxed) && rng.unit() < SHARE { HOT } else { cold.as_bytes() };
+                    let at = rng.unit() * (1.0 - SHARE);
+                    let keys = &cold[if at < BESIDE { 0 } else { 1 + rng.below(2) as usize }];
+                    let other = keys[rng.below(keys.len() as u64) as usize].as_bytes();
+                    let key = if rng.unit() < SHARE { HOT } else { other };
                     errors.fetch_add(u64::from(client.ok(&[b"SET", key, &[b'x'; 64]]).is_err()), Ordering::Relaxed);
                 }
             });
         }
         let relocated = (|| {
-            pause(bench, Duration::from_secs(5))?;
-            is_hot.store(true, Ordering::Relaxed);
+            // Nothing was sent before: the planner would have evened that out.
             let begun = Instant::now();
             while home.integer(&[b"EXISTS", HOT])? == 1 && begun.elapsed() < PATIENCE {
                 pause(bench, Duration::from_millis(50))?;

@@ -248,6 +248,15 @@ pub struct Decision {
     pub reasons: Vec<Reason>,
 }
 
+impl Decision {
+    /// Clients wait for it: the fleet has too much to do. A moderate speed would be the wrong one for moves then, as it makes way for clients.
+    #[must_use]
+    pub fn is_urgent(&self) -> bool {
+        let is_load = |reason: &Reason| matches!(reason, Reason::Slow(..) | Reason::Busy(..) | Reason::Full(..) | Reason::Short(..));
+        self.what == What::Add && self.reasons.iter().any(is_load)
+    }
+}
+
 /// Why something is done, or not.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

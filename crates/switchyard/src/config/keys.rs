@@ -180,6 +180,15 @@ const SENTINEL_PORT: u16 = 26379;
 
 const EMPTY_RETURNS: [(EmptyReturn, &str); 3] = [(EmptyReturn::Serve, "serve"), (EmptyReturn::Hold, "hold"), (EmptyReturn::Auto, "auto")];
 
+/// Names of policies that people may know from plans of ours.
+fn read_autoscale_policy(raw: &Raw) -> Result<switchyard_policy::autoscale::Policy, String> {
+    let text = raw.text()?;
+    named(&autoscale::POLICIES, text).map_err(|error| match text {
+        "learned" | "predictive" => format!("{error}; {text} comes with the fleet simulator, and is not there yet"),
+        _ => error,
+    })
+}
+
 fn read_reads(raw: &Raw) -> Result<Reads, String> {
     let text = raw.text()?;
     Reads::parse(text).ok_or_else(|| format!("{text:?} is not primary, prefer-replica, replica or nearest"))
@@ -564,7 +573,7 @@ keys! {
     [Autoscale]
     "mode" Reload ["enabled"] word(Mode::ALL) autoscale.mode,
         "off: the number of nodes changes only on request. observe: the autoscaler decides, and only says what it would do (`switchyard autoscale`). on: it adds and removes nodes.";
-    "policy" Reload [] word(autoscale::POLICIES) autoscale.knobs.policy,
+    "policy" Reload [] by(read_autoscale_policy, |policy| quoted(name_of(&autoscale::POLICIES, *policy))) autoscale.knobs.policy,
         "How it decides: threshold (a measure over its limit for a while), static (at once, with pauses), or model (by the capacity of one node).";
     "min-nodes" Reload ["min", "minimum"] count(1..=1024) autoscale.knobs.nodes_min,
         "Never fewer nodes.";

@@ -345,6 +345,18 @@ fn replication_is_checked_for_contradictions() {
 }
 
 #[test]
+fn a_policy_that_comes_later_is_refused_with_those_there() {
+    for policy in ["learned", "predictive"] {
+        let problems = read(&format!("[autoscale]\npolicy = \"{policy}\"\n{NODE}")).map(|_| ()).expect_err("not there yet").to_string();
+        for part in ["threshold", "static", "model", "comes with the fleet simulator"] {
+            assert!(problems.contains(part), "{part} is not in {problems}");
+        }
+    }
+    let problems = read(&format!("[autoscale]\npolicy = \"lerned\"\n{NODE}")).map(|_| ()).expect_err("no such policy").to_string();
+    assert!(problems.contains("threshold") && !problems.contains("simulator"), "{problems}");
+}
+
+#[test]
 fn a_reload_tells_what_changed_and_keeps_what_needs_a_restart() {
     let running = read(&format!("workers = 1\n[clients]\npassword = \"old\"\n{NODE}")).expect("good");
     let mut next = read(

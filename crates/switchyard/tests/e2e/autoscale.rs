@@ -200,6 +200,21 @@ fn the_server_of_a_node_that_people_remove_is_stopped() {
     assert_eq!(fleet.standing()["started"], Json::Array(Vec::new()));
 }
 
+/// A server that never listens would else be waited for, again and again.
+#[test]
+fn a_server_that_does_not_come_is_stopped_on_request() {
+    let Some(fleet) = Fleet::start("'sleep', '600'", "max-nodes = 3") else { return };
+    fleet.want(3);
+    let stage = |words: &str| fleet.standing()["change"]["stage"].as_str().is_some_and(|stage| stage.contains(words));
+    until_within(PATIENCE, "it is joining", || stage("joining") && servers(&fleet.folder).len() == 1);
+    fleet.want(2);
+    until_within(PATIENCE, "nothing is under way", || fleet.standing()["change"].is_null());
+    assert_eq!(servers(&fleet.folder).len(), 0, "it was stopped");
+    let standing = fleet.standing();
+    assert!(standing["nodes"] == 2 && standing["started"] == Json::Array(Vec::new()), "{standing:#}");
+    assert!(standing["events"][0]["text"].as_str().is_some_and(|text| text.contains("does not want another node")), "{standing:#}");
+}
+
 #[test]
 fn a_server_that_cannot_start_is_given_up_and_named() {
     let command = "'sh', '-c', 'echo no such licence; exit 1'";
@@ -221,8 +236,63 @@ fn the_load_adds_a_node_and_its_end_removes_it() {
     let Some(fleet) = Fleet::start(&server(""), settings) else { return };
     // Far more than 480 requests in a second.
     checked(&fleet.site, || fleet.wait_for_nodes(3));
+    let goals = |moves: &Json| moves["ended"].as_array().expect("moves").iter().map(|one| one["goal"].to_string()).collect::<Vec<_>>();
+    assert_eq!(goals(&json(fleet.site.router(), "moves")), ["\"fast\""; 2], "clients wait for the new node");
     fleet.wait_for_nodes(2);
+    assert!(goals(&json(fleet.site.router(), "moves")).contains(&"\"balanced\"".to_owned()), "nobody waits for its end");
     let texts: Vec<String> = fleet.standing()["events"].as_array().expect("events").iter().map(|event| event["text"].to_string()).collect();
     assert!(texts.iter().any(|text| text.contains("a node is added") && text.contains("requests/s need")), "{texts:?}");
     assert!(texts.iter().any(|text| text.contains("requests/s need only")), "{texts:?}");
+}
+
+/// Stands for systemd: it does what the unit file says, with other folders and the program that tests use.
+const SYSTEMCTL: &str = r#"#!/bin/sh
+unit=$UNITS/${2%%@*}@.service
+value() { sed -n "s/^$1=//p" "$unit" | sed "s/%i/${2#*@}/g"; }
+pid=$STATE/${2#*@}.pid
+case $1 in
+    start)
+        if [ -e "$pid" ] && kill -0 "$(cat "$pid")"; then exit 0; fi
+        mkdir -p "$STATE/$(value StateDirectory "$2")"
+        command=$(value ExecStart "$2" | sed "s#/var/lib/#$STATE/#; s#^/usr/bin/redis-server#$PROGRAM#")
+        setsid $command >"$STATE/output" 2>&1 </dev/null &
+        echo $! >"$pid"
+        ;;
+    stop)
+        kill "$(cat "$pid")"
+        while kill -0 "$(cat "$pid")" 2>&-; do sleep 0.05; done
+        rm "$pid"
+        ;;
+esac
+"#;
+
+#[test]
+fn the_example_for_systemd_starts_and_stops_units() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/examples/systemd").canonicalize().expect("examples");
+    let folder = tempfile::tempdir().expect("a folder");
+    let state = std::fs::canonicalize(folder.path()).expect("a folder");
+    let systemctl = state.join("systemctl");
+    std::fs::write(&systemctl, SYSTEMCTL).expect("written");
+    std::fs::set_permissions(&systemctl, std::fs::Permissions::from_mode(0o755)).expect("a program");
+    let run = [
+        "env".to_owned(),
+        format!("PATH={}:{}", state.display(), std::env::var("PATH").expect("a path")),
+        format!("REDIS_UNIT_FIRST_PORT={}", ports::free()),
+        format!("UNITS={}", examples.display()),
+        format!("STATE={}", state.display()),
+        format!("PROGRAM={}", default_program()),
+        examples.join("redis-unit").display().to_string(),
+    ];
+    let config = format!("[autoscale]\nmax-nodes = 3\n[autoscale.command]\nrun = {run:?}\ntimeout = \"20s\"\n");
+    let Some(site) = Site::router_only(2, &SiteOptions::config(config)) else { return };
+    let fleet = Fleet { site, folder: state };
+    checked(&fleet.site, || {
+        fleet.want(3);
+        fleet.wait_for_nodes(3);
+        assert_eq!(servers(&fleet.folder).len(), 1);
+        fleet.want(2);
+        fleet.wait_for_nodes(2);
+        assert_eq!(servers(&fleet.folder).len(), 0, "its unit was stopped");
+    });
 }

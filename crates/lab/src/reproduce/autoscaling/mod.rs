@@ -90,6 +90,7 @@ pub(super) fn load(entry: std::net::SocketAddr, keys: &Arc<Keys>, connections: u
         connections,
         rate,
         pipeline: 1,
+        under_way_max: generator::UNDER_WAY_MAX,
         keys: keys.clone(),
         popularity: Popularity::uniform(keys.count() as u64),
         writes: 0.1,

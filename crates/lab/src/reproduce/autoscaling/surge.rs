@@ -16,13 +16,15 @@ use super::super::watch::{for_a_while, stopped};
 use super::super::{Bench, Section, measure, publish};
 use super::grown::{Grown, Standing};
 use super::{KEYS, Settings, keys, load};
-use crate::moves::generator::Run;
+use crate::moves::generator::{self, Run};
 
 const MARK: &str = "autoscaling-surge";
 /// The load before, as a part of what one node can do; then four times as much.
 const PART: f64 = 0.3;
+/// Requests under way on a connection while that is measured: a server that has many at once answers more.
+const PIPELINE: usize = 16;
 /// The mean response time that the autoscaler is to keep.
-const OBJECTIVE: Duration = Duration::from_millis(20);
+const OBJECTIVE: Duration = Duration::from_millis(10);
 /// Its pauses.
 const UP_AFTER: &str = "1s";
 const UP_PAUSE: &str = "10s";
@@ -32,6 +34,8 @@ const DOWN_PAUSE: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(250);
 /// Answers are within the objective again if they have been so long.
 const LASTS: Duration = Duration::from_secs(5);
+/// Requests that a connection has under way at most, as clients with pools have; further ones wait there, and their clocks run.
+const UNDER_WAY: usize = 16;
 /// The goals: seconds beyond the time that a server takes to come, and seconds after the down epoch.
 const GOAL_UP: f64 = 10.0;
 const GOAL_DOWN: f64 = 60.0;
@@ -126,11 +130,12 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
     }
     let section = Section {
         notes: vec![format!(
-            "One node with {cpu} of a processor can do {} GET and SET in a second, {connections} at a time. The load is {PART} of that, and then four times as much at once; later it falls back. \
+            "One node with {cpu} of a processor can do {} GET and SET in a second, {} at a time. The load is {PART} of that, and then four times as much at once; later it falls back. \
              Requests come in an open loop: their times count from when they should have been sent. `[autoscale]` has the policy `threshold` with `max-response-time = {} ms`, \
              `up-after = {UP_AFTER}`, `up-pause = {UP_PAUSE}`, `down-after = {} s` and `down-pause = {} s`; servers come by `[autoscale.local]`, with the same part of a processor. \
              The most nodes were {}.",
             text(&|run| run.capacity.round()).trim_end_matches(".0"),
+            connections * PIPELINE,
             OBJECTIVE.as_millis(),
             DOWN_AFTER.as_secs(),
             DOWN_PAUSE.as_secs(),
@@ -237,13 +242,14 @@ fn one(bench: &Bench<'_>, settings: &Settings) -> Result<Measured> {
     let standing = grown.standing()?;
     grown.cap(&standing, settings.cpu)?;
     bench.order(grown.site.admin, &["autoscale", "pause"])?;
-    let run = Run::start(&load(entry, &base, connections, None))?;
+    let run = Run::start(&generator::Settings { pipeline: PIPELINE, ..load(entry, &base, connections, None) })?;
     for_a_while(&run, settings.phase / 4, &conduct.stop)?;
     let (counts, took) = for_a_while(&run, settings.phase, &conduct.stop)?;
     run.finish()?;
     let capacity = counts.tally.replies as f64 / took.as_secs_f64();
     let rate = capacity * PART;
-    let calm = Run::start(&load(entry, &base, connections, Some(rate)))?;
+    let paced = |keys, rate| Run::start(&generator::Settings { under_way_max: UNDER_WAY, ..load(entry, keys, connections, Some(rate)) });
+    let calm = paced(&base, rate)?;
     for_a_while(&calm, settings.phase, &conduct.stop)?;
     bench.order(grown.site.admin, &["autoscale", "resume"])?;
     for_a_while(&calm, settings.phase, &conduct.stop)?;
@@ -251,7 +257,7 @@ fn one(bench: &Bench<'_>, settings: &Settings) -> Result<Measured> {
         grown.standing()?.events.iter().all(|event| event.kind != "decided"),
         "a node was added before the load rose: is the machine busy?"
     );
-    let surge = Run::start(&load(entry, &more, connections, Some(rate * 3.0)))?;
+    let surge = paced(&more, rate * 3.0)?;
     let mut watch = Watch { bench, grown, cpu: settings.cpu, runs: vec![calm, surge], rose: Instant::now(), looks: Vec::new(), errors: 0 };
 
     let [mut started, mut joined] = [None, None];
@@ -326,6 +332,6 @@ mod tests {
     fn answers_are_well_only_after_the_last_slow_one() {
         assert_eq!(well_since(&[]), None);
         assert_eq!(well_since(&[(0.5, 3.0, 1), (1.0, 90.0, 1)]), None);
-        assert_eq!(well_since(&[(0.5, 3.0, 1), (1.0, 90.0, 1), (1.5, 20.0, 2), (2.0, 1.0, 2)]), Some(1.5));
+        assert_eq!(well_since(&[(0.5, 3.0, 1), (1.0, 90.0, 1), (1.5, 10.0, 2), (2.0, 1.0, 2)]), Some(1.5));
     }
 }
