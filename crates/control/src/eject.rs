@@ -111,15 +111,9 @@ impl Ejector {
         self.inner().ejections.ejected().get(&node).map(|slots| slots.len() as u64)
     }
 
-    /// Figures of a pool that ejects.
+    /// Adds how often nodes were ejected: never, where the pool does not ask for it.
     pub(crate) fn add_metrics(&self, page: &mut Page, nodes: &[NodeReport]) {
-        let (is_on, count) = {
-            let inner = self.inner();
-            (inner.is_on || !inner.ejections.ejected().is_empty(), inner.count.clone())
-        };
-        if !is_on {
-            return;
-        }
+        let count = self.inner().count.clone();
         let of = |node: &NodeReport, figure: u64| (vec![("node", node.address.clone())], figure as f64);
         let counted = |node: &NodeReport| count.get(&NodeId(node.id)).copied().unwrap_or_default();
         let ejected = nodes.iter().map(|node| of(node, u64::from(node.ejected.is_some())));
@@ -196,6 +190,8 @@ impl Ejector {
                 _ if is_held && !is_ejected => Condition::Fails,
                 (Condition::Answers, Link::Up) => Condition::Answers,
                 (Condition::Fails, Link::Connecting | Link::Down(_)) => Condition::Fails,
+                // A worker that sends it nothing does not notice.
+                (Condition::Fails, Link::Up) if self.running.health().is_late(node.id, patience, now) => Condition::Fails,
                 _ => Condition::Unknown,
             };
             let is_drained = is_ejected

@@ -60,6 +60,10 @@ struct Node {
 }
 
 impl Node {
+    fn is_late(&self, patience: Duration, now: Instant) -> bool {
+        self.asked.is_some_and(|asked| now.saturating_duration_since(asked) >= patience.max(INTERVAL))
+    }
+
     fn silence(&self, slow_for: Option<Duration>, now: Instant) -> Option<Silence> {
         let silent = self.asked.map(|asked| now.saturating_duration_since(asked)).filter(|silent| *silent >= SILENT);
         let busy = self.busy.map(|since| now.saturating_duration_since(since));
@@ -128,13 +132,17 @@ impl Health {
     pub(crate) fn condition(&self, node: NodeId, patience: Duration, now: Instant) -> Condition {
         let nodes = self.nodes();
         let Some(node) = nodes.get(&node) else { return Condition::Unknown };
-        let is_late = node.asked.is_some_and(|asked| now.saturating_duration_since(asked) >= patience.max(INTERVAL));
         let is_heard = node.heard.is_some_and(|heard| now.saturating_duration_since(heard) < HEARD);
-        match node.is_gone || is_late {
+        match node.is_gone || node.is_late(patience, now) {
             true => Condition::Fails,
             false if is_heard => Condition::Answers,
             false => Condition::Unknown,
         }
+    }
+
+    /// Whether a node was asked so long ago and has not answered since.
+    pub(crate) fn is_late(&self, node: NodeId, patience: Duration, now: Instant) -> bool {
+        self.nodes().get(&node).is_some_and(|node| node.is_late(patience, now))
     }
 
     /// Whether a node does not answer now.
@@ -204,6 +212,7 @@ mod tests {
         assert_eq!(condition(0), Condition::Unknown, "nobody has asked it");
         health.note_asked(NODE, at(0));
         assert_eq!((condition(1), condition(2)), (Condition::Unknown, Condition::Fails));
+        assert!(health.is_late(NODE, Duration::from_secs(2), at(2)) && !health.is_late(NODE, Duration::from_secs(2), at(1)));
         health.note_answer(NODE, at(2), false, None);
         assert_eq!((condition(2), condition(5)), (Condition::Answers, Condition::Unknown), "an answer is true for a while");
         health.note_gone(NODE);
