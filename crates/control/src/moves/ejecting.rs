@@ -42,7 +42,7 @@ impl Moves {
     }
 
     /// That no node is ejected at all.
-    pub(super) fn nobody_is_ejected(&self) -> Result<(), Refused> {
+    pub(crate) fn nobody_is_ejected(&self) -> Result<(), Refused> {
         let first = self.state().ejected.keys().next().copied();
         first.map_or(Ok(()), |node| Err(conflict(self.ejected_text(node))))
     }

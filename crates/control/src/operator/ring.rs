@@ -212,6 +212,11 @@ impl Operator {
             let plan = self.moves.accept_unless(true, &next, planned)?;
             return Ok(PlanReport { notes: [note].into_iter().chain(plan.notes).collect(), ..plan });
         }
+        if is_new && let Err(refused) = self.moves.nobody_is_ejected() {
+            // The ejected server may leave the list and come back before this one is followed. Its slots are with others then, by no list.
+            self.ring.set_behind(&self.store, true)?;
+            return Err(refused);
+        }
         self.moves.check(&next, &planned)?;
         let was_behind = self.ring.inner().is_behind;
         self.ring.set_behind(&self.store, true)?;
