@@ -150,6 +150,13 @@ impl Ejector {
             return;
         }
         for (node, _) in ejected.iter().filter(|(node, _)| topology.node(**node).is_none_or(|node| leaving.contains(&node.name))) {
+            if !self.moves.targets_at(*node).is_empty() {
+                // Slots are on their way to it: they arrive, or these moves end without it.
+                if let Err(refused) = self.moves.end_without(*node) {
+                    self.note_trouble(*node, format!("it has left the list, and moves to it are not over: {}", refused.text()), None);
+                }
+                continue;
+            }
             // Its keys follow the list without it.
             self.let_back(*node, "it is not in the list of servers any more: its slots stay where they are");
         }
@@ -182,7 +189,7 @@ impl Ejector {
         let of = |node: &switchyard_router::NodeStatus| {
             let (is_ejected, is_held) = (ejected.contains_key(&node.id), held.contains_key(&node.id));
             if is_ejected && is_held {
-                // What it had is given up anyway.
+                // Its keys are given up anyway.
                 self.running.with(|router| router.accept_empty(&node.name));
             }
             let condition = match (self.running.health().condition(node.id, patience, now), &node.link) {
@@ -191,7 +198,9 @@ impl Ejector {
                 (Condition::Answers, Link::Up) => Condition::Answers,
                 (Condition::Fails, Link::Connecting | Link::Down(_)) => Condition::Fails,
                 // A worker that sends it nothing does not notice.
-                (Condition::Fails, Link::Up) if self.running.health().is_late(node.id, patience, now) => Condition::Fails,
+                (Condition::Fails, Link::Up) if node.slow_for.is_none() && self.running.health().is_late(node.id, patience, now) => {
+                    Condition::Fails
+                }
                 _ => Condition::Unknown,
             };
             let is_drained = is_ejected
@@ -206,6 +215,8 @@ impl Ejector {
         if self.inner().trouble.get(&node).is_some_and(|(_, again)| again.is_some_and(|again| Instant::now() < again)) {
             return;
         }
+        // Whoever removes keys now goes by the map that is about to change.
+        let Some(_turn) = self.moves.turn_to_eject(node) else { return };
         let (before, after) = {
             let inner = self.inner();
             (inner.ejections.ejected(), inner.ejections.with(node, to))
@@ -227,11 +238,18 @@ impl Ejector {
             .and_then(|()| {
                 let forget = || {
                     if let Err(why) = self.keep(&before) {
-                        // What has its slots counts as back at the next look.
+                        // The owner of its slots counts as back at the next look.
                         error!("node {}: {why}", self.moves.name(node));
                     }
                 };
-                self.moves.eject(node, to, topology, patience.saturating_add(BEYOND), || self.keep(&after), forget)
+                self.moves.eject(
+                    node,
+                    to,
+                    topology,
+                    patience.saturating_add(BEYOND),
+                    || self.still_fails(node, patience).and_then(|()| self.keep(&after)),
+                    forget,
+                )
             });
         let name = self.moves.name(node);
         if let Err(why) = outcome {
@@ -251,6 +269,15 @@ impl Ejector {
         };
         self.moves.keep_away_from(ejected);
         warn!("node {name} is ejected: {} went to {}, without the keys that it has", counted(slots, "slot"), others.join(", "));
+    }
+
+    /// That a node has not begun to answer while its ejection was prepared. One that is held has lost its keys, and answers.
+    fn still_fails(&self, node: NodeId, patience: Duration) -> Result<(), String> {
+        let is_held = self.running.with(|router| router.held_nodes().contains_key(&node)).unwrap_or(false);
+        match self.running.health().condition(node, patience, Instant::now()) {
+            Condition::Answers if !is_held => Err("it answers again".to_owned()),
+            _ => Ok(()),
+        }
     }
 
     fn bring_back(&self, node: NodeId, from: BTreeMap<NodeId, Vec<Slot>>) {
@@ -308,7 +335,7 @@ impl EjectThread {
         let (stop, stopped) = mpsc::channel::<()>();
         let run = move || {
             while matches!(stopped.recv_timeout(PERIOD), Err(RecvTimeoutError::Timeout)) && !ejector.moves.is_stopping() {
-                // What it does is safe whatever it decides, so an error in deciding is no reason to stop serving.
+                // Each step is safe whatever is decided, so an error in deciding is no reason to stop serving.
                 if catch_unwind(AssertUnwindSafe(|| ejector.look())).is_err() {
                     error!("ejection met an error of its own, and rests until the router is started anew: please report it");
                     break;

@@ -46,7 +46,7 @@ struct Removal {
 }
 
 /// No move begins that has to do with the node, until this is dropped.
-pub(super) struct Turn<'m>(&'m Moves);
+pub(crate) struct Turn<'m>(&'m Moves);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
@@ -124,6 +124,16 @@ impl Moves {
     pub(super) fn turn_to_clean(&self, node: NodeId) -> Option<Turn<'_>> {
         let mut state = self.state();
         if state.cleaning.is_some() || state.has_to_do_with(node) {
+            return None;
+        }
+        state.cleaning = Some(node);
+        Some(Turn(self))
+    }
+
+    /// Until what is returned is dropped, nothing is removed anywhere by a map that an ejection is about to change. `None`: something is being removed now.
+    pub(crate) fn turn_to_eject(&self, node: NodeId) -> Option<Turn<'_>> {
+        let mut state = self.state();
+        if state.cleaning.is_some() {
             return None;
         }
         state.cleaning = Some(node);
@@ -224,6 +234,8 @@ impl Removal {
                 return Ok(false);
             }
         }
+        // An ejection may have made it their owner since they were found.
+        self.only_there.retain(|(_, key)| topology.lives_at(key) != node);
         if are_all_that_is_left(self.only_there.len(), self.removed) {
             warn!(
                 "node {} still has {} of slots that it does not own, and their owners have them not: clients have deleted them since, or servers were restored from \

@@ -70,13 +70,12 @@ impl Moves {
     pub(crate) fn end_without(&self, node: NodeId) -> Result<(), Refused> {
         let at: Vec<(MoveId, Lose)> = {
             let state = self.state();
-            let at = state.open.iter().filter(|(_, planned)| planned.order.nodes().contains(&node) && planned.steering.give_up.is_none());
+            let at = state.open.iter().filter(|(_, planned)| planned.order.nodes().contains(&node));
             at.map(|(id, planned)| (*id, if planned.order.source == node { Lose::Source } else { Lose::Target })).collect()
         };
-        for (id, lose) in at {
-            self.abort(id, AbortRequest { lose: Some(lose), ..AbortRequest::default() })?;
-        }
-        Ok(())
+        // Each, also where another one cannot end; and again, where a mover had not noticed the loss yet.
+        let end = |(id, lose)| self.abort(id, AbortRequest { lose: Some(lose), ..AbortRequest::default() }).map(drop);
+        at.into_iter().map(end).fold(Ok(()), Result::and)
     }
 
     /// Removes what a node holds of slots that it does not own and is about to get. Returns the number of keys.
