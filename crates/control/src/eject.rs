@@ -32,7 +32,7 @@ use crate::store::{RedbStore, load_as, save_as};
 /// The document of the store: by number of a node that is ejected, the slots that are to come back to it.
 const EJECTED: &str = "ejected";
 
-/// How often the nodes are looked at.
+/// The time between two looks at the nodes.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// An ejection that failed is tried again after so long: requests wait in each attempt.
@@ -57,7 +57,7 @@ struct Inner {
     ejections: Ejections,
     /// The pool asks for ejections.
     is_on: bool,
-    /// How long a node may take to answer.
+    /// A node may take so long to answer.
     patience: Duration,
     /// Nodes that the pool's file lists no longer.
     leaving: Vec<String>,
@@ -182,7 +182,7 @@ impl Ejector {
         }
     }
 
-    /// What is known of the nodes; `None` while the router does not serve.
+    /// The facts about the nodes; `None` while the router does not serve.
     fn facts(&self, topology: &Topology, ejected: &BTreeMap<NodeId, Vec<Slot>>, patience: Duration) -> Option<BTreeMap<NodeId, Facts>> {
         let now = Instant::now();
         let (status, held) = self.running.with(|router| (router.status(), router.held_nodes()))?;
@@ -215,7 +215,7 @@ impl Ejector {
         if self.inner().trouble.get(&node).is_some_and(|(_, again)| again.is_some_and(|again| Instant::now() < again)) {
             return;
         }
-        // Whoever removes keys now goes by the map that is about to change.
+        // A removal of keys would go by the map that is about to change.
         let Some(_turn) = self.moves.turn_to_eject(node) else { return };
         let (before, after) = {
             let inner = self.inner();

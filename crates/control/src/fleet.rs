@@ -32,7 +32,7 @@ pub struct Fleet {
     pub moves: Arc<Moves>,
     /// Who does what people ask of it.
     pub operator: Arc<Operator>,
-    /// Who ejects nodes of a pool that fail.
+    /// It ejects nodes of a pool that fail.
     pub ejector: Arc<Ejector>,
     /// How many routers were started on its state directory, this one included.
     pub incarnation: u64,

@@ -3,7 +3,7 @@
 //! It is a rule of caches: what an ejected server has is given up, so a key may be missing. It is apart from moves, in which no key ever is. nutcracker makes its
 //! continuum anew from the servers that are live; here the places of the ejected server alone go elsewhere, so the others' keys stay.
 //!
-//! Nothing here waits or asks. Whoever looks gives facts, carries the steps out, and reports what became of them.
+//! Nothing here waits or asks. The caller gives facts, carries the steps out, and reports the outcome.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ pub enum Condition {
     Unknown,
 }
 
-/// What is known of a node.
+/// The facts about a node.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Facts {
     /// Whether it answers.
@@ -71,7 +71,7 @@ pub enum Kept {
     Moves,
 }
 
-/// What is to be done.
+/// A step to be taken.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
     /// Nothing, although it fails.
@@ -169,7 +169,7 @@ impl Ejections {
         steps
     }
 
-    /// What is to be done about a node that fails.
+    /// The step against a node that fails.
     fn against(&self, node: NodeId, now_ms: u64, topology: &Topology, facts: &BTreeMap<NodeId, Facts>) -> Option<Step> {
         let targets = facts.get(&node).map(|facts| &facts.move_targets[..]).unwrap_or_default();
         if !targets.is_empty() {
@@ -199,7 +199,7 @@ impl Ejections {
         }
     }
 
-    /// What is to be done about a node whose slots are to come back.
+    /// The step for a node whose slots are to come back.
     fn back(&self, node: NodeId, now_ms: u64, topology: &Topology, facts: &BTreeMap<NodeId, Facts>) -> Option<Step> {
         let Some(State::Ejected { slots, .. }) = self.nodes.get(&node) else { return None };
         if !facts.get(&node).is_some_and(|facts| facts.move_targets.is_empty()) {
@@ -212,7 +212,7 @@ impl Ejections {
         if from.is_empty() {
             return Some(Step::Back { node });
         }
-        // What another one has that does not answer comes later.
+        // Slots of an owner that does not answer come later.
         from.retain(|owner, _| facts.get(owner).is_some_and(|facts| facts.condition == Condition::Answers));
         (!from.is_empty() && self.is_fit(node, now_ms, facts)).then_some(Step::Return { node, from })
     }
@@ -251,7 +251,7 @@ impl Ejections {
     }
 }
 
-/// Who gets which slots of a node: each slot goes to the first server that is fit, from the slot's own place in the continuum on. `None` where no other is fit.
+/// The stand-ins of a node, with their slots: each slot goes to the first server that is fit, from the slot's own place in the continuum on. `None` where no other is fit.
 fn stand_ins(topology: &Topology, node: NodeId, is_fit: impl Fn(NodeId) -> bool) -> Option<BTreeMap<NodeId, Vec<Slot>>> {
     let ring = topology.placement().continuum()?;
     let numbers: BTreeMap<&str, NodeId> = topology.nodes().map(|node| (node.name.as_str(), node.id)).collect();

@@ -19,7 +19,7 @@ use crate::nodes::holdings::databases;
 /// Names of one question.
 const PAGE: &[u8] = b"1000";
 
-/// How often it is looked whether the last command is answered that was sent to a node.
+/// The time between two looks whether the last command is answered that was sent to a node.
 const LOOK: Duration = Duration::from_millis(5);
 
 impl Moves {
@@ -61,7 +61,7 @@ impl Moves {
         at.map(|planned| planned.order.target).collect()
     }
 
-    /// Whether the router was told to stop.
+    /// Whether the router is stopping.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
@@ -182,7 +182,7 @@ impl Moves {
         outcome
     }
 
-    /// Has moves bring slots back to a node that was ejected. What it holds of them is removed first.
+    /// Has moves bring slots back to a node that was ejected. Its keys of them are removed first.
     pub(crate) fn bring_back(self: &Arc<Self>, node: NodeId, from: BTreeMap<NodeId, Vec<Slot>>) -> Result<PlanReport, Refused> {
         // Nobody is there to be asked whether clients past the router may be.
         let how = How { purge_target: true, direct_clients: true, ..self.how(&HowRequest::default())? };

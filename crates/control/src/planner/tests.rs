@@ -92,7 +92,7 @@ fn a_decision_that_did_not_help_is_taken_back_once() {
 }
 
 #[test]
-fn what_people_ask_for_is_never_taken_back() {
+fn a_plan_of_a_person_is_never_taken_back() {
     let mut bench = Bench::new();
     let plan = solve(&before(), &Previous::default());
     let id = bench.planner.asked("a person", before(), Previous::default(), plan.clone());

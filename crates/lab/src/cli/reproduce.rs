@@ -296,7 +296,7 @@ struct Pool {
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     connections: u32,
 
-    /// How long the load is watched before
+    /// The load is watched for so long before
     #[arg(long, value_name = "TIME", value_parser = time_flag, default_value = "15s")]
     control: Duration,
 

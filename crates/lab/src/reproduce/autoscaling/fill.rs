@@ -30,7 +30,7 @@ const LOOK: u64 = 100;
 /// The time between two points of a figure, whose axis has a number for each; in keys.
 const SHOWN: u64 = 5000;
 
-/// How far it was at some time.
+/// The progress at some time.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Point {
     keys: u64,

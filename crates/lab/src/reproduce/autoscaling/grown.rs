@@ -34,7 +34,7 @@ pub(super) struct Event {
     pub(super) text: String,
 }
 
-/// How the autoscaler stands.
+/// The state of the autoscaler.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Standing {
     pub(super) nodes: usize,
@@ -84,7 +84,7 @@ impl Grown {
         Ok(Self { site, capped: BTreeMap::new() })
     }
 
-    /// How it stands now.
+    /// Its state now.
     ///
     /// # Errors
     /// If a change was given up.

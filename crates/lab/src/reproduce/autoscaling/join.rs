@@ -1,4 +1,4 @@
-//! How long a node takes to join and to get its share, by the number of nodes that are there: the number of keys stays, and so each further node moves fewer.
+//! The time that a node takes to join and to get its share, by the number of nodes that are there: the number of keys stays, and so each further node moves fewer.
 
 use std::time::Instant;
 
@@ -20,7 +20,7 @@ use crate::moves::site::{Routed, keys_at};
 const MARK: &str = "autoscaling-join";
 /// Requests per second meanwhile.
 const RATE: f64 = 1000.0;
-/// What matters most to the moves; the first is the default.
+/// The goals of the moves; the first is the default.
 const GOALS: [&str; 2] = ["balanced", "fast"];
 
 /// One node more.

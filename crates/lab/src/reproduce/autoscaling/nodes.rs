@@ -22,7 +22,7 @@ const SHARES: [f64; 6] = [0.02, 0.05, 0.1, 0.2, 0.4, 0.8];
 /// Megabytes of the server that is alone.
 const MEGABYTES: [u32; 6] = [4, 6, 8, 10, 14, 18];
 
-/// What servers may use.
+/// The limit of each server.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 enum Limit {
     Nothing,
