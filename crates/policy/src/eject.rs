@@ -162,10 +162,9 @@ impl Ejections {
             }
         }
         let mut steps: Vec<Step> = failing.iter().filter_map(|node| self.against(*node, now_ms, topology, facts)).collect();
-        // One at a time: the next look sees where its slots are.
-        if !steps.iter().any(|step| matches!(step, Step::Eject { .. })) {
-            steps.extend(topology.nodes().filter_map(|node| self.back(node.id, now_ms, topology, facts)));
-        }
+        // Not those that fail: the next look sees where their slots are. What others get back comes from nodes that answer, so it stays where it is now.
+        let others = topology.nodes().filter(|node| !failing.contains(&node.id));
+        steps.extend(others.filter_map(|node| self.back(node.id, now_ms, topology, facts)));
         steps
     }
 
@@ -361,6 +360,21 @@ mod tests {
         assert_eq!(again.look(0, &back, &answers), [Step::Back { node: lost }]);
         again.note_back(lost);
         assert_eq!((again.look(0, &back, &answers), again.ejected()), (vec![], BTreeMap::new()));
+    }
+
+    #[test]
+    fn a_failed_ejection_does_not_keep_others_from_returning() {
+        let home = fleet(Distribution::Ketama, &[1, 1, 1]);
+        let (back, lost) = (NodeId(0), NodeId(1));
+        let (mut topology, mut ejections) = (home.clone(), Ejections::new(Rule { failure_limit: 1, ..RULE }, BTreeMap::new()));
+        let Some(Step::Eject { to, .. }) = ejections.look(0, &home, &facts(&home, |node| node == back)).pop() else { panic!("it is ejected") };
+        topology = handed_over(&topology, &to);
+        ejections.note_ejected(back, &to, 0);
+        // Nobody carries the other ejection out.
+        let fails = facts(&topology, |node| node == lost);
+        assert!(matches!(ejections.look(999, &topology, &fails)[..], [Step::Eject { node: NodeId(1), .. }]));
+        let [Step::Eject { .. }, Step::Return { node, from }] = &ejections.look(1000, &topology, &fails)[..] else { panic!("it returns") };
+        assert!(*node == back && !from.contains_key(&lost), "from those that answer");
     }
 
     #[test]
