@@ -19,12 +19,12 @@ use anyhow::Context;
 use switchyard_policy::eject::{Condition, Ejections, Facts, Kept, Rule, Step};
 use switchyard_policy::topology::{NodeId, Slot, Topology};
 use switchyard_resp::units::counted;
-use switchyard_router::Link;
+use switchyard_router::{Link, Router};
 use tracing::{error, info, warn};
 
 use crate::admin::NodeReport;
 use crate::metrics::Page;
-use crate::moves::Moves;
+use crate::moves::{Moves, StandIn};
 use crate::placement::Placement;
 use crate::running::Running;
 use crate::store::{RedbStore, load_as, save_as};
@@ -221,36 +221,19 @@ impl Ejector {
             let inner = self.inner();
             (inner.ejections.ejected(), inner.ejections.with(node, to))
         };
-        let outcome = to
-            .iter()
-            .try_for_each(|(other, slots)| {
-                let removed = self.moves.remove_strays_of(*other, slots, topology)?;
-                if removed > 0 {
-                    info!(
-                        "node {}: removed {} that another server had ({} stands in for it)",
-                        self.moves.name(*other),
-                        counted(removed, "stray key"),
-                        self.moves.name(*other)
-                    );
-                }
-                Ok(())
-            })
-            .and_then(|()| {
-                let forget = || {
-                    if let Err(why) = self.keep(&before) {
-                        // The owner of its slots counts as back at the next look.
-                        error!("node {}: {why}", self.moves.name(node));
-                    }
-                };
-                self.moves.eject(
-                    node,
-                    to,
-                    topology,
-                    patience.saturating_add(BEYOND),
-                    || self.still_fails(node, patience).and_then(|()| self.keep(&after)),
-                    forget,
-                )
-            });
+        let forget = || {
+            if let Err(why) = self.keep(&before) {
+                // The owner of its slots counts as back at the next look.
+                error!("node {}: {why}", self.moves.name(node));
+            }
+        };
+        let access = self.running.with(Router::node_access).unwrap_or_default();
+        let stand_ins: Result<Vec<StandIn<'_>>, String> =
+            to.iter().map(|(other, slots)| self.moves.stand_in(*other, slots, topology, &access)).collect();
+        let outcome = stand_ins.and_then(|stand_ins| {
+            let keep = || self.still_fails(node, patience).and_then(|()| self.keep(&after));
+            self.moves.eject(node, to, topology, stand_ins, patience.saturating_add(BEYOND), keep, forget)
+        });
         let name = self.moves.name(node);
         if let Err(why) = outcome {
             self.moves.keep_away_from(before);

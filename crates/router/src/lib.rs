@@ -521,6 +521,16 @@ impl Router {
         self.shared.fences.broke(node, connection);
     }
 
+    /// The connections to a node that were not the workers', and whose end is not confirmed.
+    pub fn broken_connections(&self, node: NodeId) -> Vec<Process> {
+        self.shared.fences.broken(node)
+    }
+
+    /// Whether the node has confirmed the end of each connection that broke with something under way.
+    pub fn is_all_confirmed(&self, node: NodeId) -> bool {
+        self.shared.fences.broken(node).is_empty() && self.shared.counters.iter().all(|worker| worker.node(node).unconfirmed.get() == 0)
+    }
+
     /// The node has confirmed the end of a connection, or is another process.
     pub fn connection_ended(&self, node: NodeId, connection: Process) {
         self.shared.fences.ended(node, &[connection]);

@@ -84,6 +84,15 @@ impl<'a> Asked<'a> {
         Ok(())
     }
 
+    /// Has the node, which is this process, end an earlier connection: nothing that was sent there is executed from now on.
+    pub(super) fn end(&mut self, earlier: &Process, process: &Process) -> Result<(), String> {
+        if earlier.run_id != process.run_id {
+            return Ok(());
+        }
+        let killed = self.ask(&[b"CLIENT", b"KILL", b"ID", earlier.client_id.to_string().as_bytes()]);
+        killed.map(drop).or_else(|why| if why.contains("ERR No such") { Ok(()) } else { Err(why) })
+    }
+
     pub(super) fn unlink(&mut self, database: u32, keys: &[&Key]) -> Result<(), String> {
         self.select(database)?;
         let mut args: Vec<&[u8]> = vec![b"UNLINK"];

@@ -10,9 +10,12 @@ use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::{Cause, How, Key, MoveOrder, is_temporary};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit};
-use switchyard_router::Router;
+use switchyard_resp::units::counted;
+use switchyard_router::{NodeAccess, Router};
+use tracing::info;
 
 use super::Moves;
+use super::copies::Asked;
 use crate::admin::{AbortRequest, HowRequest, Lose, PlanReport, Refused, conflict};
 use crate::nodes::holdings::databases;
 
@@ -21,6 +24,16 @@ const PAGE: &[u8] = b"1000";
 
 /// The time between two looks whether the last command is answered that was sent to a node.
 const LOOK: Duration = Duration::from_millis(5);
+
+/// A server that is about to get slots of another, over the connection on which it has lost its strays of them.
+pub(crate) struct StandIn<'a>(Asked<'a>);
+
+impl StandIn<'_> {
+    /// That it is the same process still: one that has started anew may have read the strays from its disk.
+    fn is_the_same(&mut self) -> Result<(), String> {
+        self.0.ask(&[b"PING"]).map(drop)
+    }
+}
 
 impl Moves {
     /// From now on no move is accepted that has to do with these nodes, or with the slots that are to come back to them.
@@ -78,13 +91,23 @@ impl Moves {
         at.into_iter().map(end).fold(Ok(()), Result::and)
     }
 
-    /// Removes what a node holds of slots that it does not own and is about to get. Returns the number of keys.
+    /// Has a node stand in for these slots: ends what this router may still have under way there, and removes what the node holds of the slots.
     ///
     /// Such keys are strays, perhaps of an ejection before: they must not be read. Nobody writes them meanwhile, because their owner does not answer.
-    pub(crate) fn remove_strays_of(&self, node: NodeId, slots: &[Slot], topology: &Topology) -> Result<usize, String> {
-        let access = self.running.with(Router::node_access).unwrap_or_default();
+    pub(crate) fn stand_in<'a>(
+        &self,
+        node: NodeId,
+        slots: &[Slot],
+        topology: &Topology,
+        access: &'a BTreeMap<NodeId, NodeAccess>,
+    ) -> Result<StandIn<'a>, String> {
         let access = access.get(&node).ok_or_else(|| format!("it is not known how {} is reached", self.name(node)))?;
         let (mut asked, process) = self.meet(access)?;
+        // A removal of before would take a key that a client is about to write there.
+        for broken in self.running.with(|router| router.broken_connections(node)).unwrap_or_default() {
+            asked.end(&broken, &process)?;
+            self.running.with(|router| router.connection_ended(node, broken));
+        }
         let mut remove = || -> Result<usize, String> {
             let mut removed = 0;
             let keyspace = asked.ask(&[b"INFO", b"keyspace"])?.text();
@@ -117,22 +140,31 @@ impl Moves {
             }
             Ok(removed)
         };
-        let removed = remove();
-        if removed.is_err() {
-            // The node may still do it: nothing relies on this node before its end is confirmed.
-            self.running.with(|router: &Router| router.connection_broke(node, process));
+        match remove() {
+            Ok(removed) => {
+                if removed > 0 {
+                    let name = &access.name;
+                    info!("node {name}: removed {} that another server had ({name} stands in for it)", counted(removed, "stray key"));
+                }
+                Ok(StandIn(asked))
+            }
+            Err(why) => {
+                // The node may still do it: nothing relies on this node before its end is confirmed.
+                self.running.with(|router: &Router| router.connection_broke(node, process));
+                Err(why)
+            }
         }
-        removed
     }
 
     /// Gives the slots of a node that does not answer to others, all at once. Requests for them wait until nothing that was sent to the node can be answered any
-    /// more, `bound` at most. `planned_by`: the map by which its slots were divided.
+    /// more, nor executed at those that stand in, `bound` at most. `planned_by`: the map by which its slots were divided.
     /// `keep` makes durable which slots are to come back; `forget` is its contrary.
     pub(crate) fn eject(
         &self,
         node: NodeId,
         to: &BTreeMap<NodeId, Vec<Slot>>,
         planned_by: &Topology,
+        mut stand_ins: Vec<StandIn<'_>>,
         bound: Duration,
         keep: impl FnOnce() -> Result<(), String>,
         forget: impl FnOnce(),
@@ -163,15 +195,18 @@ impl Moves {
         let told = seats.map(|seats| seats.leg_begins(&self.running, to.keys().copied()));
         let _until_it_is_in_transit = told.transpose()?;
         let epoch = self.placement.set_transits(id, transits)?;
-        let is_drained = || self.running.with(|router| router.drained_of_the_lost(epoch, node)).unwrap_or(false);
+        let is_drained = || {
+            let drained = |router: &Router| router.drained_of_the_lost(epoch, node) && to.keys().all(|other| router.is_all_confirmed(*other));
+            self.running.with(drained).unwrap_or(false)
+        };
         let end = Instant::now() + bound;
         let outcome = loop {
             if is_drained() {
                 let raised = || seats.map_or(Ok(()), |seats| seats.raise());
-                break keep().and_then(|()| raised().and_then(|()| self.placement.hand_over_to(id, to)).inspect_err(|_| forget()));
+                break stand_ins.iter_mut().try_for_each(StandIn::is_the_same).and_then(|()| keep()).and_then(|()| raised().and_then(|()| self.placement.hand_over_to(id, to)).inspect_err(|_| forget()));
             }
             if Instant::now() >= end || self.is_stopping() {
-                break Err(format!("commands that were sent to it are not answered within {bound:?}"));
+                break Err(format!("commands that were sent to it, or to those that stand in, are not over within {bound:?}"));
             }
             std::thread::sleep(LOOK);
         };
