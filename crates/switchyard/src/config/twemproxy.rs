@@ -83,6 +83,8 @@ impl Pools {
         if let Some(timeout) = pool.timeout {
             config.live.command_timeout = timeout;
             config.live.connect_timeout = timeout;
+            // nutcracker knows no slow commands. Without a bound for them a server that hangs in one would count as busy, and would not be ejected.
+            config.live.slow_command_timeout = Some(timeout);
         }
         if let Some(most) = pool.client_connections {
             config.live.max_clients = most as usize;
@@ -178,6 +180,7 @@ mod tests {
         pools.apply(Some("alpha"), &mut config, &mut Vec::new());
         assert_eq!(config.node_names(), ["one", "127.0.0.1:6380", "cache"]);
         assert_eq!(config.command_timeout(), Duration::from_millis(400));
+        assert_eq!(config.live.slow_command_timeout, Some(Duration::from_millis(400)));
         pools.apply(Some("beta"), &mut config, &mut Vec::new());
         assert_eq!(config.node_names(), ["10.0.0.1:6379"]);
         let pool = config.pool.expect("a pool");
