@@ -162,7 +162,7 @@ impl Ejections {
             }
         }
         let mut steps: Vec<Step> = failing.iter().filter_map(|node| self.against(*node, now_ms, topology, facts)).collect();
-        // Not those that fail: the next look sees where their slots are. What others get back comes from nodes that answer, so it stays where it is now.
+        // Not of those that fail: the next look sees their slots. Slots that come back come from nodes that answer, so their owners stay as they are now.
         let others = topology.nodes().filter(|node| !failing.contains(&node.id));
         steps.extend(others.filter_map(|node| self.back(node.id, now_ms, topology, facts)));
         steps
@@ -367,7 +367,9 @@ mod tests {
         let home = fleet(Distribution::Ketama, &[1, 1, 1]);
         let (back, lost) = (NodeId(0), NodeId(1));
         let (mut topology, mut ejections) = (home.clone(), Ejections::new(Rule { failure_limit: 1, ..RULE }, BTreeMap::new()));
-        let Some(Step::Eject { to, .. }) = ejections.look(0, &home, &facts(&home, |node| node == back)).pop() else { panic!("it is ejected") };
+        let Some(Step::Eject { to, .. }) = ejections.look(0, &home, &facts(&home, |node| node == back)).pop() else {
+            panic!("it is ejected")
+        };
         topology = handed_over(&topology, &to);
         ejections.note_ejected(back, &to, 0);
         // Nobody carries the other ejection out.

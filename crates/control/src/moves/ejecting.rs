@@ -196,14 +196,17 @@ impl Moves {
         let _until_it_is_in_transit = told.transpose()?;
         let epoch = self.placement.set_transits(id, transits)?;
         let is_drained = || {
-            let drained = |router: &Router| router.drained_of_the_lost(epoch, node) && to.keys().all(|other| router.is_all_confirmed(*other));
-            self.running.with(drained).unwrap_or(false)
+            let is_confirmed = |router: &Router| to.keys().all(|other| router.is_all_confirmed(*other));
+            self.running.with(|router| router.drained_of_the_lost(epoch, node) && is_confirmed(router)).unwrap_or(false)
         };
         let end = Instant::now() + bound;
         let outcome = loop {
             if is_drained() {
                 let raised = || seats.map_or(Ok(()), |seats| seats.raise());
-                break stand_ins.iter_mut().try_for_each(StandIn::is_the_same).and_then(|()| keep()).and_then(|()| raised().and_then(|()| self.placement.hand_over_to(id, to)).inspect_err(|_| forget()));
+                let are_the_same = stand_ins.iter_mut().try_for_each(StandIn::is_the_same);
+                break are_the_same
+                    .and_then(|()| keep())
+                    .and_then(|()| raised().and_then(|()| self.placement.hand_over_to(id, to)).inspect_err(|_| forget()));
             }
             if Instant::now() >= end || self.is_stopping() {
                 break Err(format!("commands that were sent to it, or to those that stand in, are not over within {bound:?}"));
