@@ -24,7 +24,7 @@ use tracing::{error, info, warn};
 
 use crate::admin::NodeReport;
 use crate::metrics::Page;
-use crate::moves::{Moves, StandIn};
+use crate::moves::Moves;
 use crate::placement::Placement;
 use crate::running::Running;
 use crate::store::{RedbStore, load_as, save_as};
@@ -228,11 +228,9 @@ impl Ejector {
             }
         };
         let access = self.running.with(Router::node_access).unwrap_or_default();
-        let stand_ins: Result<Vec<StandIn<'_>>, String> =
-            to.iter().map(|(other, slots)| self.moves.stand_in(*other, slots, topology, &access)).collect();
-        let outcome = stand_ins.and_then(|stand_ins| {
+        let outcome = self.moves.stand_ins(to, topology, &access).and_then(|stand_ins| {
             let keep = || self.still_fails(node, patience).and_then(|()| self.keep(&after));
-            self.moves.eject(node, to, topology, stand_ins, patience.saturating_add(BEYOND), keep, forget)
+            self.moves.eject(node, to, stand_ins, patience.saturating_add(BEYOND), keep, forget)
         });
         let name = self.moves.name(node);
         if let Err(why) = outcome {

@@ -25,13 +25,17 @@ const PAGE: &[u8] = b"1000";
 /// The time between two looks whether the last command is answered that was sent to a node.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// A server that is about to get slots of another, over the connection on which it has lost its strays of them.
-pub(crate) struct StandIn<'a>(Asked<'a>);
+/// The servers that are about to get slots of another, over the connections on which they have lost their strays of them.
+pub(crate) struct StandIns<'a> {
+    /// The map by which the slots were divided.
+    planned_by: &'a Topology,
+    connections: Vec<Asked<'a>>,
+}
 
-impl StandIn<'_> {
-    /// That it is the same process still: one that has started anew may have read the strays from its disk.
-    fn is_the_same(&mut self) -> Result<(), String> {
-        self.0.ask(&[b"PING"]).map(drop)
+impl StandIns<'_> {
+    /// That each is the same process still: one that has started anew may have read the strays from its disk.
+    fn are_the_same(&mut self) -> Result<(), String> {
+        self.connections.iter_mut().try_for_each(|asked| asked.ask(&[b"PING"]).map(drop))
     }
 }
 
@@ -91,16 +95,27 @@ impl Moves {
         at.into_iter().map(end).fold(Ok(()), Result::and)
     }
 
+    /// Has nodes stand in for another.
+    pub(crate) fn stand_ins<'a>(
+        &self,
+        to: &BTreeMap<NodeId, Vec<Slot>>,
+        planned_by: &'a Topology,
+        access: &'a BTreeMap<NodeId, NodeAccess>,
+    ) -> Result<StandIns<'a>, String> {
+        let one = |(node, slots): (&NodeId, &Vec<Slot>)| self.stand_in(*node, slots, planned_by, access);
+        Ok(StandIns { planned_by, connections: to.iter().map(one).collect::<Result<_, String>>()? })
+    }
+
     /// Has a node stand in for these slots: ends what this router may still have under way there, and removes what the node holds of the slots.
     ///
     /// Such keys are strays, perhaps of an ejection before: they must not be read. Nobody writes them meanwhile, because their owner does not answer.
-    pub(crate) fn stand_in<'a>(
+    fn stand_in<'a>(
         &self,
         node: NodeId,
         slots: &[Slot],
         topology: &Topology,
         access: &'a BTreeMap<NodeId, NodeAccess>,
-    ) -> Result<StandIn<'a>, String> {
+    ) -> Result<Asked<'a>, String> {
         let access = access.get(&node).ok_or_else(|| format!("it is not known how {} is reached", self.name(node)))?;
         let (mut asked, process) = self.meet(access)?;
         // A removal of before would take a key that a client is about to write there.
@@ -146,7 +161,7 @@ impl Moves {
                     let name = &access.name;
                     info!("node {name}: removed {} that another server had ({name} stands in for it)", counted(removed, "stray key"));
                 }
-                Ok(StandIn(asked))
+                Ok(asked)
             }
             Err(why) => {
                 // The node may still do it: nothing relies on this node before its end is confirmed.
@@ -157,14 +172,13 @@ impl Moves {
     }
 
     /// Gives the slots of a node that does not answer to others, all at once. Requests for them wait until nothing that was sent to the node can be answered any
-    /// more, nor executed at those that stand in, `bound` at most. `planned_by`: the map by which its slots were divided.
+    /// more, nor executed at those that stand in, `bound` at most.
     /// `keep` makes durable which slots are to come back; `forget` is its contrary.
     pub(crate) fn eject(
         &self,
         node: NodeId,
         to: &BTreeMap<NodeId, Vec<Slot>>,
-        planned_by: &Topology,
-        mut stand_ins: Vec<StandIn<'_>>,
+        mut stand_ins: StandIns<'_>,
         bound: Duration,
         keep: impl FnOnce() -> Result<(), String>,
         forget: impl FnOnce(),
@@ -177,7 +191,7 @@ impl Moves {
             }
             let topology = self.topology_now().map_err(|refused| refused.text().to_owned())?;
             let is_owner = to.values().flatten().all(|slot| topology.owner(*slot) == node);
-            if !is_owner || topology.placement() != planned_by.placement() {
+            if !is_owner || topology.placement() != stand_ins.planned_by.placement() {
                 return Err("its slots have changed meanwhile".to_owned());
             }
             self.state().ejected.entry(node).or_default().extend(to.values().flatten());
@@ -203,8 +217,8 @@ impl Moves {
         let outcome = loop {
             if is_drained() {
                 let raised = || seats.map_or(Ok(()), |seats| seats.raise());
-                let are_the_same = stand_ins.iter_mut().try_for_each(StandIn::is_the_same);
-                break are_the_same
+                break stand_ins
+                    .are_the_same()
                     .and_then(|()| keep())
                     .and_then(|()| raised().and_then(|()| self.placement.hand_over_to(id, to)).inspect_err(|_| forget()));
             }

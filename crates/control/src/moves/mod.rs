@@ -34,7 +34,6 @@ use switchyard_router::{MoveEnd, MoveTask, Router, Steer};
 use tracing::{error, info, warn};
 
 pub(crate) use self::copies::Copies;
-pub(crate) use self::ejecting::StandIn;
 use self::options::{OPTIONS, Options, so_far};
 use self::queue::{Planned, State, Steering, Wanted};
 pub(crate) use self::strays::Strays;
