@@ -122,6 +122,11 @@ pub fn first_that_fit(bytes: impl Iterator<Item = u64>) -> usize {
     sums.take_while(|sum| *sum <= BATCH_BYTES).count().max(1)
 }
 
+/// A key adds so much to a batch at least, microseconds, where it is too little to be measured.
+const KEY_US_MIN: f64 = 20.0;
+/// All keys of a batch may add this part to the time that it takes whatever is in it, also where that is more than the goal's.
+const KEYS_PART: f64 = 0.1;
+
 /// A leg takes about so long: whoever needs all of it waits until it is over.
 const LEG_US: f64 = 1_500_000.0;
 /// Bytes of a leg, about.
@@ -183,13 +188,29 @@ impl BatchCost {
         if large.keys < 2.0 * small.keys {
             return None;
         }
-        let per_key_us = ((large.us - small.us) / (large.keys - small.keys)).clamp(0.02 * each, each);
+        // At a node with more to do than it can, a batch waits for a second, and a key in it adds next to nothing.
+        let per_key_us = ((large.us - small.us) / (large.keys - small.keys)).clamp((0.02 * each).min(KEY_US_MIN), each);
         Some((large.us - per_key_us * large.keys, per_key_us))
     }
 
-    /// Keys per second that can be had, one batch after the other.
-    fn reach(&self) -> Option<f64> {
-        self.known().map(|size| size.keys * 1e6 / size.us).max_by(f64::total_cmp)
+    /// Whether it is known how long a batch of about so many keys takes.
+    fn knows(&self, keys: f64) -> bool {
+        let doublings = ((keys as u32).max(1).ilog2() as usize).min(self.sizes.len() - 1);
+        let size = &self.sizes[doublings];
+        size.seen >= Self::ENOUGH && self.batches - size.last < Self::MEMORY
+    }
+
+    /// Keys of a batch whose keys add so much to it, microseconds, or a part of what it takes anyway. `None` until that is known.
+    fn keys_within(&self, batch_us: f64) -> Option<f64> {
+        let (fixed_us, per_key_us) = self.split()?;
+        Some((batch_us.max(KEYS_PART * fixed_us) / per_key_us).clamp(BATCH_MIN, BATCH_MAX))
+    }
+
+    /// Keys per second that can be had, one batch of this size after the other.
+    fn reach(&self, batch_us: f64) -> Option<f64> {
+        let seen = self.known().map(|size| size.keys * 1e6 / size.us).max_by(f64::total_cmp)?;
+        let split = self.split().zip(self.keys_within(batch_us));
+        Some(split.map_or(seen, |((fixed_us, per_key_us), keys)| seen.max(keys * 1e6 / (fixed_us + per_key_us * keys))))
     }
 }
 
@@ -217,6 +238,8 @@ pub struct Pacer {
     episode: Option<Episode>,
     /// Looks in a row in which it was felt.
     in_a_row: u32,
+    /// Keys, microseconds and looks since it was last seen whether the rate is used.
+    since: (u64, u64, u32),
     batch_keys: f64,
     bytes_per_key: f64,
     cost: BatchCost,
@@ -238,6 +261,7 @@ impl Pacer {
             base_cpu: 0.0,
             episode: None,
             in_a_row: 0,
+            since: (0, 0, 0),
             batch_keys: 16.0,
             bytes_per_key: 64.0,
             cost: BatchCost::default(),
@@ -269,11 +293,16 @@ impl Pacer {
         self.bytes_per_second_max = bytes_per_second_max;
     }
 
+    /// The time of a batch that no key in it adds to, microseconds; 0 until it is known.
+    fn fixed_us(&self) -> f64 {
+        self.cost.split().map_or(0.0, |(fixed_us, _)| fixed_us)
+    }
+
     /// Keys per second, at least. A share of what can be had, and not a number for all: where a thousand small keys per second are nothing, a
     /// thousand of 64 KiB are much; and how much longer a move takes that is felt all the time is then bounded as well.
     fn least(&self) -> f64 {
-        let Limits { least, least_share, .. } = limits(self.goal);
-        self.cost.reach().map_or(least, |reach| reach * least_share)
+        let Limits { least, least_share, batch_us, .. } = limits(self.goal);
+        self.cost.reach(batch_us).map_or(least, |reach| reach * least_share)
     }
 
     /// How much of what the goal bears was seen: above 1 it is too much.
@@ -284,8 +313,8 @@ impl Pacer {
         let node = seen.node_cpu.map_or(0.0, |cpu| cpu / limits.node_cpu.max(self.base_cpu * 1.1));
         // A batch of one key that is slow is a large key; going slower makes it no smaller.
         let batch = seen.batch_us.filter(|_| seen.batch_keys > 1);
-        let fixed_us = self.cost.split().map_or(0.0, |(fixed_us, _)| fixed_us);
-        let batch = batch.map_or(0.0, |us| us as f64 / (4.0 * (limits.batch_us + fixed_us)));
+        // Until it is known what a batch takes whatever is in it, a slow one is a reason for smaller ones, and none for a slower rate.
+        let batch = batch.zip(self.cost.split()).map_or(0.0, |(us, (fixed_us, _))| us as f64 / (4.0 * (limits.batch_us + fixed_us)));
         clients.max(node).max(batch)
     }
 
@@ -295,6 +324,7 @@ impl Pacer {
         let node_cpu = seen.node_cpu.unwrap_or(0.0);
         let episode = *self.episode.get_or_insert(Episode { rate: self.rate, clients_us, node_cpu });
         self.felt_at = Some(episode.rate);
+        self.since = (0, 0, 0);
         let slow = self.rate <= 0.05 * episode.rate || self.rate <= self.least();
         if slow && clients_us >= 0.8 * episode.clients_us && node_cpu >= episode.node_cpu - 0.1 {
             self.base_us = seen.clients_us.map(|us| us as f64).or(self.base_us);
@@ -315,14 +345,24 @@ impl Pacer {
             let less = if now < base { 0.1 * (base - now) } else { 0.0 };
             self.base_us = Some((base - less - 0.005 * (base - before)).max(before));
         }
-        if seen.interval_us == 0 || (seen.keys as f64) * 1e6 < 0.7 * self.rate * seen.interval_us as f64 {
+        // A look between the ends of two slow batches says nothing.
+        self.since.0 += seen.keys;
+        self.since.1 += seen.interval_us;
+        self.since.2 += 1;
+        let (keys, interval_us, looks) = self.since;
+        if (interval_us as f64) < 2.0 * self.fixed_us() {
+            return;
+        }
+        self.since = (0, 0, 0);
+        if interval_us == 0 || (keys as f64) * 1e6 < 0.7 * self.rate * interval_us as f64 {
             return;
         }
         let Limits { start, back, step, .. } = limits(self.goal);
         self.rate = match self.felt_at {
             None => self.rate * 1.5,
             Some(felt_at) if self.rate < (back - 0.1) * felt_at => (self.rate * 1.25).min(back * felt_at),
-            Some(_) => self.rate * (1.0 + step) + start.min(self.rate) * step / 2.0,
+            // As much for each look; but what twice as much does has to be seen first.
+            Some(_) => (self.rate + (self.rate * step + start.min(self.rate) * step / 2.0) * f64::from(looks)).min(2.0 * self.rate),
         };
         self.felt_at = self.felt_at.filter(|felt_at| self.rate < 1.5 * felt_at);
     }
@@ -344,9 +384,10 @@ impl Pacer {
             self.bytes_per_key += 0.3 * (seen.bytes as f64 / seen.keys as f64 - self.bytes_per_key);
         }
         if let Some(batch_us) = seen.batch_us.filter(|_| seen.batch_keys > 0) {
-            // Those of one size tell nothing of others, so it does not go on to the smallest one without knowing better.
+            // Those of one size tell nothing of others: so it leaves none before it is known, and does not go on to the smallest one without knowing better.
             let all_alike = (f64::from(seen.batch_keys) * limits.batch_us / (batch_us as f64).max(1.0)).max(4.0);
-            let fits = self.cost.split().map_or(all_alike, |(_, per_key_us)| limits.batch_us / per_key_us);
+            let all_alike = if self.cost.knows(self.batch_keys) { all_alike } else { all_alike.max(self.batch_keys) };
+            let fits = self.cost.keys_within(limits.batch_us).unwrap_or(all_alike);
             self.batch_keys = fits.clamp(self.batch_keys * 0.5, self.batch_keys * 1.5).clamp(BATCH_MIN, BATCH_MAX);
         }
         self.pace()
@@ -385,10 +426,12 @@ impl Pacer {
             rate = rate.min(bytes as f64 / self.bytes_per_key.max(1.0));
         }
         let rate = rate.max(0.1);
-        // A slow rate is kept with small batches instead of rare large ones.
-        let batch_keys = self.batch_keys.min(BATCH_BYTES / self.bytes_per_key.max(1.0)).min((rate / 20.0).max(1.0)).floor().max(1.0);
+        // A slow rate is kept with small batches instead of rare large ones; but with no smaller ones than reach it.
+        let batches = limits(self.goal).batches;
+        let of_rate = rate * (self.fixed_us() / 1e6 / f64::from(batches)).max(0.05);
+        let batch_keys = self.batch_keys.min(BATCH_BYTES / self.bytes_per_key.max(1.0)).min(of_rate.max(1.0)).floor().max(1.0);
         let interval_us = batch_keys * 1e6 / rate;
-        Pace { batch_keys: batch_keys as u32, batches: limits(self.goal).batches, interval_us: interval_us as u64 }
+        Pace { batch_keys: batch_keys as u32, batches, interval_us: interval_us as u64 }
     }
 }
 
@@ -514,6 +557,54 @@ mod tests {
             });
         }
         assert!((50..=200).contains(&pace.batch_keys), "{pace:?}");
+    }
+
+    #[test]
+    fn a_node_with_too_much_to_do_still_gives_its_keys_away() {
+        for (goal, least) in [(Goal::Fast, 1_000.0), (Goal::Balanced, 100.0)] {
+            for before_us in [5_000, 300_000] {
+                let mut pacer = Pacer::new(goal, None);
+                let mut pace = pacer.pace();
+                // Batches under way: their end in looks, and their keys.
+                let mut under_way: Vec<(u64, u32)> = Vec::new();
+                let (mut moved, mut credit) = (0_u64, 0.0);
+                for n in 0..900_u64 {
+                    let mut ended = (0, 0);
+                    under_way.retain(|(end, keys)| {
+                        let is_over = *end <= n;
+                        if is_over {
+                            // Each waits for a second behind the commands of clients.
+                            let us = 1_000_000 + u64::from(*keys) * 50 + n % 7 * 20_000;
+                            pacer.batch_ended(us, *keys);
+                            ended = (us, *keys);
+                            moved += u64::from(*keys);
+                        }
+                        !is_over
+                    });
+                    credit = (credit + rate(pace) * 0.1).min(f64::from(pace.batch_keys * pace.batches));
+                    while under_way.len() < pace.batches as usize && credit >= f64::from(pace.batch_keys) {
+                        credit -= f64::from(pace.batch_keys);
+                        under_way.push((n + 10 + n % 2, pace.batch_keys));
+                    }
+                    let (batch_us, keys) = ended;
+                    pace = pacer.observe(&Observation {
+                        clients_us: Some(300_000 + n % 5 * 10_000),
+                        before_us: Some(before_us),
+                        node_cpu: Some(0.1),
+                        batch_us: (keys > 0).then_some(batch_us),
+                        batch_keys: keys,
+                        keys: u64::from(keys),
+                        bytes: u64::from(keys) * 100,
+                        interval_us: 100_000,
+                    });
+                    if n == 300 {
+                        moved = 0;
+                    }
+                }
+                let rate = moved as f64 / 60.0;
+                assert!(rate > least, "{goal:?}, {before_us} us before: {rate} keys per second, {pace:?}");
+            }
+        }
     }
 
     #[test]
