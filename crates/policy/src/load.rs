@@ -55,6 +55,8 @@ pub struct SlotCount {
     pub writes: u64,
     /// Bytes of commands and answers.
     pub bytes: u64,
+    /// Uses that were counted; the others are estimated from these.
+    pub samples: u64,
 }
 
 impl SlotCount {
@@ -63,6 +65,7 @@ impl SlotCount {
         self.commands += other.commands;
         self.writes += other.writes;
         self.bytes += other.bytes;
+        self.samples += other.samples;
     }
 }
 
@@ -75,6 +78,8 @@ pub struct SlotLoad {
     pub writes: f64,
     /// Bytes of commands and answers.
     pub bytes: f64,
+    /// The variance of `commands`, because these were estimated from a sample.
+    pub noise: f64,
 }
 
 /// The rates of all slots, weighed over time as those of keys are ([`crate::telemetry::Weights`]).
@@ -106,6 +111,10 @@ impl SlotRates {
             weigh(&mut rate.commands, before.commands, now.commands);
             weigh(&mut rate.writes, before.writes, now.writes);
             weigh(&mut rate.bytes, before.bytes, now.bytes);
+            // Each sample stands for so many uses. Samples come by chance, so the variance of their number is this number.
+            let (uses, samples) =
+                (now.commands.saturating_sub(before.commands) as f64, now.samples.saturating_sub(before.samples).max(1) as f64);
+            rate.noise = (1.0 - Self::NEWEST).powi(2) * rate.noise + (Self::NEWEST / seconds).powi(2) * uses * uses / samples;
         }
         self.before = counts;
     }
@@ -114,6 +123,35 @@ impl SlotRates {
     #[must_use]
     pub fn rates(&self) -> &[SlotLoad] {
         &self.rates
+    }
+}
+
+/// The expected loads of slots, given estimates with noise.
+///
+/// Of many slots those with the highest estimates are mostly those with the most luck in the sample: a plan that moves them moves less load than it counts on. So
+/// each estimate is drawn to the mean by the part of all differences that noise explains (empirical Bayes, linear).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Expected {
+    mean: f64,
+    /// The part of a difference from the mean that is real, 0 to 1.
+    real: f64,
+}
+
+impl Expected {
+    /// Of the estimates of all slots of a node, each with its variance.
+    pub fn of(estimates: impl Iterator<Item = (f64, f64)> + Clone) -> Self {
+        let count = estimates.clone().count().max(1) as f64;
+        let mean = estimates.clone().map(|(load, _)| load).sum::<f64>() / count;
+        let (differences, noise) =
+            estimates.fold((0.0, 0.0), |(all, noise), (load, variance)| (all + (load - mean).powi(2), noise + variance));
+        let real = if differences > 0.0 { (1.0 - noise / differences).max(0.0) } else { 0.0 };
+        Self { mean, real }
+    }
+
+    /// The load to expect of a slot with this estimate. A slot that nobody was seen to use has none.
+    #[must_use]
+    pub fn load(self, estimate: f64) -> f64 {
+        if estimate > 0.0 { self.mean + self.real * (estimate - self.mean) } else { 0.0 }
     }
 }
 
@@ -145,14 +183,16 @@ mod tests {
         let mut rates = SlotRates::default();
         let mut counts = vec![SlotCount::default(); SLOT_COUNT];
         for _ in 0..40 {
-            counts[7].add(SlotCount { commands: 500, writes: 100, bytes: 9000 });
+            counts[7].add(SlotCount { commands: 500, writes: 100, bytes: 9000, samples: 20 });
             rates.counted(counts.clone(), 0.5);
         }
-        let SlotLoad { commands, writes, bytes } = rates.rates()[7];
+        let SlotLoad { commands, writes, bytes, noise } = rates.rates()[7];
         assert!(
             (commands - 1000.0).abs() < 1.0 && (writes - 200.0).abs() < 1.0 && (bytes - 18_000.0).abs() < 10.0,
             "{commands} {writes} {bytes}"
         );
+        // Of 20 samples that stand for 25 uses each, in half a second: 1000 +- 224; of the last ten seconds a third of that.
+        assert!((noise.sqrt() - 224.0 / 3.0).abs() < 1.0, "{noise}");
         assert_eq!(rates.rates()[8], SlotLoad::default());
         // A router that began anew counts from nothing.
         rates.counted(vec![SlotCount::default(); SLOT_COUNT], 0.5);
@@ -161,5 +201,37 @@ mod tests {
             rates.counted(counts.clone(), 0.5);
         }
         assert!(rates.rates()[7].commands < 1.0);
+    }
+
+    #[test]
+    fn the_busiest_slots_of_a_sample_carry_what_is_expected() {
+        // 4,000 slots alike but for 100 that have four times as much; some samples for each, and every sample stands for 14 uses.
+        let mut state = 1_u64;
+        let mut draw = move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize
+        };
+        let truth: Vec<f64> = (0..4000).map(|slot| if slot % 40 == 0 { 56.0 } else { 14.0 }).collect();
+        let places: Vec<usize> =
+            truth.iter().enumerate().flat_map(|(slot, load)| std::iter::repeat_n(slot, (load / 14.0) as usize)).collect();
+        for looks in [1, 3, 9, 40] {
+            let mut rates = SlotRates::default();
+            let mut counts = vec![SlotCount::default(); SLOT_COUNT];
+            for _ in 0..looks {
+                for _ in 0..places.len() {
+                    counts[places[draw() % places.len()]].add(SlotCount { commands: 14, writes: 0, bytes: 0, samples: 1 });
+                }
+                rates.counted(counts.clone(), 1.0);
+            }
+            let estimates = || rates.rates()[..truth.len()].iter().map(|slot| (slot.commands, slot.noise));
+            let expected = Expected::of(estimates());
+            let mut order: Vec<usize> = (0..truth.len()).collect();
+            order.sort_by(|one, other| rates.rates()[*other].commands.total_cmp(&rates.rates()[*one].commands));
+            let part = |load: &dyn Fn(usize) -> f64, all: f64| order[..400].iter().map(|slot| load(*slot)).sum::<f64>() / all;
+            let all = estimates().map(|(load, _)| load).sum::<f64>();
+            let says = part(&|slot| expected.load(rates.rates()[slot].commands), all);
+            let carries = part(&|slot| truth[slot], truth.iter().sum());
+            assert!((says / carries - 1.0).abs() < 0.15, "after {looks} looks: {says} said, {carries} carried");
+        }
     }
 }

@@ -30,7 +30,7 @@ impl Operator {
             nodes: topology.nodes().map(|node| of_node(node.name.clone(), load.nodes.get(&node.id).copied().unwrap_or_default())).collect(),
             slots: slots
                 .into_iter()
-                .map(|(slot, SlotLoad { commands, writes, bytes })| SlotLoadReport {
+                .map(|(slot, SlotLoad { commands, writes, bytes, .. })| SlotLoadReport {
                     slot: slot.number(),
                     node: self.moves.name(topology.owner(slot)),
                     commands_per_second: commands,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use switchyard_policy::load::ObservedLoad;
+use switchyard_policy::load::{Expected, ObservedLoad, SlotLoad};
 use switchyard_policy::planner::{KeyAt, Knobs, Name, Node, Problem, SlotAt, State, Stays};
 use switchyard_policy::topology::{NodeId, Slot, Topology};
 
@@ -124,8 +124,12 @@ pub(super) fn problem(
         let explained = explained.get(&node.id).copied().unwrap_or_default();
         let measured: f64 = owned.iter().copied().map(rest).sum();
         let scale = ((node.load - explained).max(0.0) / measured.max(1e-9)).clamp(1.0 / SCALE, SCALE);
+        let expected = Expected::of(owned.iter().map(|slot| {
+            let SlotLoad { commands, noise, .. } = load.slot(*slot);
+            (rest(*slot), noise * rest(*slot) / commands.max(1e-9))
+        }));
         let at = |slot: Slot| {
-            let load = rest(slot) * scale;
+            let load = expected.load(rest(slot)) * scale;
             SlotAt { slot, at: node.id, load, bytes }
         };
         let is_worth_it = |slot: &SlotAt| is_left || slot.load > 0.0 || of_keys.contains_key(&slot.slot);
@@ -157,8 +161,8 @@ fn keys(topology: &Topology, load: &ObservedLoad, around: &Around, cold: &BTreeS
     for hot in load.keys.iter().flat_map(|node| &node.keys) {
         let Some(name) = hot.name.key() else { continue };
         let mut rates = hot.rates;
-        // A weighed rate lags behind a key that has just become hot.
-        let known_part = 1.0 - HALF.powf(hot.seconds.max(1.0));
+        // A weighed rate lags behind a key that has just become hot. The segment that found the key counts, too: `seconds` begin at its end.
+        let known_part = 1.0 - HALF.powf(hot.seconds + 1.0);
         (rates.reads, rates.hits, rates.writes) = (rates.reads / known_part, rates.hits / known_part, rates.writes / known_part);
         let uses = hot.rates.commands().max(1e-9);
         let known = keys.entry(name.into()).or_insert_with(|| key_at(name));

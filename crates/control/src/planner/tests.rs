@@ -1,6 +1,10 @@
 //! The memory of the planner: decisions that are compared, taken back, refused and found again after a restart.
 
+use std::collections::VecDeque;
+
+use switchyard_policy::load::ObservedLoad;
 use switchyard_policy::planner::{KeyAt, Price};
+use switchyard_policy::telemetry::{Board, Counted, Counts, Name, Weights};
 
 use super::*;
 
@@ -215,4 +219,32 @@ fn an_unreadable_decision_stops_no_start() {
     crate::store::save_as(&*bench.planner.store, "planner-decision-1", &"no decision").expect("is saved");
     let again = Planner::open(Arc::clone(&bench.planner.store)).expect("opens again");
     assert_eq!(again.decisions().iter().map(|(id, _)| *id).collect::<Vec<_>>(), [2]);
+}
+
+#[test]
+fn a_new_key_counts_for_what_was_seen_of_it() {
+    let topology = Topology::even(&["a".into()]).expect("a node");
+    let mut board = Board::new(Weights::default());
+    for second in 1..=6 {
+        let key = Counted {
+            hash: 7,
+            database: 0,
+            name: Name::of(b"k"),
+            reads: 0,
+            hits: 0,
+            writes: 3000,
+            bytes: 0,
+            reply_bytes: 0,
+            us: 0,
+            error: 0,
+        };
+        let counts = Counts { uses: 5000, hits: 0, keys: vec![key], one_in: 1 };
+        board.segment([(NodeId(0), counts)].into(), 1_000_000);
+        let load = ObservedLoad { keys: board.nodes(10).collect(), ..ObservedLoad::default() };
+        let seen = VecDeque::new();
+        let problem =
+            problem::problem(&topology, &load, &seen, Duration::from_secs(3), &Around::default(), &BTreeSet::new(), Knobs::default());
+        let writes = problem.keys[0].writes;
+        assert!((writes - 3000.0).abs() < 1.0, "{writes} after {second} s");
+    }
 }

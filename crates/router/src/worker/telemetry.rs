@@ -79,7 +79,7 @@ impl Slots {
         if *count == SlotCount::default() {
             self.used.push(slot);
         }
-        count.add(SlotCount { commands: 1, writes: u64::from(used.how == How::Write), bytes: u64::from(used.bytes) });
+        count.add(SlotCount { commands: 1, writes: u64::from(used.how == How::Write), bytes: u64::from(used.bytes), samples: 1 });
     }
 
     /// A command was counted here, and so many bytes have answered it. They may belong to a count that is handed over by now: then they begin the next one.
