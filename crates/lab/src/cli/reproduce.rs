@@ -203,11 +203,11 @@ struct Tuning {
 )]
 struct Makris {
     /// Part of a processor that each server gets (a limit needs root)
-    #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.05)]
     cpu: f64,
 
     /// Connections of the load
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1000))]
     connections: u32,
 
     /// How long each phase is watched

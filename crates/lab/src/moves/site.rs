@@ -124,6 +124,24 @@ impl Cluster {
     }
 }
 
+/// Servers behind a router.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Servers<'a> {
+    /// Their number.
+    pub(crate) count: usize,
+    /// Their arguments.
+    pub(crate) arguments: &'a [&'a str],
+    /// `capacity` of each, in the router's configuration.
+    pub(crate) capacity: Option<u64>,
+}
+
+impl Servers<'_> {
+    /// They keep nothing, and no capacity is known.
+    pub(crate) fn plain(count: usize) -> Self {
+        Self { count, arguments: &PLAIN, capacity: None }
+    }
+}
+
 /// Plain servers with the router in front, which gives each an equal share of the slots; mostly two.
 #[derive(Debug)]
 pub(crate) struct Routed {
@@ -144,14 +162,14 @@ impl Routed {
 
     /// With so many servers; the first one listed has slot 0.
     pub(crate) fn start_many(programs: &Programs, serve_args: &[String], count: usize, name: &str, folder: &Path) -> Result<Self> {
-        Self::start_all(programs, serve_args, Journal::Durable, (count, &PLAIN), name, folder)
+        Self::start_all(programs, serve_args, Journal::Durable, &Servers::plain(count), name, folder)
     }
 
-    /// With so many servers that have these arguments.
+    /// With these servers.
     pub(crate) fn start_servers(
         programs: &Programs,
         serve_args: &[String],
-        servers: (usize, &[&str]),
+        servers: &Servers<'_>,
         name: &str,
         folder: &Path,
     ) -> Result<Self> {
@@ -159,18 +177,18 @@ impl Routed {
     }
 
     pub(crate) fn start_with(programs: &Programs, serve_args: &[String], journal: Journal, name: &str, folder: &Path) -> Result<Self> {
-        Self::start_all(programs, serve_args, journal, (2, &PLAIN), name, folder)
+        Self::start_all(programs, serve_args, journal, &Servers::plain(2), name, folder)
     }
 
-    /// `servers`: their number and their arguments.
     fn start_all(
         programs: &Programs,
         serve_args: &[String],
         journal: Journal,
-        (count, arguments): (usize, &[&str]),
+        servers: &Servers<'_>,
         name: &str,
         folder: &Path,
     ) -> Result<Self> {
+        let Servers { count, arguments, capacity } = *servers;
         let mut nodes = Vec::new();
         let mut addresses = Vec::new();
         for i in 0..count {
@@ -184,6 +202,13 @@ impl Routed {
         command.args(["serve", "--listen", &entry.to_string(), "--admin", &admin.to_string()]).arg("--state-dir").arg(&state);
         for address in &addresses {
             command.args(["--node", &address.to_string()]);
+        }
+        if let Some(capacity) = capacity {
+            let file = folder.join(format!("{name}.toml"));
+            let tables: String =
+                addresses.iter().map(|address| format!("[[node]]\naddress = \"{address}\"\ncapacity = {capacity}\n")).collect();
+            std::fs::write(&file, tables).with_context(|| format!("cannot write {}", file.display()))?;
+            command.arg("-c").arg(file);
         }
         command.args(serve_args);
         if journal == Journal::NotWaitedFor {

@@ -102,7 +102,7 @@ pub fn run(settings: &Settings) -> Result<()> {
     let written = measure(
         conduct,
         &rounds,
-        |round| json!({"experiment": "written", "cpu": cpu, "connections": connections, "round": round}),
+        |round| json!({"experiment": "written-over-capacity", "cpu": cpu, "connections": connections, "round": round}),
         |round| format!("a key that is written, round {round}"),
         |bench, _| written::one(bench, settings),
     )?;
@@ -112,10 +112,7 @@ pub fn run(settings: &Settings) -> Result<()> {
             relocated.row([round.to_string(), format!("{:.1}", run.relocated), run.errors.to_string()]);
         }
     }
-    let tables = vec![
-        ("A fleet left alone".to_owned(), table),
-        ("One key that is only written becomes 60 % of its node's load".to_owned(), relocated),
-    ];
+    let tables = vec![("A fleet left alone".to_owned(), table), (written::TITLE.to_owned(), relocated)];
     publish(conduct, MARK, &outcome, &Section { notes, tables, figures: Vec::new() })
 }
 

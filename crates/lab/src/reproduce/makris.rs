@@ -3,9 +3,11 @@
 //! Each policy of the planner has a run of its own. The load runs all the while: first automation is off, and then it is on. Loads and response times of each node
 //! are those that the router counts.
 //!
-//! The servers get a part of a processor, as the paper's were virtual machines on one: else no server here is overloaded by so few clients.
+//! The servers get a part of a processor, as the paper's were virtual machines on one: else no server here is overloaded by so few clients. One server's mean
+//! response time by the rate, behind the router, comes first (figure 1). The load is [`OFFERED`] times the rate at which that time breaks its limit: too much for one server, and not for
+//! three. Clients that send as fast as they can would measure this machine's processors once three servers answer.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -13,7 +15,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use switchyard_bench::client::Client;
 use switchyard_bench::load::{self, Pace, Sharing, Skew, ValueSizes};
-use switchyard_bench::process;
 use switchyard_bench::random::Rng;
 use switchyard_bench::table::Table;
 
@@ -27,6 +28,12 @@ use crate::moves::site::Routed;
 const MARK: &str = "reproduce-makris";
 const NODES: usize = 3;
 const KEYS: usize = 20;
+/// The lowest rate of figure 1, and the factor from a rate to the next one.
+const RATES: (f64, f64) = (200.0, 1.5);
+/// A server bears a rate if its mean response time is at most so many times that of the lowest rate.
+const LIMIT: f64 = 5.0;
+/// The load, as a multiple of the rate that one server bears.
+const OFFERED: f64 = 1.25;
 const POLICIES: [&str; 4] = ["makris-printed", "makris-ffd", "makris-safe", "switchyard"];
 
 /// Before and after, of each node: share of the load in percent, and mean response time in seconds (table I).
@@ -68,12 +75,22 @@ struct Measured {
 /// If a server cannot be started, or the user interrupts.
 pub fn run(settings: &Settings) -> Result<()> {
     let Settings { conduct, cpu, connections, phase } = settings;
+    let rates = measure(
+        conduct,
+        &["rates"],
+        |_| json!({"experiment": "makris-rates-routed", "cpu": cpu, "connections": connections}),
+        |_| "response time by rate".to_owned(),
+        |bench, _| by_rate(bench, settings),
+    )?;
+    let points: Vec<(f64, f64)> = rates.results.first().and_then(|runs| runs.first()).cloned().unwrap_or_default();
+    let borne = Spread::of(rates.results.iter().flatten().map(|points| borne(points))).context("interrupted")?.median;
+    let load = (borne * OFFERED).round();
     let outcome = measure(
         conduct,
         &POLICIES,
-        |policy| json!({"experiment": "makris", "policy": policy, "cpu": cpu, "connections": connections, "seconds": phase.as_secs()}),
+        |policy| json!({"experiment": "makris", "policy": policy, "cpu": cpu, "connections": connections, "load": load, "seconds": phase.as_secs()}),
         |policy| format!("policy {policy}"),
-        |bench, policy| one(bench, settings, policy),
+        |bench, policy| one(bench, settings, load, policy),
     )?;
     let mut table = Table::new(["policy", "", "load, % of all", "response time", "hottest node's response time", "keys moved", "errors"]);
     for (at, phase) in PUBLISHED.iter().enumerate() {
@@ -120,19 +137,12 @@ pub fn run(settings: &Settings) -> Result<()> {
     }
     let notes = vec![format!(
         "Makris et al., table I: {KEYS} keys by Zipf (exponent 1), 18 of them at the first of {NODES} servers. Here each server has {cpu} of a processor, and {connections} clients \
-         send GET in a closed loop. Nodes are in the order in which the configuration lists them; after a move the second may have the most."
+         send {load} GET/s. One server bears {borne:.0}: beyond that its mean response time is more than {LIMIT} times the one without load. Nodes are in the order in which the \
+         configuration lists them; after a move the second may have the most."
     )];
-    let rates = measure(
-        conduct,
-        &["rates"],
-        |_| json!({"experiment": "makris-rates", "cpu": cpu, "connections": connections}),
-        |_| "response time by rate".to_owned(),
-        |bench, _| by_rate(bench, settings),
-    )?;
-    let points: Vec<(f64, f64)> = rates.results.first().and_then(|runs| runs.first()).cloned().unwrap_or_default();
     let mut figures = vec![(
         "makris-rate".to_owned(),
-        "Mean response time of one capped server by the rate of requests (figure 1)".to_owned(),
+        "Mean response time of one capped server behind the router, by the rate of requests (figure 1)".to_owned(),
         figure::svg(&[Panel {
             title: "Figure 1: one server".to_owned(),
             x: "GET/s".to_owned(),
@@ -160,7 +170,7 @@ pub fn run(settings: &Settings) -> Result<()> {
     publish(conduct, MARK, &outcome, &section)
 }
 
-fn one(bench: &Bench<'_>, settings: &Settings, policy: &str) -> Result<Measured> {
+fn one(bench: &Bench<'_>, settings: &Settings, load: f64, policy: &str) -> Result<Measured> {
     let policy = format!("planner.policy={policy}");
     let args = ["planner.mode=on", &policy, "planner.min-requests=100", "planner.window=2s", "hot-copies.mode=off"];
     let mut args: Vec<String> = args.iter().flat_map(|set| ["--set".to_owned(), (*set).to_owned()]).collect();
@@ -169,7 +179,9 @@ fn one(bench: &Bench<'_>, settings: &Settings, policy: &str) -> Result<Measured>
     bench.order(site.admin, &["automation", "off"])?;
     let keys = keys(&site)?;
     let _capped: Vec<Capped> = site.process_ids().iter().map(|id| Capped::new(*id, settings.cpu)).collect::<Result<_>>()?;
-    let (stop, errors) = (AtomicBool::new(false), std::sync::atomic::AtomicU64::new(0));
+    let (stop, errors) = (AtomicBool::new(false), AtomicU64::new(0));
+    // From a request of a client to its next one, on average.
+    let gap = Duration::from_secs_f64(settings.connections as f64 / load);
     let shares = zipf();
     std::thread::scope(|scope| {
         for seed in 0..settings.connections {
@@ -177,7 +189,9 @@ fn one(bench: &Bench<'_>, settings: &Settings, policy: &str) -> Result<Measured>
             scope.spawn(move || {
                 let mut rng = Rng::new(seed as u64 + 1);
                 let mut client = Client::connect(site.entry).ok();
+                let mut due = Instant::now();
                 while let Some(client) = client.as_mut().filter(|_| !stop.load(Ordering::Relaxed)) {
+                    wait_turn(&mut rng, &mut due, gap);
                     let at = rng.unit();
                     let key = &keys[shares.partition_point(|sum| *sum < at).min(KEYS - 1)];
                     if client.text(&[b"GET", key.as_bytes()]).is_err() {
@@ -224,15 +238,21 @@ fn lines(results: &[Vec<Measured>], phase: usize, is_load: bool) -> Vec<Line> {
     [Line { name: "published".to_owned(), points: published }].into_iter().chain(policies).collect()
 }
 
+/// The highest rate that a server bears, by its mean response time at each rate (figure 1).
+fn borne(points: &[(f64, f64)]) -> f64 {
+    let least = points.first().map_or(0.0, |(_, answer)| *answer);
+    points.iter().take_while(|(_, answer)| *answer <= least * LIMIT).last().map_or(RATES.0, |(rate, _)| *rate)
+}
+
 /// Figure 1: rate, and mean response time in milliseconds, until a rate is not kept up with.
 fn by_rate(bench: &Bench<'_>, settings: &Settings) -> Result<Vec<(f64, f64)>> {
-    let (server, address) = process::start_redis(&bench.programs.server, "rates", bench.folder)?;
-    let _capped = Capped::new(server.id(), settings.cpu)?;
-    let (mut rate, mut points) = (200.0, Vec::new());
+    let site = Routed::start_many(&bench.programs, &["--workers".to_owned(), "1".to_owned()], 1, "rates", bench.folder)?;
+    let _capped: Vec<Capped> = site.process_ids().iter().map(|id| Capped::new(*id, settings.cpu)).collect::<Result<_>>()?;
+    let (mut rate, mut points) = (RATES.0, Vec::new());
     loop {
         ensure!(!bench.conduct.stop.load(Ordering::Relaxed), "interrupted");
         let run = load::start(&load::Settings {
-            target: address,
+            target: site.entry,
             threads: 1,
             connections: settings.connections,
             pipeline: 1000,
@@ -252,7 +272,7 @@ fn by_rate(bench: &Bench<'_>, settings: &Settings) -> Result<Vec<(f64, f64)>> {
         if (summary.total.replies as f64) < rate * summary.elapsed.as_secs_f64() * 0.9 || points.len() > 40 {
             return Ok(points);
         }
-        rate *= 1.5;
+        rate *= RATES.1;
     }
 }
 
@@ -287,6 +307,13 @@ fn keys(site: &Routed) -> Result<Vec<String>> {
         }
     }
     anyhow::bail!("no keys were found at each of the servers")
+}
+
+/// Waits until a client sends its next request. Requests come by chance, so many of them in a time. None is made up for: a client that had to wait sends its next
+/// one at once.
+pub(super) fn wait_turn(rng: &mut Rng, due: &mut Instant, gap: Duration) {
+    *due = (*due + gap.mul_f64(-(1.0 - rng.unit()).ln())).max(Instant::now());
+    std::thread::sleep(due.saturating_duration_since(Instant::now()));
 }
 
 pub(super) fn pause(bench: &Bench<'_>, time: Duration) -> Result<()> {

@@ -12,19 +12,25 @@ use switchyard_bench::wire::Reply;
 use super::Bench;
 use super::alone::Settings;
 use super::capped::Capped;
-use super::makris::pause;
+use super::makris::{pause, wait_turn};
 use crate::moves::admin;
-use crate::moves::site::Routed;
+use crate::moves::site::{Routed, Servers};
 
 const NODES: usize = 4;
 const COLD: u64 = 20_000;
 const HOT_NAME: &str = "written";
 const HOT: &[u8] = HOT_NAME.as_bytes();
 
-/// The key's part of all requests, and the part of the other keys of its node. The rest goes to two more nodes, alike. The fourth has nothing to do: a key with so much load is no
-/// gain for a node that has as much as others.
-const SHARE: f64 = 0.2;
-const BESIDE: f64 = SHARE / 0.6 - SHARE;
+/// Requests per second: those that a node takes by the router's configuration, of the key, of the other keys of its node, and of each other node. The node has more than it takes,
+/// and another one has room for the key.
+const CAPACITY: u64 = 5000;
+const OF_KEY: f64 = 3000.0;
+const BESIDE: f64 = 2000.0;
+const OF_OTHERS: f64 = 1000.0;
+const ALL: f64 = OF_KEY + BESIDE + OF_OTHERS * (NODES - 1) as f64;
+
+/// The title of its table.
+pub(super) const TITLE: &str = "A key that is only written: 3,000 of its node's 5,000 requests/s, and each node takes 5,000 less a tenth";
 
 /// Longer is not waited for.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -40,7 +46,8 @@ pub(super) struct Written {
 /// Waits until the key has moved.
 pub(super) fn one(bench: &Bench<'_>, settings: &Settings) -> Result<Written> {
     let args = ["--set", "planner.mode=on", "--workers", "1"].map(str::to_owned);
-    let site = Routed::start_many(&bench.programs, &args, NODES, &bench.name(), bench.folder)?;
+    let servers = Servers { capacity: Some(CAPACITY), ..Servers::plain(NODES) };
+    let site = Routed::start_servers(&bench.programs, &args, &servers, &bench.name(), bench.folder)?;
     let mut through = Client::connect(site.entry)?;
     through.ok(&[b"SET", HOT, b"x"])?;
     // The keys of each node; the one with the hot key comes first. No connection to a node stays: the planner moves nothing where clients go past the router.
@@ -79,11 +86,16 @@ pub(super) fn one(bench: &Bench<'_>, settings: &Settings) -> Result<Written> {
             scope.spawn(move || {
                 let mut rng = Rng::new(seed as u64 + 1);
                 let Ok(mut client) = Client::connect(site.entry) else { return };
+                let gap = Duration::from_secs_f64(settings.connections as f64 / ALL);
+                let mut due = Instant::now();
                 while !stop.load(Ordering::Relaxed) {
-                    let at = rng.unit() * (1.0 - SHARE);
-                    let keys = &cold[if at < BESIDE { 0 } else { 1 + rng.below(2) as usize }];
-                    let other = keys[rng.below(keys.len() as u64) as usize].as_bytes();
-                    let key = if rng.unit() < SHARE { HOT } else { other };
+                    wait_turn(&mut rng, &mut due, gap);
+                    let at = rng.unit() * ALL;
+                    let keys = match at - OF_KEY {
+                        of_node if of_node < BESIDE => &cold[0],
+                        _ => &cold[1 + rng.below(NODES as u64 - 1) as usize],
+                    };
+                    let key = if at < OF_KEY { HOT } else { keys[rng.below(keys.len() as u64) as usize].as_bytes() };
                     errors.fetch_add(u64::from(client.ok(&[b"SET", key, &[b'x'; 64]]).is_err()), Ordering::Relaxed);
                 }
             });

@@ -13,7 +13,7 @@ use super::super::Bench;
 use super::super::capped::Capped;
 use super::router;
 use crate::moves::admin;
-use crate::moves::site::{Routed, info_number};
+use crate::moves::site::{Routed, Servers, info_number};
 
 /// Ports that further servers may have.
 const PORTS: u16 = 40;
@@ -80,7 +80,13 @@ impl Grown {
         let all = [("mode", "on"), ("local.command", &*command), ("local.ports", &*ports)];
         let set = |(key, value): &(&str, &str)| ["--set".to_owned(), format!("autoscale.{key}={value}")];
         let sets: Vec<String> = all.iter().chain(keys).flat_map(set).collect();
-        let site = Routed::start_servers(&bench.programs, &router(&sets), (1, server), &bench.name(), bench.folder)?;
+        let site = Routed::start_servers(
+            &bench.programs,
+            &router(&sets),
+            &Servers { count: 1, arguments: server, capacity: None },
+            &bench.name(),
+            bench.folder,
+        )?;
         Ok(Self { site, capped: BTreeMap::new() })
     }
 

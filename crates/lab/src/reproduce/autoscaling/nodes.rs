@@ -14,7 +14,7 @@ use super::super::watch::for_a_while;
 use super::super::{Bench, Section, measure, plain, publish};
 use super::{KEYS, MEMORY, NODES, Settings, keys, load, router};
 use crate::moves::generator::Run;
-use crate::moves::site::{Routed, info_number};
+use crate::moves::site::{Routed, Servers, info_number};
 
 const MARK: &str = "autoscaling-nodes";
 /// Parts of a processor of the server that is alone.
@@ -221,7 +221,8 @@ fn one(bench: &Bench<'_>, settings: &Settings, cell: &Cell) -> Result<Measured> 
     let name = bench.name();
     let (site, single);
     let (entry, servers, ids) = if cell.is_routed {
-        site = Routed::start_servers(&bench.programs, &router(&[]), (cell.servers, &arguments), &name, bench.folder)?;
+        let servers = Servers { count: cell.servers, arguments: &arguments, capacity: None };
+        site = Routed::start_servers(&bench.programs, &router(&[]), &servers, &name, bench.folder)?;
         (site.entry, site.addresses.clone(), site.process_ids())
     } else {
         single = process::start_redis_with(&bench.programs.server, &name, bench.folder, &arguments)?;
