@@ -246,7 +246,7 @@ fn borne(points: &[(f64, f64)]) -> f64 {
 
 /// Figure 1: rate, and mean response time in milliseconds, until a rate is not kept up with.
 fn by_rate(bench: &Bench<'_>, settings: &Settings) -> Result<Vec<(f64, f64)>> {
-    let site = Routed::start_many(&bench.programs, &["--workers".to_owned(), "1".to_owned()], 1, "rates", bench.folder)?;
+    let site = Routed::start_many(&bench.programs, &["--workers".to_owned(), "1".to_owned()], 1, &bench.name(), bench.folder)?;
     let _capped: Vec<Capped> = site.process_ids().iter().map(|id| Capped::new(*id, settings.cpu)).collect::<Result<_>>()?;
     let (mut rate, mut points) = (RATES.0, Vec::new());
     loop {

@@ -8,6 +8,7 @@ use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use switchyard_bench::load::Tally;
+use switchyard_bench::numbers::thousands;
 use switchyard_bench::table::Table;
 
 use super::super::figure::{self, Line, Panel};
@@ -15,10 +16,12 @@ use super::super::spread::Spread;
 use super::super::watch::{for_a_while, stopped};
 use super::super::{Bench, Section, measure, publish};
 use super::grown::{Grown, Standing};
-use super::{KEYS, Settings, keys, load};
+use super::{Settings, keys, load};
 use crate::moves::generator::{self, Run};
 
 const MARK: &str = "autoscaling-surge";
+/// Keys of the store. Half of them go to the new node, so their number decides how soon it helps.
+const SIZES: [u64; 2] = [10_000, 100_000];
 /// The load before, as a part of what one node can do; then four times as much.
 const PART: f64 = 0.3;
 /// Requests under way on a connection while that is measured: a server that has many at once answers more.
@@ -85,17 +88,20 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
     let Settings { conduct, cpu, connections, phase, .. } = settings;
     let outcome = measure(
         conduct,
-        &["surge"],
-        |_| json!({"experiment": "autoscaling-surge", "cpu": cpu, "connections": connections, "seconds": phase.as_secs_f64(), "keys": KEYS}),
-        |_| "four times the load at once".to_owned(),
-        |bench, _| one(bench, settings),
+        &SIZES,
+        |size| json!({"experiment": "autoscaling-surge", "cpu": cpu, "connections": connections, "seconds": phase.as_secs_f64(), "keys": size}),
+        |size| format!("four times the load at once, {} keys", thousands(*size)),
+        |bench, size| one(bench, settings, *size),
     )?;
-    let runs = outcome.results.first().map_or(&[][..], Vec::as_slice);
-    let mut stages = Table::new(["", "s", "after"]);
-    let text = |value: &dyn Fn(&Measured) -> f64| {
+    let header = SIZES.map(|size| format!("s, {} keys", thousands(size)));
+    let mut stages = Table::new(["".to_owned()].into_iter().chain(header).chain(["after".to_owned()]));
+    let text = |runs: &[Measured], value: &dyn Fn(&Measured) -> f64| {
         Spread::of(runs.iter().map(value)).map_or(String::new(), |spread| spread.text(|seconds| format!("{seconds:.1}")))
     };
-    let mut row = |what: &str, value: &dyn Fn(&Measured) -> f64, after: &str| stages.row([what.to_owned(), text(value), after.to_owned()]);
+    let mut row = |what: &str, value: &dyn Fn(&Measured) -> f64, after: &str| {
+        let sizes = outcome.results.iter().map(|runs| text(runs, value));
+        stages.row([what.to_owned()].into_iter().chain(sizes).chain([after.to_owned()]));
+    };
     row("the autoscaler decides for a node more", &|run| run.decided, "the load rose");
     row("its server runs", &|run| run.started, "the load rose");
     row("it has joined", &|run| run.joined, "the load rose");
@@ -107,22 +113,30 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
     row("its server is stopped", &|run| run.ended - run.may_go, "it may go");
     let mut goals = Table::new(["goal", "here", "met"]);
     let met = |all: bool| if all { "yes" } else { "no" }.to_owned();
-    goals.row([
-        format!("within the objective in less than the provisioning time + {GOAL_UP:.0} s"),
-        format!("{} s, with {} s of provisioning", text(&|run| run.well), text(&Measured::provisioning)),
-        met(runs.iter().all(|run| run.well < run.provisioning() + GOAL_UP)),
-    ]);
-    goals.row([
-        format!("a node is drained and stopped within {GOAL_DOWN:.0} s after the down epoch"),
-        format!("{} s", text(&|run| run.ended - run.may_go)),
-        met(runs.iter().all(|run| run.ended - run.may_go < GOAL_DOWN)),
-    ]);
-    let bad = runs.iter().map(|run| run.errors + run.wrong_after).sum::<u64>();
+    for (size, runs) in SIZES.iter().zip(&outcome.results) {
+        let size = thousands(*size);
+        goals.row([
+            format!("{size} keys: within the objective in less than the provisioning time + {GOAL_UP:.0} s"),
+            format!("{} s, with {} s of provisioning", text(runs, &|run| run.well), text(runs, &Measured::provisioning)),
+            met(runs.iter().all(|run| run.well < run.provisioning() + GOAL_UP)),
+        ]);
+        goals.row([
+            format!("{size} keys: a node is drained and stopped within {GOAL_DOWN:.0} s after the down epoch"),
+            format!("{} s", text(runs, &|run| run.ended - run.may_go)),
+            met(runs.iter().all(|run| run.ended - run.may_go < GOAL_DOWN)),
+        ]);
+    }
+    let all: Vec<Measured> = outcome.results.iter().flatten().cloned().collect();
+    let bad = all.iter().map(|run| run.errors + run.wrong_after).sum::<u64>();
     goals.row(["no failed request and no wrong answer".to_owned(), bad.to_string(), met(bad == 0)]);
     let mut panels = Vec::new();
-    if let Some(run) = runs.first() {
+    let firsts: Vec<(u64, &Measured)> =
+        SIZES.into_iter().zip(&outcome.results).filter_map(|(size, runs)| Some((size, runs.first()?))).collect();
+    if !firsts.is_empty() {
         let panel = |title: &str, y: &str, floor: Option<f64>, value: fn(&Look) -> f64| {
-            let lines = vec![Line { name: "first round".to_owned(), points: highest(&run.looks, value) }];
+            let line =
+                |(size, run): &(u64, &Measured)| Line { name: format!("{} keys", thousands(*size)), points: highest(&run.looks, value) };
+            let lines = firsts.iter().map(line).collect();
             Panel { title: title.to_owned(), x: "s since the load rose".to_owned(), y: y.to_owned(), floor, lines }
         };
         panels.push(panel("Response time", "mean, ms", Some(0.1), |look| look.1));
@@ -133,13 +147,13 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
             "One node with {cpu} of a processor can do {} GET and SET in a second, {} at a time. The load is {PART} of that, and then four times as much at once; later it falls back. \
              Requests come in an open loop: their times count from when they should have been sent. `[autoscale]` has the policy `threshold` with `max-response-time = {} ms`, \
              `up-after = {UP_AFTER}`, `up-pause = {UP_PAUSE}`, `down-after = {} s` and `down-pause = {} s`; servers come by `[autoscale.local]`, with the same part of a processor. \
-             The most nodes were {}.",
-            text(&|run| run.capacity.round()).trim_end_matches(".0"),
+             The most nodes were {}. The first node has more to do than it can while it gives half of its keys away: their number decides how soon that helps.",
+            text(&all, &|run| run.capacity.round()).trim_end_matches(".0"),
             connections * PIPELINE,
             OBJECTIVE.as_millis(),
             DOWN_AFTER.as_secs(),
             DOWN_PAUSE.as_secs(),
-            runs.iter().map(|run| run.most_nodes).max().unwrap_or(0),
+            all.iter().map(|run| run.most_nodes).max().unwrap_or(0),
         )],
         tables: vec![("Goals".to_owned(), goals), ("Stages".to_owned(), stages)],
         figures: vec![(
@@ -221,7 +235,7 @@ fn well_since(looks: &[Look]) -> Option<f64> {
     good.last().map(|(at, ..)| *at)
 }
 
-fn one(bench: &Bench<'_>, settings: &Settings) -> Result<Measured> {
+fn one(bench: &Bench<'_>, settings: &Settings, size: u64) -> Result<Measured> {
     let (conduct, connections) = (bench.conduct, settings.connections);
     let limits = [
         ("max-nodes", "4".to_owned()),
@@ -235,7 +249,7 @@ fn one(bench: &Bench<'_>, settings: &Settings) -> Result<Measured> {
     let mut grown = Grown::start(bench, &limits, &["--appendonly", "no"])?;
     let entry = grown.site.entry;
     // Keys of their own for each load: it checks what it reads, and must know all that was written.
-    let [base, more] = [keys(0, KEYS / 2), keys(KEYS, KEYS / 2)];
+    let [base, more] = [keys(0, size / 2), keys(size, size / 2)];
     for keys in [&base, &more] {
         keys.fill(|_| entry, &|_| {})?;
     }
