@@ -199,7 +199,7 @@ struct Tuning {
     long_about = "Three servers, and twenty keys by Zipf of which nearly all are at the first. The planner moves keys by each policy of the paper, and by Switchyard's own.",
     after_long_help = "Examples:\n  \
         switchyard-lab reproduce makris\n  \
-        switchyard-lab reproduce makris --cpu 0.03 --connections 64 --out docs/results/planner.md"
+        switchyard-lab reproduce makris --cpu 0.03 --loads 3000,6000,12000 --out docs/results/planner.md"
 )]
 struct Makris {
     /// Part of a processor that each server gets (a limit needs root)
@@ -209,6 +209,10 @@ struct Makris {
     /// Connections of the load
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1000))]
     connections: u32,
+
+    /// GET/s of all clients together: each policy meets each of these loads
+    #[arg(long, value_name = "RATES", value_delimiter = ',', default_value = "4000,8000,12000,16000,24000,32000", value_parser = clap::value_parser!(u32).range(1..))]
+    loads: Vec<u32>,
 
     /// How long each phase is watched
     #[arg(long, value_name = "TIME", value_parser = time_flag, default_value = "8s")]
@@ -352,6 +356,7 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
             conduct: of.shared.conduct(stop)?,
             cpu: of.cpu,
             connections: of.connections as usize,
+            loads: of.loads.iter().map(|load| f64::from(*load)).collect(),
             phase: of.phase,
         }),
         What::Alone(of) => alone::run(&alone::Settings {

@@ -4,8 +4,10 @@
 //! are those that the router counts.
 //!
 //! The servers get a part of a processor, as the paper's were virtual machines on one: else no server here is overloaded by so few clients. One server's mean
-//! response time by the rate, behind the router, comes first (figure 1). The load is [`OFFERED`] times the rate at which that time breaks its limit: too much for one server, and not for
-//! three. Clients that send as fast as they can would measure this machine's processors once three servers answer.
+//! response time by the rate, behind the router, comes first (figure 1).
+//!
+//! Each policy meets each of several rates. Below them no server has too much, and above them all three have: single keys help in between. One rate alone would say
+//! whatever its choice says. Clients that send as fast as they can would measure this machine's processors once three servers answer.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -30,10 +32,6 @@ const NODES: usize = 3;
 const KEYS: usize = 20;
 /// The lowest rate of figure 1, and the factor from a rate to the next one.
 const RATES: (f64, f64) = (200.0, 1.5);
-/// A server bears a rate if its mean response time is at most so many times that of the lowest rate.
-const LIMIT: f64 = 5.0;
-/// The load, as a multiple of the rate that one server bears.
-const OFFERED: f64 = 1.25;
 const POLICIES: [&str; 4] = ["makris-printed", "makris-ffd", "makris-safe", "switchyard"];
 
 /// Before and after, of each node: share of the load in percent, and mean response time in seconds (table I).
@@ -48,6 +46,8 @@ pub struct Settings {
     pub cpu: f64,
     /// Connections of the load.
     pub connections: usize,
+    /// GET/s of all of them together: each policy meets each of these rates.
+    pub loads: Vec<f64>,
     /// The time that each phase is watched.
     pub phase: Duration,
 }
@@ -74,7 +74,7 @@ struct Measured {
 /// # Errors
 /// If a server cannot be started, or the user interrupts.
 pub fn run(settings: &Settings) -> Result<()> {
-    let Settings { conduct, cpu, connections, phase } = settings;
+    let Settings { conduct, cpu, connections, loads, phase } = settings;
     let rates = measure(
         conduct,
         &["rates"],
@@ -83,62 +83,64 @@ pub fn run(settings: &Settings) -> Result<()> {
         |bench, _| by_rate(bench, settings),
     )?;
     let points: Vec<(f64, f64)> = rates.results.first().and_then(|runs| runs.first()).cloned().unwrap_or_default();
-    let borne = Spread::of(rates.results.iter().flatten().map(|points| borne(points))).context("interrupted")?.median;
-    let load = (borne * OFFERED).round();
+    let runs: Vec<(f64, &str)> = loads.iter().flat_map(|load| POLICIES.map(|policy| (*load, policy))).collect();
     let outcome = measure(
         conduct,
-        &POLICIES,
-        |policy| json!({"experiment": "makris", "policy": policy, "cpu": cpu, "connections": connections, "load": load, "seconds": phase.as_secs()}),
-        |policy| format!("policy {policy}"),
-        |bench, policy| one(bench, settings, load, policy),
+        &runs,
+        |(load, policy)| json!({"experiment": "makris", "policy": policy, "cpu": cpu, "connections": connections, "load": load, "seconds": phase.as_secs()}),
+        |(load, policy)| format!("policy {policy}, {load} GET/s"),
+        |bench, (load, policy)| one(bench, settings, *load, policy),
     )?;
-    let mut table = Table::new(["policy", "", "load, % of all", "response time", "hottest node's response time", "keys moved", "errors"]);
-    for (at, phase) in PUBLISHED.iter().enumerate() {
-        let of = |value: &dyn Fn(&(f64, f64)) -> String| phase.iter().map(value).collect::<Vec<_>>().join(" / ");
-        let change = if at == 0 { String::new() } else { "-33 %".to_owned() };
+    let mut table = Table::new([
+        "GET/s",
+        "policy",
+        "load before, % of all",
+        "after",
+        "response time before",
+        "after",
+        "hottest node's response time",
+        "keys moved",
+        "errors",
+    ]);
+    let of = |phase: usize, value: &dyn Fn(&(f64, f64)) -> String| PUBLISHED[phase].iter().map(value).collect::<Vec<_>>().join(" / ");
+    let (share, answer) = (|node: &(f64, f64)| format!("{:.0}", node.0), |node: &(f64, f64)| format!("{:.2}", node.1));
+    table.row([
+        String::new(),
+        "published".to_owned(),
+        of(0, &share),
+        of(1, &share),
+        format!("{} s", of(0, &answer)),
+        format!("{} s", of(1, &answer)),
+        "-33 %".to_owned(),
+        String::new(),
+        String::new(),
+    ]);
+    for ((load, policy), results) in runs.iter().zip(&outcome.results) {
+        let each = |of: &dyn Fn(&Measured, usize) -> f64, digits: usize| -> String {
+            let of_node = |node| {
+                Spread::of(results.iter().map(|run| of(run, node))).map_or(String::new(), |spread| spread.text(|v| format!("{v:.digits$}")))
+            };
+            (0..NODES).map(of_node).collect::<Vec<_>>().join(" / ")
+        };
+        let sum = |of: fn(&Measured) -> u64| results.iter().map(of).max().unwrap_or(0).to_string();
         table.row([
-            "published".to_owned(),
-            ["before", "after"][at].to_owned(),
-            of(&|node| format!("{:.0}", node.0)),
-            format!("{} s", of(&|node| format!("{:.2}", node.1))),
-            change,
-            String::new(),
-            String::new(),
+            load.to_string(),
+            (*policy).to_owned(),
+            each(&|run, node| share_of(&run.before, node), 0),
+            each(&|run, node| share_of(&run.after, node), 0),
+            format!("{} ms", each(&|run, node| run.before[node].answer_us / 1e3, 2)),
+            format!("{} ms", each(&|run, node| run.after[node].answer_us / 1e3, 2)),
+            Spread::of(results.iter().map(change)).map_or(String::new(), |change| change.text(|v| format!("{v:+.0} %"))),
+            sum(|run| run.moved),
+            sum(|run| run.errors),
         ]);
     }
-    for (policy, results) in POLICIES.iter().zip(&outcome.results) {
-        for (at, name) in ["before", "after"].into_iter().enumerate() {
-            let nodes = |run: &Measured| if at == 0 { run.before.clone() } else { run.after.clone() };
-            let share = |run: &Measured, node: usize| {
-                let all: f64 = nodes(run).iter().map(|node| node.requests).sum();
-                nodes(run)[node].requests * 100.0 / all.max(1.0)
-            };
-            let each = |of: &dyn Fn(&Measured, usize) -> f64, digits: usize| -> String {
-                let of_node = |node| {
-                    Spread::of(results.iter().map(|run| of(run, node)))
-                        .map_or(String::new(), |spread| spread.text(|v| format!("{v:.digits$}")))
-                };
-                (0..NODES).map(of_node).collect::<Vec<_>>().join(" / ")
-            };
-            let hottest = |nodes: &[Node]| nodes.iter().map(|node| node.answer_us).fold(0.0, f64::max);
-            let change = Spread::of(results.iter().map(|run| (hottest(&run.after) / hottest(&run.before) - 1.0) * 100.0));
-            let sum = |of: fn(&Measured) -> u64| results.iter().map(of).max().unwrap_or(0).to_string();
-            let last = at == 1;
-            table.row([
-                (*policy).to_owned(),
-                name.to_owned(),
-                each(&share, 0),
-                format!("{} ms", each(&|run, node| nodes(run)[node].answer_us / 1e3, 2)),
-                change.filter(|_| last).map_or(String::new(), |change| change.text(|v| format!("{v:+.0} %"))),
-                if last { sum(|run| run.moved) } else { String::new() },
-                if last { sum(|run| run.errors) } else { String::new() },
-            ]);
-        }
-    }
+    let alike = most_alike(loads, &outcome.results);
     let notes = vec![format!(
         "Makris et al., table I: {KEYS} keys by Zipf (exponent 1), 18 of them at the first of {NODES} servers. Here each server has {cpu} of a processor, and {connections} clients \
-         send {load} GET/s. One server bears {borne:.0}: beyond that its mean response time is more than {LIMIT} times the one without load. Nodes are in the order in which the \
-         configuration lists them; after a move the second may have the most."
+         send GET at a fixed rate. Nodes are in the order in which the configuration lists them; after a move the second may have the most. The last figure is of {} GET/s: there \
+         the first node's response time, over the mean of the others before, is nearest to the published one.",
+        loads[alike]
     )];
     let mut figures = vec![(
         "makris-rate".to_owned(),
@@ -151,6 +153,28 @@ pub fn run(settings: &Settings) -> Result<()> {
             lines: vec![Line { name: format!("{cpu} of a processor"), points }],
         }])?,
     )];
+    let gains = POLICIES.iter().enumerate().map(|(at, policy)| Line {
+        name: (*policy).to_owned(),
+        points: loads
+            .iter()
+            .enumerate()
+            .filter_map(|(load, rate)| {
+                Some((*rate, Spread::of(outcome.results[load * POLICIES.len() + at].iter().map(change))?.median + 100.0))
+            })
+            .collect(),
+    });
+    figures.push((
+        "makris-gain".to_owned(),
+        "The hottest node's mean response time after, in percent of that before, by the load and the policy".to_owned(),
+        figure::svg(&[Panel {
+            title: "The hottest node".to_owned(),
+            x: "GET/s".to_owned(),
+            y: "response time after, % of before".to_owned(),
+            floor: None,
+            lines: gains.collect(),
+        }])?,
+    ));
+    let alike = &outcome.results[alike * POLICIES.len()..(alike + 1) * POLICIES.len()];
     let panels = [
         ("Figures 3, 4: before", 0, true),
         ("Figures 6, 7: after", 1, true),
@@ -162,12 +186,36 @@ pub fn run(settings: &Settings) -> Result<()> {
         x: "node".to_owned(),
         y: if is_load { "load, % of all" } else { "response time / node 1's before" }.to_owned(),
         floor: None,
-        lines: lines(&outcome.results, phase, is_load),
+        lines: lines(alike, phase, is_load),
     });
     let shows = "Share of the load and response time of each node, before and after, as published and by each policy (figures 3 to 8)";
     figures.push(("makris".to_owned(), shows.to_owned(), figure::svg(&panels)?));
     let section = Section { notes, tables: vec![("Load and response time of each node".to_owned(), table)], figures };
     publish(conduct, MARK, &outcome, &section)
+}
+
+/// A node's part of all requests, in percent.
+fn share_of(nodes: &[Node], node: usize) -> f64 {
+    let all: f64 = nodes.iter().map(|node| node.requests).sum();
+    nodes[node].requests * 100.0 / all.max(1.0)
+}
+
+/// The change of the hottest node's response time, in percent.
+fn change(run: &Measured) -> f64 {
+    let hottest = |nodes: &[Node]| nodes.iter().map(|node| node.answer_us).fold(0.0, f64::max);
+    (hottest(&run.after) / hottest(&run.before) - 1.0) * 100.0
+}
+
+/// The rate whose state before is most like the published one. The state after has no part in it.
+fn most_alike(loads: &[f64], results: &[Vec<Measured>]) -> usize {
+    let ratio = |nodes: &mut dyn Iterator<Item = f64>| nodes.next().unwrap_or(0.0) * (NODES - 1) as f64 / nodes.sum::<f64>().max(1e-9);
+    let published = ratio(&mut PUBLISHED[0].iter().map(|node| node.1));
+    let distance = |load: usize| {
+        let of_load = results[load * POLICIES.len()..(load + 1) * POLICIES.len()].iter().flatten();
+        let ratios = of_load.map(|run| ratio(&mut run.before.iter().map(|node| node.answer_us)));
+        Spread::of(ratios).map_or(f64::INFINITY, |spread| (spread.median / published).ln().abs())
+    };
+    (0..loads.len()).min_by(|a, b| distance(*a).total_cmp(&distance(*b))).unwrap_or(0)
 }
 
 fn one(bench: &Bench<'_>, settings: &Settings, load: f64, policy: &str) -> Result<Measured> {
@@ -228,20 +276,13 @@ fn lines(results: &[Vec<Measured>], phase: usize, is_load: bool) -> Vec<Line> {
     let published = published.map(|(node, (load, answer))| (number(node), if is_load { *load } else { answer / first })).collect();
     let of_run = |run: &Measured, node: usize| {
         let nodes = if phase == 0 { &run.before } else { &run.after };
-        let all: f64 = nodes.iter().map(|node| node.requests).sum();
-        if is_load { nodes[node].requests * 100.0 / all.max(1.0) } else { nodes[node].answer_us / run.before[0].answer_us.max(1.0) }
+        if is_load { share_of(nodes, node) } else { nodes[node].answer_us / run.before[0].answer_us.max(1.0) }
     };
     let policies = POLICIES.iter().zip(results).map(|(policy, runs)| {
         let point = |node: usize| Some((number(node), Spread::of(runs.iter().map(|run| of_run(run, node)))?.median));
         Line { name: (*policy).to_owned(), points: (0..NODES).filter_map(point).collect() }
     });
     [Line { name: "published".to_owned(), points: published }].into_iter().chain(policies).collect()
-}
-
-/// The highest rate that a server bears, by its mean response time at each rate (figure 1).
-fn borne(points: &[(f64, f64)]) -> f64 {
-    let least = points.first().map_or(0.0, |(_, answer)| *answer);
-    points.iter().take_while(|(_, answer)| *answer <= least * LIMIT).last().map_or(RATES.0, |(rate, _)| *rate)
 }
 
 /// Figure 1: rate, and mean response time in milliseconds, until a rate is not kept up with.
