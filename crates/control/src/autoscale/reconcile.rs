@@ -182,14 +182,15 @@ impl Autoscaler {
         Ok(())
     }
 
-    /// One look, and one step.
-    pub(crate) fn step(&self, hands: &dyn Hands, now: Millis, site: &str) {
+    /// One look, and one step. True: it led to another one, which can be taken at once.
+    pub(crate) fn step(&self, hands: &dyn Hands, now: Millis, site: &str) -> bool {
         let (config, change) = {
             let inner = self.inner();
             (inner.config.clone(), inner.intent.change.clone())
         };
         let provision = |way| config.provision(way, self.directory.clone(), site);
         self.revive(&provision, hands, now);
+        let before = change.as_ref().map(|change| change.stage.clone());
         let stepped = match change {
             // A clock that went back makes no pause longer.
             Some(change) if now < change.again && change.again <= now + PAUSE_MAX => Ok(()),
@@ -204,7 +205,10 @@ impl Autoscaler {
         };
         if let Err(why) = stepped {
             warn!("{why}");
+            return false;
         }
+        let inner = self.inner();
+        inner.intent.change.as_ref().is_some_and(|change| before.is_none_or(|before| before != change.stage))
     }
 
     /// Servers that were started are to run until they leave.

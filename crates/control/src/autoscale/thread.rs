@@ -26,7 +26,8 @@ impl AutoscaleThread {
         let (stop, stopped) = mpsc::channel::<()>();
         let run = move || {
             while matches!(stopped.recv_timeout(INTERVAL), Err(RecvTimeoutError::Timeout)) {
-                operator.look_and_scale();
+                // A step that is done leads to the next one at once: a node with too much to do waits for all of them.
+                while operator.look_and_scale() {}
             }
         };
         std::thread::Builder::new().name("autoscaler".to_owned()).spawn(run).context("cannot start a thread")?;

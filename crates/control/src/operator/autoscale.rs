@@ -25,12 +25,12 @@ impl Operator {
         self.autoscaler.tune(config);
     }
 
-    /// Looks at the fleet once more, and takes the next step.
-    pub(crate) fn look_and_scale(&self) {
-        if let Ok(topology) = self.moves.topology_now() {
+    /// Looks at the fleet once more, and takes the next step. True: the one after it can be taken at once.
+    pub(crate) fn look_and_scale(&self) -> bool {
+        self.moves.topology_now().is_ok_and(|topology| {
             let hands = OfFleet { operator: self, topology: &topology };
-            self.autoscaler.step(&hands, now(), &self.moves.site());
-        }
+            self.autoscaler.step(&hands, now(), &self.moves.site())
+        })
     }
 
     pub(super) fn autoscale(&self) -> Result<AutoscaleReport, Refused> {
