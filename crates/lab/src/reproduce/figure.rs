@@ -88,6 +88,7 @@ fn draw_panel(
             (0.0, step * count, (0..=count as u32).map(|n| f64::from(n) * step).collect::<Vec<_>>())
         }
     };
+    let xs = thinned(&xs, (last - first) * 0.11);
     // The last point keeps a distance from the edge; the first is where the axis begins.
     let mut chart = ChartBuilder::on(area)
         .caption(&panel.title, ("sans-serif", 15))
@@ -121,7 +122,19 @@ fn step(top: f64) -> f64 {
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|n| n * power).find(|step| *step >= raw).unwrap_or(raw)
 }
 
-/// An axis with labels exactly at these places: a point that was measured has its number below it.
+/// Those of these ascending places that are far enough from one another for their labels; the last one is among them.
+fn thinned(places: &[f64], apart: f64) -> Vec<f64> {
+    let mut kept: Vec<f64> = Vec::new();
+    for place in places.iter().rev() {
+        if kept.last().is_none_or(|next| next - place >= apart) {
+            kept.push(*place);
+        }
+    }
+    kept.reverse();
+    kept
+}
+
+/// An axis with labels exactly at these places: a point that was measured has its number below it, if there is room.
 #[derive(Clone)]
 struct Marked {
     inner: plotters::coord::types::RangedCoordf64,
@@ -155,7 +168,8 @@ impl Ranged for Marked {
 impl ValueFormatter<f64> for Marked {
     fn format_ext(&self, value: &f64) -> String {
         let value = if self.is_logarithm { 10_f64.powf(*value) } else { *value };
-        // Twelve digits: more would show that 0.3 is none.
+        // From 1,000 on a number has no fraction. Else twelve digits: more would show that 0.3 is none.
+        let value = if value.abs() >= 1e3 { value.round() } else { value };
         format!("{}", format!("{value:.12}").parse::<f64>().unwrap_or(value))
     }
 }
@@ -196,6 +210,11 @@ mod tests {
     fn without_points_there_is_no_figure() {
         assert!(svg(&[]).is_err());
         assert!(svg(&[panel(None, &[("one", &[])])]).is_err());
+    }
+
+    #[test]
+    fn labels_that_would_overlap_are_left_out() {
+        assert_eq!(thinned(&[0.0, 1.0, 2.0, 5.0, 9.0, 9.5, 10.0], 2.0), [0.0, 2.0, 5.0, 10.0]);
     }
 
     #[test]

@@ -77,9 +77,10 @@ fn router(more: &[String]) -> Vec<String> {
     quiet.into_iter().chain(more.iter().cloned()).collect()
 }
 
-/// Keys from this number on, in all slots.
+/// Keys that are spread over all slots, however few there are. The slot of a key is its number's remainder, so neighbours in number are a far step apart.
 pub(super) fn keys(from: u64, count: u64) -> Arc<Keys> {
-    Arc::new(Keys::new((from..from + count).collect(), VALUE, &Arc::new(Layout::new(HALF))))
+    const STEP: u64 = 10_127; // 16,384 by the golden ratio, and odd
+    Arc::new(Keys::new((from..from + count).map(|at| at * STEP).collect(), VALUE, &Arc::new(Layout::new(HALF))))
 }
 
 /// A load of GET, and of SET for a tenth, over all keys alike. `rate`: `None` is a closed loop.

@@ -38,7 +38,7 @@ const LOOK: Duration = Duration::from_millis(250);
 /// Answers are within the objective again if they have been so long.
 const LASTS: Duration = Duration::from_secs(5);
 /// Requests that a connection has under way at most, as clients with pools have; further ones wait there, and their clocks run.
-const UNDER_WAY: usize = 16;
+const UNDER_WAY: usize = 64;
 /// The goals: seconds beyond the time that a server takes to come, and seconds after the down epoch.
 const GOAL_UP: f64 = 10.0;
 const GOAL_DOWN: f64 = 60.0;
@@ -148,7 +148,7 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
              Requests come in an open loop: their times count from when they should have been sent. `[autoscale]` has the policy `threshold` with `max-response-time = {} ms`, \
              `up-after = {UP_AFTER}`, `up-pause = {UP_PAUSE}`, `down-after = {} s` and `down-pause = {} s`; servers come by `[autoscale.local]`, with the same part of a processor. \
              The most nodes were {}. The first node has more to do than it can while it gives half of its keys away: their number decides how soon that helps.",
-            text(&all, &|run| run.capacity.round()).trim_end_matches(".0"),
+            Spread::of(all.iter().map(|run| run.capacity)).map_or(String::new(), |spread| spread.text(|value| thousands(value as u64))),
             connections * PIPELINE,
             OBJECTIVE.as_millis(),
             DOWN_AFTER.as_secs(),
@@ -165,11 +165,11 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
     publish(conduct, MARK, &outcome, &section)
 }
 
-/// The highest value of every five seconds: the axis has a number for each point.
+/// The highest value of every second.
 fn highest(looks: &[Look], value: fn(&Look) -> f64) -> Vec<(f64, f64)> {
     let mut points: Vec<(f64, f64)> = Vec::new();
     for look in looks {
-        let at = (look.0 / 5.0).floor() * 5.0;
+        let at = look.0.floor();
         match points.last_mut() {
             Some(last) if last.0 == at => last.1 = last.1.max(value(look)),
             _ => points.push((at, value(look))),
@@ -337,9 +337,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_figure_has_the_highest_of_five_seconds() {
-        let looks = [(0.5, 3.0, 1), (4.9, 90.0, 1), (5.0, 20.0, 2), (11.0, 1.0, 2)];
-        assert_eq!(highest(&looks, |look| look.1), [(0.0, 90.0), (5.0, 20.0), (10.0, 1.0)]);
+    fn a_figure_has_the_highest_of_each_second() {
+        let looks = [(0.5, 3.0, 1), (0.9, 90.0, 1), (1.0, 20.0, 2), (3.1, 1.0, 2)];
+        assert_eq!(highest(&looks, |look| look.1), [(0.0, 90.0), (1.0, 20.0), (3.0, 1.0)]);
     }
 
     #[test]
