@@ -6,6 +6,7 @@ mod doctor;
 mod serve;
 
 use std::process::ExitCode;
+use std::{panic, process};
 
 use switchyard_router::CountedHeap;
 
@@ -16,7 +17,19 @@ use crate::cli::{Cli, Failure};
 #[global_allocator]
 static ALLOCATOR: CountedHeap<tikv_jemallocator::Jemalloc> = CountedHeap(tikv_jemallocator::Jemalloc);
 
+/// `switchyard nodes | head` ends quietly, as other programs do: `println!` panics where nobody reads any more.
+fn end_without_readers() {
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        if info.payload_as_str().is_some_and(|text| text.starts_with("failed printing to stdout") && text.contains("Broken pipe")) {
+            process::exit(141);
+        }
+        usual(info);
+    }));
+}
+
 fn main() -> ExitCode {
+    end_without_readers();
     let cli = Cli::read();
     let ended = cli::run(cli);
     serve::flush_log();

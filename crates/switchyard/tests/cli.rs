@@ -237,6 +237,15 @@ fn check_config_shows_a_good_one_and_refuses_a_bad_one() {
 }
 
 #[test]
+fn a_closed_output_ends_a_command_quietly() {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let output = switchyard().args(["check-config", "--example"]).stdout(writer).stderr(Stdio::piped()).output().expect("the binary runs");
+    assert_eq!(output.status.code(), Some(141));
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
 fn the_example_passes_its_own_check() {
     let (code, example, _) = run(&["check-config", "--example"]);
     assert_eq!(code, 0);

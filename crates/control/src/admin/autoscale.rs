@@ -59,8 +59,8 @@ pub struct AutoscaleChange {
     pub stage: String,
     /// Since when, milliseconds since 1970.
     pub since: u64,
-    /// Attempts at this step that failed.
-    pub failures: u32,
+    /// Why the last attempt at this step failed, if it did.
+    pub error: Option<String>,
 }
 
 /// Something that happened.

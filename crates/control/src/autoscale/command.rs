@@ -5,9 +5,11 @@
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde::{Deserialize, Serialize};
 
 use super::{CommandConfig, Provisioner};
@@ -15,6 +17,9 @@ use crate::nodes::parse_endpoint;
 
 /// The longest answer, bytes.
 const ANSWER_MAX: u64 = 1 << 16;
+
+/// The part of a wrong answer that an error shows, characters.
+const SHOWN: usize = 200;
 
 /// A request.
 #[derive(Serialize)]
@@ -57,7 +62,8 @@ impl Provisioner for Program {
 
     fn start(&self, number: u64, _chosen: Option<&str>) -> Result<String, String> {
         let answer = self.ask("start", number, None)?;
-        let form = || format!("its answer to start is not {{\"address\": \"HOST:PORT\"}}: {}", String::from_utf8_lossy(&answer).trim());
+        let shown: String = String::from_utf8_lossy(&answer).trim().chars().filter(|c| !c.is_control()).take(SHOWN).collect();
+        let form = || format!("its answer to start is not {{\"address\": \"HOST:PORT\"}}: {shown}");
         let Answer { address } = serde_json::from_slice(&answer).map_err(|_| form())?;
         parse_endpoint(&address).map_err(|_| form())
     }
@@ -79,6 +85,8 @@ pub(super) fn run(words: &[String], line: &str, timeout: Duration) -> Result<Vec
         .stderr(Stdio::inherit())
         .env_remove("NOTIFY_SOCKET")
         .env_remove("WATCHDOG_USEC")
+        // Its children end with it.
+        .process_group(0)
         .spawn()
         .map_err(|error| format!("cannot start {program}: {error}"))?;
     if let Some(mut input) = child.stdin.take() {
@@ -96,7 +104,7 @@ pub(super) fn run(words: &[String], line: &str, timeout: Duration) -> Result<Vec
             Ok(Some(status)) => break status,
             Ok(None) if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
             Ok(None) => {
-                let _ = child.kill();
+                let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
                 let _ = child.wait();
                 return Err(format!("{program} took longer than {timeout:?} and was ended"));
             }
@@ -122,6 +130,8 @@ pub(super) fn run(words: &[String], line: &str, timeout: Duration) -> Result<Vec
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn program(script: &str, timeout: Duration) -> Program {
@@ -139,7 +149,18 @@ mod tests {
         assert_eq!(echo.start(3, None), Ok("10.0.0.9:7000".to_owned()));
         assert!(echo.stop(3, "10.0.0.9:7000").is_err_and(|why| why.contains("failed (exit status: 3)")));
         assert!(program("echo nonsense", patient).start(1, None).is_err_and(|why| why.contains("HOST:PORT") && why.contains("nonsense")));
-        let slow = program("exec sleep 60", Duration::from_millis(50));
-        assert!(slow.start(1, None).is_err_and(|why| why.contains("took longer than 50ms")));
+    }
+
+    #[test]
+    fn a_program_that_is_late_ends_with_what_it_started() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("pid");
+        let slow = program(&format!("sleep 60 & echo $! > {}; wait", file.display()), Duration::from_millis(500));
+        assert!(slow.start(1, None).is_err_and(|why| why.contains("took longer than 500ms")));
+        let child = fs::read_to_string(file).expect("it was started");
+        let state = || fs::read_to_string(format!("/proc/{}/stat", child.trim())).unwrap_or_default();
+        while !state().is_empty() && !state().contains(") Z") {
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }

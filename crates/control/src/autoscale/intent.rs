@@ -1,6 +1,6 @@
 //! The record of the autoscaler: one small document in the state directory.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 use switchyard_policy::autoscale::{Millis, State};
@@ -56,8 +56,21 @@ pub(super) struct Change {
     pub(super) since: Millis,
     /// Attempts at this stage that failed.
     pub(super) failures: u32,
+    /// Why the last one of them failed.
+    #[serde(default)]
+    pub(super) error: Option<String>,
+    /// Standby servers that could not join.
+    #[serde(default)]
+    pub(super) tried: BTreeSet<String>,
     /// Not before then.
     pub(super) again: Millis,
+}
+
+impl Change {
+    /// It goes on with this stage.
+    pub(super) fn at(&self, stage: Stage, since: Millis) -> Self {
+        Self { stage, since, failures: 0, error: None, again: 0, ..self.clone() }
+    }
 }
 
 /// The step of a change that comes next.
@@ -90,6 +103,7 @@ impl Stage {
             Self::Fill(address) | Self::Share(address) => format!("{address} is getting its share"),
             Self::Drain(node) => format!("{node} is being drained"),
             Self::Leave(node) => format!("{node} is leaving"),
+            Self::Stop(address, _) if address.is_empty() => "a server that was started is being stopped".to_owned(),
             Self::Stop(address, _) => format!("the server {address} is being stopped"),
         }
     }
@@ -111,14 +125,27 @@ pub(crate) struct Event {
 impl Intent {
     /// Ends the change under way if a server has not joined by it yet: that server is stopped. A change that is further goes on.
     pub(super) fn withdraw(&mut self, now: Millis) {
-        let Some(change) = &mut self.change else { return };
+        let Some(change) = &self.change else { return };
         let address = match &change.stage {
             Stage::Provision(chosen) => chosen.clone().unwrap_or_default(),
             Stage::Join(address) => address.clone(),
             _ => return,
         };
         let why = "somebody does not want another node any more (`switchyard autoscale set-nodes`)".to_owned();
-        (change.stage, change.since, change.failures, change.again) = (Stage::Stop(address, Some(why)), now, 0, 0);
+        self.change = Some(change.at(Stage::Stop(address, Some(why)), now));
+    }
+
+    /// Ends a change whose server does not stop after so many attempts. Its server may run on.
+    pub(super) fn give_up_stop(&mut self, now: Millis, attempts: u32) {
+        let Some(Change { stage: Stage::Stop(address, _), number, failures, .. }) = &self.change else { return };
+        if *failures < attempts {
+            return;
+        }
+        let (address, number) = (address.clone(), *number);
+        self.started.remove(&address);
+        (self.change, self.failed) = (None, self.failed + 1);
+        self.state.ended(now, true);
+        self.note(now, Some(number), "failed", format!("change {number}: somebody gave up the stop of {address}, which may run on"));
     }
 
     pub(super) fn note(&mut self, at: Millis, change: Option<u64>, kind: &str, text: String) -> Event {

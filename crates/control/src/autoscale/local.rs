@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -53,7 +53,23 @@ impl Local {
         pids.find_map(|pid| getpgid(Some(pid)).ok().filter(|group| *group != own))
     }
 
-    fn launch(&self, number: u64, port: u16) -> Result<(), String> {
+    /// Starts it, and looks whether it stays: a command line that is wrong ends at once.
+    fn launch(&self, number: u64, address: &str) -> Result<(), String> {
+        self.spawn(number, port_of(address)?)?;
+        std::thread::sleep(Duration::from_millis(200));
+        match self.running(number) {
+            Some(_) => Ok(()),
+            None if TcpStream::connect(address).is_ok() => Err(format!(
+                "the server at {address} went to the background, where it is not found again: stop it, and have it stay (\"daemonize no\")"
+            )),
+            None => Err(format!("the server ended at once: {}", self.last_words(number))),
+        }
+    }
+
+    fn spawn(&self, number: u64, port: u16) -> Result<(), String> {
+        if self.config.command.is_empty() {
+            return Err("[autoscale.local] names no command: put back the one that was there".to_owned());
+        }
         let directory = self.directory_of(number);
         let failed = |what: &str, error: std::io::Error| format!("{what}: {error}");
         // The server starts in it, so a relative path would mean another place.
@@ -114,16 +130,7 @@ impl Provisioner for Local {
     fn start(&self, number: u64, chosen: Option<&str>) -> Result<String, String> {
         let address = chosen.ok_or("no port was chosen")?;
         if self.running(number).is_none() {
-            self.launch(number, port_of(address)?)?;
-            // A command line that is wrong ends at once.
-            std::thread::sleep(Duration::from_millis(200));
-            if self.running(number).is_none() {
-                return Err(format!(
-                    "the server ended at once, or left its output for the background (it must stay: \"daemonize no\"): {} ({})",
-                    self.last_words(number),
-                    self.log_of(number).display()
-                ));
-            }
+            self.launch(number, address)?;
         }
         Ok(address.to_owned())
     }
@@ -156,7 +163,7 @@ impl Provisioner for Local {
         if self.running(number).is_some() {
             return None;
         }
-        Some(port_of(address).and_then(|port| self.launch(number, port)))
+        Some(self.launch(number, address))
     }
 }
 

@@ -4,6 +4,7 @@
 //! given up: what was started is stopped, and what was to be drained stays.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::ToSocketAddrs;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -22,6 +23,8 @@ use crate::store::{RedbStore, StoreError, load_as, save_as};
 /// Attempts at a step before the change is given up; at starting a server, where an error is rarely one of the moment.
 const ATTEMPTS: u32 = 8;
 const STARTS: u32 = 4;
+/// Attempts at letting a standby server join, before the next one is taken.
+const STANDBY_JOINS: u32 = 2;
 
 /// The pause after the first failure, and the longest one; milliseconds.
 const PAUSE: Millis = 500;
@@ -48,6 +51,8 @@ pub(crate) trait Hands {
     fn is_moving(&self) -> bool;
     /// Lets a server join.
     fn join(&self, address: &str) -> Result<(), String>;
+    /// Why a server that has not joined is not to be stopped either: it is a node, or belongs to another router.
+    fn in_use(&self, address: &str) -> Option<String>;
     /// Gives each node its share; `is_urgent`: as fast as the nodes can.
     fn fill(&self, is_urgent: bool) -> Result<(), String>;
     /// Moves everything away from a node.
@@ -67,6 +72,8 @@ struct Inner {
     /// The decision that was noted last, where the mode only observes.
     noted: Option<What>,
     revived: Millis,
+    /// Servers that had ended at the last look, and what came of starting them again.
+    fallen: BTreeMap<String, &'static str>,
 }
 
 /// The autoscaler of a fleet.
@@ -100,8 +107,8 @@ pub(crate) struct Standing {
     pub(crate) wanted: Option<usize>,
     pub(crate) is_paused: bool,
     pub(crate) started: BTreeMap<String, Started>,
-    /// Number, stage, since when, failed attempts.
-    pub(crate) change: Option<(u64, String, Millis, u32)>,
+    /// Number, stage, since when, and why the last attempt at it failed.
+    pub(crate) change: Option<(u64, String, Millis, Option<String>)>,
     pub(crate) decision: Option<Decision>,
     pub(crate) events: Vec<Event>,
     pub(crate) done: u64,
@@ -126,7 +133,7 @@ impl Autoscaler {
     pub(crate) fn standing(&self) -> Standing {
         let inner = self.inner();
         let Inner { config, intent, decision, .. } = &*inner;
-        let change = intent.change.as_ref().map(|change| (change.number, change.stage.text(), change.since, change.failures));
+        let change = intent.change.as_ref().map(|change| (change.number, change.stage.text(), change.since, change.error.clone()));
         Standing {
             config: config.clone(),
             wanted: intent.wanted,
@@ -147,12 +154,15 @@ impl Autoscaler {
         if !(least..=most).contains(&nodes) {
             return Err(format!("{} is not between min-nodes ({least}) and max-nodes ({most}) of [autoscale]", counted(nodes, "node")));
         }
-        config.way()?;
+        if nodes > has {
+            config.way()?;
+        }
         self.change(|intent| {
             intent.wanted = Some(nodes);
             if nodes <= has {
                 intent.withdraw(now);
             }
+            intent.give_up_stop(now, ATTEMPTS);
             Some(intent.note(now, None, "decided", format!("somebody wants {}", counted(nodes, "node"))))
         })
     }
@@ -227,10 +237,18 @@ impl Autoscaler {
         };
         let nodes: BTreeSet<String> = hands.nodes().into_iter().map(|(_, name)| name).chain(joining).collect();
         for (address, Started { number, way }) in started.iter().filter(|(address, _)| nodes.contains(*address)) {
-            match provision(*way).ok().and_then(|provisioner| provisioner.revive(*number, address)) {
-                None => {}
-                Some(Ok(())) => warn!("autoscaler: the server {address} had ended, and was started again"),
-                Some(Err(why)) => warn!("autoscaler: the server {address} has ended, and cannot be started again: {why}"),
+            let Some(revived) = provision(*way).ok().and_then(|provisioner| provisioner.revive(*number, address)) else {
+                self.inner().fallen.remove(address);
+                continue;
+            };
+            let (kind, text) = match revived {
+                Ok(()) => ("done", format!("the server {address} had ended, and was started again")),
+                Err(why) => ("failed", format!("the server {address} has ended, and cannot be started again: {why}")),
+            };
+            // A server that ends again and again is one event, until it stays up.
+            let is_new = self.inner().fallen.insert(address.clone(), kind) != Some(kind);
+            if is_new && let Err(why) = self.change(|intent| Some(intent.note(now, Some(*number), kind, text))) {
+                warn!("{why}");
             }
         }
     }
@@ -259,7 +277,18 @@ impl Autoscaler {
                 });
             }
             Some(wanted) if wanted > count => {
-                return self.begin((Stage::Provision(None), false), config.way()?, now, format!("{} are wanted", counted(wanted, "node")));
+                let most = config.knobs.nodes_max;
+                let way = config.way().and_then(|way| match wanted > most {
+                    true => Err(format!("{} are wanted, and max-nodes is {most}", counted(wanted, "node"))),
+                    false => Ok(way),
+                });
+                return match way {
+                    Ok(way) => self.begin((Stage::Provision(None), false), way, now, format!("{} are wanted", counted(wanted, "node"))),
+                    Err(why) => self.change(|intent| {
+                        intent.wanted = None;
+                        Some(intent.note(now, None, "failed", format!("no node is added: {why}")))
+                    }),
+                };
             }
             Some(wanted) => {
                 return match hands.observed(&started).cheapest() {
@@ -337,7 +366,8 @@ impl Autoscaler {
                 Stage::Provision(_) => format!("change {number}: a node is added: {why}"),
                 _ => format!("change {number}: {why}"),
             };
-            intent.change = Some(Change { number, way, stage, is_urgent, since: now, failures: 0, again: 0 });
+            intent.change =
+                Some(Change { number, way, stage, is_urgent, since: now, failures: 0, error: None, tried: BTreeSet::new(), again: 0 });
             Some(intent.note(now, Some(number), "decided", text))
         })
     }
@@ -345,7 +375,7 @@ impl Autoscaler {
     fn carry_out(&self, change: &Change, hands: &dyn Hands, config: &AutoscaleConfig, provisioner: &dyn Provisioner) -> Outcome {
         let nodes: BTreeSet<String> = hands.nodes().into_iter().map(|(_, name)| name).collect();
         let started = self.inner().intent.started.clone();
-        let taken: BTreeSet<String> = hands.addresses().into_iter().chain(started.keys().cloned()).collect();
+        let taken = hands.addresses().into_iter().chain(started.keys().cloned()).chain(change.tried.iter().cloned()).collect();
         let or_failed = |result: Result<(), String>, outcome| match result {
             Ok(()) => outcome,
             Err(why) => Outcome::Failed(why),
@@ -362,7 +392,17 @@ impl Autoscaler {
             },
             Stage::Provision(Some(address)) => start(provisioner, change.number, Some(address), &taken),
             Stage::Join(address) if nodes.contains(address) => Outcome::Next(Stage::Fill(address.clone())),
-            Stage::Join(address) => or_failed(hands.join(address), Outcome::Next(Stage::Fill(address.clone()))),
+            Stage::Join(address) => match hands.join(address) {
+                Ok(()) => Outcome::Next(Stage::Fill(address.clone())),
+                // No waiting helps, and it is nobody's to stop. A standby server may give way to another one.
+                Err(why)
+                    if change.way != Way::Standby
+                        && let Some(used) = hands.in_use(address) =>
+                {
+                    Outcome::GivenUp(format!("{why}. {address} is not stopped: {used}"))
+                }
+                Err(why) => Outcome::Failed(why),
+            },
             Stage::Fill(address) | Stage::Share(address) if !nodes.contains(address) => {
                 Outcome::Next(Stage::Stop(address.clone(), Some("somebody removed the node meanwhile".to_owned())))
             }
@@ -378,13 +418,20 @@ impl Autoscaler {
             Stage::Leave(node) => or_failed(hands.leave(node), Outcome::Next(Stage::Stop(node.clone(), None))),
             // It was withdrawn while it joined.
             Stage::Stop(address, Some(_)) if nodes.contains(address) => Outcome::Next(Stage::Leave(address.clone())),
+            Stage::Stop(address, Some(why))
+                if !address.is_empty()
+                    && let Some(used) = hands.in_use(address) =>
+            {
+                Outcome::GivenUp(format!("{why}. {address} is not stopped: {used}"))
+            }
             Stage::Stop(address, why) => {
                 let number = started.get(address).map_or(change.number, |started| started.number);
                 match (provisioner.stop(number, address), why) {
                     (Err(error), _) => Outcome::Failed(error),
                     (Ok(()), Some(why)) => Outcome::GivenUp(why.clone()),
                     (Ok(()), None) => {
-                        Outcome::Done(format!("{address} has left and is stopped; there are {} now", counted(nodes.len(), "node")))
+                        let end = if change.way == Way::Standby { "waits for use again" } else { "is stopped" };
+                        Outcome::Done(format!("{address} has left and {end}; there are {} now", counted(nodes.len(), "node")))
                     }
                 }
             }
@@ -407,7 +454,7 @@ impl Autoscaler {
         }
         match outcome {
             Outcome::Wait => Ok(()),
-            Outcome::Ordered if change.failures + 1 < attempts(&change.stage) => self.change(|intent| {
+            Outcome::Ordered if change.failures + 1 < attempts(change) => self.change(|intent| {
                 intent.change = Some(Change { failures: change.failures + 1, ..change.clone() });
                 None
             }),
@@ -417,23 +464,34 @@ impl Autoscaler {
                 if let Stage::Join(address) = &stage {
                     intent.started.insert(address.clone(), Started { number, way: change.way });
                 }
-                intent.change = Some(Change { stage, since: now, failures: 0, again: 0, ..change.clone() });
+                intent.change = Some(change.at(stage, now));
                 None
             }),
             Outcome::Done(text) => self.end(change, now, "done", format!("change {number}: {text}")),
             Outcome::GivenUp(why) => self.end(change, now, "failed", format!("change {number} was given up: {why}")),
-            Outcome::Failed(why) if change.failures + 1 < attempts(&change.stage) => {
+            Outcome::Failed(why) if change.failures + 1 < attempts(change) => {
                 let failures = change.failures + 1;
                 let again = now + (PAUSE << failures.min(10)).min(PAUSE_MAX);
                 warn!("autoscaler: {}, and it did not work (attempt {failures}): {why}", change.stage.text());
                 self.change(|intent| {
-                    intent.change = Some(Change { failures, again, ..change.clone() });
+                    intent.change = Some(Change { failures, again, error: Some(why.clone()), ..change.clone() });
                     // A stop is tried for ever: people should know.
-                    (failures == ATTEMPTS).then(|| intent.note(now, Some(number), "failed", format!("{}: {why}", change.stage.text())))
+                    (failures == ATTEMPTS).then(|| {
+                        let text = format!("{}: {why} (it is tried on; `switchyard autoscale set-nodes` gives it up)", change.stage.text());
+                        intent.note(now, Some(number), "failed", text)
+                    })
                 })
             }
             Outcome::Failed(why) => match &change.stage {
                 Stage::Provision(chosen) => self.discard(change, chosen.clone().unwrap_or_default(), why, now),
+                // It was started by nobody, and another one may do.
+                Stage::Join(address) if change.way == Way::Standby => self.change(|intent| {
+                    intent.started.remove(address);
+                    let mut next = change.at(Stage::Provision(None), now);
+                    next.tried.insert(address.clone());
+                    intent.change = Some(next);
+                    Some(intent.note(now, Some(number), "failed", format!("change {number}: {address} cannot join: {why}")))
+                }),
                 Stage::Join(address) => self.discard(change, address.clone(), why, now),
                 Stage::Fill(address) | Stage::Share(address) => {
                     self.end(change, now, "failed", format!("change {number}: {address} has joined, and gets no share: {why}"))
@@ -452,14 +510,14 @@ impl Autoscaler {
     fn discard(&self, change: &Change, address: String, why: String, now: Millis) -> Result<(), String> {
         let stage = Stage::Stop(address, Some(why));
         self.change(|intent| {
-            intent.change = Some(Change { stage, since: now, failures: 0, again: 0, ..change.clone() });
+            intent.change = Some(change.at(stage, now));
             None
         })
     }
 
     fn end(&self, change: &Change, now: Millis, kind: &str, text: String) -> Result<(), String> {
         self.change(|intent| {
-            if let Stage::Stop(address, _) = &change.stage {
+            if let Stage::Join(address) | Stage::Stop(address, _) = &change.stage {
                 intent.started.remove(address);
             }
             if kind == "failed" {
@@ -479,16 +537,23 @@ impl Autoscaler {
 /// `taken`: addresses of nodes and of servers that were started before. A provisioner that answers with one of them has started none, and that one is not to be stopped.
 fn start(provisioner: &dyn Provisioner, number: u64, chosen: Option<&str>, taken: &BTreeSet<String>) -> Outcome {
     match provisioner.start(number, chosen) {
-        Ok(address) if taken.contains(&address) => Outcome::GivenUp(format!("the provisioner gave {address}, which is in use already")),
+        Ok(address) if is_taken(&address, taken) => Outcome::GivenUp(format!("the provisioner gave {address}, which is in use already")),
         Ok(address) => Outcome::Next(Stage::Join(address)),
         Err(why) => Outcome::Failed(why),
     }
 }
 
+/// Also by another name: `localhost` is 127.0.0.1.
+fn is_taken(address: &str, taken: &BTreeSet<String>) -> bool {
+    let resolved = address.to_socket_addrs().into_iter().flatten();
+    taken.contains(address) || resolved.into_iter().any(|address| taken.contains(&address.to_string()))
+}
+
 /// A server that was started is stopped some time.
-fn attempts(stage: &Stage) -> u32 {
-    match stage {
+fn attempts(change: &Change) -> u32 {
+    match &change.stage {
         Stage::Provision(_) => STARTS,
+        Stage::Join(_) if change.way == Way::Standby => STANDBY_JOINS,
         Stage::Stop(..) => u32::MAX,
         _ => ATTEMPTS,
     }

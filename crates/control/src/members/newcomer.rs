@@ -99,6 +99,16 @@ impl FleetFacts {
         let notes = judge(name, &newcomer, self)?;
         Ok((access, newcomer, notes))
     }
+
+    /// Why a server that has not joined is not to be stopped either: this router, or another one, uses it. `None` also if it does not answer.
+    pub(crate) fn in_use(&self, place: &NodeAddress, patience: Duration) -> Option<String> {
+        let access = servers(place).into_iter().next()?.access;
+        let newcomer = look(&access, patience, self.databases).ok()?;
+        let run_id = newcomer.field("run_id")?;
+        let node = self.nodes.iter().find(|(_, known, _)| known.as_deref() == Some(run_id)).map(|(node, ..)| format!("it is node {node}"));
+        let is_elsewhere = newcomer.routers.iter().any(|site| *site != self.site);
+        node.or_else(|| is_elsewhere.then(|| "another router uses it".to_owned()))
+    }
 }
 
 /// What a node says of itself, if it answers.

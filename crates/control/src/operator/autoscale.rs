@@ -12,6 +12,7 @@ use crate::admin::{
     AddNodeRequest, AutoscaleChange, AutoscaleEvent, AutoscaleReport, AutoscaleRequest, HowRequest, NodeRequest, Refused, conflict, wrong,
 };
 use crate::autoscale::{AutoscaleConfig, Hands, POLICIES, Started, Way, reason_text};
+use crate::members::FleetFacts;
 use crate::metrics::Page;
 use crate::planner::Mode;
 
@@ -67,7 +68,7 @@ impl Operator {
                 What::Remove(node) => format!("remove {}", name(node)),
             }),
             reasons: standing.decision.iter().flat_map(|decision| &decision.reasons).map(|reason| reason_text(reason, &name)).collect(),
-            change: standing.change.map(|(number, stage, since, failures)| AutoscaleChange { number, stage, since, failures }),
+            change: standing.change.map(|(number, stage, since, error)| AutoscaleChange { number, stage, since, error }),
             started: standing.started.into_keys().collect(),
             events: standing
                 .events
@@ -186,6 +187,12 @@ impl Hands for OfFleet<'_> {
         // A mark of an earlier node of that name would keep its share from it.
         self.undrain(address);
         Ok(())
+    }
+
+    fn in_use(&self, address: &str) -> Option<String> {
+        let Operator { list, moves, running, .. } = self.operator;
+        let patience = moves.patience();
+        FleetFacts::of(running, self.topology, moves.site(), patience)?.in_use(&list.find(address).ok()?, patience)
     }
 
     fn fill(&self, is_urgent: bool) -> Result<(), String> {

@@ -93,8 +93,8 @@ fn standing(report: &AutoscaleReport) -> String {
         None => format!("{} ({min} to {max})\n", counted(*nodes, "node")),
     };
     if let Some(change) = &report.change {
-        let tries = if change.failures > 0 { format!(", {} failed attempts", change.failures) } else { String::new() };
-        out.push_str(&format!("change {}: {}, {}{tries}\n", change.number, change.stage, ago(change.since / 1000)));
+        let tried = change.error.as_ref().map_or(String::new(), |error| format!("; the last attempt failed: {error}"));
+        out.push_str(&format!("change {}: {}, {}{tried}\n", change.number, change.stage, ago(change.since / 1000)));
     }
     out.push_str(&match (&report.rests, mode.as_str()) {
         (Some(why), _) => format!("it rests: {why}\n"),

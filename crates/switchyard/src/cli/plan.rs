@@ -148,8 +148,8 @@ pub(crate) fn run_automation(arguments: &AutomationArguments) -> Result<(), Fail
 fn automation(report: &AutomationReport) -> String {
     match (&*report.mode, &report.rests) {
         (_, Some(why)) => format!("automation rests: {why}"),
-        ("on", None) => "automation acts: [planner] mode is \"on\"".to_owned(),
-        (mode, None) => format!("automation does not act: [planner] mode is {mode:?}"),
+        ("on", None) => "automation acts: [planner] mode is \"on\" (the autoscaler: `switchyard autoscale`)".to_owned(),
+        (mode, None) => format!("the planner does not act: [planner] mode is {mode:?} (the autoscaler: `switchyard autoscale`)"),
     }
 }
 

@@ -24,7 +24,8 @@ use std::time::Duration;
 use switchyard_control::autoscale::AutoscaleConfig;
 use switchyard_control::moves::MovesConfig;
 pub(crate) use switchyard_control::nodes::{Endpoint, NODE_PORT, NodeAddress, SentinelAddress, SentinelPlace, ServerName};
-use switchyard_control::planner::PlannerConfig;
+use switchyard_control::planner::{Mode, PlannerConfig};
+use switchyard_policy::autoscale::Policy;
 use switchyard_router::{Cluster, ListenAddress, ListenerSettings, Live, Secret, ServerTls, Users};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
@@ -434,7 +435,19 @@ impl Config {
             problems.push(self.problem("autoscale.local.command", why));
         }
         if self.autoscale.knobs.nodes_min > self.autoscale.knobs.nodes_max {
-            problems.push(self.problem("autoscale.min-nodes", "more than max-nodes"));
+            problems.push(self.problem("autoscale.min-nodes", "min-nodes is more than max-nodes"));
+        }
+        let command = &self.autoscale.local.command;
+        if !command.is_empty() && !command.iter().any(|word| word.contains("{port}")) {
+            problems.push(self.problem("autoscale.local.command", "{port} is missing: each server needs a port of its own"));
+        }
+        if command.windows(2).any(|words| words == ["--daemonize", "yes"]) {
+            let why = "a server that goes to the background is not found again: leave --daemonize out";
+            problems.push(self.problem("autoscale.local.command", why));
+        }
+        if self.autoscale.mode != Mode::Off && self.autoscale.knobs.policy == Policy::Model && self.autoscale.knobs.capacity.is_none() {
+            let why = "the policy \"model\" needs capacity: measure it with `switchyard bench capacity`";
+            problems.push(self.problem("autoscale.policy", why));
         }
         if self.nodes.is_empty() {
             problems.push(Problem::new(

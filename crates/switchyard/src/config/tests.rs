@@ -228,6 +228,18 @@ fn an_open_admin_port_needs_a_token() {
 }
 
 #[test]
+fn an_autoscaler_that_cannot_work_is_refused() {
+    for (section, expected) in [
+        ("[autoscale.local]\ncommand = [\"redis-server\"]", "{port} is missing"),
+        ("[autoscale.local]\ncommand = [\"redis-server\", \"--port\", \"{port}\", \"--daemonize\", \"yes\"]", "goes to the background"),
+        ("[autoscale]\nmode = \"on\"\npolicy = \"model\"", "needs capacity"),
+    ] {
+        let error = read(&format!("{NODE}{section}\n")).expect_err("refused").to_string();
+        assert!(error.contains(expected), "{section}: {error}");
+    }
+}
+
+#[test]
 fn two_names_of_one_server_are_told() {
     let file = "[[node]]\naddress = \"127.0.0.1:7001\"\n[[node]]\naddress = \"localhost:7001\"\n";
     let error = resolve(&read(file).expect("reads")).expect_err("the same").to_string();

@@ -8,7 +8,8 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value as Json;
 
 use crate::movectl::{done, json, refused};
-use crate::support::node::default_program;
+use crate::support::node::{Node, NodeOptions, default_program};
+use crate::support::relay::Relay;
 use crate::support::{Client, Site, SiteOptions, Value, ok, ports, until_within};
 
 /// A server has to start, join and get a third of the slots, or to be emptied.
@@ -203,7 +204,7 @@ fn the_server_of_a_node_that_people_remove_is_stopped() {
 /// A server that never listens would else be waited for, again and again.
 #[test]
 fn a_server_that_does_not_come_is_stopped_on_request() {
-    let Some(fleet) = Fleet::start("'sleep', '600'", "max-nodes = 3") else { return };
+    let Some(fleet) = Fleet::start("'sh', '-c', 'exec sleep 600', '{port}'", "max-nodes = 3") else { return };
     fleet.want(3);
     let stage = |words: &str| fleet.standing()["change"]["stage"].as_str().is_some_and(|stage| stage.contains(words));
     until_within(PATIENCE, "it is joining", || stage("joining") && servers(&fleet.folder).len() == 1);
@@ -217,7 +218,7 @@ fn a_server_that_does_not_come_is_stopped_on_request() {
 
 #[test]
 fn a_server_that_cannot_start_is_given_up_and_named() {
-    let command = "'sh', '-c', 'echo no such licence; exit 1'";
+    let command = "'sh', '-c', 'echo no such licence; exit 1', '{port}'";
     let Some(fleet) = Fleet::start(command, "max-nodes = 3") else { return };
     fleet.want(3);
     let failed = until_within(PATIENCE, "it is given up", || {
@@ -227,6 +228,72 @@ fn a_server_that_cannot_start_is_given_up_and_named() {
     assert!(failed["events"][0]["text"].as_str().is_some_and(|text| text.contains("no such licence")), "{failed:#}");
     assert!(failed["wanted"].is_null() && failed["change"].is_null() && failed["nodes"] == 2, "{failed:#}");
     assert!(!fleet.folder.join("0").exists(), "nothing is left of it");
+}
+
+/// Waits until an order has failed, and returns the reason.
+fn failure(fleet: &Fleet) -> String {
+    until_within(PATIENCE, "it is given up", || {
+        let standing = fleet.standing();
+        let is_over = standing["events"][0]["kind"] == "failed" && standing["change"].is_null();
+        (is_over && standing["wanted"].is_null()).then(|| standing["events"][0]["text"].to_string())
+    })
+}
+
+#[test]
+fn a_node_under_another_name_is_never_stopped() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = std::fs::canonicalize(folder.path()).expect("a folder");
+    let (answer, stopped) = (folder.join("answer"), folder.join("stopped"));
+    let script =
+        format!("read line; case \"$line\" in *'\"action\":\"start\"'*) cat {};; *) touch {};; esac", answer.display(), stopped.display());
+    let config = format!("[autoscale]\nmax-nodes = 3\n[autoscale.command]\nrun = {:?}\n", ["sh", "-c", &script]);
+    let Some(site) = Site::router_only(2, &SiteOptions::config(config)) else { return };
+    let node = site.nodes()[1].address();
+    let relay = Relay::start(node);
+    let fleet = Fleet { site, folder };
+    for (address, reason) in
+        [(format!("localhost:{}", node.port()), "in use already".to_owned()), (relay.address().to_string(), format!("it is node {node}"))]
+    {
+        std::fs::write(&answer, format!("{{\"address\": \"{address}\"}}")).expect("written");
+        fleet.want(3);
+        let why = failure(&fleet);
+        assert!(why.contains(&reason), "{address}: {why}");
+        assert!(!stopped.exists(), "{address}: {why}");
+        assert_eq!(fleet.standing()["started"], Json::Array(Vec::new()));
+    }
+}
+
+#[test]
+fn a_dead_standby_server_gives_way_to_the_next() {
+    let spare = Node::start(&NodeOptions::default());
+    let dead = format!("127.0.0.1:{}", ports::free());
+    let config = format!("[autoscale]\nmax-nodes = 3\n[autoscale.standby]\nservers = [\"{dead}\", \"{}\"]\n", spare.address());
+    let Some(site) = Site::router_only(2, &SiteOptions::config(config)) else { return };
+    let folder = std::fs::canonicalize(site.router().state_dir()).expect("a folder").join("autoscale");
+    let fleet = Fleet { site, folder };
+    fleet.want(3);
+    until_within(PATIENCE, "the other one has joined", || {
+        let standing = fleet.standing();
+        standing["nodes"] == 3 && standing["change"].is_null()
+    });
+    let standing = fleet.standing();
+    assert_eq!(standing["started"], serde_json::json!([spare.address().to_string()]), "{standing:#}");
+    let texts: Vec<String> = standing["events"].as_array().expect("events").iter().map(|event| event["text"].to_string()).collect();
+    assert!(texts.iter().any(|text| text.contains(&format!("{dead} cannot join"))), "{texts:?}");
+}
+
+#[test]
+fn an_order_beyond_the_max_nodes_of_a_reload_ends() {
+    let Some(fleet) = Fleet::start(&server("sleep 3;"), "max-nodes = 4") else { return };
+    fleet.want(4);
+    until_within(PATIENCE, "the first is joining", || !fleet.standing()["started"].as_array().expect("servers").is_empty());
+    let router = fleet.site.router();
+    let config = std::fs::read_to_string(router.config_file()).expect("a configuration");
+    std::fs::write(router.config_file(), config.replace("max-nodes = 4", "max-nodes = 3")).expect("written");
+    router.process().signal(Signal::HUP);
+    let why = failure(&fleet);
+    assert!(why.contains("4 nodes are wanted, and max-nodes is 3"), "{why}");
+    assert_eq!(fleet.standing()["nodes"], 3);
 }
 
 #[test]
