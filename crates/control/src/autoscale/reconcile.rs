@@ -394,9 +394,9 @@ impl Autoscaler {
             Stage::Join(address) if nodes.contains(address) => Outcome::Next(Stage::Fill(address.clone())),
             Stage::Join(address) => match hands.join(address) {
                 Ok(()) => Outcome::Next(Stage::Fill(address.clone())),
-                // No waiting helps, and it is nobody's to stop. A standby server may give way to another one.
+                // A program named a server that it did not start: no waiting helps, and it is not to be stopped.
                 Err(why)
-                    if change.way != Way::Standby
+                    if change.way == Way::Command
                         && let Some(used) = hands.in_use(address) =>
                 {
                     Outcome::GivenUp(format!("{why}. {address} is not stopped: {used}"))
@@ -419,7 +419,8 @@ impl Autoscaler {
             // It was withdrawn while it joined.
             Stage::Stop(address, Some(_)) if nodes.contains(address) => Outcome::Next(Stage::Leave(address.clone())),
             Stage::Stop(address, Some(why))
-                if !address.is_empty()
+                if change.way == Way::Command
+                    && !address.is_empty()
                     && let Some(used) = hands.in_use(address) =>
             {
                 Outcome::GivenUp(format!("{why}. {address} is not stopped: {used}"))
