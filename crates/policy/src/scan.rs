@@ -6,7 +6,7 @@
 //! asked before the one it goes to. What a pass has not covered the next one asks for, at the nodes that have such slots, and passes go
 //! up and down the nodes in turn: a move that does not end lies in the right direction in one of two. The scan ends when all is covered.
 //!
-//! A cursor holds the pass and when it began, the node, and the node's own cursor. So it is good at every worker, may be used twice, and
+//! A cursor holds the pass and when it began, the run of the router, the node, and the node's own cursor. So it is good at every worker, may be used twice, and
 //! can be left unused without a trace. Only which slots a later pass is about is remembered here; where that is forgotten, all are.
 //!
 //! Not the moves since the scan began, by number: their number has no bound, a cursor has. Not a list of the keys that moved either: it
@@ -18,10 +18,12 @@ use std::sync::Arc;
 use crate::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Stage, Topology};
 
 /// Milliseconds of a tick. Times in cursors are counted in ticks since 1970.
-pub const TICK_MS: u64 = 250;
+pub const TICK_MS: u64 = 500;
 
-/// Bits of a cursor for the tick at which the pass began: a cursor is good for six days.
-const TICK_BITS: u32 = 21;
+/// Bits of a cursor for the tick at which the pass began: a cursor is good for 36 hours.
+const TICK_BITS: u32 = 18;
+/// Bits of a cursor for the run of the router, so that no clock decides whether a cursor is of this run.
+const RUN_BITS: u32 = 3;
 /// So far the count of ticks may be ahead of the clock: it goes on by one where a pass begins in the tick in which something happened.
 const LEAD: u64 = 64;
 const PASS_BITS: u32 = 2;
@@ -113,6 +115,8 @@ pub struct Scans {
     keepers: Vec<NodeId>,
     /// Legs that go back.
     back: BTreeSet<(MoveId, u32)>,
+    /// The run of the router, modulo 2^[`RUN_BITS`].
+    run: u64,
     /// Never falls.
     tick: u64,
     /// Of earlier ticks nothing is known.
@@ -128,15 +132,17 @@ pub struct Scans {
 }
 
 impl Scans {
-    /// Of a router that starts. `now` in ticks, here and below.
+    /// Returns the state of a router that starts. `now` in ticks, here and below. `run` counts the routers of a fleet: a scan whose cursor is of another run, out of
+    /// 2^[`RUN_BITS`] in order, starts from the beginning.
     #[must_use]
-    pub fn new(topology: Arc<Topology>, now: u64) -> Self {
-        // Above all that a router before this one has given out: no cursor of it is taken for one of this router's.
+    pub fn new(topology: Arc<Topology>, now: u64, run: u64) -> Self {
+        // If the clocks agree, also above all ticks of earlier runs that the bits of the run do not distinguish.
         let tick = now + LEAD + 2;
         Self {
             keepers: topology.keepers(),
             topology,
             back: BTreeSet::new(),
+            run: run & low_bits(RUN_BITS),
             tick,
             known_since: tick,
             touched: 0,
@@ -251,8 +257,9 @@ impl Scans {
         let place_bits = if take(1) == 0 { NEAR_BITS } else { FAR_BITS };
         let place = take(place_bits) as usize;
         let ago = self.tick.wrapping_sub(take(TICK_BITS)) & low_bits(TICK_BITS);
+        let is_of_this_run = take(RUN_BITS) == self.run;
         let inner = rest;
-        let Some(since) = self.tick.checked_sub(ago).filter(|since| *since >= self.known_since) else {
+        let Some(since) = self.tick.checked_sub(ago).filter(|since| is_of_this_run && *since >= self.known_since) else {
             return Some(self.begin(now));
         };
         let node = *self.members(since).get(place)?;
@@ -278,7 +285,8 @@ impl Scans {
             Pass::Up => 2,
         };
         let tick = at.since & low_bits(TICK_BITS);
-        for (bits, value) in [(PASS_BITS, pass), (1, u64::from(is_far)), (place_bits, place), (TICK_BITS, tick)] {
+        let fields = [(PASS_BITS, pass), (1, u64::from(is_far)), (place_bits, place), (TICK_BITS, tick), (RUN_BITS, self.run)];
+        for (bits, value) in fields {
             cursor |= value << used;
             used += bits;
         }
@@ -401,7 +409,7 @@ mod tests {
 
     #[test]
     fn a_scan_asks_every_node_once_and_ends() {
-        let mut scans = Scans::new(of(3), NOW);
+        let mut scans = Scans::new(of(3), NOW, 1);
         let once = [0, 1, 2].map(|node| [(Pass::First, node, 0), (Pass::First, node, 7)]).concat();
         assert_eq!(asked(&mut scans, 0, |_| {}), once);
     }
@@ -413,7 +421,7 @@ mod tests {
         let names = ["a", "b", "c"].map(str::to_owned);
         let topology = Topology::place(Some(&Topology::on_continuum(ring.into())), &names).expect("one joins").topology;
         let next = Arc::new(topology.laid_over(servers(&["a", "b", "c"])).expect("a new ring").topology);
-        let mut scans = Scans::new(Arc::new(topology), NOW);
+        let mut scans = Scans::new(Arc::new(topology), NOW, 1);
         let mut step = 0;
         let all = asked(&mut scans, 0, |scans| {
             step += 1;
@@ -431,7 +439,7 @@ mod tests {
         let two = of(2);
         let names: Vec<String> = (0..3).map(|i| format!("127.0.0.1:{}", 7000 + i)).collect();
         let topology = Arc::new(Topology::place(Some(&two), &names).expect("one joins").topology);
-        let mut scans = Scans::new(topology.clone(), NOW);
+        let mut scans = Scans::new(topology.clone(), NOW, 1);
         let nodes = |all: &[(Pass, u16, u64)]| all.iter().filter(|(_, _, inner)| *inner == 0).map(|(_, node, _)| *node).collect::<Vec<_>>();
         assert_eq!(nodes(&asked(&mut scans, 0, |_| {})), [0, 1]);
         // It is drained while a scan is at it, and again keeps nothing: the cursor goes on, and a later pass asks where its keys are now.
@@ -454,7 +462,7 @@ mod tests {
     #[test]
     fn what_moved_meanwhile_is_asked_for_again_and_nothing_else() {
         let topology = of(3);
-        let mut scans = Scans::new(topology.clone(), NOW);
+        let mut scans = Scans::new(topology.clone(), NOW, 1);
         let slots = topology.ranges_of(NodeId(2))[0].clone().take(3).filter_map(Slot::new).collect::<Vec<_>>();
         let transit =
             Transit { move_id: MoveId(1), source: NodeId(2), target: NodeId(0), stage: Stage::Moving { leg: 0 }, keys_only: false };
@@ -484,7 +492,7 @@ mod tests {
         let keys: Vec<Arc<[u8]>> = (0..5000).map(|i| format!("k{i}").into_bytes().into()).collect();
         let keys: Vec<_> = keys.into_iter().filter(|key| topology.owner_of(key) == NodeId(0)).collect();
         let mut now = Arc::new(topology.keys_handed_over(&[], &keys, NodeId(1)));
-        let mut scans = Scans::new(now.clone(), NOW);
+        let mut scans = Scans::new(now.clone(), NOW, 1);
         let at = scans.begin(NOW);
         let at = scans.after(at, 0, NOW).expect("the next node");
         let cursor = scans.encode(at).expect("small");
@@ -503,7 +511,7 @@ mod tests {
         let topology = of(4);
         let owned: Vec<Slot> = Slot::all().filter(|slot| topology.owner(*slot) == NodeId(1)).collect();
         let drained = Arc::new(topology.handed_over(&owned, NodeId(3)));
-        let mut scans = Scans::new(drained.clone(), NOW);
+        let mut scans = Scans::new(drained.clone(), NOW, 1);
         let begun = scans.begin(NOW);
         let cursors = [1, 2, 3].map(|node| scans.encode(Position { node: NodeId(node), inner: 9, ..begun }).expect("small"));
         let names: Vec<String> = drained.nodes().filter(|node| node.id != NodeId(1)).map(|node| node.name.clone()).collect();
@@ -515,11 +523,18 @@ mod tests {
 
     #[test]
     fn cursors_that_mean_nothing_any_more_begin_anew_or_end() {
-        let mut scans = Scans::new(of(2), NOW);
+        let mut scans = Scans::new(of(2), NOW, 1);
         let begun = scans.begin(NOW);
         let old = scans.encode(Position { node: NodeId(1), inner: 5, ..begun }).expect("small");
-        let mut later = Scans::new(of(2), NOW + 1);
+        let mut later = Scans::new(of(2), NOW + 1, 2);
         assert_eq!(later.decode(old, NOW + 1).map(|at| (at.pass, at.node.0, at.inner)), Some((Pass::First, 0, 0)));
+        for run in 2..=8 {
+            // A clock that is behind, by more than the earlier run lasted.
+            let mut behind = Scans::new(of(2), NOW - 100, run);
+            behind.begin(NOW + 2 * LEAD);
+            let at = behind.decode(old, NOW + 2 * LEAD).map(|at| (at.pass, at.node.0, at.inner));
+            assert_eq!(at, Some((Pass::First, 0, 0)), "a cursor of run 1 at run {run}");
+        }
         let third = scans.encode(begun).expect("small") | 2 << (PASS_BITS + 1);
         assert_eq!(scans.decode(third, NOW), None, "there is no third node");
         assert_eq!(scans.decode(3, NOW), None);

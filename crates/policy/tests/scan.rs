@@ -96,7 +96,7 @@ impl World {
         Self {
             random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
             planted,
-            scans: Scans::new(topology.clone(), 1_000_000),
+            scans: Scans::new(topology.clone(), 1_000_000, 1),
             seeds: topology.nodes().map(|node| (node.id, 1)).collect(),
             topology,
             legs: Vec::new(),

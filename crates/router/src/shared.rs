@@ -413,7 +413,7 @@ impl Shared {
         Ok(Self {
             board: SharedBoard::default(),
             hot: HotCopies::new(workers),
-            scans: Mutex::new(Scans::new(Arc::clone(&plan.topology), started_tick)),
+            scans: Mutex::new(Scans::new(Arc::clone(&plan.topology), started_tick, seat.as_ref().map_or(0, |seat| seat.mark().term))),
             started_tick,
             started: Instant::now(),
             site,
