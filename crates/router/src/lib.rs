@@ -27,6 +27,7 @@ pub mod open_files;
 mod operator;
 mod poll;
 mod pubsub;
+mod reigns;
 mod scripts;
 mod seat;
 mod settings;

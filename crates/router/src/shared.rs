@@ -30,6 +30,7 @@ use crate::metrics::{WaitsLately, WorkerCounters};
 use crate::mover::{Moved, Moves, SharedMove, SharedTracker};
 use crate::one_node::Alone;
 use crate::pubsub::Subscriptions;
+use crate::reigns::Reigns;
 use crate::scripts::Scripts;
 use crate::seat::Seat;
 use crate::settings::{KnownProcess, Live, Ports, Reads, Servers};
@@ -270,6 +271,8 @@ pub(crate) struct Shared {
     /// What is left at nodes, so that one router at a time serves them.
     pub(crate) seat: Option<Arc<Seat>>,
     pub(crate) fences: Arc<Fences>,
+    /// Processes that have served the nodes.
+    pub(crate) reigns: Reigns,
     plan: Mutex<Arc<Plan>>,
     /// Counts changes of the plan; a worker that sees another number than its own takes the new plan.
     pub(crate) generation: AtomicU64,
@@ -419,6 +422,7 @@ impl Shared {
             site,
             seat,
             fences: Arc::default(),
+            reigns: Reigns::default(),
             incarnation: format!("{:x}-{:x}", std::process::id(), since_epoch.as_micros()),
             plan: Mutex::new(Arc::new(plan)),
             generation: AtomicU64::new(1),

@@ -28,6 +28,7 @@ use super::kind::{Task, Waited};
 use super::pool::Acquired;
 use super::recalled::Ended;
 use super::upstream::{Lane, Link, Phase, Purpose};
+use super::wait::Since;
 use super::{Stall, Worker};
 use crate::shared::{Mailboxes, Message};
 use crate::slab::Handle;
@@ -137,7 +138,7 @@ impl Worker {
         if let Some(client) = self.clients.get_mut(handle)
             && !command.flags.has(Flags::READONLY)
         {
-            client.note_write(node);
+            client.written.add(node, Since::now(&self.shared, &self.plan));
         }
         if let (Some(seq), Some((ticket, _))) = (self.clients.get(handle).map(Client::last_owed), ticket) {
             self.keep_waiting(handle, raw, seq, ticket, waits_us);

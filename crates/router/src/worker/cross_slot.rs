@@ -20,6 +20,7 @@ use super::Worker;
 use super::dispatch::Flow;
 use super::rounds::{Ask, Next, Procedure};
 use super::upstream::{Lane, MULTI};
+use super::wait::Since;
 use crate::shared::Plan;
 use crate::slab::Handle;
 
@@ -317,7 +318,8 @@ impl Worker {
         let args: Vec<Vec<u8>> = args.iter().map(<[u8]>::to_vec).collect();
         if let Some(client) = self.clients.get_mut(handle).filter(|_| kind != Kind::Read) {
             // For WAIT: any of the nodes may be the one that is written to.
-            keys.iter().for_each(|k| client.note_write(plan.topology.lives_at(&args[*k as usize])));
+            let since = Since::now(&self.shared, &self.plan);
+            keys.iter().for_each(|k| client.written.add(plan.topology.lives_at(&args[*k as usize]), since));
         }
         if kind == Kind::Pop {
             let lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };

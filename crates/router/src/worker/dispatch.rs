@@ -22,6 +22,7 @@ use super::keyed::{Call, EndNumber, Keyed};
 use super::kind::Waited;
 use super::transit::Transit;
 use super::upstream::{Again, Lane, Pending, Purpose, UNSENT_HIGH};
+use super::wait::Since;
 use super::{Stall, Worker};
 use crate::one_node::Limit;
 use crate::settings::Reads;
@@ -345,7 +346,9 @@ impl Worker {
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         let seq = client.owe_at(Some(node), self.now_us, class);
         let read_only = command.flags.has(Flags::READONLY);
-        client.wrote_to |= u64::from(!read_only) << (node.index() & 63);
+        if !read_only {
+            client.written.add(node, Since::now(&self.shared, &self.plan));
+        }
         let no_touch = client.no_touch;
         let pending = Pending {
             who: handle,
@@ -465,7 +468,7 @@ impl Worker {
             if how != Split::Values
                 && let Some(client) = self.clients.get_mut(handle)
             {
-                client.note_write(part.node);
+                client.written.add(part.node, Since::now(&self.shared, &self.plan));
             }
             request.clear();
             encode::header(&mut request, b'*', 1 + part.keys.len() * per_key);
@@ -515,7 +518,8 @@ impl Worker {
         if command.flags.has(Flags::WRITE) {
             let nodes = self.keepers.all();
             if let Some(client) = self.clients.get_mut(handle) {
-                nodes.into_iter().for_each(|node| client.note_write(node));
+                let since = Since::now(&self.shared, &self.plan);
+                nodes.into_iter().for_each(|node| client.written.add(node, since));
             }
         }
         let about_keys = matches!(&*command.name, "DBSIZE" | "FLUSHALL" | "FLUSHDB" | "KEYS");

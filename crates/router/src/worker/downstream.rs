@@ -15,6 +15,7 @@ use switchyard_resp::request::{Follower, Scanner};
 
 use crate::limits::Share;
 use crate::metrics::WorkerCounters;
+use crate::reigns::bit_of;
 use crate::settings::ListenerSettings;
 use crate::settings::Reads;
 use crate::slab::Handle;
@@ -29,6 +30,7 @@ use crate::worker::transactions::Session;
 use crate::worker::transit::Moving;
 use crate::worker::transport::Tls;
 use crate::worker::upstream::Lane;
+use crate::worker::wait::Written;
 
 /// Bytes of replies that one client may probably have on their way.
 const EXPECTED_BYTES_MAX: usize = 8 << 20;
@@ -210,8 +212,8 @@ pub(super) struct Client {
     pub(super) held: Option<Handle>,
     /// Between MULTI and EXEC.
     pub(super) in_multi: bool,
-    /// Nodes that this client has written to, one bit each (by number, modulo 64): whom WAIT concerns.
-    pub(super) wrote_to: u64,
+    /// Writes of this client that WAIT concerns.
+    pub(super) written: Written,
     /// Transactions and WAIT; made at first use.
     pub(super) session: Option<Box<Session>>,
     /// The beginning of a large reply has been sent: the rest of it must follow.
@@ -258,12 +260,6 @@ pub(super) struct Client {
     pub(super) monitor: bool,
     pub(super) tracked: Option<Box<Tracked>>,
     pub(super) details: Box<Details>,
-}
-
-/// A node's bit among 64.
-#[inline]
-fn bit_of(node: NodeId) -> u64 {
-    1 << (node.index() & 63)
 }
 
 impl Client {
@@ -313,7 +309,7 @@ impl Client {
             waited: (0, 0),
             held: None,
             in_multi: false,
-            wrote_to: 0,
+            written: Written::default(),
             session: None,
             streaming: false,
             repeat: None,
@@ -601,12 +597,6 @@ impl Client {
             self.lane = lane;
         }
         true
-    }
-
-    /// Remembers that a node has been sent a write.
-    #[inline]
-    pub(super) fn note_write(&mut self, node: NodeId) {
-        self.wrote_to |= bit_of(node);
     }
 
     /// What Redis shows of the state of a client, as letters.

@@ -482,6 +482,7 @@ impl Worker {
         let mut restarted = false;
         let (recovered, learn) = self.shared.with_facts(node, |facts| {
             if facts.run_id != run_id {
+                self.shared.reigns.begin(node);
                 restarted = facts.run_id.is_some();
                 if restarted {
                     // Before anybody reads from it: what was read from the other process is past.

@@ -26,6 +26,7 @@ use super::pause::may_write;
 use super::pool::Acquired;
 use super::transit::Transit;
 use super::upstream::{Again, Body, Lane, Pending, Purpose, UPLOAD_HIGH};
+use super::wait::Since;
 use super::{OUTPUT_HIGH, Stall, Worker};
 use crate::shared::Plan;
 use crate::slab::Handle;
@@ -140,7 +141,7 @@ impl Worker {
             loan.slow |= command.flags.has(Flags::SLOW);
         }
         if let Some(client) = self.clients.get_mut(handle) {
-            client.note_write(node);
+            client.written.add(node, Since::now(&self.shared, &self.plan));
             client.upload = Some(Box::new(Upload { link, follower: Follower::new(len, after), writes: may_write(command), keys: written }));
         }
         self.counters.commands[usize::from(class)].add(1);

@@ -14,6 +14,7 @@ use super::gather::{Whole, with_doubt};
 use super::quiet::Quieting;
 use super::rounds::{Ask, Next, Procedure};
 use super::upstream::Lane;
+use super::wait::Since;
 use super::{Stall, Worker};
 use crate::slab::Handle;
 
@@ -101,8 +102,9 @@ fn told(error: &[u8]) -> Vec<u8> {
 pub(super) fn change_libraries(worker: &mut Worker, handle: Handle, lane: Lane, class: u8, request: Vec<u8>) -> Flow {
     let nodes = worker.reachable();
     let now_us = worker.now_us;
+    let since = Since::now(&worker.shared, &worker.plan);
     let Some(client) = worker.clients.get_mut(handle) else { return Flow::Close };
-    nodes.iter().for_each(|node| client.note_write(*node));
+    nodes.iter().for_each(|node| client.written.add(*node, since));
     if nodes.len() == 1 {
         worker.gather_every(handle, lane, Reach::Everybody, &[request], class, Whole::Merged(Merge::Same));
         return Flow::Next;

@@ -19,6 +19,7 @@ use super::gather::with_doubt;
 use super::rounds::{Ask, Next, Procedure};
 use super::scan::belongs;
 use super::upstream::Lane;
+use super::wait::Since;
 use super::{Stall, Worker};
 use crate::function_turns::ChangeTurn;
 use crate::mover::{Moves, SharedMove, Told};
@@ -195,7 +196,8 @@ impl Worker {
         nodes.sort_unstable();
         nodes.dedup();
         if let Some(client) = self.clients.get_mut(handle) {
-            nodes.iter().for_each(|n| client.note_write(*n));
+            let since = Since::now(&self.shared, &self.plan);
+            nodes.iter().for_each(|node| client.written.add(*node, since));
         }
         let asks = nodes.into_iter().map(|node| Ask { node, lane, requests: vec![raw.to_vec()] }).collect();
         self.begin_alone(handle, class, Box::new(Flush { _guard: quieting.guard }), asks)

@@ -25,6 +25,7 @@ use super::downstream::Client;
 use super::keyed::{Call, Keyed};
 use super::pool::Acquired;
 use super::upstream::{Lane, Link, Purpose};
+use super::wait::Since;
 use super::{Stall, Worker};
 use crate::shared::{Message, Plan};
 use crate::slab::Handle;
@@ -362,7 +363,7 @@ impl Worker {
         self.push_exclusive(handle, link, Call::Bytes(&request), &request, CommandClass::Blocking as u8, Some(seq));
         self.wait_at_node(handle, link, waited, left_us);
         if let Some(client) = self.clients.get_mut(handle) {
-            client.note_write(node);
+            client.written.add(node, Since::now(&self.shared, &self.plan));
             if let Some(waiting) = client.waiting.as_mut() {
                 waiting.state = State::Sent { look: 0, since_us: self.now_us };
                 // From here on it begins where it began here.

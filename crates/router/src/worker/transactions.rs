@@ -31,7 +31,7 @@ use super::own_answers::OwnAnswers;
 use super::pool::Acquired;
 use super::queueing::{Multi, Published};
 use super::upstream::{Again, Lane, Link, MULTI, Pending, Phase, Purpose, UNSENT_HIGH};
-use super::wait::Wait;
+use super::wait::{Since, Wait};
 use super::{Stall, Worker};
 use crate::one_node::Limit;
 use crate::shared::{Plan, lock};
@@ -509,7 +509,7 @@ impl Worker {
         let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
         let node = link.node;
         if multi.writes {
-            client.note_write(node);
+            client.written.add(node, Since::now(&self.shared, &self.plan));
         }
         if let Some(loan) = link.loan_mut() {
             loan.task = Task::Nothing;

@@ -6,8 +6,12 @@
 //! that changes nothing, `SWAPDB 0 0`: it is propagated to replicas and to the append-only file, and the client's writes, which have been
 //! answered before, are older than it. Redis up to 7 would take any command for that; Valkey takes only what is propagated.
 //!
-//! Several nodes: each that the client has written to is asked, one after the other, with what is left of the time; the answer is the
-//! minimum. One after the other, because a client that held one connection while it waited for another could wait in a circle.
+//! Several nodes: each that the client has written to is queried, one at a time, with the time that remains; the reply is the minimum. One at a time, because a client
+//! that held one connection while it waited for another could wait in a circle.
+//!
+//! Invariant: a reply confirms a write only by a process that has it. If another process has replaced one that the client has written to ([`Written`]), the reply is 0: it may
+//! lack the write. If keys have changed their node since the first write, or are moving, all nodes with keys are queried. While keys move, twice: the key of a write is at its
+//! source when that is queried first, or at its target when that is queried last.
 
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Command;
@@ -21,11 +25,61 @@ use super::local::parse;
 use super::pool::Acquired;
 use super::upstream::{Lane, Link, Pending, Purpose};
 use super::{Stall, Worker};
-use crate::shared::Plan;
+use crate::reigns::bit_of;
+use crate::shared::{Plan, Shared};
 use crate::slab::Handle;
 
 /// What moves the offset of a connection without changing anything.
 pub(super) const MARK: &[u8] = b"*3\r\n$6\r\nSWAPDB\r\n$1\r\n0\r\n$1\r\n0\r\n";
+
+/// The moment of a write, in reigns of processes and epochs of the topology.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Since {
+    reigns: u64,
+    epoch: u64,
+}
+
+impl Since {
+    #[inline]
+    pub(super) fn now(shared: &Shared, plan: &Plan) -> Self {
+        Self { reigns: shared.reigns.count(), epoch: plan.topology.epoch() }
+    }
+}
+
+/// Writes of a client that WAIT concerns.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) enum Written {
+    #[default]
+    Nothing,
+    /// Writes to these nodes (as bits), since the first of them.
+    At { nodes: u64, since: Since },
+    /// A process that has a write may have been replaced, and the client has received 0 for it. Later replies are 0 too, until the next write.
+    Lost,
+}
+
+impl Written {
+    /// Records that a write is sent to a node.
+    #[inline]
+    pub(super) fn add(&mut self, node: NodeId, now: Since) {
+        match self {
+            Self::At { nodes, .. } => *nodes |= bit_of(node),
+            Self::Nothing | Self::Lost => *self = Self::At { nodes: bit_of(node), since: now },
+        }
+    }
+}
+
+/// The writes that a WAIT in progress is about.
+#[derive(Clone, Copy, Debug)]
+struct About {
+    /// Nodes that have received them, or are queried.
+    nodes: u64,
+    /// The first of them.
+    since: Since,
+    /// The beginning of the WAIT.
+    began: Since,
+    /// Nodes with keys are queried once more if keys change their node in the meantime.
+    may_repeat: bool,
+}
 
 /// A WAIT or WAITAOF under way.
 #[derive(Debug)]
@@ -36,6 +90,8 @@ pub(super) struct Wait {
     until_us: Option<u64>,
     /// Nodes still to ask, the next one last.
     nodes: Vec<NodeId>,
+    /// `None`: the client has written nothing.
+    about: Option<About>,
     /// The smallest answers so far: one number for WAIT, two for WAITAOF.
     least: Vec<i64>,
     /// No node is being asked: the next one can be.
@@ -57,22 +113,35 @@ impl Worker {
             };
         };
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
-        let wrote_to = client.wrote_to;
+        let written = client.written;
         if client.in_flight() > 0 {
             // All that was written before is to be older than the mark.
             return Flow::Stall(Stall::Barrier);
         }
-        let keepers = self.keepers.all();
-        let bit = |node: &NodeId| 1 << (node.index() & 63);
-        // What was written at a node that keeps no keys any more, or is gone, is at another one now.
-        let has_moved = wrote_to & !keepers.iter().map(bit).fold(0, |bits, bit| bits | bit) != 0;
-        let nodes: Vec<NodeId> = keepers.into_iter().filter(|node| wrote_to == 0 || has_moved || wrote_to & bit(node) != 0).collect();
+        let mut nodes = self.keepers.all();
+        let began = Since::now(&self.shared, &self.plan);
+        let about = match written {
+            Written::Nothing => None,
+            Written::Lost => {
+                self.answer(handle, class, &zeros(last - 1));
+                return Flow::Next;
+            }
+            Written::At { nodes: written, since } => {
+                let is_moving = !self.plan.topology.is_settled();
+                if is_moving {
+                    nodes.extend_from_within(..);
+                } else if since.epoch == began.epoch {
+                    nodes.retain(|node| written & bit_of(*node) != 0);
+                }
+                Some(About { nodes: nodes.iter().fold(written, |bits, node| bits | bit_of(*node)), since, began, may_repeat: !is_moving })
+            }
+        };
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         client.lane = Lane::Blocking;
         let seq = client.owe(self.now_us, class);
         let until_us = (timeout_ms > 0).then(|| self.now_us + timeout_ms * 1000);
         let args = args.iter().take(last).map(<[u8]>::to_vec).collect();
-        client.session.get_or_insert_default().wait = Some(Wait { args, until_us, nodes, least: Vec::new(), due: true, seq, class });
+        client.session.get_or_insert_default().wait = Some(Wait { args, until_us, nodes, about, least: Vec::new(), due: true, seq, class });
         self.ask_next(handle);
         Flow::Next
     }
@@ -90,13 +159,21 @@ impl Worker {
     /// Asks the next node, or answers where none is left.
     fn ask_next(&mut self, handle: Handle) {
         let Some(wait) = self.clients.get_mut(handle).and_then(|c| c.session.as_mut()?.wait.as_mut()) else { return };
+        if wait.nodes.is_empty()
+            && let Some(about) = &mut wait.about
+            && about.may_repeat
+            && self.plan.topology.epoch() != about.began.epoch
+        {
+            about.may_repeat = false;
+            wait.nodes = self.keepers.all();
+            about.nodes = wait.nodes.iter().fold(about.nodes, |bits, node| bits | bit_of(*node));
+        }
         let Some(node) = wait.nodes.last().copied() else {
-            let mut out = Vec::new();
-            if wait.least.len() > 1 {
-                encode::header(&mut out, b'*', wait.least.len());
-            }
-            for number in &wait.least {
-                encode::integer(&mut out, *number);
+            let (numbers, about) = (std::mem::take(&mut wait.least), wait.about);
+            let is_lost = about.is_some_and(|about| self.shared.reigns.have_begun(about.nodes, about.since.reigns));
+            let out = if is_lost { zeros(numbers.len()) } else { numbers_of(&numbers) };
+            if let (Some(client), Some(About { nodes, began, .. })) = (self.clients.get_mut(handle), about) {
+                client.written = if is_lost { Written::Lost } else { Written::At { nodes, since: began } };
             }
             self.end_waiting(handle, &out);
             return;
@@ -135,7 +212,7 @@ impl Worker {
         self.wait_at_node(handle, link, Waited::Nothing, left_us);
     }
 
-    /// A node's answer.
+    /// Handles the reply of a node.
     pub(super) fn on_wait(&mut self, link: Handle, pending: Pending, answer: &[u8]) {
         let refused = self.links.get_mut(link).and_then(|l| l.refused.take());
         let handle = pending.who;
@@ -185,4 +262,21 @@ impl Worker {
             self.deliver(handle, wait.seq, answer);
         }
     }
+}
+
+/// The reply of WAIT (one number) or WAITAOF (two).
+fn numbers_of(numbers: &[i64]) -> Vec<u8> {
+    let mut out = Vec::new();
+    if numbers.len() > 1 {
+        encode::header(&mut out, b'*', numbers.len());
+    }
+    for number in numbers {
+        encode::integer(&mut out, *number);
+    }
+    out
+}
+
+/// The reply that confirms nothing.
+fn zeros(numbers: usize) -> Vec<u8> {
+    numbers_of(&vec![0; numbers])
 }

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{Client, Node, NodeOptions, Site, SiteOptions, Value, int, ok, until};
+use crate::movectl::done;
+use crate::support::{Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, int, ok, until};
 
 /// A replica of a node, in step with it.
 fn replica_of(node: &Node) -> Node {
@@ -131,4 +132,43 @@ fn wait_over_several_nodes_is_the_smallest_of_those_written_to() {
     });
     assert!(asked < 1000, "the node was to wait for {asked} ms, as if it had been the first");
     first.thaw();
+}
+
+#[test]
+fn wait_confirms_no_write_to_a_process_that_was_replaced() {
+    let options = SiteOptions::router(RouterOptions::args(&["--set", "nodes.empty-return=serve"]));
+    let Some(mut site) = Site::router_only(1, &options) else { return };
+    let _replica = replica_of(&site.nodes()[0]);
+    let mut client = site.client();
+    assert_eq!(client.cmd("SET k lost"), ok());
+    site.node_mut(0).kill();
+    site.node_mut(0).restart();
+    until("the replica is in step again", || site.nodes()[0].cmd("INFO replication").text().contains("state=online"));
+    until("the node is served", || client.cmd("GET k") == Value::Nil);
+    assert_eq!(client.cmd("WAIT 1 3000"), int(0), "the write is lost");
+    assert_eq!(client.cmd("WAIT 1 3000"), int(0), "and is not confirmed later");
+    let aof = client.cmd("WAITAOF 0 1 100");
+    assert!(aof.error().is_some() || aof == Value::Array(vec![int(0), int(0)]), "{aof:?}");
+    assert_eq!(client.cmd("SET k kept"), ok());
+    assert_eq!(client.cmd("WAIT 1 0"), int(1));
+    assert_eq!(client.cmd("WAIT 1 0"), int(1));
+}
+
+#[test]
+fn wait_follows_keys_that_moved_to_another_node() {
+    let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
+    let names: Vec<String> = site.nodes().iter().map(|node| node.address().to_string()).collect();
+    let _replica = replica_of(&site.nodes()[0]);
+    let tag = site.tags()[0][0].clone();
+    for (number, order) in
+        [format!("move --keys {{{tag}}}0 --to {} --wait", names[1]), format!("move --from {} --to {} --all --wait", names[0], names[1])]
+            .iter()
+            .enumerate()
+    {
+        let mut client = site.client();
+        assert_eq!(client.cmd(&format!("SET {{{tag}}}{number} v")), ok());
+        assert_eq!(client.cmd("WAIT 1 0"), int(1));
+        done(site.router(), order);
+        assert_eq!(client.cmd("WAIT 1 300"), int(0), "{order}: the node that has the key has no replica");
+    }
 }
