@@ -13,9 +13,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
-use switchyard_policy::seat::{Look, Mark, Standing, Turn, Watch};
+use switchyard_policy::seat::{Look, Mark, Predecessor, Standing, Turn, Watch};
 use switchyard_policy::topology::NodeId;
-use switchyard_router::{NodeAccess, Seat, left_behind, mark_in, question_of, why_not};
+use switchyard_router::{Admission, Before, NodeAccess, Seat, left_behind, mark_in, question_of, why_not};
 use tracing::{debug, info, warn};
 
 use crate::ledger::Ledger;
@@ -46,13 +46,30 @@ pub enum Standby {
 }
 
 /// What the state directory knows of its own age.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Kept {
     /// The term of the router that used it last.
     term: u64,
     /// Counts changes of where keys are.
     version: u64,
+    /// That router, as its marks name it.
+    #[serde(default)]
+    holder: String,
+    /// The store that it had locked ([`RedbStore::lock_identity`]). A process that locks the same store proves that the router has ended.
+    #[serde(default)]
+    store: Option<String>,
+}
+
+impl Kept {
+    /// The router that used the state directory before a router that has locked this store.
+    fn predecessor(&self, found: &Found, store: Option<&str>) -> Predecessor {
+        match store {
+            _ if self.term == 0 && found.term == 0 => Predecessor::None,
+            Some(store) if self.store.as_deref() == Some(store) && !self.holder.is_empty() => Predecessor::Ended(self.holder.clone()),
+            _ => Predecessor::Unknown,
+        }
+    }
 }
 
 /// Gives the reason when another router has taken over.
@@ -73,9 +90,15 @@ pub struct Seats {
 /// A connection for nothing but marks. One mark at a time is written to a node.
 #[derive(Default)]
 struct AtNode {
-    /// With how it was made: a node with another address, or other credentials, is met anew.
-    connection: Option<(NodeAccess, NodeConnection)>,
+    connection: Option<Connected>,
     refuses: bool,
+}
+
+struct Connected {
+    /// Address and credentials of the connection. If these change, the node gets a new connection.
+    access: NodeAccess,
+    run_id: String,
+    connection: NodeConnection,
 }
 
 impl std::fmt::Debug for AtNode {
@@ -102,13 +125,22 @@ impl Seats {
     /// Takes the seat in the next term. Moves that are open go on now, so that no copy that was made before will do.
     pub fn take(placement: &Arc<Placement>, site: &str, has_open_moves: bool, found: &Found) -> anyhow::Result<Self> {
         let store = placement.store();
-        let before: Kept = load_as(&**store, DOCUMENT)?;
-        let kept = Kept { term: before.term.max(found.term) + 1, version: before.version + u64::from(has_open_moves) };
-        save_as(&**store, DOCUMENT, &kept)?;
+        let last: Kept = load_as(&**store, DOCUMENT)?;
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let holder = format!("{:x}-{:x}", std::process::id(), since.as_micros());
+        let identity = store.lock_identity();
+        let predecessor = last.predecessor(found, identity.as_deref());
+        let kept = Kept {
+            term: last.term.max(found.term) + 1,
+            version: last.version + u64::from(has_open_moves),
+            holder: holder.clone(),
+            store: identity,
+        };
+        save_as(&**store, DOCUMENT, &kept)?;
+        let nodes = placement.topology().iter().flat_map(|topology| topology.nodes()).map(|node| node.id).collect();
+        let before = Before { predecessor, nodes };
         Ok(Self {
-            seat: Arc::new(Seat::new(site, kept.term, holder, kept.version)),
+            seat: Arc::new(Seat::new(site, kept.term, holder, kept.version, before)),
             placement: Arc::clone(placement),
             kept: Mutex::new(kept),
             beginning: AtomicUsize::new(0),
@@ -125,11 +157,11 @@ impl Seats {
     /// Where keys are is about to change: copies of the state directory that exist now are older. Nodes hear of it with the next mark.
     pub(crate) fn raise(&self) -> Result<(), String> {
         let mut kept = locked(&self.kept);
-        let next = Kept { version: kept.version + 1, ..*kept };
+        let next = Kept { version: kept.version + 1, ..kept.clone() };
         save_as(&**self.placement.store(), DOCUMENT, &next)
             .map_err(|error| format!("cannot keep the version of the state directory: {error}"))?;
-        *kept = next;
         self.seat.set_version(next.version);
+        *kept = next;
         Ok(())
     }
 
@@ -151,16 +183,16 @@ impl Seats {
     fn mark(&self, running: &Running, node: NodeId, access: &NodeAccess) -> Result<(), String> {
         let at = Arc::clone(locked(&self.nodes).entry(node).or_default());
         let mut at = locked(&at);
-        let outcome = self.try_mark(running, &mut at, access);
+        let outcome = self.try_mark(running, &mut at, node, access);
         if outcome.is_err() {
             at.connection = None;
         }
         outcome
     }
 
-    fn try_mark(&self, running: &Running, at: &mut AtNode, access: &NodeAccess) -> Result<(), String> {
-        let (_, connection) = match &mut at.connection {
-            Some(made) if made.0 == *access => made,
+    fn try_mark(&self, running: &Running, at: &mut AtNode, node: NodeId, access: &NodeAccess) -> Result<(), String> {
+        let Connected { run_id, connection, .. } = match &mut at.connection {
+            Some(made) if made.access == *access => made,
             other => {
                 let name = running.with(|router| router.connection_name("seat")).ok_or("is not asked: the router is being stopped")?;
                 let mut connection = NodeConnection::open(access, PATIENCE)?;
@@ -169,9 +201,15 @@ impl Seats {
                 if let Some(error) = named.error() {
                     return Err(format!("refuses CLIENT SETNAME: {error}"));
                 }
-                other.insert((access.clone(), connection))
+                let server = connection.ask(&["INFO", "server"]).map_err(|error| format!("does not answer: {error}"))?.text();
+                let run_id = server.lines().find_map(|line| line.strip_prefix("run_id:")).map_or("", str::trim).to_owned();
+                other.insert(Connected { access: access.clone(), run_id, connection })
             }
         };
+        // A replacement removes the words of an earlier router, which the workers must read first.
+        if self.seat.admission(node, run_id) == Admission::Unmet {
+            return Err("is not in use by the workers yet".to_owned());
+        }
         let answer = connection.ask(&self.seat.question()).map_err(|error| format!("does not answer: {error}"))?;
         let standing = self.seat.judge(&access.name, &answer.0);
         if let Some(why) = why_not(standing) {
@@ -206,14 +244,31 @@ impl Seats {
 
     /// A node has left the fleet: who served it last stays there, and it says no more that others belong to it. It may begin anew alone.
     fn leave(&self, at: &mut AtNode) {
-        let Some((access, connection)) = &mut at.connection else { return };
-        let told = connection.ask(&self.seat.question()).and_then(|answer| match self.seat.judge(&access.name, &answer.0) {
-            Standing::Ours => connection.ask(&self.seat.replacement(&self.seat.mark())).map(drop),
+        self.leave_mark(at, &self.seat.mark());
+    }
+
+    /// Replaces the mark at a node by a last one, if it is still ours.
+    fn leave_mark(&self, at: &mut AtNode, mark: &Mark) {
+        let Some(Connected { access, connection, .. }) = &mut at.connection else { return };
+        let replaced = connection.ask(&self.seat.question()).and_then(|answer| match self.seat.judge(&access.name, &answer.0) {
+            Standing::Ours => connection.ask(&self.seat.replacement(mark)).map(drop),
             _ => Ok(()),
         });
-        if let Err(error) = told {
-            debug!(node = %access.name, %error, "a node that was removed cannot be told so");
+        if let Err(error) = replaced {
+            debug!(node = %access.name, %error, "the last mark of this router cannot be left at a node");
         }
+    }
+
+    /// Records at all nodes that this router has stopped, so that its successor does not wait for its hot copies. To be called after the last worker has ended.
+    fn leave_stopped(&self) {
+        let mark = Mark { is_stopped: true, ..self.mark_now() };
+        let nodes: Vec<_> = locked(&self.nodes).values().cloned().collect();
+        std::thread::scope(|scope| {
+            for at in &nodes {
+                let mark = &mark;
+                scope.spawn(move || self.leave_mark(&mut locked(at), mark));
+            }
+        });
     }
 
     fn renew(&self, running: &Running) {
@@ -237,6 +292,7 @@ impl Seats {
 pub struct SeatThread {
     stop: mpsc::Sender<()>,
     thread: JoinHandle<()>,
+    seats: Arc<Seats>,
 }
 
 impl SeatThread {
@@ -244,9 +300,11 @@ impl SeatThread {
     pub fn start(seats: Arc<Seats>, running: Arc<Running>) -> anyhow::Result<(Self, Replaced)> {
         let (stop, stopped) = mpsc::channel();
         let (tell, replaced) = tokio::sync::mpsc::channel(1);
+        let of_thread = Arc::clone(&seats);
         let thread = std::thread::Builder::new()
             .name("seat".to_owned())
             .spawn(move || {
+                let seats = of_thread;
                 loop {
                     seats.renew(&running);
                     if let Some(why) = seats.seat.replaced() {
@@ -260,12 +318,16 @@ impl SeatThread {
                 }
             })
             .context("cannot start a thread")?;
-        Ok((Self { stop, thread }, replaced))
+        Ok((Self { stop, thread, seats }, replaced))
     }
 
-    /// Ends it. A question to a node that is under way is left behind.
-    pub fn stop(self) {
+    /// Ends the thread. If the workers have ended, records at the nodes that the router has stopped. A node that does not reply delays this by at most [`PATIENCE`] for each
+    /// of three questions.
+    pub fn stop(self, have_workers_ended: bool) {
         drop(self.stop);
+        if have_workers_ended {
+            self.seats.leave_stopped();
+        }
         if self.thread.is_finished() {
             let _ = self.thread.join();
         }

@@ -23,6 +23,8 @@ pub struct Mark {
     pub beat: u64,
     /// Names of the nodes at which the fleet had keys. By these a first start over fewer nodes is noticed.
     pub nodes: Vec<String>,
+    /// Whether the router has stopped: its workers have ended, and it has no hot copies.
+    pub is_stopped: bool,
 }
 
 const HOLDER: &str = "holder:";
@@ -30,12 +32,13 @@ const VERSION: &str = "version:";
 const MOVING: &str = "moving:";
 const BEAT: &str = "beat:";
 const NODE: &str = "node:";
+const STOPPED: &str = "stopped:";
 
 impl Mark {
     /// What words say that are kept at a node; `None` where they name no router. Other words are passed over.
     pub fn read<'a>(words: impl IntoIterator<Item = &'a str>) -> Option<Mark> {
         let mut found: Option<Mark> = None;
-        let (mut version, mut beat, mut is_moving, mut nodes) = (0, 0, false, Vec::new());
+        let (mut version, mut beat, mut is_moving, mut nodes, mut stopped) = (0, 0, false, Vec::new(), Vec::new());
         let number = |text: &str| text.parse::<u64>().unwrap_or(0);
         for word in words {
             if let Some((term, holder)) = word.strip_prefix(HOLDER).and_then(|rest| rest.split_once(':')) {
@@ -50,11 +53,13 @@ impl Mark {
                 beat = number(rest).max(beat);
             } else if let Some(node) = word.strip_prefix(NODE) {
                 nodes.push(node.to_owned());
+            } else if let Some(holder) = word.strip_prefix(STOPPED) {
+                stopped.push(holder);
             } else if word.strip_prefix(MOVING).is_some() {
                 is_moving = true;
             }
         }
-        found.map(|mark| Mark { version, beat, is_moving, nodes, ..mark })
+        found.map(|mark| Mark { version, beat, is_moving, nodes, is_stopped: stopped.contains(&mark.holder.as_str()), ..mark })
     }
 
     /// The words that say it.
@@ -68,6 +73,9 @@ impl Mark {
             words.push(format!("{BEAT}{}", self.beat));
         }
         words.extend(self.nodes.iter().map(|node| format!("{NODE}{node}")));
+        if self.is_stopped {
+            words.push(format!("{STOPPED}{}", self.holder));
+        }
         words
     }
 
@@ -85,6 +93,44 @@ impl Mark {
             std::cmp::Ordering::Equal | std::cmp::Ordering::Greater => Standing::Replaced { term: self.term },
             std::cmp::Ordering::Less if self.version > own.version => Standing::Behind { version: self.version },
             std::cmp::Ordering::Less => Standing::Free,
+        }
+    }
+}
+
+/// Time for which a router sends no command to a node after it has ended the connections of an earlier router there, microseconds: the lease of hot copies
+/// ([`LEASE_US`](crate::hot_copies::LEASE_US)), and a tenth for clocks that run at different rates.
+pub const TAKE_OVER_WAIT_US: u64 = crate::hot_copies::LEASE_US / 10 * 11;
+
+/// The router that used the state directory before this one.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum Predecessor {
+    /// None: the fleet has had no router.
+    #[default]
+    None,
+    /// The router with this [`Mark::holder`], whose process has provably ended.
+    Ended(String),
+    /// A router that may still run.
+    Unknown,
+}
+
+impl Predecessor {
+    /// Whether an earlier router may still reply from hot copies of a node. `words` are those of the node's mark, read after the node has confirmed the end of all
+    /// connections of other routers; `own` is the holder of this router. `is_inherited`: an earlier router may have served the node, and this one has not yet.
+    pub fn may_have_copies<'a>(&self, words: impl IntoIterator<Item = &'a str>, own: &str, is_inherited: bool) -> bool {
+        let (mut others, mut stopped) = (Vec::new(), Vec::new());
+        for word in words {
+            if let Some((_, holder)) = word.strip_prefix(HOLDER).and_then(|rest| rest.split_once(':')) {
+                others.extend((holder != own).then_some(holder));
+            } else {
+                stopped.extend(word.strip_prefix(STOPPED));
+            }
+        }
+        let has_ended = |holder: &&str| stopped.contains(holder) || matches!(self, Self::Ended(ended) if ended == holder);
+        match self {
+            Self::None => false,
+            // The node has restarted since it was served, and has lost the mark: nothing proves that the last holder has ended.
+            _ if others.is_empty() => is_inherited,
+            _ => !others.iter().all(has_ended),
         }
     }
 }
@@ -210,7 +256,7 @@ mod tests {
     #[test]
     fn a_mark_says_what_its_words_say() {
         let nodes = vec!["redis-a:6379".to_owned(), "[::1]:7001".to_owned()];
-        let full = Mark { is_moving: true, beat: 12, nodes, ..mark(3, "1f-a0", 7) };
+        let full = Mark { is_moving: true, beat: 12, nodes, is_stopped: true, ..mark(3, "1f-a0", 7) };
         assert_eq!(full.missing(&["[::1]:7001", "b:1"]), ["redis-a:6379"]);
         for mark in [mark(1, "a", 0), full] {
             let words = mark.words();
@@ -223,6 +269,23 @@ mod tests {
     fn of_words_that_were_added_the_highest_count_and_of_equal_terms_the_first() {
         let words = ["holder:2:old", "version:9", "beat:4", "holder:3:first", "version:5", "holder:3:second"];
         assert_eq!(Mark::read(words), Some(Mark { beat: 4, ..mark(3, "first", 9) }));
+    }
+
+    #[test]
+    fn a_successor_waits_unless_every_earlier_holder_has_provably_ended() {
+        let stopped = Mark { is_stopped: true, ..mark(1, "old", 0) }.words();
+        let silent = mark(1, "old", 0).words();
+        let claim = mark(2, "me", 0).words();
+        let waits = |before: &Predecessor, words: &[&Vec<String>], is_inherited| {
+            before.may_have_copies(words.iter().copied().flatten().map(String::as_str), "me", is_inherited)
+        };
+        let (ended, other) = (Predecessor::Ended("old".to_owned()), Predecessor::Ended("other".to_owned()));
+        assert!(waits(&Predecessor::Unknown, &[&silent, &claim], true) && waits(&other, &[&silent, &claim], false));
+        assert!(!waits(&ended, &[&silent, &claim], true) && !waits(&Predecessor::Unknown, &[&stopped, &claim], true));
+        let third = mark(1, "third", 0).words();
+        assert!(waits(&ended, &[&third, &silent, &claim], true), "the third router may still run");
+        assert!(waits(&Predecessor::Unknown, &[&claim], true) && !waits(&Predecessor::Unknown, &[&claim], false), "the mark is lost");
+        assert!(!waits(&Predecessor::None, &[&claim], true), "the first router of a fleet");
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub use metrics::{Traffic, Waits, WriteRefusal};
 pub use mover::{BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveProgress, MoveTask, SoFar, Steer, are_all_that_is_left};
 pub use one_node::{Limit, Limited};
 pub use operator::{OperatorCommand, OperatorPort};
-pub use seat::{Seat, mark_in, question_of, site_of_mark, why_not};
+pub use seat::{Admission, Before, Seat, mark_in, question_of, site_of_mark, why_not};
 pub use settings::{
     Cluster, EmptyReturn, HotCopies, KnownProcess, ListenAddress, ListenerSettings, Live, NodeAccess, OnMissed, Ports, Reads, Reports,
     Secret, Servers, Settings, Telemetry,

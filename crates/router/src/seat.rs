@@ -3,11 +3,16 @@
 //! It is kept as the key patterns of an ACL user who is switched off and may do nothing: that is no key, no database holds it, no flush reaches it, and
 //! clients of the router never see users of nodes. A node that refuses `ACL` keeps no mark; there a router that was replaced is not told.
 
-use std::sync::OnceLock;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
-use switchyard_policy::seat::{Mark, Standing};
+use switchyard_policy::seat::{Mark, Predecessor, Standing, TAKE_OVER_WAIT_US};
+use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply;
+
+use crate::shared::lock;
 
 /// What this router leaves at nodes, and whether another has taken over.
 #[derive(Debug)]
@@ -17,14 +22,73 @@ pub struct Seat {
     holder: String,
     version: AtomicU64,
     replaced: OnceLock<String>,
+    before: Before,
+    met: Mutex<BTreeMap<NodeId, Met>>,
+}
+
+/// The routers before this one, as far as its state directory proves.
+#[derive(Clone, Debug, Default)]
+pub struct Before {
+    /// The last one.
+    pub predecessor: Predecessor,
+    /// Nodes of the slot map at the start: an earlier router may have served them.
+    pub nodes: BTreeSet<NodeId>,
+}
+
+/// A node's process that has ended all connections of earlier routers.
+#[derive(Debug)]
+struct Met {
+    run_id: String,
+    /// Time from which commands may be sent: an earlier router may reply from its hot copies until then.
+    free_at: Instant,
+}
+
+/// Whether a connection to a node may be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Admission {
+    /// The mark must be read first, and passed to [`Seat::meet`].
+    Unmet,
+    /// Not before this time.
+    Waits(Instant),
+    /// At once.
+    Admitted,
 }
 
 impl Seat {
     /// Of a router of this site. `holder` is what no other has.
     #[must_use]
-    pub fn new(site: &str, term: u64, holder: String, version: u64) -> Self {
-        let replaced = OnceLock::new();
-        Self { user: user_of(site), term, holder, version: AtomicU64::new(version), replaced }
+    pub fn new(site: &str, term: u64, holder: String, version: u64, before: Before) -> Self {
+        let (replaced, met) = (OnceLock::new(), Mutex::default());
+        Self { user: user_of(site), term, holder, version: AtomicU64::new(version), replaced, before, met }
+    }
+
+    /// Whether commands may be sent to this process of a node.
+    #[must_use]
+    pub fn admission(&self, node: NodeId, run_id: &str) -> Admission {
+        match lock(&self.met).get(&node).filter(|met| met.run_id == run_id) {
+            None => Admission::Unmet,
+            Some(met) if Instant::now() < met.free_at => Admission::Waits(met.free_at),
+            Some(_) => Admission::Admitted,
+        }
+    }
+
+    /// Records the mark of a node's process. `answer` is the reply to [`Self::question`], which was sent after the node had confirmed the end of all connections of other
+    /// routers. If one of these may have hot copies, no command is sent for [`TAKE_OVER_WAIT_US`]. Returns whether that time begins now.
+    pub fn meet(&self, node: NodeId, run_id: &str, answer: &[u8]) -> bool {
+        let mut all = lock(&self.met);
+        let before = all.get(&node);
+        if before.is_some_and(|met| met.run_id == run_id) {
+            return false;
+        }
+        let is_inherited = before.is_none() && self.before.nodes.contains(&node);
+        let text = String::from_utf8_lossy(answer);
+        // A node that refuses `ACL` has given no copies: they need the mark.
+        let waits = !reply::is_error(answer) && self.before.predecessor.may_have_copies(words_of(&text), &self.holder, is_inherited);
+        let now = Instant::now();
+        let free_at = if waits { now + Duration::from_micros(TAKE_OVER_WAIT_US) } else { now };
+        let free_at = before.map_or(free_at, |met| met.free_at.max(free_at));
+        all.insert(node, Met { run_id: run_id.to_owned(), free_at });
+        waits
     }
 
     /// The state directory has this version from now on.
@@ -130,9 +194,12 @@ pub fn mark_in(answer: &[u8]) -> Result<Option<Mark>, String> {
     if reply::is_error(answer) {
         return Err(String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned());
     }
-    // Key patterns are a text or an array, by version and protocol; nothing else in the answer looks like one of ours.
-    let text = String::from_utf8_lossy(answer);
-    Ok(Mark::read(text.split_whitespace().map(|word| word.trim_start_matches('~'))))
+    Ok(Mark::read(words_of(&String::from_utf8_lossy(answer))))
+}
+
+/// The words of a mark in the reply to the question. Key patterns are a text or an array, by version and protocol; nothing else in the reply looks like one of ours.
+fn words_of(text: &str) -> impl Iterator<Item = &str> {
+    text.split_whitespace().map(|word| word.trim_start_matches('~'))
 }
 
 #[cfg(test)]
@@ -155,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_router_that_was_replaced_remembers_it() {
-        let seat = Seat::new("5ite", 7, "me".to_owned(), 2);
+        let seat = Seat::new("5ite", 7, "me".to_owned(), 2, Before::default());
         assert_eq!(seat.question(), ["ACL", "GETUSER", "switchyard-5ite"]);
         assert_eq!(seat.claim(), ["ACL", "SETUSER", "switchyard-5ite", "off", "~holder:7:me", "~version:2"]);
         assert_eq!(seat.judge("a", b"*1\r\n$12\r\n~holder:7:me\r\n"), Standing::Ours);
@@ -163,5 +230,24 @@ mod tests {
         assert_eq!(seat.replaced(), None);
         assert_eq!(seat.judge("a", b"*1\r\n$13\r\n~holder:8:you\r\n"), Standing::Replaced { term: 8 });
         assert!(seat.replaced().is_some_and(|why| why.contains("term 8") && why.contains("node a")));
+    }
+
+    #[test]
+    fn a_node_is_used_after_the_wait_for_a_router_that_may_have_copies() {
+        let before = Before { predecessor: Predecessor::Unknown, nodes: BTreeSet::from([NodeId(0), NodeId(1)]) };
+        let seat = Seat::new("5ite", 7, "me".to_owned(), 2, before);
+        let (old, stopped) = (b"$27\r\n~holder:6:old ~holder:7:me\r\n", b"$26\r\n~holder:6:old ~stopped:old\r\n");
+        assert_eq!(seat.admission(NodeId(0), "a"), Admission::Unmet);
+        seat.meet(NodeId(0), "a", old);
+        assert!(matches!(seat.admission(NodeId(0), "a"), Admission::Waits(_)));
+        seat.meet(NodeId(0), "a", stopped);
+        assert!(matches!(seat.admission(NodeId(0), "a"), Admission::Waits(_)), "a later reading shortens nothing");
+        assert_eq!(seat.admission(NodeId(0), "b"), Admission::Unmet, "another process");
+        seat.meet(NodeId(0), "b", b"$12\r\n~holder:7:me\r\n");
+        assert!(matches!(seat.admission(NodeId(0), "b"), Admission::Waits(_)), "the wait of the node continues");
+        seat.meet(NodeId(1), "a", stopped);
+        seat.meet(NodeId(2), "a", b"*-1\r\n");
+        seat.meet(NodeId(3), "a", b"-NOPERM\r\n");
+        assert!([1, 2, 3].iter().all(|node| seat.admission(NodeId(*node), "a") == Admission::Admitted));
     }
 }

@@ -245,7 +245,14 @@ pub struct HotCopies {
 
 impl Default for HotCopies {
     fn default() -> Self {
-        Self { is_on: true, knobs: Knobs::default(), reply_max: 64 << 10, life_max: None, never: Vec::new(), only: Vec::new() }
+        Self {
+            is_on: true,
+            knobs: Knobs::default(),
+            reply_max: 64 << 10,
+            life_max: Some(Duration::from_secs(10)),
+            never: Vec::new(),
+            only: Vec::new(),
+        }
     }
 }
 

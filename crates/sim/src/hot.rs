@@ -331,6 +331,17 @@ impl World {
         }
     }
 
+    /// Sends a beat to a node if one is due.
+    fn beat(&mut self, ix: usize, node: usize) {
+        let (now, at) = (self.now, NodeId(node as u16));
+        let of = &mut self.workers[ix].hot;
+        let is_due = of.copies.beats().due(now).any(|due| due == at);
+        if let Some(conn) = of.links[node].conn.filter(|_| is_due && of.links[node].ready) {
+            of.copies.beats().sent(at, now);
+            self.send(conn, Cmd::Ping, What::Beat);
+        }
+    }
+
     /// A read may be answered by a copy, or by a fill that it waits for. Says whether it is.
     pub(crate) fn hot_read(&mut self, op: u64, node: usize) -> bool {
         let Some(Command { op: Op::Get(key), worker, past: false, .. }) = self.ops.get(&op) else { return false };
@@ -344,6 +355,7 @@ impl World {
             return false;
         }
         let (turn, now, database) = (self.turn(), self.now, (key / self.names()) as u32);
+        self.beat(ix, node);
         let asked = Asked { hash: self.hot.hash(&name), key: &name, database, request: REQUEST, node: at, resp3: true };
         let (early, beside) = (self.bug(Bug::FilledBeforeAllArmed), self.bug(Bug::FilledBesideOlderWrites));
         let Self { workers, hot, .. } = self;

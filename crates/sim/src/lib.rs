@@ -14,6 +14,7 @@ pub mod node;
 mod planted;
 mod random;
 pub mod scenario;
+pub mod take_over;
 mod worker;
 mod world;
 

@@ -609,7 +609,7 @@ impl World {
                     ops.push(op);
                 }
                 // Not confirmed: the next connection asks again.
-                What::Kill(_) | What::Hello | What::Unblock | What::Mover(_) | What::FillTtl(_) | What::Fill(_) => {}
+                What::Kill(_) | What::Hello | What::Unblock | What::Mover(_) | What::FillTtl(_) | What::Fill(_) | What::Beat => {}
             }
         }
         // What was never sent looks for another place.

@@ -60,6 +60,8 @@ pub(crate) enum What {
     /// Of a fill, by its number: how long the key lives, and the key.
     FillTtl(u32),
     Fill(u32),
+    /// Of a connection for fills.
+    Beat,
     Mover(MoverWhat),
 }
 

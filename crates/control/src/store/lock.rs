@@ -40,6 +40,14 @@ impl DirectoryLock {
         write_pid(&mut file, &format!("{}\n", std::process::id())).map_err(refused)?;
         Ok(Self { file })
     }
+
+    /// Names the locked file on this boot of the machine's kernel: boot id, device and inode. A copy of the directory, and another machine, have another name. Two processes
+    /// that lock a file of one name exclude each other. `None` if the system does not report these.
+    pub(super) fn identity(&self) -> Option<String> {
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+        let file = rustix::fs::fstat(&self.file).ok()?;
+        Some(format!("{}:{:x}:{:x}", boot.trim(), file.st_dev, file.st_ino))
+    }
 }
 
 impl Drop for DirectoryLock {
@@ -61,4 +69,25 @@ fn read_pid(file: &mut File) -> Option<u32> {
     let mut text = String::new();
     file.take(16).read_to_string(&mut text).ok()?;
     text.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_file_left_by_a_crash_locks_nothing() {
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::write(directory.path().join("LOCK"), "1\n").expect("written");
+        DirectoryLock::acquire(directory.path()).expect("free");
+    }
+
+    #[test]
+    fn a_lock_keeps_its_name_and_a_copy_of_the_directory_has_another() {
+        let (directory, copy) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("another one"));
+        let name_of = |path: &Path| DirectoryLock::acquire(path).expect("free").identity().expect("a name");
+        let name = name_of(directory.path());
+        std::fs::copy(directory.path().join("LOCK"), copy.path().join("LOCK")).expect("copied");
+        assert!(name == name_of(directory.path()) && name != name_of(copy.path()));
+    }
 }

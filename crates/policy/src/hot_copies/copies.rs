@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::armed::ByHash;
+use super::beat::Beats;
 use super::{Armed, ArmedSet, Gate, GateId, Gates};
 use crate::topology::{NodeId, Slot};
 
@@ -147,12 +148,10 @@ struct Kept {
 }
 
 impl Kept {
-    /// Whether it may be given, with the gates as they are now.
-    ///
-    /// The time of the turn would not do: worker and host may be stopped in the middle of one.
+    /// Whether it may be given, with the gates as they are now, to a command that was received before `exact_us`.
     #[inline]
-    fn is_good(&self, gates: (Gate, Gate), exact: impl Fn() -> u64) -> bool {
-        self.gates == gates && (self.until_us == u64::MAX || exact() < self.until_us)
+    fn is_good(&self, gates: (Gate, Gate), exact_us: u64) -> bool {
+        self.gates == gates && exact_us < self.until_us
     }
 }
 
@@ -206,6 +205,8 @@ struct Fill {
     gates: (Gate, Gate),
     until_us: u64,
     spoiled: Option<Discarded>,
+    /// The connection was lost, or the node has not replied: the end of this fill proves nothing about the node.
+    is_lost: bool,
 }
 
 /// How much there is.
@@ -226,6 +227,7 @@ pub struct Copies {
     line: VecDeque<u64>,
     evicts_at_us: u64,
     fills: BTreeMap<u32, Fill>,
+    beats: Beats,
     lately: Vec<Lately>,
     last: u32,
     sizes: Sizes,
@@ -238,6 +240,11 @@ impl Copies {
     #[must_use]
     pub fn set(&self) -> &Arc<ArmedSet> {
         &self.set
+    }
+
+    /// Beats at the nodes that have filled copies. Replies to fills are recorded by [`Self::end`].
+    pub fn beats(&mut self) -> &mut Beats {
+        &mut self.beats
     }
 
     /// How much there is.
@@ -275,15 +282,15 @@ impl Copies {
         });
     }
 
-    /// What is done for a client that reads. `may_fill`: whether a key that came in this generation may be filled from its node; it is not asked each time. `now_us` is the
-    /// time of the turn; `exact`: the time by which keys live, also where the host is suspended.
+    /// Decides on a read. `may_fill`: whether a key that was armed in this generation may be filled from its node; not called each time. `now_us` is the time of the turn.
+    /// `exact` is CLOCK_BOOTTIME, read after the command was received: the worker and the host can be stopped within a turn.
     #[inline]
     pub fn read(
         &mut self,
         gates: &impl Gates,
         asked: Asked<'_>,
         now_us: u64,
-        exact: impl Fn() -> u64,
+        exact: impl FnOnce() -> u64,
         may_fill: impl FnOnce(u64) -> bool,
     ) -> Read<'_> {
         if !self.keys.contains_key(&asked.hash) {
@@ -293,7 +300,7 @@ impl Copies {
             self.keys.insert(asked.hash, new);
             self.line.push_back(asked.hash);
         }
-        let Self { keys, sizes, .. } = self;
+        let Self { keys, sizes, beats, .. } = self;
         let Some(of_key) = keys.get_mut(&asked.hash) else { return Read::Miss };
         // Another key of the same hash: it is armed, too, and has no copies.
         if *of_key.key != *asked.key {
@@ -305,10 +312,15 @@ impl Copies {
         if let Some(place) = place {
             let form = &mut of_key.forms[place];
             form.used = form.used.saturating_add(1);
+            let exact_us = exact();
             match &form.state {
                 State::Filling(number) => return Read::Wait(*number),
                 State::Rests(until_us) if now_us < *until_us => return Read::Miss,
-                State::Kept(kept) if form.node == asked.node && kept.is_good(now, exact) => {
+                State::Kept(kept) if form.node == asked.node && kept.is_good(now, exact_us) => {
+                    // The copy stays: the next beat extends the lease.
+                    if !beats.permits(form.node, exact_us) {
+                        return Read::Miss;
+                    }
                     let State::Kept(kept) = &of_key.forms[place].state else { return Read::Miss };
                     return Read::Hit(kept.replies.of(asked.resp3));
                 }
@@ -339,13 +351,15 @@ impl Copies {
         gates: &impl Gates,
         quick: u64,
         (database, request, resp3): (u32, &[u8], bool),
-        exact: impl Fn() -> u64,
+        exact: impl FnOnce() -> u64,
     ) -> Option<Again<'_>> {
         let lately = self.lately.get(quick as usize % LATELY).filter(|lately| lately.quick == quick)?;
-        let of_key = self.keys.get_mut(&lately.hash)?;
+        let Self { keys, beats, .. } = self;
+        let of_key = keys.get_mut(&lately.hash)?;
         let form = of_key.forms.get_mut(lately.place).filter(|form| form.database == database && *form.request == *request)?;
         let State::Kept(kept) = &form.state else { return None };
-        if !kept.is_good(now_of(gates, lately.hash, form.node), exact) {
+        let exact_us = exact();
+        if !kept.is_good(now_of(gates, lately.hash, form.node), exact_us) || !beats.permits(form.node, exact_us) {
             return None;
         }
         form.used = form.used.saturating_add(1);
@@ -392,7 +406,10 @@ impl Copies {
         let form = Form { database, request: request.into(), node, used: 1, state: State::Filling(number) };
         sizes.bytes += form.bytes();
         of_key.forms.push(form);
-        self.fills.insert(number, Fill { hash, node, began_us: now_us, sent_us: exact_us, gates: now, until_us: u64::MAX, spoiled: None });
+        self.fills.insert(
+            number,
+            Fill { hash, node, began_us: now_us, sent_us: exact_us, gates: now, until_us: u64::MAX, spoiled: None, is_lost: false },
+        );
         Some(number)
     }
 
@@ -410,6 +427,7 @@ impl Copies {
     pub fn spoil(&mut self, number: u32, why: Discarded) {
         if let Some(fill) = self.fills.get_mut(&number) {
             fill.spoiled = fill.spoiled.or(Some(why));
+            fill.is_lost |= why == Discarded::Lost;
         }
     }
 
@@ -428,6 +446,9 @@ impl Copies {
         lives_at: impl FnOnce(&[u8], Slot) -> Option<NodeId>,
     ) -> Filled {
         let Some(fill) = self.fills.remove(&number) else { return Err(Discarded::Moved) };
+        if !fill.is_lost {
+            self.beats.filled(fill.node, fill.sent_us);
+        }
         let bytes = resp3.len() + resp2.map_or(0, <[u8]>::len);
         let has_room = fill.spoiled.is_some() || bytes <= self.reply_max && self.makes_room(bytes, now_us);
         let Self { keys, sizes, .. } = self;
@@ -507,12 +528,18 @@ impl Copies {
         });
     }
 
-    /// All of a node is past: its connection is lost, or it says so.
+    /// Drops all copies of a node: its connection is lost ([`Discarded::Lost`]), or the node has invalidated all keys.
     pub fn lost(&mut self, node: NodeId, why: Discarded) {
+        if why == Discarded::Lost {
+            self.beats.lost(node);
+        }
         for of_key in self.keys.values_mut() {
             of_key.drop_where(&mut self.sizes, |form| form.node == node);
         }
-        self.fills.values_mut().filter(|fill| fill.node == node).for_each(|fill| fill.spoiled = fill.spoiled.or(Some(why)));
+        for fill in self.fills.values_mut().filter(|fill| fill.node == node) {
+            fill.spoiled = fill.spoiled.or(Some(why));
+            fill.is_lost |= why == Discarded::Lost;
+        }
     }
 
     /// Keys live elsewhere, or are on their way: what was read elsewhere than where the key lives is dropped. `None`: it is on its way. A fill under way comes to
@@ -605,6 +632,7 @@ impl Sizes {
 
 #[cfg(test)]
 mod tests {
+    use super::super::beat::LEASE_US;
     use super::super::gate::OneThread;
     use super::*;
 
@@ -669,7 +697,7 @@ mod tests {
         let (gates, mut copies) = copies();
         assert_eq!(read(&gates, &mut copies, ASKED, 0), "Fill");
         assert_eq!(fill(&gates, &mut copies, "one", -1), Ok(()));
-        assert_eq!(read(&gates, &mut copies, ASKED, u64::MAX - 1), "one");
+        assert_eq!(read(&gates, &mut copies, ASKED, 1_000 + LEASE_US), "one");
         assert_eq!(read(&gates, &mut copies, Asked { request: b"STRLEN k", ..ASKED }, 0), "Fill");
         assert_eq!(read(&gates, &mut copies, Asked { database: 1, ..ASKED }, 0), "Fill");
         let gate = GateId::of_key(ASKED.hash);
@@ -719,6 +747,26 @@ mod tests {
         let number = copies.begin(&gates, ASKED, (0, 0)).expect("a fill");
         copies.changed(ASKED.hash);
         assert_eq!(copies.end(&gates, number, b"old", None, (0, 0), |_, _| Some(NODE)), Err(Discarded::Invalidated));
+    }
+
+    #[test]
+    fn a_copy_is_given_only_while_its_node_confirms_beats() {
+        let (gates, mut copies) = copies();
+        read(&gates, &mut copies, ASKED, 0);
+        assert_eq!(fill(&gates, &mut copies, "one", -1), Ok(()));
+        copies.remember(9, &ASKED);
+        let again = |copies: &mut Copies, now_us: u64| copies.again(&gates, 9, (0, ASKED.request, false), || now_us).is_some();
+        let end_us = 1_000 + LEASE_US;
+        assert!(again(&mut copies, end_us) && !again(&mut copies, end_us + 1));
+        assert_eq!(read(&gates, &mut copies, ASKED, end_us + 1), "Miss");
+        copies.beats().sent(NODE, end_us);
+        assert_eq!(read(&gates, &mut copies, ASKED, end_us + 1), "Miss", "the beat is not confirmed");
+        copies.beats().replied(NODE);
+        assert_eq!(read(&gates, &mut copies, ASKED, end_us + LEASE_US), "one");
+        let number = copies.begin(&gates, Asked { database: 1, ..ASKED }, (0, end_us + LEASE_US)).expect("a fill");
+        copies.spoil(number, Discarded::Lost);
+        assert_eq!(copies.end(&gates, number, b"", None, (0, 0), |_, _| Some(NODE)), Err(Discarded::Lost));
+        assert_eq!(read(&gates, &mut copies, ASKED, end_us + LEASE_US + 1), "Miss", "a fill without a reply is no beat");
     }
 
     #[test]

@@ -12,11 +12,13 @@
 //! 8. What cannot be known is not kept.
 //! 9. A worker that panics takes all gates with it: its successors and the others get new ones, and all keys come anew.
 //! 10. The gate of a key that is armed no more is shut until every worker has the set without it.
+//! 11. A hit needs a beat that was sent on the fill connection at most [`LEASE_US`] ago and confirmed ([`Beats`]). A successor writes only after that.
 //!
 //! Not a time to live, as in other proxies: what was read would be old for so long. Not a counter of versions alone: a read that runs beside a write would be kept.
 
 mod admission;
 mod armed;
+mod beat;
 mod copies;
 mod gate;
 mod holds;
@@ -24,6 +26,7 @@ mod share;
 
 pub use admission::{Admission, Admitted, Knobs};
 pub use armed::{Armed, ArmedSet, hash_of_name};
+pub use beat::{Beats, LEASE_US};
 pub use copies::{Again, Asked, Copies, Discarded, Filled, Read, Sizes};
 pub use gate::{Gate, GateId, Gates};
 pub use holds::{Holds, Over};

@@ -12,11 +12,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use switchyard_policy::migration::Process;
 use switchyard_policy::seat::Standing;
+use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply::{ReplyScan, ReplyScanner};
 use switchyard_resp::{encode, reply};
 
 use crate::fences::left_behind;
-use crate::seat::{Seat, why_not};
+use crate::seat::{Admission, Seat, why_not};
 use crate::settings::NodeAccess;
 use crate::worker::transport::{self, Received, Tls};
 
@@ -173,6 +174,20 @@ impl Connection {
         match asks(self)? {
             Standing::Free => Err("it did not keep the mark of this router".to_owned()),
             _ => Ok(()),
+        }
+    }
+
+    /// Waits until the node may be used: an earlier router may still reply from its hot copies.
+    pub(super) fn wait_for_earlier_router(&mut self, seat: &Seat, node: NodeId, patience: Duration) -> Result<(), String> {
+        loop {
+            match seat.admission(node, &self.process.run_id) {
+                Admission::Admitted => return Ok(()),
+                Admission::Waits(until) => std::thread::sleep(until.saturating_duration_since(Instant::now())),
+                Admission::Unmet => {
+                    let mark = self.call_words(&seat.question(), patience)?;
+                    seat.meet(node, &self.process.run_id, &mark);
+                }
+            }
         }
     }
 

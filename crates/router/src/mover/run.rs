@@ -371,6 +371,7 @@ impl Mover {
         }
         if let Some(seat) = &self.shared.seat {
             connection.take_seat(seat, &access.name, (&self.shared.site, &self.shared.incarnation), patience)?;
+            connection.wait_for_earlier_router(seat, node, patience)?;
         }
         if side == Side::Target {
             // It was looked through before; who answers now may be another process, with keys of long ago.

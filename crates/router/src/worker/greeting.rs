@@ -20,7 +20,7 @@ use super::translate::refuses_resp3;
 use super::transport;
 use super::upstream::{Lane, Link, Phase, Purpose};
 use crate::fences;
-use crate::seat::why_not;
+use crate::seat::{Admission, why_not};
 use crate::settings::EmptyReturn;
 use crate::shared::{Commands, Plan, lock, unix_ms};
 use crate::slab::Handle;
@@ -96,6 +96,8 @@ pub(super) enum Greeting {
     Returned(Vec<u64>, Vec<u8>),
     /// Other workers still use the primary before this one. With what INFO said.
     Others(Vec<u8>),
+    /// No question: an earlier router may still reply from hot copies of the node's keys. With the reply to INFO.
+    Waits(Vec<u8>),
 }
 
 /// It is known who answers: what was left there comes first, then it is used.
@@ -312,12 +314,20 @@ impl Worker {
                 self.learn_standing(handle, answer);
             }
             (Greeting::Claim, None) => {}
+            (Greeting::Waits(_), _) => self.attempt_failed(handle, "it sent a reply without a request"),
             (Greeting::Claim, Some(error)) => {
                 link.standing = Standing::Untold;
                 debug!(node = %self.node_name(node), error, "node refuses ACL SETUSER");
             }
             (Greeting::Claimed(info), _) => match self.learn_standing(handle, answer) {
-                Some(Standing::Ours | Standing::Untold) => self.link_is_up(handle, &info),
+                Some(Standing::Ours | Standing::Untold) => {
+                    if let (Some(seat), Some(run_id)) = (&self.shared.seat, run_id_of(&info))
+                        && seat.meet(node, &run_id, answer)
+                    {
+                        info!(node = %self.node_name(node), "an earlier router may still reply from hot copies: nothing is sent to the node before their lease has ended");
+                    }
+                    self.link_is_up(handle, &info);
+                }
                 Some(Standing::Free) => self.attempt_failed(handle, "it did not keep the mark of this router"),
                 _ => {}
             },
@@ -376,6 +386,28 @@ impl Worker {
                 self.ask_more(handle, vec![(Greeting::Claimed(info.to_vec()), question)]);
             }
             _ => self.link_is_up(handle, info),
+        }
+    }
+
+    /// Returns whether a greeted connection may be used. Otherwise reads the mark first, or waits until an earlier router has no hot copies of the node's keys.
+    fn is_admitted(&mut self, handle: Handle, info: &[u8], run_id: Option<&str>) -> bool {
+        let Some(link) = self.links.get_mut(handle).filter(|link| link.lane != Lane::Replica) else { return true };
+        let (Some(seat), Some(run_id)) = (&self.shared.seat, run_id) else { return true };
+        match seat.admission(link.node, run_id) {
+            Admission::Admitted => return true,
+            Admission::Waits(_) => link.greeting.push_back(Greeting::Waits(info.to_vec())),
+            Admission::Unmet => {
+                let question = seat.question();
+                self.ask_more(handle, vec![(Greeting::Claimed(info.to_vec()), question)]);
+            }
+        }
+        false
+    }
+
+    /// Uses a connection that has waited for an earlier router, if that time has passed.
+    pub(super) fn end_wait_for_earlier_router(&mut self, handle: Handle) {
+        if let Some(Greeting::Waits(info)) = self.links.get_mut(handle).and_then(|link| link.greeting.pop_front()) {
+            self.link_is_up(handle, &info);
         }
     }
 
@@ -450,6 +482,9 @@ impl Worker {
         };
         if let Some(why) = self.plan.held.clone() {
             self.attempt_failed(handle, &why);
+            return;
+        }
+        if !self.is_admitted(handle, info, run_id.as_deref()) {
             return;
         }
         if let Some(why) = self.comes_back_without_data(handle, run_id.as_deref()) {

@@ -50,6 +50,27 @@ struct Waiting {
     clients: Vec<Handle>,
 }
 
+/// The clock of hits. Each hit needs a reading from after its command was received, and before its reply is handed over. A reading of the turn would be too early: the
+/// process can be stopped between the start of a turn and a read of a socket.
+#[derive(Clone, Copy, Debug, Default)]
+enum HitClock {
+    /// Each hit reads the clock.
+    #[default]
+    Each,
+    /// All commands of the run were received before it began, so its hits share one reading.
+    Run(Option<u64>),
+}
+
+impl HitClock {
+    #[inline]
+    fn read(&mut self) -> u64 {
+        match self {
+            Self::Each => exact_us(),
+            Self::Run(reading) => *reading.get_or_insert_with(exact_us),
+        }
+    }
+}
+
 /// What a worker has of hot copies.
 #[derive(Debug)]
 pub(super) struct Hot {
@@ -65,6 +86,7 @@ pub(super) struct Hot {
     waiting: BTreeMap<u32, Waiting>,
     /// What hits have taken of the turn under way.
     share: Share,
+    clock: HitClock,
     /// Nodes that have not answered a fill in time: nobody waits for another one there.
     late_at: Vec<NodeId>,
     /// By node number: fields of hashes have times of their own there, which nobody says.
@@ -92,6 +114,7 @@ impl Hot {
             fingerprints,
             waiting: BTreeMap::new(),
             share: Share::default(),
+            clock: HitClock::default(),
             late_at: Vec::new(),
             fields_expire: Vec::new(),
             barred: Vec::new(),
@@ -112,6 +135,13 @@ impl Hot {
     #[inline]
     pub(super) fn begin_run(&mut self, now_us: u64) {
         self.share.begin(now_us);
+        self.clock = HitClock::Run(None);
+    }
+
+    /// Ends the run: commands that are dispatched later were perhaps not received yet.
+    #[inline]
+    pub(super) fn end_run(&mut self) {
+        self.clock = HitClock::Each;
     }
 
     /// Whether writes raise gates.
@@ -238,7 +268,7 @@ pub(super) fn copied(worker: &mut Worker, handle: Handle, plan: &Plan, command: 
     let quick = rapidhash::v3::rapidhash_v3(raw);
     let (database, resp3) = (client.database, client.resp3);
     // What a client asks a node for in one pipeline is executed in its order.
-    if let Some(again) = hot.copies.again(&*hot.gates, quick, (database, raw, resp3), exact_us)
+    if let Some(again) = hot.copies.again(&*hot.gates, quick, (database, raw, resp3), || hot.clock.read())
         && !client.is_under_way_at(again.node)
     {
         let seq = client.owe_at(None, *now_us, command.class() as u8);
@@ -259,7 +289,7 @@ pub(super) fn copied(worker: &mut Worker, handle: Handle, plan: &Plan, command: 
     }
     let asked = Asked { hash: hot.hash(key), key, database, request: raw, node, resp3 };
     let waits = !has_waited && !hot.late_at.contains(&node);
-    let number = match hot.copies.read(&*hot.gates, asked, *now_us, exact_us, |since| shared.hot.may_fill(since, node)) {
+    let number = match hot.copies.read(&*hot.gates, asked, *now_us, || hot.clock.read(), |since| shared.hot.may_fill(since, node)) {
         Read::Hit(reply) => {
             let reply = reply.to_vec();
             hot.share.give(reply.len());
@@ -336,7 +366,7 @@ fn copied_values(worker: &mut Worker, handle: Handle, plan: &Plan, command: &Com
         let Worker { hearers, shared, now_us, .. } = &mut *worker;
         let hot = &mut hearers.hot;
         let asked = Asked { hash: hot.hash(key), key, database, request: &request, node, resp3 };
-        match hot.copies.read(&*hot.gates, asked, *now_us, exact_us, |since| shared.hot.may_fill(since, node)) {
+        match hot.copies.read(&*hot.gates, asked, *now_us, || hot.clock.read(), |since| shared.hot.may_fill(since, node)) {
             Read::Hit(reply) => {
                 // As the node's own reply, one that is large is taken as it comes, and not made whole: names are short, and what they stand for is not.
                 if answer.len() + reply.len() > large {
@@ -667,6 +697,21 @@ pub(super) fn publish_drained(worker: &mut Worker) {
     }
 }
 
+/// Sends a beat to each node that is due, if its fill connection is up.
+fn send_beats(worker: &mut Worker) {
+    let due: Vec<NodeId> = worker.hearers.hot.copies.beats().due(exact_us()).collect();
+    for node in due {
+        let Some(link) = worker.links.shared(node, Lane::Fills, true).filter(|link| worker.links.up(*link).is_some()) else { continue };
+        worker.hearers.hot.copies.beats().sent(node, exact_us());
+        worker.push_own(link, &[b"PING"], Purpose::Beat, 0);
+    }
+}
+
+/// Handles the reply to a beat. Also late or an error, it proves that the connection was alive when the beat was sent.
+pub(super) fn beat_confirmed(worker: &mut Worker, node: NodeId) {
+    worker.hearers.hot.copies.beats().replied(node);
+}
+
 /// Looks at what time changes.
 pub(super) fn tick(worker: &mut Worker) {
     let Worker { hearers, zombies, counters, .. } = &mut *worker;
@@ -679,6 +724,7 @@ pub(super) fn tick(worker: &mut Worker) {
     if worker.hearers.hot.generation == 0 {
         return;
     }
+    send_beats(worker);
     let generation = worker.hearers.hot.generation;
     let is_drained = worker.hearers.hot.drained.iter().all(|oldest| *oldest == generation);
     if !is_drained || worker.hearers.hot.drained.len() != worker.plan.topology.node_id_bound() {

@@ -285,6 +285,7 @@ impl Worker {
                 }
             }
         }
+        self.hearers.hot.end_run();
         if let Some(error) = failed {
             scanner.reset();
             self.protocol_error(handle, error);

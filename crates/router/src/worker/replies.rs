@@ -10,7 +10,7 @@ use switchyard_resp::{encode, reply};
 use tracing::{debug, warn};
 
 use super::breaking::fail_strays;
-use super::hot_copies::{filled, invalidated, told_ttl};
+use super::hot_copies::{beat_confirmed, filled, invalidated, told_ttl};
 use super::upstream::{Again, Arrival, Body, Lane, Pending, Phase, Purpose, Taken};
 use super::{Stall, Worker};
 use crate::poll::Token;
@@ -222,7 +222,7 @@ impl Worker {
                 Purpose::Fill => filled(self, pending.seq, answer, false),
                 Purpose::FillTtl => told_ttl(self, node, pending.seq, answer),
                 Purpose::Nobody | Purpose::Learn | Purpose::Confirm | Purpose::Queued | Purpose::Unblock | Purpose::Look => {}
-                Purpose::Subscribe | Purpose::Sync | Purpose::Track => {}
+                Purpose::Subscribe | Purpose::Sync | Purpose::Track | Purpose::Beat => {}
             }
         }
         match pending.purpose {
@@ -230,6 +230,7 @@ impl Worker {
             Purpose::Queued => self.on_queued(handle, pending, is_error, answer),
             Purpose::Unblock => self.on_unblock(pending.who, answer),
             Purpose::Look => self.on_look(pending.who, pending.seq, answer),
+            Purpose::Beat => beat_confirmed(self, node),
             _ => {}
         }
         if lane.is_exclusive() {

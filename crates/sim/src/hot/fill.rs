@@ -29,6 +29,7 @@ impl World {
                     self.workers[ix].hot.copies.told_ttl(number, ms);
                 }
             }
+            (What::Beat, _) => self.workers[ix].hot.copies.beats().replied(NodeId(node as u16)),
             (What::Fill(number), reply) => self.filled(ix, node, number, &reply),
             (what, reply) => self.violated(format!("worker {ix}: {reply:?} in answer to {what:?}")),
         }

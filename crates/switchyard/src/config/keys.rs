@@ -546,7 +546,8 @@ keys! {
     "value-max" Reload [] size(KB..=16 << 20) live.hot_copies.reply_max,
         "Replies of more bytes than this are not copied.";
     "life-max" Reload ["ttl"] time_or_never(Duration::ZERO..=DAY) live.hot_copies.life_max,
-        "How long a copy is given at most before its node is asked again. 0s: as long as the key lives. Only what writes past the router needs another bound.";
+        "Longest life of a copy; then its node is read again. Bounds changes past the router that the node does not announce (SWAPDB, DEBUG, a loaded dump). 0s: as long as \
+         the key lives.";
     "never" Reload ["exclude"] texts live.hot_copies.never,
         "Keys that begin with one of these are never copied.";
     "allow" Reload ["include", "prefixes"] texts live.hot_copies.only,

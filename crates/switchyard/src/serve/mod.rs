@@ -275,8 +275,8 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
     drop((planner, ejector, autoscaler));
     care.stop();
     drop(health);
-    stop(&runtime, &mut signals, &running, (&moves, executor), reloads.shutdown_timeout())?;
-    seat_thread.stop();
+    let have_workers_ended = stop(&runtime, &mut signals, &running, (&moves, executor), reloads.shutdown_timeout())?;
+    seat_thread.stop(have_workers_ended);
     admin.stop();
     reloads.stop();
     Ok(())
@@ -581,14 +581,14 @@ fn tell_systemd(running: &Running, watchdog: bool, last: &mut String) {
     *last = text;
 }
 
-/// Drains the router within `bound`; a second signal ends the process at once, also with exit code 0: it was asked for.
+/// Drains the router within `bound`; a second signal ends the process at once, also with exit code 0, because the operator intends it. Returns whether all workers have ended.
 fn stop(
     runtime: &tokio::runtime::Runtime,
     signals: &mut Signals,
     running: &Arc<Running>,
     (moves, executor): (&Arc<Moves>, MovesThread),
     bound: Duration,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<bool> {
     let (running, moves) = (Arc::clone(running), Arc::clone(moves));
     let (done, drained) = tokio::sync::oneshot::channel();
     std::thread::Builder::new()
@@ -616,9 +616,12 @@ fn stop(
                 Ok(Some(_)) => info!("stopped; no client was cut"),
                 Err(_) => return Err(anyhow!("draining failed, see above")),
             },
-            name = asked_to_stop(&mut signals.terminate, &mut signals.interrupt) => warn!("{name} again: stopped at once"),
+            name = asked_to_stop(&mut signals.terminate, &mut signals.interrupt) => {
+                warn!("{name} again: stopped at once");
+                return Ok(false);
+            }
         }
-        Ok(())
+        Ok(true)
     })
 }
 

@@ -735,3 +735,13 @@ fn counting_a_hyperloglog_ends_the_copies_of_its_bytes() {
         assert_eq!(client.cmd("GET h"), node.cmd("GET h"), "round {round}");
     }
 }
+
+#[test]
+fn a_swap_of_databases_past_the_router_ends_copies_in_time() {
+    let Some(site) = Site::router_only(1, &all()) else { return };
+    let mut client = site.client();
+    assert_eq!(client.cmd("SET k before"), ok());
+    until_copied(&site, &mut client, "GET k");
+    assert_eq!(site.nodes()[0].cmd("SWAPDB 0 1"), ok());
+    until("the node is read again", || client.cmd("GET k") == Value::Nil);
+}

@@ -2,7 +2,8 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -10,6 +11,7 @@ use tempfile::TempDir;
 use crate::movectl::done;
 use crate::movectl_moves::{eventually, wait_for};
 use crate::support::process::{Process, tied};
+use crate::support::relay::Relay;
 use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Value, bulk, direct, int, ok, ports};
 
 /// A router before two nodes, and a place for another one.
@@ -263,4 +265,105 @@ fn a_standby_begins_with_a_directory_that_was_recovered() {
     assert!(copy.log().contains("under which no router has served yet"), "{}", copy.log());
     let mut shared = scene.second(&["--standby", "shared"], scene.copy.path());
     assert_eq!(scene.client_of(&mut shared).cmd("GET k"), bulk("v"));
+}
+
+#[test]
+fn a_router_that_was_replaced_gives_no_old_copy() {
+    if direct() {
+        return;
+    }
+    let nodes: Vec<Node> = (0..2).map(|_| Node::start(&NodeOptions::default())).collect();
+    let relays: Vec<Relay> = nodes.iter().map(|node| Relay::start(node.address())).collect();
+    let addresses: Vec<SocketAddr> = relays.iter().map(Relay::address).collect();
+    let first = Router::start(&addresses, &RouterOptions::args(&["--set", "hot-copies.admission=all"]));
+    let scene = Scene { first, nodes, listen: fresh(), copy: TempDir::new().expect("a directory") };
+    let mut client = Client::connect(scene.first.address());
+    assert_eq!(client.cmd("SET hot old"), ok());
+    let hits = |scene: &Scene| {
+        let metrics = scene.first.metrics();
+        let line = metrics.lines().find(|line| line.starts_with("switchyard_hot_copies_hits_total")).expect("a metric").to_owned();
+        line.rsplit(' ').next().and_then(|hits| hits.parse::<f64>().ok()).expect("a number")
+    };
+    let before = hits(&scene);
+    eventually("a copy answers", || {
+        assert_eq!(client.cmd("GET hot"), bulk("old"));
+        hits(&scene) > before
+    });
+    scene.copy_state();
+    let standby = scene.second(&["--standby", "copy"], scene.copy.path());
+    eventually("it waits", || standby.log().contains(WAITS));
+    let pid = scene.first.process().pid();
+    assert_eq!(client.cmd("GET hot"), bulk("old"));
+    relays.iter().for_each(|relay| relay.isolate(pid));
+    let is_written = AtomicBool::new(false);
+    let old_address = scene.first.address();
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    // The first router is cut off from its nodes, and not from its clients. It may reply as long as nothing was written elsewhere.
+                    let end = Instant::now() + Duration::from_secs(240);
+                    let mut late_reads = 0;
+                    while late_reads < 100 && Instant::now() < end {
+                        let is_late = is_written.load(Ordering::SeqCst);
+                        late_reads += usize::from(is_late);
+                        let Ok(mut reader) = Client::try_connect(old_address) else {
+                            std::thread::sleep(Duration::from_millis(10));
+                            continue;
+                        };
+                        reader.patience(Duration::from_millis(100));
+                        reader.post_quietly("GET hot");
+                        let reply = reader.try_reply();
+                        assert!(
+                            !(is_late && reply.is_ok_and(|reply| reply == bulk("old"))),
+                            "a read after the write returned the old value"
+                        );
+                        std::thread::sleep(Duration::from_millis(10));
+                    }
+                    late_reads
+                })
+            })
+            .collect();
+        let mut new = eventually("the second router writes", || {
+            let mut client = Client::try_connect(scene.listen).ok()?;
+            client.post_quietly("SET hot new");
+            (client.try_reply().ok()? == ok()).then_some(client)
+        });
+        is_written.store(true, Ordering::SeqCst);
+        for reader in readers {
+            assert!(reader.join().expect("no old value") > 0);
+        }
+        assert_eq!(new.cmd("GET hot"), bulk("new"));
+    });
+}
+
+#[test]
+fn a_successor_waits_for_copies_unless_the_router_has_provably_ended() {
+    let Some(mut scene) = Scene::start() else { return };
+    let marks = |scene: &Scene| {
+        let user =
+            scene.nodes[0].cmd("ACL USERS").items().iter().map(Value::text).find(|user| user.starts_with("switchyard-")).expect("a mark");
+        format!("{:?}", scene.nodes[0].cmd(&format!("ACL GETUSER {user}")))
+    };
+    let addresses: Vec<SocketAddr> = scene.nodes.iter().map(Node::address).collect();
+    const WAITING: &str = "an earlier router may still reply from hot copies";
+    scene.first.process().expect_log(&["node is up"]);
+    // The same store was locked by the process before.
+    scene.first.process_mut().kill();
+    scene.first.start_again(&addresses);
+    assert!(!scene.first.process().log().contains(WAITING), "{}", scene.first.process().log());
+    // A copy of the directory proves nothing about a process that was killed.
+    scene.copy_state();
+    scene.first.process_mut().kill();
+    let mut second = scene.second(&[], scene.copy.path());
+    scene.client_of(&mut second);
+    assert_eq!(second.log().matches(WAITING).count(), 2, "{}", second.log());
+    // A router that is stopped leaves word.
+    second.signal(Signal::TERM);
+    assert_eq!(second.wait(Duration::from_secs(60)).code(), Some(0), "{}", second.log());
+    assert!(marks(&scene).contains("stopped:"), "{}", marks(&scene));
+    let mut third = scene.second(&[], &scene.first.state_dir());
+    scene.client_of(&mut third);
+    // The two share a log.
+    assert_eq!(third.log().matches(WAITING).count(), 2, "once for each node, by the second router: {}", third.log());
 }

@@ -28,6 +28,8 @@ struct Mood {
     seen: Mutex<Vec<u8>>,
     /// Both ends of every connection.
     open: Mutex<Vec<TcpStream>>,
+    /// The process whose connections pass nothing, in either direction.
+    isolated: Mutex<Option<u32>>,
 }
 
 /// What is held back.
@@ -51,6 +53,15 @@ impl Mood {
     fn change(&self, change: impl FnOnce(&mut Held)) {
         change(&mut self.held());
         self.changed.notify_all();
+    }
+
+    /// Waits until the relay ends if the process that has the other end of this connection is isolated. `is_isolated` keeps the answer, which costs a look at all its files.
+    fn pass(&self, near: &TcpStream, is_isolated: &mut Option<bool>) {
+        let isolated = *self.isolated.lock().expect("a process");
+        let Some(pid) = isolated else { return };
+        if *is_isolated.get_or_insert_with(|| has_other_end(pid, near)) {
+            self.wait_while(|_| true);
+        }
     }
 
     fn wait_while(&self, waits: impl Fn(&Held) -> bool) {
@@ -86,6 +97,7 @@ impl Relay {
             accepted: AtomicU64::new(0),
             seen: Mutex::default(),
             open: Mutex::default(),
+            isolated: Mutex::default(),
         });
         let shared = mood.clone();
         std::thread::spawn(move || {
@@ -156,6 +168,11 @@ impl Relay {
         self.mood.wait_while(|held| !held.has_released);
     }
 
+    /// Holds back everything of the connections of one process, old and new, as a partition of the network does. Other processes are not affected.
+    pub(crate) fn isolate(&self, pid: u32) {
+        *self.mood.isolated.lock().expect("a process") = Some(pid);
+    }
+
     /// Closes new connections at once, or serves them again.
     pub(crate) fn refuse(&self, on: bool) {
         self.mood.refuse.store(on, Ordering::SeqCst);
@@ -199,8 +216,23 @@ impl Drop for Relay {
     }
 }
 
+/// Whether a process has the other end of a connection of this one.
+fn has_other_end(pid: u32, near: &TcpStream) -> bool {
+    let (Ok(peer), Ok(own)) = (near.peer_addr(), near.local_addr()) else { return false };
+    let [local, remote] = [peer, own].map(|address| format!(":{:04X}", address.port()));
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap_or_default();
+    let inodes: Vec<String> = table
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .filter(|row| row.get(1).is_some_and(|end| end.ends_with(&local)) && row.get(2).is_some_and(|end| end.ends_with(&remote)))
+        .filter_map(|row| Some(format!("socket:[{}]", row.get(9)?)))
+        .collect();
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    files.filter_map(|file| std::fs::read_link(file.path()).ok()).any(|link| inodes.iter().any(|inode| link.as_os_str() == inode.as_str()))
+}
+
 fn requests(mut from: TcpStream, mut to: TcpStream, mood: &Mood) {
-    let mut chunk = [0; 16 * 1024];
+    let (mut chunk, mut is_isolated) = ([0; 16 * 1024], None);
     while let Ok(n @ 1..) = from.read(&mut chunk) {
         {
             // Enough for what tests look for; a large upload must not fill the memory of the test.
@@ -222,6 +254,7 @@ fn requests(mut from: TcpStream, mut to: TcpStream, mood: &Mood) {
             break;
         }
         mood.wait_while(|held| held.requests);
+        mood.pass(&from, &mut is_isolated);
         if to.write_all(&chunk[..n]).is_err() {
             break;
         }
@@ -230,9 +263,10 @@ fn requests(mut from: TcpStream, mut to: TcpStream, mood: &Mood) {
 }
 
 fn replies(mut from: TcpStream, mut to: TcpStream, mood: &Mood) {
-    let mut chunk = [0; 16 * 1024];
+    let (mut chunk, mut is_isolated) = ([0; 16 * 1024], None);
     'connection: while let Ok(n @ 1..) = from.read(&mut chunk) {
         mood.wait_while(|held| held.replies);
+        mood.pass(&to, &mut is_isolated);
         let step = match mood.chop.load(Ordering::SeqCst) {
             0 => n,
             step => step,
@@ -258,5 +292,6 @@ fn replies(mut from: TcpStream, mut to: TcpStream, mood: &Mood) {
             }
         }
     }
+    mood.pass(&to, &mut is_isolated);
     let _ = to.shutdown(Shutdown::Both);
 }
