@@ -8,6 +8,7 @@
 //! - [`failover`], [`seat`], [`care`], [`health`]: threads that watch primaries, other routers, functions of nodes, and how nodes are.
 //! - [`nodes`]: nodes, asked directly. `loads`: what these have to do, for people who ask.
 //! - [`store`], [`journal`], [`ledger`]: what survives a restart.
+//! - [`sockets`]: listening sockets of this machine, and their holders.
 //! - [`admin`], [`metrics`]: what people and their tools talk to.
 //!
 //! It sees the router through [`Running`] and never its workers; the router does not know that it is there. So whatever waits for a disk, a node or a
@@ -34,6 +35,7 @@ pub mod planner;
 mod processes;
 mod running;
 pub mod seat;
+pub mod sockets;
 pub mod store;
 
 pub use fleet::{AboutProcess, Fleet};

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde::{Deserialize, Serialize};
 
-use super::{CommandConfig, Provisioner};
+use super::removal::Proof;
+use super::{Chosen, CommandConfig, Provisioner, Settings, Started};
 use crate::nodes::parse_endpoint;
 
 /// The longest answer, bytes.
@@ -56,11 +57,11 @@ impl Program {
 }
 
 impl Provisioner for Program {
-    fn choose(&self, _number: u64, _taken: &BTreeSet<String>) -> Result<Option<String>, String> {
+    fn choose(&self, _number: u64, _taken: &BTreeSet<String>) -> Result<Option<Chosen>, String> {
         Ok(None)
     }
 
-    fn start(&self, number: u64, _chosen: Option<&str>) -> Result<String, String> {
+    fn start(&self, number: u64, _chosen: Option<(&str, &Started)>, _settings: Settings<'_>) -> Result<String, String> {
         let answer = self.ask("start", number, None)?;
         let shown: String = String::from_utf8_lossy(&answer).trim().chars().filter(|c| !c.is_control()).take(SHOWN).collect();
         let form = || format!("its answer to start is not {{\"address\": \"HOST:PORT\"}}: {shown}");
@@ -68,8 +69,8 @@ impl Provisioner for Program {
         parse_endpoint(&address).map_err(|_| form())
     }
 
-    fn stop(&self, number: u64, address: &str) -> Result<(), String> {
-        self.ask("stop", number, Some(address).filter(|address| !address.is_empty())).map(drop)
+    fn stop(&self, started: &Started, address: &str, _proof: Proof) -> Result<Option<String>, String> {
+        self.ask("stop", started.number, Some(address)).map(|_| None)
     }
 }
 
@@ -134,6 +135,10 @@ mod tests {
 
     use super::*;
 
+    fn none(_: &str) -> Result<String, String> {
+        Ok(String::new())
+    }
+
     fn program(script: &str, timeout: Duration) -> Program {
         let run = ["sh", "-c", script].map(str::to_owned).to_vec();
         Program::new(CommandConfig { run, timeout }, "site".to_owned())
@@ -146,9 +151,11 @@ mod tests {
             r#"read line; case "$line" in *'"action":"start","key":"site-3"'*) echo '{"address": "10.0.0.9:7000"}';; *) exit 3;; esac"#,
             patient,
         );
-        assert_eq!(echo.start(3, None), Ok("10.0.0.9:7000".to_owned()));
-        assert!(echo.stop(3, "10.0.0.9:7000").is_err_and(|why| why.contains("failed (exit status: 3)")));
-        assert!(program("echo nonsense", patient).start(1, None).is_err_and(|why| why.contains("HOST:PORT") && why.contains("nonsense")));
+        assert_eq!(echo.start(3, None, &none), Ok("10.0.0.9:7000".to_owned()));
+        assert!(echo.ask("stop", 3, Some("10.0.0.9:7000")).is_err_and(|why| why.contains("failed (exit status: 3)")));
+        assert!(
+            program("echo nonsense", patient).start(1, None, &none).is_err_and(|why| why.contains("HOST:PORT") && why.contains("nonsense"))
+        );
     }
 
     #[test]
@@ -156,7 +163,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("pid");
         let slow = program(&format!("sleep 60 & echo $! > {}; wait", file.display()), Duration::from_millis(500));
-        assert!(slow.start(1, None).is_err_and(|why| why.contains("took longer than 500ms")));
+        assert!(slow.start(1, None, &none).is_err_and(|why| why.contains("took longer than 500ms")));
         let child = fs::read_to_string(file).expect("it was started");
         let state = || fs::read_to_string(format!("/proc/{}/stat", child.trim())).unwrap_or_default();
         while !state().is_empty() && !state().contains(") Z") {

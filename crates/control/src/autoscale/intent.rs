@@ -1,6 +1,7 @@
 //! The record of the autoscaler: one small document in the state directory.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use switchyard_policy::autoscale::{Millis, State};
@@ -33,13 +34,44 @@ pub(super) struct Intent {
     pub(super) failed: u64,
 }
 
-/// A server that a provisioner has started, and is to stop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A server that a provisioner has started. The record alone is no right to stop it: see [`super::removal`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Started {
-    /// The number of the change.
+    /// Number of the change that started it.
     pub(super) number: u64,
     /// The provisioner. The configuration may name another one by now.
     pub(super) way: Way,
+    /// Directory of a local server, with a random token in its name. `None`: not local, or started by a version that named directories by number.
+    #[serde(default)]
+    pub(super) home: Option<PathBuf>,
+    /// Machine of a local server. `None`: not local, or not recorded.
+    #[serde(default)]
+    pub(super) host: Option<String>,
+    /// The newest observation of its process.
+    #[serde(default)]
+    pub(super) seen: LastSeen,
+}
+
+/// The newest observation of a server's process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum LastSeen {
+    /// An earlier version made the record and observed nothing.
+    #[default]
+    Unknown,
+    /// Started, without an open port so far.
+    Never,
+    /// The port was open, and nothing replied.
+    Listening,
+    /// `run_id` of the process that replied.
+    Process(String),
+}
+
+impl Started {
+    /// Returns the record of a server at its start.
+    pub(super) fn new(number: u64, way: Way) -> Self {
+        Self { number, way, home: None, host: None, seen: LastSeen::Never }
+    }
 }
 
 /// A change that is under way.
@@ -133,6 +165,22 @@ impl Intent {
         };
         let why = "somebody does not want another node any more (`switchyard autoscale set-nodes`)".to_owned();
         self.change = Some(change.at(Stage::Stop(address, Some(why)), now));
+    }
+
+    /// Ends a stop of this server that is pending: an operator wants the server as a node.
+    pub(super) fn withdraw_stop(&mut self, now: Millis, is_it: impl Fn(&str) -> bool) -> Option<Event> {
+        let Some(Change { stage: Stage::Stop(address, _), number, .. }) = &self.change else { return None };
+        let (address, number) = (address.clone(), *number);
+        is_it(&address).then(|| {
+            (self.change, self.failed) = (None, self.failed + 1);
+            self.state.ended(now, true);
+            self.note(
+                now,
+                Some(number),
+                "failed",
+                format!("change {number}: an operator has added {address} as a node, so it is not stopped"),
+            )
+        })
     }
 
     /// Ends a change whose server does not stop after so many attempts. Its server may run on.

@@ -1,11 +1,13 @@
-//! Servers on the router's own machine: each has a directory with the number of its change, and its output is a file there.
+//! Servers on the router's own machine: each has a directory of its own, and its output is a file there.
 //!
 //! A server outlives the router. It is found again by its output: a group of processes, not the router's own, that writes into that directory. No file with a process id is
-//! needed. It would be missing if the router was killed before writing it, and would lie after a reboot.
+//! needed. It would be missing if the router was killed before writing it, and would be wrong after a reboot. A directory's name has a random token, because a router that has
+//! lost its store begins again with number 0. The group is taken for the server only if it also holds the listening socket of the recorded port.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::io::{Read, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,69 +15,103 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, getpgid, kill_process_group};
 
-use super::{LocalConfig, Provisioner};
+use super::removal::Proof;
+use super::{Chosen, LocalConfig, Process, Provisioner, Settings, Started};
+use crate::sockets;
 
-/// A server may take so long to stop before it is killed. It has no keys any more.
+/// Maximum time for a server to stop before it is killed. It has no keys any more.
 const STOPPING: Duration = Duration::from_secs(10);
 
 /// The end of its output that an error shows, bytes.
 const SHOWN: usize = 300;
 
+/// The file with a server's output. Rotated ones begin with the same name.
+pub(super) const LOG: &str = "server.log";
+
+/// Folder of local servers if the configuration names none: next to the state directory, so that a full disk quota or a removed state directory spares one of them.
+#[must_use]
+pub fn default_directory(state: &Path) -> PathBuf {
+    let state = std::path::absolute(state).unwrap_or_else(|_| state.to_owned());
+    match state.file_name() {
+        Some(name) => state.with_file_name(format!("{}-servers", name.to_string_lossy())),
+        None => state.join("servers"),
+    }
+}
+
+/// Folder of the local servers of earlier versions.
+#[must_use]
+pub fn former_directory(state: &Path) -> PathBuf {
+    state.join("autoscale")
+}
+
 /// Starts servers here.
 pub(super) struct Local {
     config: LocalConfig,
-    directory: PathBuf,
+    state: PathBuf,
+    /// This machine.
+    host: String,
 }
 
 impl Local {
-    pub(super) fn new(config: LocalConfig, directory: PathBuf) -> Self {
-        Self { config, directory }
+    pub(super) fn new(config: LocalConfig, state: &Path) -> Self {
+        Self { config, state: state.to_owned(), host: this_host() }
     }
 
-    fn directory_of(&self, number: u64) -> PathBuf {
-        self.directory.join(number.to_string())
+    fn home(&self, started: &Started) -> PathBuf {
+        started.home.clone().unwrap_or_else(|| former_directory(&self.state).join(started.number.to_string()))
     }
 
-    fn log_of(&self, number: u64) -> PathBuf {
-        self.directory_of(number).join("server.log")
-    }
-
-    /// The group of processes that is the server of this number, if one of them runs.
-    fn running(&self, number: u64) -> Option<Pid> {
-        let directory = fs::canonicalize(self.directory_of(number)).ok()?;
-        let own = getpgid(None).ok()?;
-        let pids = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let mut pids = pids.filter_map(Pid::from_raw).filter(|pid| {
+    /// Groups of processes that write into this directory.
+    fn groups(home: &Path) -> HashSet<Pid> {
+        let (Ok(home), Ok(own)) = (fs::canonicalize(home), getpgid(None)) else { return HashSet::new() };
+        let pids = fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let writers = pids.filter_map(Pid::from_raw).filter(|pid| {
             let out = Path::new("/proc").join(pid.as_raw_nonzero().to_string()).join("fd/1");
-            // Its name does not count: logs are rotated.
-            fs::read_link(out).is_ok_and(|out| out.parent() == Some(&*directory))
+            // The file's name does not count: logs are rotated.
+            fs::read_link(out).is_ok_and(|out| out.parent() == Some(&*home))
         });
-        pids.find_map(|pid| getpgid(Some(pid)).ok().filter(|group| *group != own))
+        writers.filter_map(|pid| getpgid(Some(pid)).ok()).filter(|group| *group != own).collect()
     }
 
-    /// Starts it, and looks whether it stays: a command line that is wrong ends at once.
-    fn launch(&self, number: u64, address: &str) -> Result<(), String> {
-        self.spawn(number, port_of(address)?)?;
-        std::thread::sleep(Duration::from_millis(200));
-        match self.running(number) {
-            Some(_) => Ok(()),
-            None if TcpStream::connect(address).is_ok() => Err(format!(
-                "the server at {address} went to the background, where it is not found again: stop it, and have it stay (\"daemonize no\")"
-            )),
-            None => Err(format!("the server ended at once: {}", self.last_words(number))),
+    /// The one of these groups that holds every socket which listens at this port. `Err`: another process holds one of them. `Ok(None)`: nothing listens.
+    fn listener(port: u16, groups: &HashSet<Pid>) -> Result<Option<Pid>, String> {
+        let inodes = sockets::listener_inodes(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        let holders = sockets::holders(&inodes);
+        let group_of = |pid: &u32| getpgid(Some(Pid::from_raw(i32::try_from(*pid).ok()?)?)).ok().filter(|group| groups.contains(group));
+        // A socket without a visible holder is a foreign one, too.
+        let of = |inode: &u64| -> Option<Vec<Pid>> { holders.get(inode)?.iter().map(group_of).collect() };
+        let found: Option<Vec<Vec<Pid>>> = inodes.iter().map(of).collect();
+        let found: Option<HashSet<Pid>> = found.map(|found| found.into_iter().flatten().collect());
+        match found {
+            Some(found) if found.len() <= 1 => Ok(found.into_iter().next()),
+            _ => Err(format!("a process that was not started for it listens at port {port}")),
         }
     }
 
-    fn spawn(&self, number: u64, port: u16) -> Result<(), String> {
+    /// Starts it, and checks whether it stays: a command line that is wrong ends at once.
+    fn launch(&self, home: &Path, address: &str, settings: Settings<'_>) -> Result<(), String> {
+        let port = port_of(address)?;
+        self.spawn(home, port, &settings(address)?)?;
+        std::thread::sleep(Duration::from_millis(200));
+        let groups = Self::groups(home);
+        match Self::listener(port, &groups) {
+            _ if !groups.is_empty() => Ok(()),
+            Ok(None) => Err(format!("the server ended at once: {}", last_words(home))),
+            _ => Err(format!(
+                "the server at port {port} went to the background, where it is not found again: stop it, and have it stay (\"daemonize no\")"
+            )),
+        }
+    }
+
+    /// `settings`: its standard input. There, unlike among its arguments, other users of this machine cannot read a password.
+    fn spawn(&self, home: &Path, port: u16, settings: &str) -> Result<(), String> {
         if self.config.command.is_empty() {
             return Err("[autoscale.local] names no command: put back the one that was there".to_owned());
         }
-        let directory = self.directory_of(number);
         let failed = |what: &str, error: std::io::Error| format!("{what}: {error}");
         // The server starts in it, so a relative path would mean another place.
-        let made = fs::create_dir_all(&directory).and_then(|()| fs::canonicalize(&directory));
-        let directory = made.map_err(|error| failed(&format!("cannot make {}", directory.display()), error))?;
-        let log = self.log_of(number);
+        let home = fs::canonicalize(home).map_err(|error| failed(&format!("cannot use {}", home.display()), error))?;
+        let log = home.join(LOG);
         let out = File::options()
             .create(true)
             .append(true)
@@ -83,12 +119,12 @@ impl Local {
             .map_err(|error| failed(&format!("cannot write {}", log.display()), error))?;
         let err = out.try_clone().map_err(|error| failed("cannot share a file", error))?;
         let words = self.config.command.iter();
-        let mut words = words.map(|word| word.replace("{port}", &port.to_string()).replace("{dir}", &directory.to_string_lossy()));
+        let mut words = words.map(|word| word.replace("{port}", &port.to_string()).replace("{dir}", &home.to_string_lossy()));
         let program = words.next().unwrap_or_default();
         let mut child = Command::new(&program)
             .args(words)
-            .current_dir(&directory)
-            .stdin(Stdio::null())
+            .current_dir(&home)
+            .stdin(Stdio::piped())
             .stdout(out)
             .stderr(err)
             // These variables of systemd are meant for the router.
@@ -98,7 +134,9 @@ impl Local {
             .process_group(0)
             .spawn()
             .map_err(|error| failed(&format!("cannot start {program}"), error))?;
-        // Somebody has to take note of its end. The thread ends with it.
+        // A failure means that the process has ended. The pipe has room for all of it.
+        drop(child.stdin.take().map(|mut input| input.write_all(settings.as_bytes())));
+        // Its end has to be collected. The thread ends with it.
         std::thread::Builder::new()
             .name("server".to_owned())
             .spawn(move || drop(child.wait()))
@@ -106,12 +144,57 @@ impl Local {
             .map_err(|error| failed("cannot start a thread", error))
     }
 
-    /// The end of what it has written.
-    fn last_words(&self, number: u64) -> String {
-        let text = fs::read(self.log_of(number)).unwrap_or_default();
-        let end = String::from_utf8_lossy(&text[text.len().saturating_sub(SHOWN)..]);
-        end.lines().last().unwrap_or("it has written nothing").trim().to_owned()
+    /// Ends a group, and waits for its end.
+    fn end(group: Pid, home: &Path) -> Result<(), String> {
+        let runs = || Self::groups(home).contains(&group);
+        // To all of them: a shell around the server does not pass it on.
+        let _ = kill_process_group(group, Signal::TERM);
+        let end = Instant::now() + STOPPING;
+        while runs() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        if runs() {
+            let _ = kill_process_group(group, Signal::KILL);
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        if runs() { Err(format!("the processes of group {} do not end", group.as_raw_nonzero())) } else { Ok(()) }
     }
+}
+
+/// Lines of a server's configuration with the router's credentials: the password of all clients, or a user that may do everything, and no other one.
+pub(super) fn credentials(user: Option<&str>, password: &str) -> String {
+    match user {
+        None => format!("requirepass {}\n", quoted(password)),
+        Some(user) => format!("user {} on {} ~* &* +@all\nuser default off\n", quoted(user), quoted(&format!(">{password}"))),
+    }
+}
+
+/// As a configuration file of Redis has it.
+fn quoted(text: &str) -> String {
+    let plain = |byte: u8| (byte.is_ascii_graphic() || byte == b' ') && !matches!(byte, b'"' | b'\\');
+    let escaped: String =
+        text.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("\\x{byte:02x}") }).collect();
+    format!("\"{escaped}\"")
+}
+
+/// The end of a server's output.
+fn last_words(home: &Path) -> String {
+    let text = fs::read(home.join(LOG)).unwrap_or_default();
+    let end = String::from_utf8_lossy(&text[text.len().saturating_sub(SHOWN)..]);
+    end.lines().last().unwrap_or("it has written nothing").trim().to_owned()
+}
+
+/// This machine's `/etc/machine-id`. Without one, as in some containers, the host name.
+fn this_host() -> String {
+    let read = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+    read("/etc/machine-id").or_else(|| read("/proc/sys/kernel/hostname").map(|name| format!("host name {name}"))).unwrap_or_default()
+}
+
+/// 64 random bits in hexadecimal.
+fn token() -> Result<String, String> {
+    let mut bytes = [0; 8];
+    let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
+    read.map(|()| format!("{:016x}", u64::from_le_bytes(bytes))).map_err(|error| format!("cannot read /dev/urandom: {error}"))
 }
 
 fn port_of(address: &str) -> Result<u16, String> {
@@ -119,61 +202,128 @@ fn port_of(address: &str) -> Result<u16, String> {
 }
 
 impl Provisioner for Local {
-    fn choose(&self, _number: u64, taken: &BTreeSet<String>) -> Result<Option<String>, String> {
+    fn choose(&self, number: u64, taken: &BTreeSet<String>) -> Result<Option<Chosen>, String> {
         let (first, last) = self.config.ports;
         let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
         let address = |port: u16| format!("127.0.0.1:{port}");
         let free = (first..=last).find(|port| !taken.contains(&address(*port)) && is_free(port));
-        free.map(|port| Some(address(port))).ok_or_else(|| format!("all ports {first}-{last} of [autoscale.local] are in use"))
+        let port = free.ok_or_else(|| format!("all ports {first}-{last} of [autoscale.local] are in use"))?;
+        let folder = self.config.directory.clone().unwrap_or_else(|| default_directory(&self.state));
+        let home = folder.join(format!("{number}-{}", token()?));
+        Ok(Some(Chosen { address: address(port), home: Some(home), host: Some(self.host.clone()) }))
     }
 
-    fn start(&self, number: u64, chosen: Option<&str>) -> Result<String, String> {
-        let address = chosen.ok_or("no port was chosen")?;
-        if self.running(number).is_none() {
-            self.launch(number, address)?;
+    fn start(&self, _number: u64, chosen: Option<(&str, &Started)>, settings: Settings<'_>) -> Result<String, String> {
+        let (address, started) = chosen.ok_or("no port was chosen")?;
+        let home = self.home(started);
+        match self.process(started, address) {
+            Process::Listens | Process::Silent => {}
+            Process::Ended => {
+                fs::create_dir_all(&home).map_err(|error| format!("cannot make {}: {error}", home.display()))?;
+                self.launch(&home, address, settings)?;
+            }
+            Process::Foreign(why) => return Err(why),
+            Process::OtherHost | Process::Unknown => return Err(format!("{address} was chosen for another machine")),
         }
         Ok(address.to_owned())
     }
 
-    fn stop(&self, number: u64, _address: &str) -> Result<(), String> {
-        if let Some(group) = self.running(number) {
-            // To all of them: a shell around the server does not pass it on.
-            let _ = kill_process_group(group, Signal::TERM);
-            let end = Instant::now() + STOPPING;
-            while self.running(number).is_some() && Instant::now() < end {
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            if self.running(number).is_some() {
-                let _ = kill_process_group(group, Signal::KILL);
-                std::thread::sleep(Duration::from_millis(200));
-            }
-            if self.running(number).is_some() {
-                return Err(format!("the processes of group {} do not end", group.as_raw_nonzero()));
-            }
-        }
-        match fs::remove_dir_all(self.directory_of(number)) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(format!("cannot remove {}: {error}", self.directory_of(number).display()))
-            }
-            _ => Ok(()),
+    fn process(&self, started: &Started, address: &str) -> Process {
+        let port = match port_of(address) {
+            Ok(port) => port,
+            Err(why) => return Process::Foreign(why),
+        };
+        let groups = Self::groups(&self.home(started));
+        match (Self::listener(port, &groups), &started.host) {
+            (_, Some(host)) if *host != self.host => Process::OtherHost,
+            (Err(why), _) => Process::Foreign(why),
+            (Ok(Some(_)), _) => Process::Listens,
+            // An earlier version did not record the machine, and the directory may be shared with a second one.
+            (Ok(None), None) => Process::OtherHost,
+            (Ok(None), Some(_)) if groups.is_empty() => Process::Ended,
+            (Ok(None), Some(_)) => Process::Silent,
         }
     }
 
-    fn revive(&self, number: u64, address: &str) -> Option<Result<(), String>> {
-        if self.running(number).is_some() {
+    fn host(&self) -> Option<String> {
+        Some(self.host.clone())
+    }
+
+    fn stop(&self, started: &Started, address: &str, proof: Proof) -> Result<Option<String>, String> {
+        let home = self.home(started);
+        if proof.covers_process() {
+            let groups = Self::groups(&home);
+            let group = match Self::listener(port_of(address)?, &groups)? {
+                Some(group) => Some(group),
+                None if proof.needs_listener() => None,
+                None => groups.iter().next().copied().filter(|_| groups.len() == 1),
+            };
+            Self::end(group.ok_or("its process has changed since it was checked")?, &home)?;
+        }
+        let kept = proof.remove_directory(&home)?;
+        Ok(kept.map(|kept| format!("its directory may have keys and is kept as {}", kept.display())))
+    }
+
+    fn revive(&self, started: &Started, address: &str, settings: Settings<'_>) -> Option<Result<(), String>> {
+        let home = self.home(started);
+        if !Self::groups(&home).is_empty() {
             return None;
         }
-        Some(self.launch(number, address))
+        match self.process(started, address) {
+            Process::Listens | Process::Silent | Process::Unknown => None,
+            Process::Foreign(why) => Some(Err(why)),
+            Process::OtherHost => {
+                Some(Err("it was started on another machine, or by a version that did not record the machine".to_owned()))
+            }
+            Process::Ended if !home.is_dir() => Some(Err(format!("its directory {} is gone, and with it its keys", home.display()))),
+            Process::Ended => Some(self.launch(&home, address, settings)),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::Way;
+    use super::super::removal::{Evidence, Inspected, prove};
     use super::*;
 
     fn local(directory: &Path, command: &[&str]) -> Local {
         let command = command.iter().map(|&word| word.to_owned()).collect();
-        Local::new(LocalConfig { command, ports: (1, 1) }, directory.to_owned())
+        Local::new(LocalConfig { command, ports: (1, 1), directory: None }, &directory.join("state"))
+    }
+
+    /// A port that nothing listens at, and a record of a server there.
+    fn record(local: &Local, number: u64) -> (String, Started) {
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|bound| bound.local_addr()).expect("a port").port();
+        let home = default_directory(&local.state).join(format!("{number}-{}", token().expect("random bits")));
+        (format!("127.0.0.1:{port}"), Started { home: Some(home), host: Some(this_host()), ..Started::new(number, Way::Local) })
+    }
+
+    fn none(_: &str) -> Result<String, String> {
+        Ok(String::new())
+    }
+
+    struct Nothing;
+
+    impl Evidence for Nothing {
+        fn claim(&self, _: &str) -> Option<String> {
+            None
+        }
+
+        fn inspect(&self, _: &str) -> Result<Inspected, String> {
+            Err("does not reply".to_owned())
+        }
+    }
+
+    fn stop(local: &Local, address: &str, started: &Started) -> Result<Option<String>, String> {
+        let proof = prove(Some(started), address, &Nothing, local).map_err(|kept| kept.to_string())?;
+        local.stop(started, address, proof)
+    }
+
+    fn wait_for(process: &Process, local: &Local, address: &str, started: &Started) {
+        while local.process(started, address) != *process {
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     #[test]
@@ -182,33 +332,78 @@ mod tests {
         // The shell stays, and does not pass signals on.
         let command = ["sh", "-c", "echo at {port} in {dir}; sleep 60; true"];
         let first = local(dir.path(), &command);
-        assert_eq!(first.start(7, Some("127.0.0.1:7")), Ok("127.0.0.1:7".to_owned()));
-        let pid = first.running(7).expect("it runs");
+        let (address, started) = record(&first, 7);
+        assert_eq!(first.start(7, Some((&address, &started)), &none), Ok(address.clone()));
+        let home = first.home(&started);
+        let groups = Local::groups(&home);
+        assert_eq!((groups.len(), first.process(&started, &address)), (1, Process::Silent));
         // Another router of the same state directory.
         let second = local(dir.path(), &command);
-        assert_eq!(second.start(7, Some("127.0.0.1:7")), Ok("127.0.0.1:7".to_owned()));
-        assert_eq!(second.running(7), Some(pid), "not started twice");
-        assert!(fs::read_to_string(second.log_of(7)).is_ok_and(|log| log.starts_with("at 7 in ")));
-        assert!(second.revive(7, "127.0.0.1:7").is_none());
-        fs::rename(second.log_of(7), second.directory_of(7).join("server.log.1")).expect("renamed");
-        assert_eq!(second.running(7), Some(pid), "found by a log that was rotated");
-        kill_process_group(pid, Signal::KILL).expect("killed");
-        while second.running(7).is_some() {
-            std::thread::sleep(Duration::from_millis(10));
+        assert_eq!(second.start(7, Some((&address, &started)), &none), Ok(address.clone()));
+        assert_eq!(Local::groups(&home), groups, "not started twice");
+        assert!(fs::read_to_string(home.join(LOG)).is_ok_and(|log| log.starts_with("at ")));
+        assert!(second.revive(&started, &address, &none).is_none());
+        fs::rename(home.join(LOG), home.join("server.log.1")).expect("renamed");
+        assert_eq!(Local::groups(&home), groups, "found by a log that was rotated");
+        kill_process_group(*groups.iter().next().expect("it runs"), Signal::KILL).expect("killed");
+        wait_for(&Process::Ended, &second, &address, &started);
+        assert_eq!(second.revive(&started, &address, &none), Some(Ok(())));
+        assert_eq!(stop(&second, &address, &started), Ok(None));
+        assert!(Local::groups(&home).is_empty() && !home.exists());
+        assert_eq!(stop(&second, &address, &started), Ok(None), "once more is no error");
+        assert!(second.revive(&started, &address, &none).is_some_and(|revived| revived.is_err_and(|why| why.contains("is gone"))));
+    }
+
+    #[test]
+    fn a_server_of_another_machine_is_neither_started_nor_stopped() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let here = local(dir.path(), &["sleep", "60"]);
+        let (address, started) = record(&here, 1);
+        for host in [Some("another".to_owned()), None] {
+            let started = Started { host, ..started.clone() };
+            fs::create_dir_all(here.home(&started)).expect("made");
+            assert_eq!(here.process(&started, &address), Process::OtherHost);
+            assert!(
+                here.revive(&started, &address, &none).is_some_and(|revived| revived.is_err_and(|why| why.contains("another machine")))
+            );
+            assert!(stop(&here, &address, &started).is_err_and(|why| why.contains("another machine")));
+            assert!(Local::groups(&here.home(&started)).is_empty());
         }
-        assert_eq!(second.revive(7, "127.0.0.1:7"), Some(Ok(())));
-        assert_eq!(second.stop(7, "127.0.0.1:7"), Ok(()));
-        assert!(second.running(7).is_none() && !second.directory_of(7).exists());
-        assert_eq!(second.stop(7, "127.0.0.1:7"), Ok(()), "once more is no error");
+    }
+
+    #[test]
+    fn a_listener_of_another_process_is_foreign() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let here = local(dir.path(), &["sleep", "60"]);
+        let (_, started) = record(&here, 1);
+        let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let address = taken.local_addr().expect("an address").to_string();
+        fs::create_dir_all(here.home(&started)).expect("made");
+        here.spawn(&here.home(&started), port_of(&address).expect("a port"), "").expect("started");
+        assert!(matches!(here.process(&started, &address), Process::Foreign(_)));
+        assert!(stop(&here, &address, &started).is_err_and(|why| why.contains("not the process")));
+        drop(taken);
+        wait_for(&Process::Silent, &here, &address, &started);
+        assert_eq!(stop(&here, &address, &started), Ok(None));
     }
 
     #[test]
     fn a_server_that_ends_at_once_says_why() {
         let dir = tempfile::tempdir().expect("a directory");
-        let why = local(dir.path(), &["sh", "-c", "echo no such option; exit 1"]).start(1, Some("127.0.0.1:7")).expect_err("it has ended");
+        let start = |local: &Local| {
+            let (address, started) = record(local, 1);
+            local.start(1, Some((&address, &started)), &none).expect_err("it has ended")
+        };
+        let why = start(&local(dir.path(), &["sh", "-c", "echo no such option; exit 1"]));
         assert!(why.contains("no such option"), "{why}");
-        let why = local(dir.path(), &["/no/such/program"]).start(1, Some("127.0.0.1:7")).expect_err("it is not there");
+        let why = start(&local(dir.path(), &["/no/such/program"]));
         assert!(why.contains("cannot start /no/such/program"), "{why}");
+    }
+
+    #[test]
+    fn passwords_are_quoted_for_the_servers_configuration() {
+        assert_eq!(credentials(None, "a b\"\\\n#"), "requirepass \"a b\\x22\\x5c\\x0a#\"\n");
+        assert_eq!(credentials(Some("app"), "x"), "user \"app\" on \">x\" ~* &* +@all\nuser default off\n");
     }
 
     #[test]
@@ -216,11 +411,13 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let port = taken.local_addr().expect("an address").port();
-        let of = |first, last| Local::new(LocalConfig { command: Vec::new(), ports: (first, last) }, dir.path().to_owned());
+        let of = |first, last| Local::new(LocalConfig { command: Vec::new(), ports: (first, last), directory: None }, dir.path());
         assert!(of(port, port).choose(1, &BTreeSet::new()).is_err_and(|why| why.contains("in use")));
         drop(taken);
         let address = format!("127.0.0.1:{port}");
-        assert_eq!(of(port, port).choose(1, &BTreeSet::new()), Ok(Some(address.clone())));
+        let chosen = || of(port, port).choose(1, &BTreeSet::new()).expect("free").expect("chosen");
+        assert_eq!(chosen().address, address);
+        assert_ne!(chosen().home, chosen().home, "no two servers share a directory, whatever their numbers");
         assert!(of(port, port).choose(1, &BTreeSet::from([address])).is_err());
     }
 }

@@ -11,11 +11,12 @@ mod intent;
 mod local;
 mod notify;
 mod reconcile;
+mod removal;
 mod thread;
 mod words;
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -26,7 +27,11 @@ use crate::nodes::parse_endpoint;
 use crate::planner::Mode;
 
 pub(crate) use intent::{Event, Started};
-pub(crate) use reconcile::{Autoscaler, Hands};
+pub use local::{default_directory, former_directory};
+pub(crate) use reconcile::{Autoscaler, FleetActions, is_same};
+use removal::Proof;
+pub use removal::kept_directories;
+pub(crate) use removal::{Evidence, Inspected};
 pub use thread::AutoscaleThread;
 pub(crate) use words::reason_text;
 
@@ -94,11 +99,13 @@ pub struct LocalConfig {
     pub command: Vec<String>,
     /// Ports that it may use: the first and the last.
     pub ports: (u16, u16),
+    /// Folder of the servers' directories. `None`: [`default_directory`].
+    pub directory: Option<PathBuf>,
 }
 
 impl Default for LocalConfig {
     fn default() -> Self {
-        Self { command: Vec::new(), ports: (7101, 7199) }
+        Self { command: Vec::new(), ports: (7101, 7199), directory: None }
     }
 }
 
@@ -148,39 +155,80 @@ impl AutoscaleConfig {
         })
     }
 
-    /// Makes a provisioner, also one that the configuration names no longer: it may have servers to stop.
-    /// `directory`: where local servers keep their data; `site`: tells this router from others.
-    fn provision(&self, way: Way, directory: PathBuf, site: &str) -> Result<Box<dyn Provisioner>, String> {
+    /// Makes a provisioner, also one that the configuration names no longer: it may have servers to stop. `site`: distinguishes this router from others.
+    fn provision(&self, way: Way, state: &Path, site: &str) -> Result<Box<dyn Provisioner>, String> {
         match way {
-            Way::Local => Ok(Box::new(local::Local::new(self.local.clone(), directory))),
+            Way::Local => Ok(Box::new(local::Local::new(self.local.clone(), state))),
             Way::Standby => Ok(Box::new(Standby(self.standby.iter().map(|server| parse_endpoint(server)).collect::<Result<_, _>>()?))),
             Way::Command => Ok(Box::new(command::Program::new(self.command.clone(), site.to_owned()))),
         }
     }
 }
 
+/// The place of a new server: on record before anything is started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Chosen {
+    address: String,
+    /// Directory of a local server.
+    home: Option<PathBuf>,
+    /// Machine of a local server.
+    host: Option<String>,
+}
+
+/// The process of a server that was started, as far as the provisioner sees processes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Process {
+    /// Running, and listening at the recorded port.
+    Listens,
+    /// Running, without a listener at its port.
+    Silent,
+    /// Ended, without a listener at its port.
+    Ended,
+    /// Description of the foreign process at its port.
+    Foreign(String),
+    /// Started on another machine, which alone sees its process.
+    OtherHost,
+    /// The provisioner does not see processes.
+    Unknown,
+}
+
+/// Returns the lines of configuration that make the server at an address accept the router's credentials.
+type Settings<'a> = &'a dyn Fn(&str) -> Result<String, String>;
+
 /// Starts and stops servers. Each call may be made again after a restart, with the same result.
 trait Provisioner {
-    /// Chooses the address of the server of this number, where only choosing is needed: it is on record before anything is started. `taken`: addresses in use.
+    /// Chooses the place of the server of this number, if there is a choice. `taken`: addresses in use.
     ///
     /// # Errors
     /// If none is left.
-    fn choose(&self, number: u64, taken: &BTreeSet<String>) -> Result<Option<String>, String>;
+    fn choose(&self, number: u64, taken: &BTreeSet<String>) -> Result<Option<Chosen>, String>;
 
     /// Starts the server of this number, or finds it. Returns its address.
     ///
     /// # Errors
     /// If it cannot be started. The next call tries again.
-    fn start(&self, number: u64, chosen: Option<&str>) -> Result<String, String>;
+    fn start(&self, number: u64, chosen: Option<(&str, &Started)>, settings: Settings<'_>) -> Result<String, String>;
 
-    /// Stops the server of this number, which has no keys any more.
+    /// The state of a server's process.
+    fn process(&self, _started: &Started, _address: &str) -> Process {
+        Process::Unknown
+    }
+
+    /// This machine, if servers are processes on it.
+    fn host(&self) -> Option<String> {
+        None
+    }
+
+    /// Stops a server, and removes its directory. Returns a note for the history, if there is one.
     ///
     /// # Errors
-    /// If it is not known to have stopped. The next call tries again.
-    fn stop(&self, number: u64, address: &str) -> Result<(), String>;
+    /// If it is not known to have stopped. The next call needs a proof of its own.
+    fn stop(&self, _started: &Started, _address: &str, _proof: Proof) -> Result<Option<String>, String> {
+        Ok(None)
+    }
 
     /// Starts a server again that should run and does not. `None`: all is well, or it is not this provisioner's business.
-    fn revive(&self, _number: u64, _address: &str) -> Option<Result<(), String>> {
+    fn revive(&self, _started: &Started, _address: &str, _settings: Settings<'_>) -> Option<Result<(), String>> {
         None
     }
 }
@@ -188,19 +236,17 @@ trait Provisioner {
 /// Servers that run already and wait for use.
 struct Standby(Vec<String>);
 
+/// Without a `stop`: servers that run already are never stopped.
 impl Provisioner for Standby {
     /// Each number begins at another server, so one that cannot join does not hinder the others.
-    fn choose(&self, number: u64, taken: &BTreeSet<String>) -> Result<Option<String>, String> {
+    fn choose(&self, number: u64, taken: &BTreeSet<String>) -> Result<Option<Chosen>, String> {
         let first = number as usize % self.0.len().max(1);
         let free = self.0.iter().cycle().skip(first).take(self.0.len()).find(|server| !taken.contains(*server));
-        free.map(|server| Some(server.clone())).ok_or_else(|| format!("all {} servers of [autoscale.standby] are in use", self.0.len()))
+        free.map(|server| Some(Chosen { address: server.clone(), home: None, host: None }))
+            .ok_or_else(|| format!("all {} servers of [autoscale.standby] are in use", self.0.len()))
     }
 
-    fn start(&self, _number: u64, chosen: Option<&str>) -> Result<String, String> {
-        chosen.map(ToOwned::to_owned).ok_or_else(|| "no standby server was chosen".to_owned())
-    }
-
-    fn stop(&self, _number: u64, _address: &str) -> Result<(), String> {
-        Ok(())
+    fn start(&self, _number: u64, chosen: Option<(&str, &Started)>, _settings: Settings<'_>) -> Result<String, String> {
+        chosen.map(|(address, _)| address.to_owned()).ok_or_else(|| "no standby server was chosen".to_owned())
     }
 }

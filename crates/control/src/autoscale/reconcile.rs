@@ -1,10 +1,10 @@
 //! The loop: it begins a change where the number of nodes is not the wanted one, and carries it out step by step.
 //!
 //! Each step is on record before it is taken, and looks first whether it is done. A step that fails is tried again after a pause that grows; after [`ATTEMPTS`] the change is
-//! given up: what was started is stopped, and what was to be drained stays.
+//! given up: a server that never opened its port is stopped, any other one is left alone, and a node that could not be drained stays. Every stop goes through [`super::removal`].
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::ToSocketAddrs;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,10 +13,12 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::units::counted;
 use tracing::{info, warn};
 
-use super::intent::Started;
-use super::intent::{Change, DOCUMENT, Intent, Stage};
+use super::intent::{Change, DOCUMENT, Intent, LastSeen, Stage, Started};
+use super::local::credentials;
 use super::notify::notify;
-use super::{AutoscaleConfig, Event, Provisioner, Way, reason_text};
+use super::removal::{Evidence, prove};
+use super::{AutoscaleConfig, Chosen, Event, Process, Provisioner, Way, reason_text};
+use crate::nodes::NodeAddress;
 use crate::planner::Mode;
 use crate::store::{RedbStore, StoreError, load_as, save_as};
 
@@ -34,13 +36,15 @@ const PAUSE_MAX: Millis = 10_000;
 const REVIVED_EVERY: Millis = 5000;
 
 /// The loop's view of a fleet, and its hands.
-pub(crate) trait Hands {
+pub(crate) trait FleetActions: Evidence {
     /// All nodes.
     fn nodes(&self) -> Vec<(NodeId, String)>;
     /// The addresses of all nodes and of their replicas.
     fn addresses(&self) -> BTreeSet<String>;
     /// The load. `started`: nodes that may go.
     fn observed(&self, started: &BTreeMap<String, Started>) -> Observed;
+    /// The `run_id` of each node's process, by name, as far as the router knows it.
+    fn run_ids(&self) -> BTreeMap<String, String>;
     /// Somebody has switched all automation off.
     fn is_automation_off(&self) -> bool;
     /// Whether a node owns slots or keys.
@@ -49,6 +53,8 @@ pub(crate) trait Hands {
     fn owns_slots(&self, node: &str) -> bool;
     /// Whether a move is not over, whatever it concerns: the next one waits for it.
     fn is_moving(&self) -> bool;
+    /// Returns address and credentials that the router would use for a server.
+    fn place(&self, address: &str) -> Result<NodeAddress, String>;
     /// Lets a server join.
     fn join(&self, address: &str) -> Result<(), String>;
     /// Why a server that has not joined is not to be stopped either: it is a node, or belongs to another router.
@@ -74,14 +80,48 @@ struct Inner {
     revived: Millis,
     /// Servers that had ended at the last look, and what came of starting them again.
     fallen: BTreeMap<String, &'static str>,
+    /// Servers that an operator is adding now. None of them is stopped.
+    joining: BTreeSet<String>,
+    /// The server that is being stopped now. It cannot be added.
+    stopping: Option<String>,
 }
 
 /// The autoscaler of a fleet.
 #[derive(Debug)]
 pub(crate) struct Autoscaler {
     store: Arc<RedbStore>,
-    directory: PathBuf,
+    /// The state directory.
+    state: PathBuf,
     inner: Mutex<Inner>,
+}
+
+/// An operator's `nodes add` of a server, from its first check to its end.
+#[derive(Debug)]
+pub(crate) struct Joining<'a> {
+    autoscaler: &'a Autoscaler,
+    address: String,
+}
+
+impl Joining<'_> {
+    /// Ends the autoscaler's claim to the server, which has joined. A pending stop of it is withdrawn.
+    pub(crate) fn joined(&self, now: Millis) {
+        self.autoscaler.disown(&self.address, now);
+    }
+}
+
+impl Drop for Joining<'_> {
+    fn drop(&mut self) {
+        self.autoscaler.inner().joining.remove(&self.address);
+    }
+}
+
+/// A stop of a server, from its proof to its end.
+struct Stopping<'a>(&'a Autoscaler);
+
+impl Drop for Stopping<'_> {
+    fn drop(&mut self) {
+        self.0.inner().stopping = None;
+    }
 }
 
 /// The outcome of a step.
@@ -92,6 +132,8 @@ enum Outcome {
     Ordered,
     /// The next one.
     Next(Stage),
+    /// The place of a new server was chosen.
+    Chosen(Chosen),
     /// The change has ended.
     Done(String),
     /// It did not work, this time.
@@ -116,10 +158,10 @@ pub(crate) struct Standing {
 }
 
 impl Autoscaler {
-    /// With what is on record. `directory`: for local servers.
-    pub(crate) fn open(store: Arc<RedbStore>, directory: PathBuf) -> Result<Self, StoreError> {
+    /// Continues from the record. `state`: the state directory.
+    pub(crate) fn open(store: Arc<RedbStore>, state: PathBuf) -> Result<Self, StoreError> {
         let intent = load_as(&*store, DOCUMENT)?;
-        Ok(Self { store, directory, inner: Mutex::new(Inner { intent, ..Inner::default() }) })
+        Ok(Self { store, state, inner: Mutex::new(Inner { intent, ..Inner::default() }) })
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -175,6 +217,54 @@ impl Autoscaler {
         })
     }
 
+    /// An operator adds this server as a node. While the result lives, the server is not stopped.
+    ///
+    /// # Errors
+    /// If it is being stopped now.
+    pub(crate) fn begin_join(&self, address: &str) -> Result<Joining<'_>, String> {
+        let mut inner = self.inner();
+        if inner.stopping.as_ref().is_some_and(|stopping| is_same(stopping, address)) {
+            return Err(format!(
+                "the autoscaler is stopping {address} now: add it when `switchyard autoscale` shows no change, or take another server"
+            ));
+        }
+        inner.joining.insert(address.to_owned());
+        Ok(Joining { autoscaler: self, address: address.to_owned() })
+    }
+
+    /// Whether the server is being stopped now.
+    pub(crate) fn is_stopping(&self, address: &str) -> bool {
+        self.inner().stopping.as_ref().is_some_and(|stopping| is_same(stopping, address))
+    }
+
+    /// Ends the autoscaler's claim to a server that an operator has listed or added, so that it is not stopped from now on.
+    pub(crate) fn disown(&self, address: &str, now: Millis) {
+        let mut known: BTreeSet<String> = {
+            let inner = self.inner();
+            let stopping = inner.intent.change.as_ref().and_then(|change| match &change.stage {
+                Stage::Stop(address, _) => Some(address.clone()),
+                _ => None,
+            });
+            inner.intent.started.keys().cloned().chain(stopping).collect()
+        };
+        // Without the lock, because a name server may be slow.
+        known.retain(|known| is_same(known, address));
+        if known.is_empty() {
+            return;
+        }
+        let is_it = |address: &str| known.contains(address);
+        let changed = self.change(|intent| {
+            let owned = intent.started.len();
+            intent.started.retain(|known, _| !is_it(known));
+            let withdrawn = intent.withdraw_stop(now, is_it);
+            let text = || format!("an operator has listed or added {address}: the autoscaler does not remove it any more");
+            withdrawn.or_else(|| (intent.started.len() < owned).then(|| intent.note(now, None, "decided", text())))
+        });
+        if let Err(why) = changed {
+            warn!("{why}");
+        }
+    }
+
     /// Changes what is on record, and reports the event. Nothing changes that cannot be recorded.
     fn change(&self, change: impl FnOnce(&mut Intent) -> Option<Event>) -> Result<(), String> {
         let mut inner = self.inner();
@@ -193,12 +283,12 @@ impl Autoscaler {
     }
 
     /// One look, and one step. True: it led to another one, which can be taken at once.
-    pub(crate) fn step(&self, hands: &dyn Hands, now: Millis, site: &str) -> bool {
+    pub(crate) fn step(&self, hands: &dyn FleetActions, now: Millis, site: &str) -> bool {
         let (config, change) = {
             let inner = self.inner();
             (inner.config.clone(), inner.intent.change.clone())
         };
-        let provision = |way| config.provision(way, self.directory.clone(), site);
+        let provision = |way| config.provision(way, &self.state, site);
         self.revive(&provision, hands, now);
         let before = change.as_ref().map(|change| change.stage.clone());
         let stepped = match change {
@@ -222,7 +312,7 @@ impl Autoscaler {
     }
 
     /// Servers that were started are to run until they leave.
-    fn revive(&self, provision: &dyn Fn(Way) -> Result<Box<dyn Provisioner>, String>, hands: &dyn Hands, now: Millis) {
+    fn revive(&self, provision: &dyn Fn(Way) -> Result<Box<dyn Provisioner>, String>, hands: &dyn FleetActions, now: Millis) {
         let (started, joining) = {
             let mut inner = self.inner();
             if (inner.revived..inner.revived + REVIVED_EVERY).contains(&now) {
@@ -235,9 +325,16 @@ impl Autoscaler {
             };
             (inner.intent.started.clone(), joining)
         };
-        let nodes: BTreeSet<String> = hands.nodes().into_iter().map(|(_, name)| name).chain(joining).collect();
-        for (address, Started { number, way }) in started.iter().filter(|(address, _)| nodes.contains(*address)) {
-            let Some(revived) = provision(*way).ok().and_then(|provisioner| provisioner.revive(*number, address)) else {
+        let nodes: BTreeSet<String> = hands.nodes().into_iter().map(|(_, name)| name).collect();
+        let run_ids = hands.run_ids();
+        for (address, server) in started.iter().filter(|(address, _)| nodes.contains(*address) || joining.as_ref() == Some(*address)) {
+            let Ok(provisioner) = provision(server.way) else { continue };
+            let process = run_ids.get(address).filter(|_| nodes.contains(address)).map(|run_id| LastSeen::Process(run_id.clone()));
+            if let Some(seen) = process {
+                self.note_seen(address, server, seen, &*provisioner);
+            }
+            let number = server.number;
+            let Some(revived) = provisioner.revive(server, address, &|address| settings(hands, address)) else {
                 self.inner().fallen.remove(address);
                 continue;
             };
@@ -247,14 +344,51 @@ impl Autoscaler {
             };
             // A server that ends again and again is one event, until it stays up.
             let is_new = self.inner().fallen.insert(address.clone(), kind) != Some(kind);
-            if is_new && let Err(why) = self.change(|intent| Some(intent.note(now, Some(*number), kind, text))) {
+            if is_new && let Err(why) = self.change(|intent| Some(intent.note(now, Some(number), kind, text))) {
                 warn!("{why}");
             }
         }
     }
 
+    /// Records the newest process of a server. A local one counts only if the group of processes that was started holds the port.
+    fn note_seen(&self, address: &str, started: &Started, seen: LastSeen, provisioner: &dyn Provisioner) {
+        if started.seen == seen && (started.way != Way::Local || started.host.is_some()) {
+            return;
+        }
+        let host = match provisioner.process(started, address) {
+            // Only this machine sees the process.
+            Process::Listens => provisioner.host(),
+            Process::Unknown => None,
+            _ => return,
+        };
+        let noted = self.change(|intent| {
+            if let Some(known) = intent.started.get_mut(address) {
+                (known.seen, known.host) = (seen, host);
+            }
+            None
+        });
+        if let Err(why) = noted {
+            warn!("{why}");
+        }
+    }
+
+    /// Records the process of a server that this change has started and that is no node yet, as soon as it replies.
+    fn identify(&self, change: &Change, address: &str, hands: &dyn FleetActions, provisioner: &dyn Provisioner) {
+        let Some(started) = self.inner().intent.started.get(address).cloned() else { return };
+        let is_known = matches!(started.seen, LastSeen::Process(_)) && change.way != Way::Local;
+        if started.number != change.number || is_known {
+            return;
+        }
+        let seen = hands.inspect(address).ok().and_then(|seen| seen.run_id);
+        match (seen, &started.seen) {
+            (Some(run_id), _) => self.note_seen(address, &started, LastSeen::Process(run_id), provisioner),
+            (None, LastSeen::Never) if change.way == Way::Local => self.note_seen(address, &started, LastSeen::Listening, provisioner),
+            (None, _) => {}
+        }
+    }
+
     /// Nothing is under way: is there anything to do?
-    fn consider(&self, config: &AutoscaleConfig, hands: &dyn Hands, now: Millis) -> Result<(), String> {
+    fn consider(&self, config: &AutoscaleConfig, hands: &dyn FleetActions, now: Millis) -> Result<(), String> {
         let (wanted, is_paused, started) = {
             let inner = self.inner();
             (inner.intent.wanted, inner.intent.is_paused, inner.intent.started.clone())
@@ -332,7 +466,7 @@ impl Autoscaler {
     }
 
     /// A new decision is an event also if it may not act.
-    fn note_only(&self, decision: &Decision, hands: &dyn Hands, now: Millis, why: &str) -> Result<(), String> {
+    fn note_only(&self, decision: &Decision, hands: &dyn FleetActions, now: Millis, why: &str) -> Result<(), String> {
         if decision.what == What::Stay || self.inner().noted.replace(decision.what) == Some(decision.what) {
             return Ok(());
         }
@@ -347,13 +481,13 @@ impl Autoscaler {
         &self,
         node: NodeId,
         started: &BTreeMap<String, Started>,
-        hands: &dyn Hands,
+        hands: &dyn FleetActions,
         now: Millis,
         why: &str,
     ) -> Result<(), String> {
         let name = name_of(hands, node);
-        let Started { way, .. } = started.get(&name).ok_or_else(|| format!("{name} was started by no provisioner, and stays"))?;
-        self.begin((Stage::Drain(name.clone()), false), *way, now, format!("{name} goes: {why}"))
+        let server = started.get(&name).ok_or_else(|| format!("{name} was started by no provisioner, and stays"))?;
+        self.begin((Stage::Drain(name.clone()), false), server.way, now, format!("{name} goes: {why}"))
     }
 
     fn begin(&self, (stage, is_urgent): (Stage, bool), way: Way, now: Millis, why: String) -> Result<(), String> {
@@ -372,10 +506,11 @@ impl Autoscaler {
         })
     }
 
-    fn carry_out(&self, change: &Change, hands: &dyn Hands, config: &AutoscaleConfig, provisioner: &dyn Provisioner) -> Outcome {
+    fn carry_out(&self, change: &Change, hands: &dyn FleetActions, config: &AutoscaleConfig, provisioner: &dyn Provisioner) -> Outcome {
         let nodes: BTreeSet<String> = hands.nodes().into_iter().map(|(_, name)| name).collect();
         let started = self.inner().intent.started.clone();
-        let taken = hands.addresses().into_iter().chain(started.keys().cloned()).chain(change.tried.iter().cloned()).collect();
+        let others = started.iter().filter(|(_, server)| server.number != change.number).map(|(address, _)| address.clone());
+        let taken = hands.addresses().into_iter().chain(others).chain(change.tried.iter().cloned()).collect();
         let or_failed = |result: Result<(), String>, outcome| match result {
             Ok(()) => outcome,
             Err(why) => Outcome::Failed(why),
@@ -386,23 +521,41 @@ impl Autoscaler {
                 Outcome::Next(Stage::Stop(chosen.clone().unwrap_or_default(), Some(why)))
             }
             Stage::Provision(None) => match provisioner.choose(change.number, &taken) {
-                Ok(Some(address)) => Outcome::Next(Stage::Provision(Some(address))),
-                Ok(None) => start(provisioner, change.number, None, &taken),
+                Ok(Some(chosen)) => Outcome::Chosen(chosen),
+                Ok(None) => start(provisioner, change.number, None, hands, &taken),
                 Err(why) => Outcome::GivenUp(why),
             },
-            Stage::Provision(Some(address)) => start(provisioner, change.number, Some(address), &taken),
+            Stage::Provision(Some(address)) => {
+                let started = started.get(address).cloned().unwrap_or_else(|| Started::new(change.number, change.way));
+                start(provisioner, change.number, Some((address, &started)), hands, &taken)
+            }
             Stage::Join(address) if nodes.contains(address) => Outcome::Next(Stage::Fill(address.clone())),
-            Stage::Join(address) => match hands.join(address) {
-                Ok(()) => Outcome::Next(Stage::Fill(address.clone())),
-                // A program named a server that it did not start: no waiting helps, and it is not to be stopped.
-                Err(why)
-                    if change.way == Way::Command
-                        && let Some(used) = hands.in_use(address) =>
-                {
-                    Outcome::GivenUp(format!("{why}. {address} is not stopped: {used}"))
+            Stage::Join(address) => {
+                self.identify(change, address, hands, provisioner);
+                match hands.join(address) {
+                    Ok(()) => Outcome::Next(Stage::Fill(address.clone())),
+                    // A program named a server that it did not start: no waiting helps, and the server must not be stopped.
+                    Err(why)
+                        if change.way == Way::Command
+                            && let Some(used) = hands.in_use(address) =>
+                    {
+                        Outcome::GivenUp(format!("{why}. {address} is not stopped: {used}"))
+                    }
+                    Err(why) => {
+                        let hint = match change.way == Way::Local && why.contains("our user or password") {
+                            true => {
+                                ". Add \"-\" to the end of command in [autoscale.local]: redis-server then reads the password from its standard input (docs/autoscaling.md)"
+                            }
+                            false => "",
+                        };
+                        let why = format!("{why}{hint}");
+                        match change.way != Way::Standby && change.failures + 1 >= attempts(change) {
+                            true => self.give_up_join(address, why, provisioner),
+                            false => Outcome::Failed(why),
+                        }
+                    }
                 }
-                Err(why) => Outcome::Failed(why),
-            },
+            }
             Stage::Fill(address) | Stage::Share(address) if !nodes.contains(address) => {
                 Outcome::Next(Stage::Stop(address.clone(), Some("somebody removed the node meanwhile".to_owned())))
             }
@@ -413,40 +566,100 @@ impl Autoscaler {
             }
             Stage::Share(_) => or_failed(hands.fill(change.is_urgent), Outcome::Ordered),
             Stage::Drain(node) | Stage::Leave(node) if !nodes.contains(node) => Outcome::Next(Stage::Stop(node.clone(), None)),
+            Stage::Drain(node) | Stage::Leave(node) if !started.contains_key(node) => {
+                hands.undrain(node);
+                Outcome::GivenUp(format!("an operator has listed or added {node}, so it stays"))
+            }
             Stage::Drain(node) if hands.owns(node) => or_failed(hands.drain(node), Outcome::Ordered),
             Stage::Drain(node) => Outcome::Next(Stage::Leave(node.clone())),
-            Stage::Leave(node) => or_failed(hands.leave(node), Outcome::Next(Stage::Stop(node.clone(), None))),
-            // It was withdrawn while it joined.
-            Stage::Stop(address, Some(_)) if nodes.contains(address) => Outcome::Next(Stage::Leave(address.clone())),
-            Stage::Stop(address, Some(why))
-                if change.way == Way::Command
-                    && !address.is_empty()
-                    && let Some(used) = hands.in_use(address) =>
-            {
-                Outcome::GivenUp(format!("{why}. {address} is not stopped: {used}"))
-            }
-            Stage::Stop(address, why) => {
-                let number = started.get(address).map_or(change.number, |started| started.number);
-                match (provisioner.stop(number, address), why) {
-                    (Err(error), _) => Outcome::Failed(error),
-                    (Ok(()), Some(why)) => Outcome::GivenUp(why.clone()),
-                    (Ok(()), None) => {
-                        let end = if change.way == Way::Standby { "waits for use again" } else { "is stopped" };
-                        Outcome::Done(format!("{address} has left and {end}; there are {} now", counted(nodes.len(), "node")))
-                    }
+            Stage::Leave(node) => {
+                // The last look at its process while it is a node.
+                if let (Some(server), Some(run_id)) = (started.get(node), hands.run_ids().remove(node)) {
+                    self.note_seen(node, server, LastSeen::Process(run_id), provisioner);
                 }
+                or_failed(hands.leave(node), Outcome::Next(Stage::Stop(node.clone(), None)))
             }
+            // It was withdrawn while it joined.
+            Stage::Stop(address, Some(_)) if nodes.contains(address) && started.contains_key(address) => {
+                Outcome::Next(Stage::Leave(address.clone()))
+            }
+            Stage::Stop(address, why) => self.stop(change, address, why.as_ref(), hands, provisioner),
         }
     }
 
+    /// Returns the end of a join that has failed for the last time. Only a local server that has never opened its port may be stopped: any other server was refused, and may be in use.
+    fn give_up_join(&self, address: &str, why: String, provisioner: &dyn Provisioner) -> Outcome {
+        let started = self.inner().intent.started.get(address).cloned();
+        match started.map(|started| provisioner.process(&started, address)) {
+            Some(Process::Silent | Process::Ended) => Outcome::Next(Stage::Stop(address.to_owned(), Some(why))),
+            _ => Outcome::GivenUp(format!("{why}. {address} is left alone: a server that could not join is not stopped")),
+        }
+    }
+
+    /// Stops a server, if that is proven to be right.
+    fn stop(
+        &self,
+        change: &Change,
+        address: &str,
+        why: Option<&String>,
+        hands: &dyn FleetActions,
+        provisioner: &dyn Provisioner,
+    ) -> Outcome {
+        let before = why.map(|why| format!("{why}. ")).unwrap_or_default();
+        let ended = |note: Option<String>, end: &str| match why {
+            Some(why) => Outcome::GivenUp(format!("{why}{}", note.map(|note| format!("; {note}")).unwrap_or_default())),
+            None => {
+                let note = note.map(|note| format!("; {note}")).unwrap_or_default();
+                Outcome::Done(format!("{address} has left and {end}; there are {} now{note}", counted(hands.nodes().len(), "node")))
+            }
+        };
+        if change.way == Way::Standby {
+            return ended(None, "waits for use again");
+        }
+        if address.is_empty() && change.way == Way::Local {
+            return ended(None, "was never started");
+        }
+        if address.is_empty() {
+            let key = change.number;
+            return Outcome::GivenUp(format!(
+                "{before}The program may have started a server for the key that ends with -{key}; it is left alone"
+            ));
+        }
+        let Some(_stopping) = self.begin_stop(change, address) else { return Outcome::Wait };
+        self.identify(change, address, hands, provisioner);
+        let started = self.inner().intent.started.get(address).cloned();
+        match (prove(started.as_ref(), address, hands, provisioner), started) {
+            (Err(kept), _) if kept.may_pass() && change.failures + 1 < ATTEMPTS => {
+                Outcome::Failed(format!("{address} is not stopped: {kept}"))
+            }
+            (Err(kept), _) => Outcome::GivenUp(format!("{before}{address} is left alone: {kept}")),
+            (Ok(_), None) => Outcome::Wait,
+            (Ok(proof), Some(started)) => match provisioner.stop(&started, address, proof) {
+                Ok(note) => ended(note, "is stopped"),
+                Err(error) => Outcome::Failed(error),
+            },
+        }
+    }
+
+    /// Begins a stop, unless an operator is adding the server or has withdrawn the stop.
+    fn begin_stop(&self, change: &Change, address: &str) -> Option<Stopping<'_>> {
+        let mut inner = self.inner();
+        let is_pending = inner.intent.change.as_ref().is_some_and(|there| there.stage == change.stage);
+        let is_joining = inner.joining.iter().any(|joining| is_same(joining, address));
+        (is_pending && !is_joining).then(|| {
+            inner.stopping = Some(address.to_owned());
+            Stopping(self)
+        })
+    }
+
     /// Records the outcome of a step. If somebody has withdrawn the change during the step, what was started is stopped.
-    fn settle(&self, change: &Change, outcome: Outcome, hands: &dyn Hands, now: Millis) -> Result<(), String> {
+    fn settle(&self, change: &Change, outcome: Outcome, hands: &dyn FleetActions, now: Millis) -> Result<(), String> {
         let number = change.number;
-        let withdrawn = self.inner().intent.change.clone().filter(|there| there.stage != change.stage);
-        if let Some(there) = withdrawn {
+        let Some(there) = self.inner().intent.change.clone() else { return Ok(()) };
+        if there.stage != change.stage {
             return match (outcome, there.stage.clone()) {
                 (Outcome::Next(Stage::Join(address)), Stage::Stop(_, why)) => self.change(|intent| {
-                    intent.started.insert(address.clone(), Started { number, way: change.way });
+                    intent.started.entry(address.clone()).or_insert_with(|| Started::new(number, change.way));
                     intent.change = Some(Change { stage: Stage::Stop(address, why), ..there });
                     None
                 }),
@@ -460,10 +673,18 @@ impl Autoscaler {
                 None
             }),
             Outcome::Ordered => self.settle(change, Outcome::Failed("its moves end early (`switchyard moves`)".to_owned()), hands, now),
+            Outcome::Chosen(Chosen { address, home, host }) => self.change(|intent| {
+                if home.is_some() {
+                    let server = Started { home, host, ..Started::new(number, change.way) };
+                    intent.started.insert(address.clone(), server);
+                }
+                intent.change = Some(change.at(Stage::Provision(Some(address)), now));
+                None
+            }),
             Outcome::Next(stage) => self.change(|intent| {
-                // From here on somebody has to stop it.
+                // From here on it has to be stopped.
                 if let Stage::Join(address) = &stage {
-                    intent.started.insert(address.clone(), Started { number, way: change.way });
+                    intent.started.entry(address.clone()).or_insert_with(|| Started::new(number, change.way));
                 }
                 intent.change = Some(change.at(stage, now));
                 None
@@ -493,7 +714,8 @@ impl Autoscaler {
                     intent.change = Some(next);
                     Some(intent.note(now, Some(number), "failed", format!("change {number}: {address} cannot join: {why}")))
                 }),
-                Stage::Join(address) => self.discard(change, address.clone(), why, now),
+                // Given up before this by `give_up_join`.
+                Stage::Join(_) => Ok(()),
                 Stage::Fill(address) | Stage::Share(address) => {
                     self.end(change, now, "failed", format!("change {number}: {address} has joined, and gets no share: {why}"))
                 }
@@ -518,7 +740,7 @@ impl Autoscaler {
 
     fn end(&self, change: &Change, now: Millis, kind: &str, text: String) -> Result<(), String> {
         self.change(|intent| {
-            if let Stage::Join(address) | Stage::Stop(address, _) = &change.stage {
+            if let Stage::Provision(Some(address)) | Stage::Join(address) | Stage::Stop(address, _) = &change.stage {
                 intent.started.remove(address);
             }
             if kind == "failed" {
@@ -536,18 +758,39 @@ impl Autoscaler {
 }
 
 /// `taken`: addresses of nodes and of servers that were started before. A provisioner that answers with one of them has started none, and that one is not to be stopped.
-fn start(provisioner: &dyn Provisioner, number: u64, chosen: Option<&str>, taken: &BTreeSet<String>) -> Outcome {
-    match provisioner.start(number, chosen) {
+fn start(
+    provisioner: &dyn Provisioner,
+    number: u64,
+    chosen: Option<(&str, &Started)>,
+    hands: &dyn FleetActions,
+    taken: &BTreeSet<String>,
+) -> Outcome {
+    match provisioner.start(number, chosen, &|address| settings(hands, address)) {
         Ok(address) if is_taken(&address, taken) => Outcome::GivenUp(format!("the provisioner gave {address}, which is in use already")),
         Ok(address) => Outcome::Next(Stage::Join(address)),
         Err(why) => Outcome::Failed(why),
     }
 }
 
+/// Lines of configuration with the credentials for a server, or none.
+fn settings(hands: &dyn FleetActions, address: &str) -> Result<String, String> {
+    let place = hands.place(address)?;
+    Ok(place.password.map(|password| credentials(place.username.as_deref(), &password.0)).unwrap_or_default())
+}
+
 /// Also by another name: `localhost` is 127.0.0.1.
 fn is_taken(address: &str, taken: &BTreeSet<String>) -> bool {
     let resolved = address.to_socket_addrs().into_iter().flatten();
     taken.contains(address) || resolved.into_iter().any(|address| taken.contains(&address.to_string()))
+}
+
+/// Whether two addresses lead to one server, by name or after resolution.
+pub(crate) fn is_same(one: &str, other: &str) -> bool {
+    let parsed = |address: &str| address.parse::<SocketAddr>().ok();
+    match (parsed(one), parsed(other)) {
+        (Some(one), Some(other)) => one == other,
+        _ => is_taken(one, &BTreeSet::from([other.to_owned()])) || is_taken(other, &BTreeSet::from([one.to_owned()])),
+    }
 }
 
 /// A server that was started is stopped some time.
@@ -560,7 +803,7 @@ fn attempts(change: &Change) -> u32 {
     }
 }
 
-fn name_of(hands: &dyn Hands, node: NodeId) -> String {
+fn name_of(hands: &dyn FleetActions, node: NodeId) -> String {
     let found = hands.nodes().into_iter().find(|(id, _)| *id == node);
     found.map_or_else(|| format!("{node:?}"), |(_, name)| name)
 }

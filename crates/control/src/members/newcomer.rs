@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use switchyard_policy::topology::Topology;
 use switchyard_resp::units::counted;
-use switchyard_router::{Limited, Link, NodeAccess};
+use switchyard_router::{Limited, Link, NodeAccess, left_behind};
 use tracing::{error, warn};
 
+use crate::autoscale::Inspected;
 use crate::nodes::fit::{is_older, is_router, unfit};
 use crate::nodes::holdings::at_once;
-use crate::nodes::{NodeAddress, NodeConnection, routers, servers};
+use crate::nodes::{NodeAddress, NodeConnection, direct_clients, routers, servers};
 use crate::running::Running;
 
 /// The fleet that it is to join.
@@ -98,6 +99,41 @@ impl FleetFacts {
         let newcomer = look(&access, patience, self.databases).map_err(|why| format!("{name} {why}; nothing was changed"))?;
         let notes = judge(name, &newcomer, self)?;
         Ok((access, newcomer, notes))
+    }
+
+    /// The facts that decide whether a server that is no node may be stopped. INFO is queried last: its keys are the newest fact.
+    ///
+    /// # Errors
+    /// If the server does not reply, or refuses a question.
+    pub(crate) fn inspect(&self, place: &NodeAddress, patience: Duration) -> Result<Inspected, String> {
+        let access = servers(place).into_iter().next().map(|server| server.access).ok_or("has no address that is known")?;
+        let mut node = NodeConnection::open(&access, patience)?;
+        let mut query = |args: &[&str]| {
+            let reply = node.ask(args).map_err(|error| format!("does not answer {}: {error}", args[0]))?;
+            reply.error().map_or_else(|| Ok(reply.text()), |error| Err(format!("refuses {}: {error}", args[0])))
+        };
+        let clients = query(&["CLIENT", "LIST"])?;
+        let seen = Newcomer { info: query(&["INFO"])?, ..Newcomer::default() };
+        Ok(self.inspected(&place.name, &clients, &seen))
+    }
+
+    fn inspected(&self, name: &str, clients: &str, seen: &Newcomer) -> Inspected {
+        let run_id = seen.field("run_id").map(str::to_owned);
+        // The router may still know a node of this name, which has just left.
+        let is_node = |node: &str, known: &Option<String>| node != name && known.is_some() && *known == run_id;
+        let node = self.nodes.iter().find(|(node, known, _)| is_node(node, known)).map(|(node, ..)| format!("it is node {node}"));
+        let is_replica = seen.field("role") != Some("master");
+        let replica = || is_replica.then(|| "it is a replica, or does not state its role".to_owned());
+        let replicas = || (seen.field("connected_slaves") != Some("0")).then(|| "replicas follow it".to_owned());
+        let router = || routers(clients).iter().any(|site| *site != self.site).then(|| "another router uses it".to_owned());
+        let client = || direct_clients(clients).first().map(|client| format!("a client uses it ({client})"));
+        Inspected {
+            user: node.or_else(replica).or_else(replicas).or_else(router).or_else(client),
+            // No router has an empty run: every connection of this site counts.
+            own_connections: left_behind(clients, &self.site, "").len(),
+            keys: seen.keys().iter().map(|(_, keys)| keys).sum(),
+            run_id,
+        }
     }
 
     /// Why a server that has not joined is not to be stopped either: this router, or another one, uses it. `None` also if it does not answer.
@@ -261,6 +297,27 @@ mod tests {
         let older = Newcomer { info: server("").info.replace("7.2.9", "7.0.1"), ..Newcomer::default() };
         let notes = judge("n:1", &older, &fleet()).expect("it may join");
         assert!(notes.len() == 1 && notes[0].starts_with("n:1 is redis 7.0.1, older than node c:1 (redis 7.2.4)"), "{notes:?}");
+    }
+
+    #[test]
+    fn a_server_in_any_use_is_inspected_as_used() {
+        let info = "role:master\r\nconnected_slaves:0\r\n";
+        let unused =
+            Newcomer { info: format!("run_id:new\r\n{info}db0:keys=2,expires=0\r\ndb3:keys=1,expires=0\r\n"), ..Newcomer::default() };
+        let own = "id=4 addr=a name=switchyard-0a1b2c3d-1f-62-0 flags=N cmd=set\nid=5 addr=b name= flags=N cmd=client|list\n";
+        let seen = fleet().inspected("n:1", own, &unused);
+        assert_eq!(seen, Inspected { run_id: Some("new".to_owned()), user: None, own_connections: 1, keys: 3 });
+        let with = |from: &str, to: &str| Newcomer { info: unused.info.replace(from, to), ..Newcomer::default() };
+        for (clients, server, user) in [
+            ("", with("run_id:new", "run_id:ccc"), "it is node c:1"),
+            ("", with("role:master", "role:slave"), "it is a replica"),
+            ("", with("slaves:0", "slaves:1"), "replicas follow it"),
+            ("id=4 name=switchyard-deadbeef-1f-62-0 cmd=ping\n", with("", ""), "another router uses it"),
+            ("id=4 addr=10.0.0.1:5 name= flags=N cmd=get\n", with("", ""), "a client uses it (10.0.0.1:5, last command get)"),
+        ] {
+            let found = fleet().inspected("n:1", clients, &server).user.expect(user);
+            assert!(found.starts_with(user), "{found}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The autoscaler's eyes and hands: nodes join, are drained and leave by the verbs that people have, with the same checks.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::PoisonError;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use switchyard_policy::autoscale::{self, Millis, Observed, What, minimum};
@@ -9,11 +10,13 @@ use switchyard_router::{Link, Router};
 
 use super::Operator;
 use crate::admin::{
-    AddNodeRequest, AutoscaleChange, AutoscaleEvent, AutoscaleReport, AutoscaleRequest, HowRequest, NodeRequest, Refused, conflict, wrong,
+    AddNodeRequest, AutoscaleChange, AutoscaleEvent, AutoscaleReport, AutoscaleRequest, HowRequest, NodeRequest, PlanReport, Refused,
+    conflict, wrong,
 };
-use crate::autoscale::{AutoscaleConfig, Hands, POLICIES, Started, Way, reason_text};
+use crate::autoscale::{AutoscaleConfig, Evidence, FleetActions, Inspected, POLICIES, Started, Way, is_same, reason_text};
 use crate::members::FleetFacts;
 use crate::metrics::Page;
+use crate::nodes::{NodeAddress, parse_endpoint};
 use crate::planner::Mode;
 
 fn now() -> Millis {
@@ -24,6 +27,31 @@ impl Operator {
     /// Takes over how many nodes there may be, and how servers are started.
     pub fn tune_autoscaler(&self, config: &AutoscaleConfig) {
         self.autoscaler.tune(config);
+    }
+
+    /// Takes over the names of the configuration's own nodes. The autoscaler removes none of them from now on.
+    pub fn note_listed(&self, names: &[String]) {
+        *self.listed.write().unwrap_or_else(PoisonError::into_inner) = names.iter().cloned().collect();
+        names.iter().for_each(|name| self.autoscaler.disown(name, now()));
+    }
+
+    /// Whether the autoscaler is stopping this server now, so that it cannot join.
+    #[must_use]
+    pub fn is_stopping(&self, name: &str) -> bool {
+        self.autoscaler.is_stopping(name)
+    }
+
+    fn listed(&self) -> BTreeSet<String> {
+        self.listed.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Adds a node for an operator. The autoscaler neither stops it in the meantime nor removes it later.
+    pub(super) fn add_listed(&self, request: &AddNodeRequest) -> Result<PlanReport, Refused> {
+        let name = parse_endpoint(&request.address).map_err(|why| wrong(format!("{:?}: {why}", request.address)))?;
+        let joining = self.autoscaler.begin_join(&name).map_err(conflict)?;
+        let added = self.add_node(request)?;
+        joining.joined(now());
+        Ok(added)
     }
 
     /// Looks at the fleet once more, and takes the next step. True: the one after it can be taken at once.
@@ -123,6 +151,24 @@ struct OfFleet<'a> {
 }
 
 impl OfFleet<'_> {
+    fn facts(&self) -> Option<FleetFacts> {
+        let Operator { moves, running, .. } = self.operator;
+        FleetFacts::of(running, self.topology, moves.site(), moves.patience())
+    }
+
+    /// Names and addresses of all nodes, and the addresses of their servers.
+    fn addresses_of(&self, topology: &Topology) -> BTreeSet<String> {
+        let mut all: BTreeSet<String> = topology.nodes().map(|node| node.name.clone()).collect();
+        // The router may still have connections to a node that has left.
+        let is_node = |id: NodeId| topology.node(id).is_some();
+        let (access, status) = self.operator.running.with(|router| (router.node_access(), router.status())).unzip();
+        let access = access.into_iter().flatten().filter(|(id, _)| is_node(*id));
+        all.extend(access.filter_map(|(_, node)| node.address).map(|address| address.to_string()));
+        let servers = status.into_iter().flat_map(|status| status.nodes).filter(|node| is_node(node.id)).filter_map(|node| node.servers);
+        all.extend(servers.flat_map(|servers| servers.primary.into_iter().chain(servers.readable)).map(|address| address.to_string()));
+        all
+    }
+
     fn id(&self, name: &str) -> Option<NodeId> {
         self.topology.nodes().find(|node| node.name == name).map(|node| node.id)
     }
@@ -132,18 +178,29 @@ fn text(refused: Refused) -> String {
     refused.text().to_owned()
 }
 
-impl Hands for OfFleet<'_> {
+impl Evidence for OfFleet<'_> {
+    fn claim(&self, address: &str) -> Option<String> {
+        // The topology of this step may be older than a join that has ended since.
+        let is_known = |known: &String| is_same(known, address);
+        let Ok(topology) = self.operator.moves.topology_now() else { return Some("the nodes are not known now".to_owned()) };
+        let member = self.addresses_of(&topology).iter().any(is_known).then(|| "it is a node, or a server of one".to_owned());
+        member.or_else(|| self.operator.listed().iter().any(is_known).then(|| "the configuration lists it".to_owned()))
+    }
+
+    fn inspect(&self, address: &str) -> Result<Inspected, String> {
+        let Operator { list, moves, .. } = self.operator;
+        let facts = self.facts().ok_or("cannot be judged: the router is stopping")?;
+        facts.inspect(&list.find(address)?, moves.patience())
+    }
+}
+
+impl FleetActions for OfFleet<'_> {
     fn nodes(&self) -> Vec<(NodeId, String)> {
         self.topology.nodes().map(|node| (node.id, node.name.clone())).collect()
     }
 
     fn addresses(&self) -> BTreeSet<String> {
-        let mut all: BTreeSet<String> = self.topology.nodes().map(|node| node.name.clone()).collect();
-        let (access, status) = self.operator.running.with(|router| (router.node_access(), router.status())).unzip();
-        all.extend(access.into_iter().flatten().filter_map(|(_, node)| node.address).map(|address| address.to_string()));
-        let servers = status.into_iter().flat_map(|status| status.nodes).filter_map(|node| node.servers);
-        all.extend(servers.flat_map(|servers| servers.primary.into_iter().chain(servers.readable)).map(|address| address.to_string()));
-        all
+        self.addresses_of(self.topology)
     }
 
     fn observed(&self, started: &BTreeMap<String, Started>) -> Observed {
@@ -165,6 +222,12 @@ impl Hands for OfFleet<'_> {
         Observed { now: now(), nodes: self.topology.nodes().map(node).collect() }
     }
 
+    fn run_ids(&self) -> BTreeMap<String, String> {
+        let status = self.operator.running.with(Router::status);
+        let up = status.into_iter().flat_map(|status| status.nodes).filter(|node| node.link == Link::Up);
+        up.filter_map(|node| Some((node.name, node.run_id?))).collect()
+    }
+
     fn is_automation_off(&self) -> bool {
         self.operator.is_automation_off()
     }
@@ -181,6 +244,10 @@ impl Hands for OfFleet<'_> {
         !self.operator.moves.open_ids().is_empty()
     }
 
+    fn place(&self, address: &str) -> Result<NodeAddress, String> {
+        self.operator.list.find(address)
+    }
+
     fn join(&self, address: &str) -> Result<(), String> {
         let request = AddNodeRequest { address: address.to_owned(), ..AddNodeRequest::default() };
         self.operator.add_node(&request).map_err(text)?;
@@ -190,9 +257,8 @@ impl Hands for OfFleet<'_> {
     }
 
     fn in_use(&self, address: &str) -> Option<String> {
-        let Operator { list, moves, running, .. } = self.operator;
-        let patience = moves.patience();
-        FleetFacts::of(running, self.topology, moves.site(), patience)?.in_use(&list.find(address).ok()?, patience)
+        let Operator { list, moves, .. } = self.operator;
+        self.facts()?.in_use(&list.find(address).ok()?, moves.patience())
     }
 
     fn fill(&self, is_urgent: bool) -> Result<(), String> {

@@ -58,6 +58,8 @@ pub struct Operator {
     list: Arc<dyn NodeList>,
     drained: Drained,
     ring: Ring,
+    /// Names of the nodes that the configuration lists by itself.
+    listed: RwLock<BTreeSet<String>>,
     /// By name of the node.
     weights: RwLock<BTreeMap<String, u32>>,
     /// Requests in a second that a node can answer, by its name, where somebody has said so.
@@ -83,9 +85,9 @@ impl Operator {
         let drained = Drained::load(&store)?;
         let ring = Ring::load(&store)?;
         let planner = Planner::open(Arc::clone(&store))?;
-        let autoscaler = Autoscaler::open(Arc::clone(&store), directory.join("autoscale"))?;
-        let (weights, capacities, planning) = <_>::default();
-        Ok(Arc::new(Self { moves, running, store, list, drained, ring, weights, capacities, planner, autoscaler, planning }))
+        let autoscaler = Autoscaler::open(Arc::clone(&store), directory.to_owned())?;
+        let (listed, weights, capacities, planning) = <_>::default();
+        Ok(Arc::new(Self { moves, running, store, list, drained, ring, listed, weights, capacities, planner, autoscaler, planning }))
     }
 
     /// Takes over the nodes as they are configured now.
@@ -148,7 +150,7 @@ impl Operator {
             Operation::SteerAutomation(request) => return json(&self.steer_automation(&request)?),
             Operation::Steer { id, what } => return json(&self.moves.steer(MoveId(id), &what)?),
             Operation::Move(request) => self.begin_one(&request),
-            Operation::AddNode(request) => self.add_node(&request),
+            Operation::AddNode(request) => self.add_listed(&request),
             Operation::DrainNode(request) => self.drain_node(&request),
             Operation::UndrainNode(request) => self.undrain_node(&request),
             Operation::RemoveNode(request) => self.remove_node(&request),

@@ -20,9 +20,9 @@ pub(super) struct Visitor {
 }
 
 impl Visitor {
-    /// Beside a router with this folder.
+    /// Returns the visitor of a router with this folder.
     pub(super) fn new(folder: &Path) -> Self {
-        Self { folder: folder.join("state").join("autoscale") }
+        Self { folder: folder.join("state-servers") }
     }
 
     /// Arguments of `serve`.

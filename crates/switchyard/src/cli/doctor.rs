@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::anyhow;
@@ -9,6 +11,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use switchyard_control::admin::{LimitedReport, LinkReport, MisplacedReport, NodesReport};
+use switchyard_control::autoscale::{default_directory, former_directory, kept_directories};
 use switchyard_control::misplaced_text;
 use switchyard_control::nodes::holdings::{FirstStart, first_start, primaries};
 use switchyard_control::nodes::servers_of;
@@ -113,6 +116,7 @@ fn find(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Finding
     });
     let mut findings = examine(&seen, &needs(&resolved.live, config.workers, resolved.nodes.len()));
     findings.extend(placement(resolved, config, fleet));
+    findings.extend(local_servers(config));
     let routers: BTreeSet<&String> = seen.iter().flat_map(|node| &node.routers).collect();
     if matches!(fleet, KnownFleet::Unplaced) && !routers.is_empty() {
         findings.push(Finding {
@@ -125,6 +129,33 @@ fn find(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Finding
     }
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
     findings
+}
+
+/// Findings about the directories of servers that the autoscaler starts on this machine.
+fn local_servers(config: &Config) -> Vec<Finding> {
+    let finding =
+        |level, found: String, advice: &str| Finding { level, node: None, check: "local servers", found, advice: advice.to_owned() };
+    let folder = config.autoscale.local.directory.clone().unwrap_or_else(|| default_directory(&config.state_dir));
+    let mut findings = Vec::new();
+    if !config.autoscale.local.command.is_empty() && is_on_one_disk(&folder, &config.state_dir) {
+        let found = format!(
+            "{} and the state directory {} are on one disk: files of a server can fill it, and moves then stop",
+            folder.display(),
+            config.state_dir.display()
+        );
+        findings.push(finding(Level::Warning, found, "name a folder on another disk (autoscale.local.directory)"));
+    }
+    for kept in [former_directory(&config.state_dir), folder].iter().flat_map(|folder| kept_directories(folder)) {
+        let found = format!("{} is the directory of a server that was not proven empty when it ended", kept.display());
+        findings.push(finding(Level::Warning, found, "look for keys in it, then remove it"));
+    }
+    findings
+}
+
+/// Whether two paths are on one file system, also if they do not exist yet.
+fn is_on_one_disk(one: &Path, other: &Path) -> bool {
+    let device = |path: &Path| path.ancestors().find_map(|path| path.metadata().ok()).map(|found| found.dev());
+    device(one).is_some_and(|found| device(other) == Some(found))
 }
 
 /// What a running router says of its nodes: which it does not use, and where keys are that its slot map looks for elsewhere.

@@ -610,6 +610,8 @@ keys! {
         "How a server is started on this machine: a program and its arguments, with {port} and {dir} where its port and its directory belong.";
     "ports" Reload [] by(read_ports, |(first, last)| quoted(format!("{first}-{last}"))) autoscale.local.ports,
         "Ports that these servers may have.";
+    "directory" Reload ["dir"] file autoscale.local.directory = "\"/srv/switchyard-servers\"",
+        "Folder of the directories of new servers. The default is the state directory's path with -servers added, so that a full disk need not hit both.";
 
     [AutoscaleStandby]
     "servers" Reload [] texts autoscale.standby,

@@ -11,6 +11,7 @@ mod nearest;
 mod raw;
 mod secret;
 mod show;
+mod standby;
 mod tls;
 mod twemproxy;
 

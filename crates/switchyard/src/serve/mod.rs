@@ -2,7 +2,6 @@
 //!
 //! ARCHITECTURE.md lists the threads. The main one waits for signals.
 
-mod holder;
 mod log_queue;
 mod logs;
 mod metrics;
@@ -37,6 +36,7 @@ use switchyard_control::operator;
 use switchyard_control::placement::{self, Placement};
 use switchyard_control::planner::PlannerThread;
 use switchyard_control::seat::{self, Replaced, SeatThread, Seats, Standby};
+use switchyard_control::sockets::holder_of;
 use switchyard_control::store::StoreError;
 use switchyard_control::{Fleet, Processes, Running};
 use switchyard_policy::topology::Topology;
@@ -68,6 +68,9 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
     pools::end_with_parent()?;
     let mut config = sources.read()?;
     config.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
+    if standby.is_some() {
+        config.check_standby()?;
+    }
     let mut resolved = config.resolve(|_| None)?;
     let logs = Logs::start(config.log_format, &config.log_level)?;
     // The state directory first: whoever has it, has the right to route to these nodes. The ports next, so that a start that
@@ -138,6 +141,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
     let moves = Arc::clone(&fleet.moves);
     moves.tune(&config.moves, config.command_timeout());
     fleet.operator.tune(&resolved.nodes);
+    fleet.operator.note_listed(&read.node_names());
     let rule = config.pool.as_ref().and_then(|pool| pool.ejection);
     fleet.ejector.tune(rule, config.command_timeout(), leaving.keys().cloned().collect());
     fleet.operator.tune_planner(&config.planner);
@@ -258,8 +262,20 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
     let care = Care::start(Arc::clone(&running), processes, Arc::clone(placement.store()), Arc::clone(&moves), strays_in)?;
     let observer = Observer::start(watched, Arc::clone(placement.store()), Arc::clone(&running))?;
     let nodes = resolved.nodes;
-    let reloader =
-        Reloader { sources, live, nodes, observer, logs, read, config: config.clone(), configured, admin_tls, admin_access, fleet };
+    let reloader = Reloader {
+        sources,
+        is_standby,
+        live,
+        nodes,
+        observer,
+        logs,
+        read,
+        config: config.clone(),
+        configured,
+        admin_tls,
+        admin_access,
+        fleet,
+    };
     let reloads = start_reloads(reloader, Arc::clone(&running), asks, asked)?;
     if reload_wanted {
         reloads.ask();
@@ -328,7 +344,7 @@ fn explain_state(error: anyhow::Error) -> anyhow::Error {
 /// What the system's refusal of an address means, and what to do.
 fn explain_listen(address: SocketAddr, what: &str, flag: &str, source: io::Error) -> anyhow::Error {
     let advice = match source.kind() {
-        io::ErrorKind::AddrInUse => match holder::who_listens(address) {
+        io::ErrorKind::AddrInUse => match holder_of(address) {
             Some(holder) => {
                 format!("{} (process {}) listens there; stop it, or choose another address with {flag}", holder.name, holder.pid)
             }

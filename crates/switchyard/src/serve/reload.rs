@@ -64,6 +64,8 @@ impl NodeList for Asks {
 /// What a reload needs to know of the present.
 pub(super) struct Reloader {
     pub(super) sources: Sources,
+    /// Started as a standby, so that another machine may take over.
+    pub(super) is_standby: bool,
     /// The configuration as it was read, without what was changed by `switchyard nodes`.
     pub(super) read: Config,
     pub(super) config: Config,
@@ -144,6 +146,9 @@ impl Reloader {
     fn apply(&mut self, running: &Arc<Running>) -> Result<usize, Vec<String>> {
         let mut read = self.sources.read().map_err(told)?;
         read.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
+        if self.is_standby {
+            read.check_standby().map_err(told)?;
+        }
         let applied = self.apply_read(read.clone(), running, None)?;
         // Not before: a reload that is refused has changed nothing.
         remember(self.fleet.placement.store(), &read.node_names(), None).map_err(|error| vec![format!("{error:#}")])?;
@@ -156,17 +161,25 @@ impl Reloader {
     fn staying_out(&self, nodes: &[NodeAddress], change: Option<&MemberChange>) -> Vec<String> {
         let Some(topology) = self.fleet.placement.topology() else { return Vec::new() };
         let newly: Vec<&NodeAddress> = nodes.iter().filter(|node| topology.nodes().all(|known| known.name != node.name)).collect();
+        let (stopping, newly): (Vec<_>, Vec<_>) = newly.into_iter().partition(|node| self.fleet.operator.is_stopping(&node.name));
+        let stopping: Vec<String> = stopping.into_iter().map(|node| node.name.clone()).collect();
+        for name in &stopping {
+            error!(
+                "node {name} is in the configuration, and stays out: the autoscaler is stopping it now. When that has ended: reload (SIGHUP)"
+            );
+        }
         if newly.is_empty() {
-            return Vec::new();
+            return stopping;
         }
         let (moves, running) = (&self.fleet.moves, &self.fleet.running);
-        match (change, FleetFacts::of(running, &topology, moves.site(), moves.patience())) {
+        let out = match (change, FleetFacts::of(running, &topology, moves.site(), moves.patience())) {
             (None, Some(facts)) => facts.refuse(&newly, moves.patience()),
             (change, _) => {
                 let is_named = |name: &String| matches!(change, Some(MemberChange::Add(named)) if named == name);
                 newly.into_iter().map(|node| node.name.clone()).filter(|name| !is_named(name)).collect()
             }
-        }
+        };
+        out.into_iter().chain(stopping).collect()
     }
 
     /// Nodes of a pool that its file lists no longer: they stay until they are empty.
@@ -204,6 +217,8 @@ impl Reloader {
 
         // From here on nothing can be wrong but the store. Nodes that leave stay reachable until the last command to them is answered,
         // nodes that join are reachable before the first is sent.
+        // First: from here on the autoscaler stops none of them.
+        self.fleet.operator.note_listed(&listed);
         let out = self.staying_out(&resolved.nodes, change);
         let wanted: Vec<String> = config.node_names().into_iter().filter(|name| !out.contains(name)).collect();
         let mut both = live.clone();

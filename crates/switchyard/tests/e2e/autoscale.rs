@@ -13,10 +13,10 @@ use crate::support::relay::Relay;
 use crate::support::{Client, Site, SiteOptions, Value, ok, ports, until_within};
 
 /// A server has to start, join and get a third of the slots, or to be emptied.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Processes that write into a folder: the servers that the router has started.
-fn servers(folder: &Path) -> Vec<Pid> {
+pub(crate) fn servers(folder: &Path) -> Vec<Pid> {
     let all = std::fs::read_dir("/proc").expect("processes").flatten();
     let writes_there = |pid: &str| std::fs::read_link(format!("/proc/{pid}/fd/1")).is_ok_and(|out| out.starts_with(folder));
     let pids = all.filter_map(|entry| entry.file_name().into_string().ok()).filter(|pid| writes_there(pid));
@@ -31,9 +31,9 @@ fn end(folder: &Path) {
 }
 
 /// Ends servers that a failed test leaves behind: they outlive their router.
-struct Fleet {
-    site: Site,
-    folder: PathBuf,
+pub(crate) struct Fleet {
+    pub(crate) site: Site,
+    pub(crate) folder: PathBuf,
 }
 
 impl Drop for Fleet {
@@ -47,23 +47,33 @@ impl Fleet {
     /// Two nodes, and a third that is started by this command line, at a port of its own.
     fn start(command: &str, settings: &str) -> Option<Fleet> {
         let port = ports::free();
-        let config = format!("[autoscale]\n{settings}\n[autoscale.local]\ncommand = [{command}]\nports = \"{port}-{port}\"\n");
-        let site = Site::router_only(2, &SiteOptions::config(config))?;
-        let folder = std::fs::canonicalize(site.router().state_dir()).expect("a folder").join("autoscale");
-        Some(Fleet { site, folder })
+        Self::start_at(command, settings, (port, port))
     }
 
-    fn want(&self, nodes: i64) {
+    /// Starts two nodes, and a third at a port of this range.
+    pub(crate) fn start_at(command: &str, settings: &str, (first, last): (u16, u16)) -> Option<Fleet> {
+        let config = format!("[autoscale]\n{settings}\n[autoscale.local]\ncommand = [{command}]\nports = \"{first}-{last}\"\n");
+        let site = Site::router_only(2, &SiteOptions::config(config))?;
+        Some(Self::of(site))
+    }
+
+    /// Local servers are next to the state directory.
+    pub(crate) fn of(site: Site) -> Fleet {
+        let state = std::fs::canonicalize(site.router().state_dir()).expect("a folder");
+        Fleet { site, folder: state.with_file_name("state-servers") }
+    }
+
+    pub(crate) fn want(&self, nodes: i64) {
         assert_eq!(json(self.site.router(), &format!("autoscale set-nodes {nodes}"))["wanted"], nodes);
     }
 
-    fn standing(&self) -> Json {
+    pub(crate) fn standing(&self) -> Json {
         json(self.site.router(), "autoscale")
     }
 
     /// Waits until there are so many nodes and nothing is under way.
     #[track_caller]
-    fn wait_for_nodes(&self, nodes: u64) {
+    pub(crate) fn wait_for_nodes(&self, nodes: u64) {
         let mut last = Json::Null;
         let what = format!("there are {nodes} nodes");
         until_within(PATIENCE, &what, || {
@@ -73,7 +83,7 @@ impl Fleet {
         });
     }
 
-    fn addresses(&self) -> Vec<std::net::SocketAddr> {
+    pub(crate) fn addresses(&self) -> Vec<std::net::SocketAddr> {
         self.site.nodes().iter().map(crate::support::node::Node::address).collect()
     }
 
@@ -86,7 +96,7 @@ impl Fleet {
 }
 
 /// The words of a command line that starts a plain server, after `before` in a shell.
-fn server(before: &str) -> String {
+pub(crate) fn server(before: &str) -> String {
     let program = default_program();
     format!("'sh', '-c', '{before} exec {program} --bind 127.0.0.1 --port {{port}} --dir {{dir}} --save \"\"'")
 }
@@ -227,11 +237,11 @@ fn a_server_that_cannot_start_is_given_up_and_named() {
     });
     assert!(failed["events"][0]["text"].as_str().is_some_and(|text| text.contains("no such licence")), "{failed:#}");
     assert!(failed["wanted"].is_null() && failed["change"].is_null() && failed["nodes"] == 2, "{failed:#}");
-    assert!(!fleet.folder.join("0").exists(), "nothing is left of it");
+    assert!(std::fs::read_dir(&fleet.folder).is_ok_and(|mut left| left.next().is_none()), "nothing is left of it");
 }
 
 /// Waits until an order has failed, and returns the reason.
-fn failure(fleet: &Fleet) -> String {
+pub(crate) fn failure(fleet: &Fleet) -> String {
     until_within(PATIENCE, "it is given up", || {
         let standing = fleet.standing();
         let is_over = standing["events"][0]["kind"] == "failed" && standing["change"].is_null();
@@ -269,8 +279,7 @@ fn a_dead_standby_server_gives_way_to_the_next() {
     let dead = format!("127.0.0.1:{}", ports::free());
     let config = format!("[autoscale]\nmax-nodes = 3\n[autoscale.standby]\nservers = [\"{dead}\", \"{}\"]\n", spare.address());
     let Some(site) = Site::router_only(2, &SiteOptions::config(config)) else { return };
-    let folder = std::fs::canonicalize(site.router().state_dir()).expect("a folder").join("autoscale");
-    let fleet = Fleet { site, folder };
+    let fleet = Fleet::of(site);
     fleet.want(3);
     until_within(PATIENCE, "the other one has joined", || {
         let standing = fleet.standing();

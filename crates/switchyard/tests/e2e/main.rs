@@ -4,6 +4,7 @@
 //! tests. `support` has the harness; its module comment says how to run the tests against a plain server.
 
 mod autoscale;
+mod autoscale_guards;
 mod blocking;
 mod clients;
 mod cluster;

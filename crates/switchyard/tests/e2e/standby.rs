@@ -77,6 +77,24 @@ fn fresh() -> SocketAddr {
 
 const WAITS: &str = "waits until no other router serves the nodes";
 
+/// Local servers run on the first machine only: a standby would start empty servers at their addresses.
+#[test]
+fn a_standby_with_local_servers_is_refused() {
+    let Some(scene) = Scene::start() else { return };
+    let config = "[autoscale.local]\ncommand = [\"redis-server\", \"--port\", \"{port}\"]\n".to_owned();
+    for with in ["shared", "copy"] {
+        let args = ["--standby", with].map(str::to_owned).to_vec();
+        let options = RouterOptions { args, config: config.clone(), ..RouterOptions::default() };
+        let mut second = scene.first.start_beside(&options, scene.listen, fresh(), scene.copy.path());
+        assert_eq!(second.wait(Duration::from_secs(30)).code(), Some(2), "{}", second.log());
+        assert!(
+            second.log().contains("[autoscale.local] run on one machine") && second.log().contains("[autoscale.command]"),
+            "{}",
+            second.log()
+        );
+    }
+}
+
 #[test]
 fn a_standby_takes_over_when_the_router_was_killed() {
     let Some(mut scene) = Scene::start() else { return };

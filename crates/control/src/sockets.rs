@@ -1,25 +1,51 @@
-//! Who has a port: so that "address already in use" can name the process to stop.
+//! Listening sockets and the processes that hold them, read from /proc.
 //!
-//! Read from /proc: the socket's inode from the tables of TCP sockets, then the process that has a file with that inode. It
-//! finds processes of other users only as root, and then the message simply does not name anybody.
+//! The tables of TCP sockets map a port to inodes, and the open files of processes map an inode to its holders. A start names the process that holds its port, and the
+//! autoscaler proves that a listener is a server that it has started. Files of other users' processes are readable only as root: such a holder is unknown, never assumed.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+const TABLES: [&str; 2] = ["/proc/net/tcp", "/proc/net/tcp6"];
+
 /// A process, by name and number.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Holder {
-    pub(super) name: String,
-    pub(super) pid: u32,
+pub struct Holder {
+    /// Command name, as in `ps`.
+    pub name: String,
+    /// Process id.
+    pub pid: u32,
 }
 
 /// The process that listens on `address`, or on its port at every address.
-pub(super) fn who_listens(address: SocketAddr) -> Option<Holder> {
-    let inode = ["/proc/net/tcp", "/proc/net/tcp6"].into_iter().find_map(|table| {
-        let table = fs::read_to_string(table).ok()?;
-        table.lines().skip(1).find_map(|line| listener_inode(line, address))
-    })?;
-    who_has(&format!("socket:[{inode}]"))
+pub fn holder_of(address: SocketAddr) -> Option<Holder> {
+    let inode = listener_inodes(address).into_iter().next()?;
+    let pid = *holders(&BTreeSet::from([inode])).get(&inode)?.first()?;
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    Some(Holder { name: name.trim().to_owned(), pid })
+}
+
+/// Inodes of the sockets that listen on `address`, or on its port at every address.
+pub(crate) fn listener_inodes(address: SocketAddr) -> BTreeSet<u64> {
+    let tables = TABLES.into_iter().filter_map(|table| fs::read_to_string(table).ok());
+    tables.flat_map(|table| table.lines().skip(1).filter_map(|line| listener_inode(line, address)).collect::<Vec<_>>()).collect()
+}
+
+/// Processes that hold each of these sockets, by inode. A socket without a visible holder is missing.
+pub(crate) fn holders(inodes: &BTreeSet<u64>) -> BTreeMap<u64, Vec<u32>> {
+    let mut found: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+    for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        for file in fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten() {
+            let target = fs::read_link(file.path()).ok();
+            let inode = target.as_deref().and_then(|target| target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok());
+            if let Some(inode) = inode.filter(|inode| inodes.contains(inode)) {
+                found.entry(inode).or_default().push(pid);
+            }
+        }
+    }
+    found
 }
 
 /// The inode in a line of /proc/net/tcp, if it is a socket that listens where `wanted` wants to.
@@ -50,22 +76,6 @@ fn parse_host(text: &str) -> Option<IpAddr> {
     }
 }
 
-fn who_has(socket: &str) -> Option<Holder> {
-    for process in fs::read_dir("/proc").ok()?.flatten() {
-        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
-        let Ok(files) = fs::read_dir(process.path().join("fd")) else {
-            continue;
-        };
-        if files.flatten().any(|file| fs::read_link(file.path()).is_ok_and(|target| target.as_os_str() == socket)) {
-            let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-            return Some(Holder { name: name.trim().to_owned(), pid });
-        }
-    }
-    None
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
@@ -77,7 +87,7 @@ mod tests {
         for host in ["127.0.0.1:0", "0.0.0.0:0"] {
             let listener = TcpListener::bind(host).expect("a port");
             let port = listener.local_addr().expect("its address").port();
-            let holder = who_listens(([127, 0, 0, 1], port).into()).expect("the holder");
+            let holder = holder_of(([127, 0, 0, 1], port).into()).expect("the holder");
             assert_eq!(holder.pid, std::process::id());
             assert!(!holder.name.is_empty());
         }
@@ -87,7 +97,7 @@ mod tests {
     fn a_connection_is_not_a_listener() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let client = std::net::TcpStream::connect(listener.local_addr().expect("its address")).expect("connected");
-        assert_eq!(who_listens(client.local_addr().expect("its address")), None);
+        assert_eq!(holder_of(client.local_addr().expect("its address")), None);
     }
 
     #[test]

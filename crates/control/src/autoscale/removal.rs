@@ -1,0 +1,332 @@
+//! Proof before removal: [`prove`] is the only source of a [`Proof`], and nothing stops a server or removes its directory without one.
+//!
+//! A number, a directory's name or an address proves nothing: a lost store begins again with number 0, and another server may listen at a known address. A server is stopped
+//! only if it is on record, is the recorded process, serves no fleet and no client, and has no key. Anything else is left alone and reported.
+//!
+//! In one function rather than in each caller: every missing check so far was a caller that had its own.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::intent::{LastSeen, Started};
+use super::{Process, Provisioner};
+
+/// A server as its own replies describe it. INFO is the last one, so the keys are the newest known fact.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Inspected {
+    /// `run_id` of its process.
+    pub(crate) run_id: Option<String>,
+    /// The client, other router or replica that uses it. Connections of this router are not counted here.
+    pub(crate) user: Option<String>,
+    /// Connections of this router to it. They end a moment after a node has left.
+    pub(crate) own_connections: usize,
+    /// Keys in all databases.
+    pub(crate) keys: u64,
+}
+
+/// The facts about a server that only the fleet has.
+pub(crate) trait Evidence {
+    /// Why the fleet needs the server: it is a member, a replica of one, or listed in the configuration.
+    fn claim(&self, address: &str) -> Option<String>;
+
+    /// Queries the server.
+    ///
+    /// # Errors
+    /// If it does not reply, or refuses a question.
+    fn inspect(&self, address: &str) -> Result<Inspected, String>;
+}
+
+/// The right to stop one server and to remove its directory. Not `Clone`: it is spent on one attempt.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Proof(State);
+
+/// The proven state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// The recorded process, unused and without a key.
+    Empty,
+    /// Running without ever having opened its port, so no client can have stored a key.
+    NeverListened,
+    /// Ended. The directory may have keys.
+    Ended,
+}
+
+/// The reason why a server is left alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum LeftAlone {
+    /// No provisioner of this router has started it.
+    NotOnRecord,
+    /// Started on a machine other than this one.
+    Elsewhere,
+    /// The fleet, a client or another router uses it.
+    Used(String),
+    /// Connections of this router are left there.
+    Connected(usize),
+    /// Description of the process that has its address.
+    OtherProcess(String),
+    /// Number of its keys.
+    Keys(u64),
+    /// Reason why nothing is known.
+    Silent(String),
+}
+
+impl LeftAlone {
+    /// Whether a later attempt may find something else. Each attempt proves everything again.
+    pub(super) fn may_pass(&self) -> bool {
+        matches!(self, Self::Connected(_) | Self::Silent(_))
+    }
+}
+
+impl fmt::Display for LeftAlone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotOnRecord => write!(f, "it is not on record as started by this router's provisioner"),
+            Self::Elsewhere => write!(f, "it was started on another machine, or by a version that did not record the machine"),
+            Self::Used(why) => write!(f, "{why}"),
+            Self::Connected(count) => write!(f, "this router still has {count} connections to it"),
+            Self::OtherProcess(why) => write!(f, "it is not the process that was started: {why}"),
+            Self::Keys(keys) => write!(f, "it has keys ({keys})"),
+            Self::Silent(why) => write!(f, "nothing is known about its keys: it {why}"),
+        }
+    }
+}
+
+/// Proves that the server at `address` is the one on record, empty and unused; or returns the reason to leave it alone.
+pub(super) fn prove(
+    started: Option<&Started>,
+    address: &str,
+    fleet: &dyn Evidence,
+    provisioner: &dyn Provisioner,
+) -> Result<Proof, LeftAlone> {
+    let started = started.ok_or(LeftAlone::NotOnRecord)?;
+    if let Some(why) = fleet.claim(address) {
+        return Err(LeftAlone::Used(why));
+    }
+    match provisioner.process(started, address) {
+        Process::OtherHost => return Err(LeftAlone::Elsewhere),
+        Process::Foreign(why) => return Err(LeftAlone::OtherProcess(why)),
+        Process::Ended => return Ok(Proof(State::Ended)),
+        Process::Silent if started.seen == LastSeen::Never => return Ok(Proof(State::NeverListened)),
+        Process::Silent => return Err(LeftAlone::Silent("does not listen at its port".to_owned())),
+        Process::Listens | Process::Unknown => {}
+    }
+    let seen = fleet.inspect(address).map_err(LeftAlone::Silent)?;
+    match (&started.seen, &seen.run_id) {
+        (LastSeen::Process(known), Some(run_id)) if known == run_id => {}
+        (LastSeen::Process(known), _) => {
+            return Err(LeftAlone::OtherProcess(format!("run_id {known} is on record, and another process replies")));
+        }
+        (LastSeen::Unknown | LastSeen::Never | LastSeen::Listening, _) => {
+            return Err(LeftAlone::OtherProcess("no run_id of it is on record".to_owned()));
+        }
+    }
+    if let Some(user) = seen.user {
+        return Err(LeftAlone::Used(user));
+    }
+    if seen.keys > 0 {
+        return Err(LeftAlone::Keys(seen.keys));
+    }
+    if seen.own_connections > 0 {
+        return Err(LeftAlone::Connected(seen.own_connections));
+    }
+    Ok(Proof(State::Empty))
+}
+
+impl Proof {
+    /// Whether a process was proven to run, and may be ended.
+    pub(super) fn covers_process(&self) -> bool {
+        self.0 != State::Ended
+    }
+
+    /// Whether the process to be ended must listen at its port: the server that was inspected.
+    pub(super) fn needs_listener(&self) -> bool {
+        self.0 == State::Empty
+    }
+
+    /// Removes the directory of a server that has ended. A directory that may have data is renamed with the date, and the new name is returned.
+    ///
+    /// # Errors
+    /// If the file system refuses it. The directory is as it was, or has lost files of a server that was proven empty.
+    pub(super) fn remove_directory(self, directory: &Path) -> Result<Option<PathBuf>, String> {
+        if !directory.exists() {
+            return Ok(None);
+        }
+        let failed = |what: &str, error: std::io::Error| format!("cannot {what} {}: {error}", directory.display());
+        if self.0 == State::Empty || has_only_logs(directory) {
+            return fs::remove_dir_all(directory).map(|()| None).map_err(|error| failed("remove", error));
+        }
+        let kept = free_name(directory);
+        fs::rename(directory, &kept).map_err(|error| failed("rename", error))?;
+        Ok(Some(kept))
+    }
+}
+
+/// The part of a directory's name that marks it as kept for its data, before the date.
+const KEPT_MARK: &str = ".kept-";
+
+/// Directories below `folder` that were kept because they may have data, for `switchyard doctor`.
+#[must_use]
+pub fn kept_directories(folder: &Path) -> Vec<PathBuf> {
+    let all = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut kept: Vec<PathBuf> =
+        all.filter(|entry| entry.file_name().to_string_lossy().contains(KEPT_MARK)).map(|entry| entry.path()).collect();
+    kept.sort();
+    kept
+}
+
+/// A server that stored nothing leaves only its output.
+fn has_only_logs(directory: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(directory) else { return false };
+    let is_log = |entry: fs::DirEntry| {
+        entry.file_type().is_ok_and(|kind| kind.is_file()) && entry.file_name().to_string_lossy().starts_with(super::local::LOG)
+    };
+    entries.into_iter().all(|entry| entry.is_ok_and(is_log))
+}
+
+fn free_name(directory: &Path) -> PathBuf {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (year, month, day) = civil_date(seconds / 86_400);
+    let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let dated = format!("{name}{KEPT_MARK}{year}-{month:02}-{day:02}");
+    let names = std::iter::once(dated.clone()).chain((2..).map(|count| format!("{dated}-{count}")));
+    names.map(|name| directory.with_file_name(name)).find(|path| !path.exists()).unwrap_or_default()
+}
+
+/// Gregorian year, month and day, from days since 1970 (Hinnant's `civil_from_days`).
+fn civil_date(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    (year_of_era + era * 400 + u64::from(month <= 2), month, day_of_year - (153 * shifted + 2) / 5 + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::{Chosen, Settings, Way};
+    use super::*;
+
+    struct World {
+        claim: Option<&'static str>,
+        seen: Result<Inspected, String>,
+        process: Process,
+    }
+
+    impl Evidence for World {
+        fn claim(&self, _: &str) -> Option<String> {
+            self.claim.map(str::to_owned)
+        }
+
+        fn inspect(&self, _: &str) -> Result<Inspected, String> {
+            self.seen.clone()
+        }
+    }
+
+    impl Provisioner for World {
+        fn choose(&self, _: u64, _: &BTreeSet<String>) -> Result<Option<Chosen>, String> {
+            Ok(None)
+        }
+
+        fn start(&self, _: u64, _: Option<(&str, &Started)>, _: Settings<'_>) -> Result<String, String> {
+            Err("starts nothing".to_owned())
+        }
+
+        fn process(&self, _: &Started, _: &str) -> Process {
+            self.process.clone()
+        }
+    }
+
+    fn empty() -> World {
+        let seen = Inspected { run_id: Some("abc".to_owned()), ..Inspected::default() };
+        World { claim: None, seen: Ok(seen), process: Process::Listens }
+    }
+
+    fn with(change: impl FnOnce(&mut Inspected)) -> World {
+        let mut world = empty();
+        world.seen.as_mut().map(change).expect("replies");
+        world
+    }
+
+    fn judged(world: &World, run_id: Option<&str>) -> Result<Proof, LeftAlone> {
+        let seen = run_id.map_or(LastSeen::Never, |run_id| LastSeen::Process(run_id.to_owned()));
+        let started = Started { seen, ..Started::new(3, Way::Local) };
+        prove(Some(&started), "a:1", world, world)
+    }
+
+    #[test]
+    fn an_empty_unused_server_of_ours_may_be_stopped() {
+        assert_eq!(judged(&empty(), Some("abc")), Ok(Proof(State::Empty)));
+        assert_eq!(judged(&World { process: Process::Unknown, ..empty() }, Some("abc")), Ok(Proof(State::Empty)));
+        assert_eq!(judged(&World { process: Process::Ended, ..empty() }, Some("abc")), Ok(Proof(State::Ended)));
+        let silent = World { process: Process::Silent, seen: Err("is silent".to_owned()), ..empty() };
+        assert_eq!(judged(&silent, None), Ok(Proof(State::NeverListened)));
+    }
+
+    #[test]
+    fn every_doubt_about_a_server_keeps_it() {
+        let world = empty();
+        assert_eq!(prove(None, "a:1", &world, &world), Err(LeftAlone::NotOnRecord));
+        for (world, run_id, kept) in [
+            (World { claim: Some("it is node a"), ..empty() }, Some("abc"), LeftAlone::Used("it is node a".to_owned())),
+            (World { process: Process::OtherHost, ..empty() }, Some("abc"), LeftAlone::Elsewhere),
+            (World { process: Process::Silent, ..empty() }, Some("abc"), LeftAlone::Silent("does not listen at its port".to_owned())),
+            (World { process: Process::Foreign("b".to_owned()), ..empty() }, Some("abc"), LeftAlone::OtherProcess("b".to_owned())),
+            (World { seen: Err("is silent".to_owned()), ..empty() }, Some("abc"), LeftAlone::Silent("is silent".to_owned())),
+            (with(|seen| seen.keys = 1), Some("abc"), LeftAlone::Keys(1)),
+            (with(|seen| seen.user = Some("a client".to_owned())), Some("abc"), LeftAlone::Used("a client".to_owned())),
+            (with(|seen| seen.own_connections = 2), Some("abc"), LeftAlone::Connected(2)),
+        ] {
+            assert_eq!(judged(&world, run_id), Err(kept));
+        }
+        let silent = World { process: Process::Silent, ..empty() };
+        for seen in [LastSeen::Unknown, LastSeen::Listening] {
+            let started = Started { seen, ..Started::new(3, Way::Local) };
+            assert!(
+                matches!(prove(Some(&started), "a:1", &silent, &silent), Err(LeftAlone::Silent(_))),
+                "only a new server has surely no key"
+            );
+        }
+        for (seen, known) in [(Some("other"), Some("abc")), (None, Some("abc")), (Some("abc"), None)] {
+            let world = with(|inspected| inspected.run_id = seen.map(str::to_owned));
+            assert!(matches!(judged(&world, known), Err(LeftAlone::OtherProcess(_))), "{seen:?} {known:?}");
+        }
+    }
+
+    #[test]
+    fn a_directory_with_data_is_renamed_unless_proven_empty() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let make = |file: &str| {
+            let directory = folder.path().join("3-abc");
+            fs::create_dir(&directory).expect("made");
+            fs::write(directory.join(file), "x").expect("written");
+            directory
+        };
+        for (state, file, is_kept) in [
+            (State::Empty, "dump.rdb", false),
+            (State::Ended, "dump.rdb", true),
+            (State::Ended, "dump.rdb", true),
+            (State::NeverListened, "dump.rdb", true),
+            (State::Ended, "server.log", false),
+        ] {
+            let directory = make(file);
+            let kept = Proof(state).remove_directory(&directory).expect("removed");
+            assert!(!directory.exists());
+            assert_eq!(kept.as_ref().is_some_and(|kept| kept.join(file).exists()), is_kept, "{state:?} {file}");
+        }
+        assert_eq!(kept_directories(folder.path()).len(), 3);
+        assert_eq!(Proof(State::Empty).remove_directory(&folder.path().join("gone")), Ok(None));
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (days, date) in [(0, (1970, 1, 1)), (11_016, (2000, 2, 29)), (19_782, (2024, 2, 29)), (20_453, (2025, 12, 31))] {
+            assert_eq!(civil_date(days), date);
+        }
+    }
+}
