@@ -39,7 +39,7 @@ impl Operator {
         let Ok(topology) = self.moves.topology_now() else { return };
         let (load, now) = (self.observed(&topology, KEYS), Instant::now());
         self.planner.note(now, &topology, &load);
-        self.planner.keep_relocated(|key| topology.exception(key).is_some());
+        self.planner.keep_relocated(|key| topology.exception(key));
         if self.planner.is_idle() {
             return;
         }

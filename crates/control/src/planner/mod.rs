@@ -132,14 +132,47 @@ impl Default for PlannerConfig {
 struct Kept {
     /// Somebody has switched all automation off.
     is_off: bool,
-    /// Keys that the planner has moved away from their slots. Others were moved by people, and stay.
-    relocated: BTreeSet<Name>,
+    /// Keys that the planner has moved away from their slots. A key that lives anywhere else was placed by an operator, and stays.
+    relocated: Relocated,
     /// So many of its last decisions in a row did not help.
     #[serde(default)]
     failures: u32,
 }
 
 const KEPT: &str = "planner";
+/// Keys by name, each with the node that the planner has moved it to. `None`: an earlier version did not record the node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Vec<Record>", into = "Vec<Record>")]
+struct Relocated(BTreeMap<Name, Option<NodeId>>);
+
+/// An entry of [`Relocated`] in the store. Names are bytes, which cannot be keys of a JSON object.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Record {
+    At(Name, NodeId),
+    Before(Name),
+}
+
+impl From<Vec<Record>> for Relocated {
+    fn from(records: Vec<Record>) -> Self {
+        let entry = |record| match record {
+            Record::At(key, node) => (key, Some(node)),
+            Record::Before(key) => (key, None),
+        };
+        Self(records.into_iter().map(entry).collect())
+    }
+}
+
+impl From<Relocated> for Vec<Record> {
+    fn from(relocated: Relocated) -> Self {
+        let entry = |(key, node): (Name, Option<NodeId>)| match node {
+            Some(node) => Record::At(key, node),
+            None => Record::Before(key),
+        };
+        relocated.0.into_iter().map(entry).collect()
+    }
+}
+
 
 /// A decision that is being carried out.
 #[derive(Clone, Debug)]
@@ -299,8 +332,8 @@ impl Planner {
             );
         let is_cold = |key: &Name| used.get(&**key).is_none_or(|rate| *rate < mean * COLD);
         let Inner { kept, cold, .. } = &mut *inner;
-        cold.retain(|key, _| kept.relocated.contains(key) && is_cold(key));
-        for key in kept.relocated.iter().filter(|key| is_cold(key)) {
+        cold.retain(|key, _| kept.relocated.0.contains_key(key) && is_cold(key));
+        for key in kept.relocated.0.keys().filter(|key| is_cold(key)) {
             cold.entry(key.clone()).or_insert(now);
         }
     }
@@ -432,12 +465,12 @@ impl Planner {
         };
         let kind = Kind::of(&by, &plan);
         let away = plan.steps.iter().filter_map(|step| match &step.what {
-            What::Key { key, is_cold: false, .. } => Some(key.clone()),
+            What::Key { key, is_cold: false, .. } => Some((key.clone(), Some(step.to))),
             _ => None,
         });
         let mut kept = inner.kept.clone();
-        kept.relocated.extend(away);
-        if kept.relocated.len() != inner.kept.relocated.len() {
+        kept.relocated.0.extend(away);
+        if kept.relocated != inner.kept.relocated {
             self.keep(&mut inner, kept).unwrap_or_else(|why| tracing::warn!("{why}"));
         }
         let nodes = nodes_of(&plan.steps);
@@ -457,11 +490,27 @@ impl Planner {
         inner.history.ended(&self.store, decision, format!("refused: {why}"));
     }
 
-    /// Keys that live away from their slots no more.
-    pub(crate) fn keep_relocated(&self, is_away: impl Fn(&[u8]) -> bool) {
+    /// Forgets keys that no longer live at the node that the planner has moved them to: they have returned to their slots, or an operator has moved them. `node_of`: the
+    /// node of a key that lives away from its slot. Keys of a decision in progress may be on their way.
+    pub(crate) fn keep_relocated(&self, node_of: impl Fn(&[u8]) -> Option<NodeId>) {
         let mut inner = self.inner();
-        if inner.at_work.is_empty() && inner.kept.relocated.iter().any(|key| !is_away(key)) {
-            let relocated = inner.kept.relocated.iter().filter(|key| is_away(key)).cloned().collect();
+        let key_of = |step: &Step| match &step.what {
+            What::Key { key, .. } => Some(key.clone()),
+            What::Slots(_) => None,
+        };
+        let moving: BTreeSet<Name> = inner.at_work.iter().flat_map(|change| change.steps.iter().filter_map(key_of)).collect();
+        let mut relocated = inner.kept.relocated.clone();
+        relocated.0.retain(|key, node| {
+            if moving.contains(key) {
+                return true;
+            }
+            let found = node_of(key);
+            let is_there = found.is_some() && (node.is_none() || *node == found);
+            *node = found;
+            is_there
+        });
+        if relocated != inner.kept.relocated {
+            inner.cold.retain(|key, _| relocated.0.contains_key(key));
             let kept = Kept { relocated, ..inner.kept.clone() };
             if let Err(why) = self.keep(&mut inner, kept) {
                 tracing::warn!("{why}");

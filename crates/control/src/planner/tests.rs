@@ -109,6 +109,33 @@ fn a_plan_of_a_person_is_never_taken_back() {
 }
 
 #[test]
+fn a_key_that_an_operator_has_moved_is_no_longer_the_planners() {
+    let mut bench = Bench::new();
+    bench.begins(&before());
+    let relocated = |bench: &Bench| bench.planner.inner().kept.relocated.clone();
+    let at = |node| Relocated(BTreeMap::from([(b"k"[..].into(), node)]));
+    bench.planner.keep_relocated(|_| None);
+    assert_eq!(relocated(&bench), at(Some(NodeId(1))), "its move may be in flight");
+    bench.compare(&problem([700.0, 700.0], 1));
+    bench.planner.keep_relocated(|_| Some(NodeId(1)));
+    assert_eq!(relocated(&bench), at(Some(NodeId(1))));
+    bench.planner.keep_relocated(|_| Some(NodeId(2)));
+    assert_eq!(relocated(&bench), Relocated::default(), "an operator has moved it");
+}
+
+#[test]
+fn keys_recorded_without_a_node_are_taken_over() {
+    let kept: Kept = serde_json::from_str(r#"{"is_off": false, "relocated": [[107]]}"#).expect("the format of an earlier version");
+    let bench = Bench::new();
+    bench.planner.inner().kept = kept;
+    bench.planner.keep_relocated(|_| Some(NodeId(2)));
+    let relocated = bench.planner.inner().kept.relocated.clone();
+    let stored = serde_json::to_string(&relocated).expect("JSON");
+    assert_eq!(stored, "[[[107],2]]");
+    assert_eq!(serde_json::from_str::<Relocated>(&stored).expect("JSON"), relocated);
+}
+
+#[test]
 fn nothing_is_taken_back_once_it_may_not_act() {
     for stop in [
         (|planner: &Planner| planner.switch(true).expect("is kept")) as fn(&Planner),
