@@ -11,16 +11,15 @@
 //! node. That holds until what was asked is answered, or the end of its connection is confirmed: also what a mover has asked, which may be gone by then.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use switchyard_policy::migration::Process;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply;
-use switchyard_router::{Link, NodeAccess};
+use switchyard_router::{Link, NodeAccess, Repeating};
 use tracing::{debug, info, warn};
 
 use crate::moves::{Copies, Moves, Strays};
@@ -40,8 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The running thread.
 pub struct Care {
-    stop: mpsc::Sender<()>,
-    thread: JoinHandle<()>,
+    thread: Repeating,
     remember: Box<dyn Fn()>,
 }
 
@@ -54,36 +52,30 @@ impl Care {
         moves: Arc<Moves>,
         strays_in: Option<u32>,
     ) -> anyhow::Result<Self> {
-        let (stop, stopped) = mpsc::channel();
+        let threads = running.threads().clone();
         let remember = {
             let (running, processes, store) = (Arc::clone(&running), Arc::clone(&processes), Arc::clone(&store));
             Box::new(move || processes.note(&store, &running))
         };
-        let thread = std::thread::Builder::new()
-            .name("care".to_owned())
-            .spawn(move || {
-                let mut known = Known::default();
-                let mut copies = Copies::default();
-                let mut strays = strays_in.map(Strays::of);
-                while matches!(stopped.recv_timeout(PERIOD), Err(RecvTimeoutError::Timeout)) {
-                    processes.note(&store, &running);
-                    end_what_is_left(&running);
-                    look_after(&running, &mut known);
-                    moves.remove_copies(&mut copies);
-                    strays.iter_mut().for_each(|strays| moves.remove_strays(strays));
-                }
-            })
-            .context("cannot start a thread")?;
-        Ok(Self { stop, thread, remember })
+        let mut known = Known::default();
+        let mut copies = Copies::default();
+        let mut strays = strays_in.map(Strays::of);
+        let body = move || {
+            processes.note(&store, &running);
+            end_what_is_left(&running);
+            look_after(&running, &mut known);
+            moves.remove_copies(&mut copies);
+            strays.iter_mut().for_each(|strays| moves.remove_strays(strays));
+            ControlFlow::Continue(())
+        };
+        let thread = threads.repeat("care", || PERIOD, body).context("cannot start a thread")?;
+        Ok(Self { thread, remember })
     }
 
     /// Ends it, while the router still serves: the state directory then knows what the router knows. A question to a node that is under way is left behind.
     pub fn stop(self) {
         (self.remember)();
-        drop(self.stop);
-        if self.thread.is_finished() {
-            let _ = self.thread.join();
-        }
+        self.thread.stop();
     }
 }
 

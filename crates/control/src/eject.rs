@@ -10,8 +10,7 @@
 //! Not the planner's thread: a look there may wait for servers, and here every second counts. Not the workers: what they see is one connection each.
 
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -19,7 +18,7 @@ use anyhow::Context;
 use switchyard_policy::eject::{Condition, Ejections, Facts, Kept, Rule, Step};
 use switchyard_policy::topology::{NodeId, Slot, Topology};
 use switchyard_resp::units::counted;
-use switchyard_router::{Link, Router};
+use switchyard_router::{Link, Repeating, Router};
 use tracing::{error, info, warn};
 
 use crate::admin::NodeReport;
@@ -304,7 +303,7 @@ fn kept_text(why: &Kept) -> String {
 /// The running thread; it ends when this is dropped.
 #[derive(Debug)]
 pub struct EjectThread {
-    _stop: mpsc::Sender<()>,
+    _thread: Repeating,
 }
 
 impl EjectThread {
@@ -313,17 +312,15 @@ impl EjectThread {
     /// # Errors
     /// If the system has no thread.
     pub fn start(ejector: Arc<Ejector>) -> anyhow::Result<Self> {
-        let (stop, stopped) = mpsc::channel::<()>();
-        let run = move || {
-            while matches!(stopped.recv_timeout(PERIOD), Err(RecvTimeoutError::Timeout)) && !ejector.moves.is_stopping() {
-                // Each step is safe whatever is decided, so an error in deciding is no reason to stop serving.
-                if catch_unwind(AssertUnwindSafe(|| ejector.look())).is_err() {
-                    error!("ejection met an error of its own, and rests until the router is started anew: please report it");
-                    break;
-                }
+        let threads = ejector.running.threads().clone();
+        let body = move || {
+            if ejector.moves.is_stopping() {
+                return ControlFlow::Break(());
             }
+            ejector.look();
+            ControlFlow::Continue(())
         };
-        std::thread::Builder::new().name("eject".to_owned()).spawn(run).context("cannot start a thread")?;
-        Ok(Self { _stop: stop })
+        let thread = threads.repeat("eject", || PERIOD, body).context("cannot start a thread")?;
+        Ok(Self { _thread: thread })
     }
 }

@@ -99,6 +99,7 @@ impl Fleet {
             commands: status.commands,
             nodes,
             troubles: Vec::new(),
+            stopped_threads: self.running.threads().troubles(),
             limited: status
                 .limited
                 .iter()
@@ -141,6 +142,9 @@ impl Source for Fleet {
         page.gauge("slots_unserved", "Slots whose owner cannot be reached", status.readiness().slots_unserved() as f64);
         health::add_metrics(&mut page, &status.nodes);
         self.ejector.add_metrics(&mut page, &status.nodes);
+        let threads = self.running.threads().all();
+        let samples = threads.into_iter().map(|(name, is_stopped)| (vec![("thread", name.to_owned())], f64::from(u8::from(!is_stopped))));
+        page.gauges("automation_thread_up", "0 if a thread of automation or observation has stopped after an internal error", samples);
         (self.about_process)(&mut page);
         page.finish()
     }

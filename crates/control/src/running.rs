@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use switchyard_policy::topology::Topology;
-use switchyard_router::{Router, Status};
+use switchyard_router::{Router, Status, Threads};
 use tokio::sync::broadcast;
 
 use crate::admin::Refused;
@@ -37,6 +37,8 @@ pub struct Running {
     health: Health,
     /// What is left at nodes, so that one router at a time serves them.
     seats: OnceLock<Arc<Seats>>,
+    /// The registry of threads that the router can serve without.
+    threads: Threads,
 }
 
 impl Default for Running {
@@ -50,6 +52,7 @@ impl Default for Running {
             loads: Loads::default(),
             health: Health::default(),
             seats: OnceLock::new(),
+            threads: Threads::default(),
         }
     }
 }
@@ -172,6 +175,12 @@ impl Running {
     /// What nodes have to do, as far as it is known.
     pub(crate) fn loads(&self) -> &Loads {
         &self.loads
+    }
+
+    /// The registry of threads that the router can serve without.
+    #[must_use]
+    pub fn threads(&self) -> &Threads {
+        &self.threads
     }
 
     /// The health of nodes, as it was last seen.

@@ -300,10 +300,10 @@ impl SeatThread {
     pub fn start(seats: Arc<Seats>, running: Arc<Running>) -> anyhow::Result<(Self, Replaced)> {
         let (stop, stopped) = mpsc::channel();
         let (tell, replaced) = tokio::sync::mpsc::channel(1);
+        let threads = running.threads().clone();
         let of_thread = Arc::clone(&seats);
-        let thread = std::thread::Builder::new()
-            .name("seat".to_owned())
-            .spawn(move || {
+        let thread = threads
+            .spawn("seat", move || {
                 let seats = of_thread;
                 loop {
                     seats.renew(&running);

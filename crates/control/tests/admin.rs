@@ -100,6 +100,7 @@ fn start(options: AdminOptions) -> Running {
         nodes: vec![node(0, LinkReport::Up, 16384), node(1, LinkReport::Connecting, 0)],
         troubles: Vec::new(),
         limited: Vec::new(),
+        stopped_threads: Vec::new(),
     };
     let fake = Arc::new(Fake(Mutex::new((status, "a_total 1\n# EOF\n".into()))));
     let source = Arc::clone(&fake);
@@ -264,6 +265,13 @@ fn health_and_readiness() {
     assert_eq!(running.get("/healthz").status, 200);
     let ready = running.get("/readyz");
     assert_eq!((ready.status, ready.body.as_str()), (200, "ready\n"), "node 1 has no slots");
+
+    running.change(|(status, _)| status.stopped_threads = vec!["the thread planner has stopped".to_owned()]);
+    let ready = running.get("/readyz");
+    assert_eq!((ready.status, ready.body.as_str()), (200, "ready\nthe thread planner has stopped\n"), "clients are served as before");
+    let status = running.get("/api/v1/status").body;
+    assert!(status.contains(r#""ready":true,"whole":true"#) && status.contains("the thread planner has stopped"), "{status}");
+    running.change(|(status, _)| status.stopped_threads.clear());
 
     running.change(|(status, _)| {
         status.nodes = vec![

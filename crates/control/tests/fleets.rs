@@ -1,11 +1,14 @@
 //! Two fleets in one process: what one knows, keeps and tells, the other does not.
 
 use std::collections::BTreeMap;
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
-use switchyard_control::admin::{Operation, Source};
+use switchyard_control::admin::{Access, AdminAccess, AdminOptions, AdminThread, Operation, Source, Token};
 use switchyard_control::journal::Sync;
 use switchyard_control::members::{MemberChange, NodeList};
 use switchyard_control::nodes::NodeAddress;
@@ -47,6 +50,7 @@ fn fleet(directory: &Path, nodes: &[TcpListener]) -> Arc<Fleet> {
         workers: 1,
         pin: false,
         batched_sends: false,
+        threads: running.threads().clone(),
         site: fleet.moves.site(),
         seat: None,
         servers: BTreeMap::new(),
@@ -98,4 +102,52 @@ fn two_fleets_in_one_process_know_nothing_of_each_other() {
         }
         assert!(status.nodes.iter().all(|node| page.contains(&node.address)), "{page}");
     }
+}
+
+/// Sends a request to a port of this machine, and returns everything until the end of the connection.
+fn exchange(address: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("connected");
+    stream.write_all(request.as_bytes()).expect("sent");
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).expect("replied");
+    reply
+}
+
+#[test]
+fn a_panic_in_an_automation_thread_leaves_the_router_serving() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let nodes = nodes(1);
+    let fleet = fleet(directory.path(), &nodes);
+    let options =
+        AdminOptions { access: AdminAccess::new(Access::Given(Token::new("secret").expect("a token"))), host_names: Vec::new(), tls: None };
+    let mut admin = AdminThread::bind("127.0.0.1:0".parse().expect("an address"), options).expect("bound");
+    admin.serve(Arc::clone(&fleet) as Arc<dyn Source>);
+    let get = |path: &str| {
+        exchange(
+            admin.address,
+            &format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\nConnection: close\r\n\r\n"),
+        )
+    };
+    assert!(!get("/readyz").contains("has stopped"));
+    // Started as the planner's thread is, with another body.
+    let threads = fleet.running.threads();
+    let planner = threads.repeat("planner", || Duration::ZERO, || panic!("planted")).expect("started");
+    let other = threads.repeat("autoscaler", || Duration::ZERO, || ControlFlow::Break(())).expect("started");
+    while !threads.is_stopped("planner") {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for path in ["/readyz", "/api/v1/status"] {
+        let body = get(path);
+        assert!(body.contains("the thread planner has stopped") && !body.contains("the thread autoscaler"), "{body}");
+    }
+    let metrics = get("/metrics");
+    for line in ["switchyard_automation_thread_up{thread=\"planner\"} 0", "switchyard_automation_thread_up{thread=\"autoscaler\"} 1"] {
+        assert!(metrics.contains(line), "{metrics}");
+    }
+    assert!(get("/api/v1/automation").contains("its thread has stopped"));
+    let router = fleet.running.with(|router| router.addresses()[0]).expect("it serves");
+    assert!(exchange(router, "PING\r\nQUIT\r\n").starts_with("+PONG"));
+    planner.stop();
+    other.stop();
+    admin.stop();
 }

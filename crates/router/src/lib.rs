@@ -37,6 +37,7 @@ mod slow_log;
 mod sys;
 mod tap;
 mod telemetry;
+mod threads;
 mod tls;
 mod users;
 mod wait_queues;
@@ -59,6 +60,7 @@ pub use settings::{
 };
 pub use sys::CountedHeap;
 pub use tap::{Outcome, SentCommand, Tap};
+pub use threads::{Repeating, Threads};
 pub use tls::{NodeTls, ServerTls};
 pub use users::{Bounds, RuleError, User, Users, hash_password};
 pub use worker::spans_slots;
@@ -251,7 +253,7 @@ impl Router {
             })?;
             router.threads.push(thread);
         }
-        let thread = std::thread::Builder::new().name("hot-copies".to_owned()).spawn(move || hot_copies::coordinate(&shared))?;
+        let thread = settings.threads.spawn("hot-copies", move || hot_copies::coordinate(&shared))?;
         router.chooser = Some(thread);
         Ok(router)
     }
@@ -814,6 +816,7 @@ mod tests {
             workers: 1,
             pin: false,
             batched_sends: true,
+            threads: Threads::default(),
             site: "test".to_owned(),
             seat: None,
             servers: BTreeMap::new(),

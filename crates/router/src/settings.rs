@@ -17,6 +17,7 @@ use crate::colocate::ColocatePort;
 use crate::limits::KeyLimit;
 use crate::operator::OperatorPort;
 use crate::seat::Seat;
+use crate::threads::Threads;
 use crate::tls::{NodeTls, ServerTls};
 use crate::users::{Bounds, Users};
 
@@ -41,6 +42,8 @@ pub struct Settings {
     pub pin: bool,
     /// Send what a turn has to send in one system call, by io_uring, where the kernel lets it.
     pub batched_sends: bool,
+    /// Registry of the threads that it can serve without.
+    pub threads: Threads,
     /// Names what runs of this router have in common, among the connections of a node: what an earlier run has left there is ended. Letters and digits.
     pub site: String,
     /// What is left at nodes, so that one router at a time serves them.

@@ -63,6 +63,9 @@ pub struct StatusReport {
     /// Commands served because there is one node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limited: Vec<LimitedReport>,
+    /// A sentence for each thread of automation or observation that has stopped after an internal error. Every key is served all the same.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stopped_threads: Vec<String>,
 }
 
 /// Commands that were served because there is one node, and that would meet a limit if there were two.
@@ -209,6 +212,8 @@ pub struct Readiness {
     pub serves: bool,
     /// What is wrong beside them.
     pub troubles: Vec<String>,
+    /// Threads that have stopped. No key is concerned.
+    pub stopped_threads: Vec<String>,
 }
 
 impl Readiness {
@@ -275,7 +280,7 @@ impl StatusReport {
             others.map(|condition| format!("node {}: {condition}", node.address))
         });
         let troubles = conditions.chain(self.troubles.iter().map(|trouble| trouble.what.clone())).collect();
-        Readiness { draining: self.draining, not_ready, serves, troubles }
+        Readiness { draining: self.draining, not_ready, serves, troubles, stopped_threads: self.stopped_threads.clone() }
     }
 }
 

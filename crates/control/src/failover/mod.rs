@@ -83,9 +83,9 @@ impl Observer {
             return Ok(Self { stop: None, thread: None });
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot watch replicas")?;
-        let thread = std::thread::Builder::new()
-            .name("observer".to_owned())
-            .spawn(move || {
+        let threads = running.threads().clone();
+        let thread = threads
+            .spawn("observer", move || {
                 runtime.block_on(observe(watched, &store, &running, stopped));
                 // A look-up of a name may take long, and nobody wants its outcome any more.
                 runtime.shutdown_background();

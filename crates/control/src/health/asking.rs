@@ -43,9 +43,9 @@ impl HealthThread {
     pub fn start(running: Arc<Running>) -> anyhow::Result<Self> {
         let (stop, stopped) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot ask nodes how they are")?;
-        let thread = thread::Builder::new()
-            .name("health".to_owned())
-            .spawn(move || {
+        let threads = running.threads().clone();
+        let thread = threads
+            .spawn("health", move || {
                 runtime.block_on(watch(running, stopped));
                 // A look-up of a name may take long, and nobody wants its outcome any more.
                 runtime.shutdown_background();

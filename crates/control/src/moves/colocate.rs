@@ -154,7 +154,7 @@ pub(super) fn start(moves: &Arc<Moves>) -> std::io::Result<()> {
     let told = moves.home.told.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some(told) = told else { return Ok(()) };
     let colocation = Colocation { moves: Arc::clone(moves), waiting: Vec::new(), checks: BTreeMap::new() };
-    std::thread::Builder::new().name("colocate".to_owned()).spawn(move || colocation.run(&told))?;
+    moves.running.threads().spawn("colocate", move || colocation.run(&told))?;
     Ok(())
 }
 
@@ -289,7 +289,7 @@ impl Colocation {
             });
             moves.home.tell(Told::Checked { between, outcome });
         };
-        std::thread::Builder::new().name("colocate-check".to_owned()).spawn(check)
+        self.moves.running.threads().spawn("colocate-check", check)
     }
 
     /// Nodes that cannot be reached, with the reasons.

@@ -164,9 +164,9 @@ impl Moves {
     pub fn start(self: &Arc<Self>) -> anyhow::Result<MovesThread> {
         let woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner).take().context("the executor of moves runs already")?;
         let moves = Arc::clone(self);
-        let thread = std::thread::Builder::new()
-            .name("moves".to_owned())
-            .spawn(move || {
+        let threads = self.running.threads();
+        let thread = threads
+            .spawn("moves", move || {
                 let mut kept = Instant::now();
                 while !moves.stopping.load(Ordering::Acquire) {
                     moves.look();

@@ -16,7 +16,7 @@ use super::{Operator, node_named};
 use crate::admin::{
     AutomationReport, AutomationRequest, DecisionReport, HistoryReport, HowRequest, PlanReport, PlanRequest, Refused, conflict, wrong,
 };
-use crate::planner::{Around, Decision, KEYS, Mode, Next, POLICIES, Planner, PlannerConfig, Words, names};
+use crate::planner::{Around, Decision, KEYS, Mode, Next, PLANNER, POLICIES, Planner, PlannerConfig, Words, names};
 
 impl Operator {
     /// Takes over how the planner goes about it.
@@ -27,11 +27,6 @@ impl Operator {
     /// The time between two looks.
     pub(crate) fn planner_interval(&self) -> Duration {
         self.planner.config().interval
-    }
-
-    /// The planner met an error of its own, and decides no more.
-    pub(crate) fn planner_has_failed(&self) {
-        self.planner.has_failed();
     }
 
     /// Looks at the load once more, and does what follows from it.
@@ -221,6 +216,9 @@ impl Operator {
 
     pub(super) fn automation(&self) -> AutomationReport {
         let (mode, rests) = self.planner.rests();
+        let is_stopped = self.running.threads().is_stopped(PLANNER);
+        let rests =
+            is_stopped.then(|| "its thread has stopped after an internal error: see the log, and restart the router".to_owned()).or(rests);
         let word = Mode::ALL.iter().find(|(known, _)| *known == mode).map_or("", |(_, word)| word);
         AutomationReport { acts: mode == Mode::On && rests.is_none(), mode: word.to_owned(), rests }
     }

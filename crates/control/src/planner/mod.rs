@@ -31,6 +31,7 @@ use crate::store::{RedbStore, StoreError};
 pub(crate) use history::{Decision, History};
 pub(crate) use problem::{Around, KEYS, names};
 use problem::{Seen, load_of};
+pub(crate) use thread::PLANNER;
 pub use thread::PlannerThread;
 pub(crate) use words::Words;
 
@@ -139,7 +140,6 @@ struct Kept {
     failures: u32,
 }
 
-const KEPT: &str = "planner";
 /// Keys by name, each with the node that the planner has moved it to. `None`: an earlier version did not record the node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Vec<Record>", into = "Vec<Record>")]
@@ -173,6 +173,7 @@ impl From<Relocated> for Vec<Record> {
     }
 }
 
+const KEPT: &str = "planner";
 
 /// A decision that is being carried out.
 #[derive(Clone, Debug)]
@@ -234,8 +235,6 @@ struct Inner {
     /// Nodes that refused a move: nothing is begun there until then, after so many refusals.
     refused: BTreeMap<NodeId, (Instant, u32)>,
     at_work: Vec<Change>,
-    /// It met an error of its own.
-    is_broken: bool,
     noted: Option<(Instant, Vec<(NodeId, NodeId)>)>,
 }
 
@@ -280,11 +279,6 @@ impl Planner {
     pub(crate) fn rests(&self) -> (Mode, Option<String>) {
         let inner = self.inner();
         (inner.config.mode, inner.rests().or_else(|| inner.waits(Instant::now())))
-    }
-
-    /// It met an error of its own, and decides no more.
-    pub(crate) fn has_failed(&self) {
-        self.inner().is_broken = true;
     }
 
     /// Whether somebody has switched all automation off.
@@ -532,7 +526,6 @@ impl Planner {
 impl Inner {
     fn rests(&self) -> Option<String> {
         match () {
-            () if self.is_broken => Some("it met an error of its own (see the log), and rests until the router is started anew".to_owned()),
             () if self.kept.is_off => Some("automation is switched off (`switchyard automation on`)".to_owned()),
             () if self.kept.failures >= FAILURES_MAX => Some(format!(
                 "{FAILURES_MAX} decisions in a row did not help: look at `switchyard plan history`, then `switchyard automation on`"

@@ -1,46 +1,37 @@
-//! The thread that has the planner look at the load again and again.
+//! The planner's thread, and the one that makes keys follow a new list of servers. Two, so that an error in planning does not stop a list from being followed.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError};
 
 use anyhow::Context;
-use tracing::error;
+use switchyard_router::{Repeating, Threads};
 
 use crate::operator::Operator;
 
-/// The running thread; it ends when this is dropped.
+/// Name of the planner's thread.
+pub(crate) const PLANNER: &str = "planner";
+
+/// The running threads; they end when this is dropped.
 #[derive(Debug)]
 pub struct PlannerThread {
-    _stop: mpsc::Sender<()>,
+    _planner: Repeating,
+    _list: Repeating,
 }
 
 impl PlannerThread {
-    /// Starts it.
+    /// Starts them.
     ///
     /// # Errors
     /// If the system has no thread.
-    pub fn start(operator: Arc<Operator>) -> anyhow::Result<Self> {
-        let (stop, stopped) = mpsc::channel::<()>();
-        let run = move || {
-            let (mut follows, mut plans) = (true, true);
-            while matches!(stopped.recv_timeout(operator.planner_interval()), Err(RecvTimeoutError::Timeout)) {
-                // Moves are exact whatever is decided, so an error in deciding is no reason to stop serving. Keys follow a new list of servers before anything
-                // else is planned.
-                if follows && catch_unwind(AssertUnwindSafe(|| operator.follow_list())).is_err() {
-                    error!(
-                        "an error in following the list of servers: keys follow no new list until the router is started anew; please report it"
-                    );
-                    follows = false;
-                }
-                if plans && catch_unwind(AssertUnwindSafe(|| operator.look_and_plan())).is_err() {
-                    error!("the planner met an error of its own, and rests until the router is started anew: please report it");
-                    operator.planner_has_failed();
-                    plans = false;
-                }
-            }
+    pub fn start(threads: &Threads, operator: &Arc<Operator>) -> anyhow::Result<Self> {
+        let repeat = |name, look: fn(&Operator)| {
+            let (paced, operator) = (Arc::clone(operator), Arc::clone(operator));
+            let body = move || {
+                look(&operator);
+                ControlFlow::Continue(())
+            };
+            threads.repeat(name, move || paced.planner_interval(), body).context("cannot start a thread")
         };
-        std::thread::Builder::new().name("planner".to_owned()).spawn(run).context("cannot start a thread")?;
-        Ok(Self { _stop: stop })
+        Ok(Self { _list: repeat("server-list", Operator::follow_list)?, _planner: repeat(PLANNER, Operator::look_and_plan)? })
     }
 }

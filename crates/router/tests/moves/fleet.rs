@@ -14,7 +14,7 @@ use switchyard_policy::migration::record::Replay;
 use switchyard_policy::migration::{Cause, Fingerprint, Fingerprinter, Goal, How, Key, MoveOrder, Record};
 use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Stage, Topology, Transit};
 use switchyard_router::{
-    Done, Host, ListenerSettings, Live, MoveEnd, MoveProgress, MoveTask, NodeAccess, Ports, Router, Secret, Settings, SoFar,
+    Done, Host, ListenerSettings, Live, MoveEnd, MoveProgress, MoveTask, NodeAccess, Ports, Router, Secret, Settings, SoFar, Threads,
 };
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -355,6 +355,7 @@ pub(crate) fn settings(topology: &Topology, password: Option<&str>) -> Settings 
         workers: 2,
         pin: false,
         batched_sends: true,
+        threads: Threads::default(),
         site: "fleet".to_owned(),
         processes: BTreeMap::new(),
         held: None,

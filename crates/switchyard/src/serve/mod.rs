@@ -208,6 +208,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
         workers: config.workers,
         pin: config.pin,
         batched_sends: config.batched_sends,
+        threads: running.threads().clone(),
         site: moves.site(),
         seat: Some(seats.seat()),
         servers: watched.iter().map(Watched::servers).collect(),
@@ -255,9 +256,9 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
         None => None,
     };
     let health = HealthThread::start(Arc::clone(&running))?;
-    let planner = PlannerThread::start(Arc::clone(&fleet.operator))?;
+    let planner = PlannerThread::start(running.threads(), &fleet.operator)?;
     let ejector = config.pool.as_ref().map(|_| EjectThread::start(Arc::clone(&fleet.ejector))).transpose()?;
-    let autoscaler = AutoscaleThread::start(Arc::clone(&fleet.operator))?;
+    let autoscaler = AutoscaleThread::start(running.threads(), Arc::clone(&fleet.operator))?;
     let strays_in = (twemproxy.removes_strays && config.pool.is_some()).then_some(live.database);
     let care = Care::start(Arc::clone(&running), processes, Arc::clone(placement.store()), Arc::clone(&moves), strays_in)?;
     let observer = Observer::start(watched, Arc::clone(placement.store()), Arc::clone(&running))?;
