@@ -1,7 +1,7 @@
 //! The autoscaler in a model of a fleet: any load, any policy, and triggers from all sides.
 
 use proptest::prelude::*;
-use switchyard_policy::autoscale::{Decision, Knobs, Node, Observed, Policy, Reason, Schedule, State, What, decide, minimum};
+use switchyard_policy::autoscale::{Clock, Decision, Knobs, Node, Now, Observed, Policy, Reason, Schedule, State, What, decide, minimum};
 use switchyard_policy::topology::NodeId;
 
 /// One node answers so many requests in a second.
@@ -36,7 +36,7 @@ impl Fleet {
             is_up: true,
             may_go: true,
         };
-        Observed { now: self.now, nodes: self.nodes.iter().map(node).collect() }
+        Observed { now: Now { run: self.now, wall: self.now }, nodes: self.nodes.iter().map(node).collect() }
     }
 
     /// A second later. Several triggers at once begin one change.
@@ -142,17 +142,45 @@ fn a_number_begins_one_change() {
 fn a_provisioner_that_failed_is_left_alone_for_a_while() {
     let knobs = Knobs { nodes_min: 3, up_pause: 30_000, ..Knobs::default() };
     let mut state = State::default();
-    let at = |now| Observed { now, nodes: Vec::new() };
+    let at = |now| Observed { now: Now { run: now, wall: now }, nodes: Vec::new() };
     assert_eq!(decide(&at(1_000_000), &knobs, &mut state).what, What::Add);
     state.ended(1_000_000, true);
     let decision = decide(&at(1_010_000), &knobs, &mut state);
     assert_eq!((decision.what, decision.reasons.last()), (What::Stay, Some(&Reason::Pause(20_000))));
-    // A clock that went back an hour begins the pause anew, and does not add the hour.
-    let _ = decide(&at(500_000), &knobs, &mut state);
-    assert_eq!(decide(&at(530_000), &knobs, &mut state).what, What::Add);
+    assert_eq!(decide(&at(1_030_000), &knobs, &mut state).what, What::Add);
     // After a change that went well the next one begins at once.
-    state.ended(530_000, false);
-    assert_eq!(decide(&at(530_001), &knobs, &mut state).what, What::Add);
+    state.ended(1_030_000, false);
+    assert_eq!(decide(&at(1_030_001), &knobs, &mut state).what, What::Add);
+}
+
+#[test]
+fn a_jump_of_the_wall_clock_moves_no_wait_and_a_restart_keeps_it() {
+    const T: u64 = 1_000_000_000_000;
+    const HOUR: u64 = 3_600_000;
+    let knobs = Knobs { down_after: 300_000, down_pause: 300_000, up_after: 0, up_pause: 0, ..Knobs::default() };
+    let mut fleet = Fleet::new(3);
+    let mut what = |now: Now, state: &mut State| {
+        let observed = Observed { now, ..fleet.observed() };
+        fleet.now = now.run;
+        decide(&observed, &knobs, state).what
+    };
+    for jump in [HOUR as i64, -(HOUR as i64)] {
+        let mut state = State::default();
+        let clock = Clock::start(T);
+        let at = |elapsed: u64| clock.now(elapsed, (T + elapsed).saturating_add_signed(jump));
+        state.ended(at(0).run, false);
+        assert_eq!(what(clock.now(0, T), &mut state), What::Stay);
+        assert_eq!(what(at(1000), &mut state), What::Stay, "{jump}");
+        // A restart with the clock that jumped.
+        let (last, mut resumed) = (at(2000), state.clone());
+        let again = Clock::start(last.wall + 1000);
+        resumed.resume(last, again.now(0, last.wall + 1000));
+        assert_eq!(what(again.now(200_000, 0), &mut resumed), What::Stay, "{jump}");
+        assert_eq!(what(again.now(298_000, 0), &mut resumed), What::Remove(NodeId(2)), "{jump}");
+        // Without one.
+        assert_eq!(what(at(299_999), &mut state), What::Stay, "{jump}");
+        assert_eq!(what(at(300_000), &mut state), What::Remove(NodeId(2)), "{jump}");
+    }
 }
 
 #[test]
@@ -166,7 +194,7 @@ fn a_node_goes_only_where_the_others_have_memory() {
         is_up,
         may_go,
     };
-    let of = |nodes: [Node; 3]| Observed { now: 0, nodes: nodes.into() }.cheapest();
+    let of = |nodes: [Node; 3]| Observed { now: Now::default(), nodes: nodes.into() }.cheapest();
     assert_eq!(of([node(0, 100, true, false), node(1, 300, true, true), node(2, 200, true, true)]), Ok(NodeId(2)), "the fewest bytes");
     assert_eq!(of([node(0, 100, true, false), node(1, 300, true, false), node(2, 200, true, false)]), Err(Reason::NoneMayGo));
     assert_eq!(of([node(0, 850, true, false), node(1, 850, true, false), node(2, 200, true, true)]), Err(Reason::NoMemory(NodeId(2))));

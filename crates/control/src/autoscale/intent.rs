@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use switchyard_policy::autoscale::{Millis, State};
+use switchyard_policy::autoscale::{Millis, Now, State};
 
 use super::Way;
 
@@ -29,6 +29,9 @@ pub(super) struct Intent {
     pub(super) change: Option<Change>,
     /// The latest last.
     pub(super) events: VecDeque<Event>,
+    /// The moment of this record. An earlier version had only wall time, for which both clocks are zero.
+    #[serde(default)]
+    pub(super) last: Now,
     /// Changes that ended well, and that failed.
     pub(super) done: u64,
     pub(super) failed: u64,
@@ -84,7 +87,7 @@ pub(super) struct Change {
     /// The fleet has too much to do, so the new node gets its share as fast as the nodes can give it.
     #[serde(default)]
     pub(super) is_urgent: bool,
-    /// When this stage began.
+    /// Wall time at which this stage began, for reports.
     pub(super) since: Millis,
     /// Attempts at this stage that failed.
     pub(super) failures: u32,
@@ -94,14 +97,14 @@ pub(super) struct Change {
     /// Standby servers that could not join.
     #[serde(default)]
     pub(super) tried: BTreeSet<String>,
-    /// Not before then.
+    /// Time of the run from which the next attempt is due.
     pub(super) again: Millis,
 }
 
 impl Change {
     /// It goes on with this stage.
-    pub(super) fn at(&self, stage: Stage, since: Millis) -> Self {
-        Self { stage, since, failures: 0, error: None, again: 0, ..self.clone() }
+    pub(super) fn at(&self, stage: Stage, now: Now) -> Self {
+        Self { stage, since: now.wall, failures: 0, error: None, again: 0, ..self.clone() }
     }
 }
 
@@ -155,8 +158,17 @@ pub(crate) struct Event {
 }
 
 impl Intent {
+    /// Takes over the record of an earlier run. `pause_max`: the longest pause after a failure.
+    pub(super) fn resume(&mut self, now: Now, pause_max: Millis) {
+        self.state.resume(self.last, now);
+        if let Some(change) = &mut self.change {
+            change.again = self.last.to_wall(change.again).min(now.run + pause_max);
+        }
+        self.last = now;
+    }
+
     /// Ends the change under way if a server has not joined by it yet: that server is stopped. A change that is further goes on.
-    pub(super) fn withdraw(&mut self, now: Millis) {
+    pub(super) fn withdraw(&mut self, now: Now) {
         let Some(change) = &self.change else { return };
         let address = match &change.stage {
             Stage::Provision(chosen) => chosen.clone().unwrap_or_default(),
@@ -168,12 +180,12 @@ impl Intent {
     }
 
     /// Ends a stop of this server that is pending: an operator wants the server as a node.
-    pub(super) fn withdraw_stop(&mut self, now: Millis, is_it: impl Fn(&str) -> bool) -> Option<Event> {
+    pub(super) fn withdraw_stop(&mut self, now: Now, is_it: impl Fn(&str) -> bool) -> Option<Event> {
         let Some(Change { stage: Stage::Stop(address, _), number, .. }) = &self.change else { return None };
         let (address, number) = (address.clone(), *number);
         is_it(&address).then(|| {
             (self.change, self.failed) = (None, self.failed + 1);
-            self.state.ended(now, true);
+            self.state.ended(now.run, true);
             self.note(
                 now,
                 Some(number),
@@ -184,7 +196,7 @@ impl Intent {
     }
 
     /// Ends a change whose server does not stop after so many attempts. Its server may run on.
-    pub(super) fn give_up_stop(&mut self, now: Millis, attempts: u32) {
+    pub(super) fn give_up_stop(&mut self, now: Now, attempts: u32) {
         let Some(Change { stage: Stage::Stop(address, _), number, failures, .. }) = &self.change else { return };
         if *failures < attempts {
             return;
@@ -192,16 +204,45 @@ impl Intent {
         let (address, number) = (address.clone(), *number);
         self.started.remove(&address);
         (self.change, self.failed) = (None, self.failed + 1);
-        self.state.ended(now, true);
+        self.state.ended(now.run, true);
         self.note(now, Some(number), "failed", format!("change {number}: somebody gave up the stop of {address}, which may run on"));
     }
 
-    pub(super) fn note(&mut self, at: Millis, change: Option<u64>, kind: &str, text: String) -> Event {
-        let event = Event { at, change, kind: kind.to_owned(), text };
+    pub(super) fn note(&mut self, now: Now, change: Option<u64>, kind: &str, text: String) -> Event {
+        let event = Event { at: now.wall, change, kind: kind.to_owned(), text };
         self.events.push_back(event.clone());
         while self.events.len() > EVENTS {
             self.events.pop_front();
         }
         event
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As versions before the proof of removal wrote it, with wall time only.
+    const FORMER: &str = r#"{
+        "state": {"above": null, "below": 1000000, "changed": 900000, "next": 5, "under_way": 4},
+        "wanted": null, "is_paused": false,
+        "started": {"127.0.0.1:7101": {"number": 3, "way": "local"}},
+        "change": {"number": 4, "way": "local", "stage": {"stop": ["127.0.0.1:7101", null]}, "since": 950000, "failures": 2, "again": 1000500},
+        "events": [], "done": 1, "failed": 0
+    }"#;
+
+    #[test]
+    fn a_record_of_an_earlier_version_proves_nothing_about_a_server() {
+        let mut intent: Intent = serde_json::from_str(FORMER).expect("the format of an earlier version");
+        let started = Started { seen: LastSeen::Unknown, ..Started::new(3, Way::Local) };
+        assert_eq!(intent.started, BTreeMap::from([("127.0.0.1:7101".to_owned(), started)]));
+        let now = Now { run: 1_000_000, wall: 1_000_000 };
+        intent.resume(now, 10_000);
+        let again = |intent: &Intent| intent.change.as_ref().map(|change| change.again);
+        assert_eq!((again(&intent), intent.last), (Some(1_000_500), now), "wall time is taken over");
+        // The wall clock of the run jumped an hour ahead of it, and the next run begins with the clock that jumped.
+        intent.last = Now { run: 1_000_200, wall: 4_600_200 };
+        intent.resume(Now { run: 4_600_300, wall: 4_600_300 }, 10_000);
+        assert_eq!(again(&intent), Some(4_600_500));
     }
 }

@@ -7,8 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use switchyard_policy::autoscale::{Decision, Millis, Observed, What, decide};
+use switchyard_policy::autoscale::{Clock, Decision, Millis, Now, Observed, What, decide};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::units::counted;
 use tracing::{info, warn};
@@ -77,7 +78,7 @@ struct Inner {
     decision: Option<Decision>,
     /// The decision that was noted last, where the mode only observes.
     noted: Option<What>,
-    revived: Millis,
+    revived: Option<Millis>,
     /// Servers that had ended at the last look, and what came of starting them again.
     fallen: BTreeMap<String, &'static str>,
     /// Servers that an operator is adding now. None of them is stopped.
@@ -92,6 +93,8 @@ pub(crate) struct Autoscaler {
     store: Arc<RedbStore>,
     /// The state directory.
     state: PathBuf,
+    /// The clock of this run, and its start.
+    clock: (Clock, Instant),
     inner: Mutex<Inner>,
 }
 
@@ -104,7 +107,7 @@ pub(crate) struct Joining<'a> {
 
 impl Joining<'_> {
     /// Ends the autoscaler's claim to the server, which has joined. A pending stop of it is withdrawn.
-    pub(crate) fn joined(&self, now: Millis) {
+    pub(crate) fn joined(&self, now: Now) {
         self.autoscaler.disown(&self.address, now);
     }
 }
@@ -160,8 +163,16 @@ pub(crate) struct Standing {
 impl Autoscaler {
     /// Continues from the record. `state`: the state directory.
     pub(crate) fn open(store: Arc<RedbStore>, state: PathBuf) -> Result<Self, StoreError> {
-        let intent = load_as(&*store, DOCUMENT)?;
-        Ok(Self { store, state, inner: Mutex::new(Inner { intent, ..Inner::default() }) })
+        let mut intent: Intent = load_as(&*store, DOCUMENT)?;
+        let wall = wall();
+        let clock = (Clock::start(wall), Instant::now());
+        intent.resume(clock.0.now(0, wall), PAUSE_MAX);
+        Ok(Self { store, state, clock, inner: Mutex::new(Inner { intent, ..Inner::default() }) })
+    }
+
+    /// The time now.
+    pub(crate) fn now(&self) -> Now {
+        self.clock.0.now(self.clock.1.elapsed().as_millis() as Millis, wall())
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -190,7 +201,7 @@ impl Autoscaler {
     }
 
     /// Somebody wants so many nodes. If there are so many (`has`), a server that is to join and has not is not wanted any more: it is stopped.
-    pub(crate) fn want(&self, nodes: usize, has: usize, now: Millis) -> Result<(), String> {
+    pub(crate) fn want(&self, nodes: usize, has: usize, now: Now) -> Result<(), String> {
         let config = self.inner().config.clone();
         let (least, most) = (config.knobs.nodes_min, config.knobs.nodes_max);
         if !(least..=most).contains(&nodes) {
@@ -238,7 +249,7 @@ impl Autoscaler {
     }
 
     /// Ends the autoscaler's claim to a server that an operator has listed or added, so that it is not stopped from now on.
-    pub(crate) fn disown(&self, address: &str, now: Millis) {
+    pub(crate) fn disown(&self, address: &str, now: Now) {
         let mut known: BTreeSet<String> = {
             let inner = self.inner();
             let stopping = inner.intent.change.as_ref().and_then(|change| match &change.stage {
@@ -270,6 +281,7 @@ impl Autoscaler {
         let mut inner = self.inner();
         let mut intent = inner.intent.clone();
         let event = change(&mut intent);
+        intent.last = self.now();
         save_as(&*self.store, DOCUMENT, &intent).map_err(|error| format!("the autoscaler cannot keep what it does: {error}"))?;
         inner.intent = intent;
         if let Some(event) = event {
@@ -283,7 +295,7 @@ impl Autoscaler {
     }
 
     /// One look, and one step. True: it led to another one, which can be taken at once.
-    pub(crate) fn step(&self, hands: &dyn FleetActions, now: Millis, site: &str) -> bool {
+    pub(crate) fn step(&self, hands: &dyn FleetActions, now: Now, site: &str) -> bool {
         let (config, change) = {
             let inner = self.inner();
             (inner.config.clone(), inner.intent.change.clone())
@@ -292,8 +304,7 @@ impl Autoscaler {
         self.revive(&provision, hands, now);
         let before = change.as_ref().map(|change| change.stage.clone());
         let stepped = match change {
-            // A clock that went back makes no pause longer.
-            Some(change) if now < change.again && change.again <= now + PAUSE_MAX => Ok(()),
+            Some(change) if now.run < change.again => Ok(()),
             Some(change) => {
                 let outcome = match provision(change.way) {
                     Ok(provisioner) => self.carry_out(&change, hands, &config, &*provisioner),
@@ -312,13 +323,13 @@ impl Autoscaler {
     }
 
     /// Servers that were started are to run until they leave.
-    fn revive(&self, provision: &dyn Fn(Way) -> Result<Box<dyn Provisioner>, String>, hands: &dyn FleetActions, now: Millis) {
+    fn revive(&self, provision: &dyn Fn(Way) -> Result<Box<dyn Provisioner>, String>, hands: &dyn FleetActions, now: Now) {
         let (started, joining) = {
             let mut inner = self.inner();
-            if (inner.revived..inner.revived + REVIVED_EVERY).contains(&now) {
+            if inner.revived.is_some_and(|revived| now.run < revived + REVIVED_EVERY) {
                 return;
             }
-            inner.revived = now;
+            inner.revived = Some(now.run);
             let joining = match &inner.intent.change {
                 Some(Change { stage: Stage::Join(address), .. }) => Some(address.clone()),
                 _ => None,
@@ -388,7 +399,7 @@ impl Autoscaler {
     }
 
     /// Nothing is under way: is there anything to do?
-    fn consider(&self, config: &AutoscaleConfig, hands: &dyn FleetActions, now: Millis) -> Result<(), String> {
+    fn consider(&self, config: &AutoscaleConfig, hands: &dyn FleetActions, now: Now) -> Result<(), String> {
         let (wanted, is_paused, started) = {
             let inner = self.inner();
             (inner.intent.wanted, inner.intent.is_paused, inner.intent.started.clone())
@@ -466,7 +477,7 @@ impl Autoscaler {
     }
 
     /// A new decision is an event also if it may not act.
-    fn note_only(&self, decision: &Decision, hands: &dyn FleetActions, now: Millis, why: &str) -> Result<(), String> {
+    fn note_only(&self, decision: &Decision, hands: &dyn FleetActions, now: Now, why: &str) -> Result<(), String> {
         if decision.what == What::Stay || self.inner().noted.replace(decision.what) == Some(decision.what) {
             return Ok(());
         }
@@ -482,7 +493,7 @@ impl Autoscaler {
         node: NodeId,
         started: &BTreeMap<String, Started>,
         hands: &dyn FleetActions,
-        now: Millis,
+        now: Now,
         why: &str,
     ) -> Result<(), String> {
         let name = name_of(hands, node);
@@ -490,7 +501,7 @@ impl Autoscaler {
         self.begin((Stage::Drain(name.clone()), false), server.way, now, format!("{name} goes: {why}"))
     }
 
-    fn begin(&self, (stage, is_urgent): (Stage, bool), way: Way, now: Millis, why: String) -> Result<(), String> {
+    fn begin(&self, (stage, is_urgent): (Stage, bool), way: Way, now: Now, why: String) -> Result<(), String> {
         self.change(|intent| {
             let number = intent.state.next();
             if !intent.state.bind(number) {
@@ -501,7 +512,7 @@ impl Autoscaler {
                 _ => format!("change {number}: {why}"),
             };
             intent.change =
-                Some(Change { number, way, stage, is_urgent, since: now, failures: 0, error: None, tried: BTreeSet::new(), again: 0 });
+                Some(Change { number, way, stage, is_urgent, since: now.wall, failures: 0, error: None, tried: BTreeSet::new(), again: 0 });
             Some(intent.note(now, Some(number), "decided", text))
         })
     }
@@ -653,7 +664,7 @@ impl Autoscaler {
     }
 
     /// Records the outcome of a step. If somebody has withdrawn the change during the step, what was started is stopped.
-    fn settle(&self, change: &Change, outcome: Outcome, hands: &dyn FleetActions, now: Millis) -> Result<(), String> {
+    fn settle(&self, change: &Change, outcome: Outcome, hands: &dyn FleetActions, now: Now) -> Result<(), String> {
         let number = change.number;
         let Some(there) = self.inner().intent.change.clone() else { return Ok(()) };
         if there.stage != change.stage {
@@ -693,7 +704,7 @@ impl Autoscaler {
             Outcome::GivenUp(why) => self.end(change, now, "failed", format!("change {number} was given up: {why}")),
             Outcome::Failed(why) if change.failures + 1 < attempts(change) => {
                 let failures = change.failures + 1;
-                let again = now + (PAUSE << failures.min(10)).min(PAUSE_MAX);
+                let again = now.run + (PAUSE << failures.min(10)).min(PAUSE_MAX);
                 warn!("autoscaler: {}, and it did not work (attempt {failures}): {why}", change.stage.text());
                 self.change(|intent| {
                     intent.change = Some(Change { failures, again, error: Some(why.clone()), ..change.clone() });
@@ -730,7 +741,7 @@ impl Autoscaler {
     }
 
     /// Stops a server that was started for nothing.
-    fn discard(&self, change: &Change, address: String, why: String, now: Millis) -> Result<(), String> {
+    fn discard(&self, change: &Change, address: String, why: String, now: Now) -> Result<(), String> {
         let stage = Stage::Stop(address, Some(why));
         self.change(|intent| {
             intent.change = Some(change.at(stage, now));
@@ -738,7 +749,7 @@ impl Autoscaler {
         })
     }
 
-    fn end(&self, change: &Change, now: Millis, kind: &str, text: String) -> Result<(), String> {
+    fn end(&self, change: &Change, now: Now, kind: &str, text: String) -> Result<(), String> {
         self.change(|intent| {
             if let Stage::Provision(Some(address)) | Stage::Join(address) | Stage::Stop(address, _) = &change.stage {
                 intent.started.remove(address);
@@ -751,10 +762,14 @@ impl Autoscaler {
                 intent.done += 1;
             }
             intent.change = None;
-            intent.state.ended(now, kind == "failed");
+            intent.state.ended(now.run, kind == "failed");
             Some(intent.note(now, Some(change.number), kind, text))
         })
     }
+}
+
+fn wall() -> Millis {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
 }
 
 /// `taken`: addresses of nodes and of servers that were started before. A provisioner that answers with one of them has started none, and that one is not to be stopped.

@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use switchyard_policy::autoscale::{self, Millis, Observed, What, minimum};
+use switchyard_policy::autoscale::{self, Observed, What, minimum};
 use switchyard_policy::topology::{NodeId, Topology};
 use switchyard_router::{Link, Router};
 
@@ -19,10 +18,6 @@ use crate::metrics::Page;
 use crate::nodes::{NodeAddress, parse_endpoint};
 use crate::planner::Mode;
 
-fn now() -> Millis {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
-}
-
 impl Operator {
     /// Takes over how many nodes there may be, and how servers are started.
     pub fn tune_autoscaler(&self, config: &AutoscaleConfig) {
@@ -32,7 +27,7 @@ impl Operator {
     /// Takes over the names of the configuration's own nodes. The autoscaler removes none of them from now on.
     pub fn note_listed(&self, names: &[String]) {
         *self.listed.write().unwrap_or_else(PoisonError::into_inner) = names.iter().cloned().collect();
-        names.iter().for_each(|name| self.autoscaler.disown(name, now()));
+        names.iter().for_each(|name| self.autoscaler.disown(name, self.autoscaler.now()));
     }
 
     /// Whether the autoscaler is stopping this server now, so that it cannot join.
@@ -50,7 +45,7 @@ impl Operator {
         let name = parse_endpoint(&request.address).map_err(|why| wrong(format!("{:?}: {why}", request.address)))?;
         let joining = self.autoscaler.begin_join(&name).map_err(conflict)?;
         let added = self.add_node(request)?;
-        joining.joined(now());
+        joining.joined(self.autoscaler.now());
         Ok(added)
     }
 
@@ -58,7 +53,7 @@ impl Operator {
     pub(crate) fn look_and_scale(&self) -> bool {
         self.moves.topology_now().is_ok_and(|topology| {
             let hands = OfFleet { operator: self, topology: &topology };
-            self.autoscaler.step(&hands, now(), &self.moves.site())
+            self.autoscaler.step(&hands, self.autoscaler.now(), &self.moves.site())
         })
     }
 
@@ -88,7 +83,7 @@ impl Operator {
             rests,
             nodes: topology.nodes().len(),
             wanted: standing.wanted,
-            min: minimum(&config.knobs, now()).0,
+            min: minimum(&config.knobs, self.autoscaler.now().wall).0,
             max: config.knobs.nodes_max,
             decision: standing.decision.as_ref().map(|decision| match decision.what {
                 What::Stay => "stay".to_owned(),
@@ -110,7 +105,7 @@ impl Operator {
         match (request.verb.as_str(), request.nodes) {
             ("set-nodes", Some(nodes)) => {
                 let has = self.moves.topology_now()?.nodes().len();
-                self.autoscaler.want(nodes, has, now()).map_err(conflict)?;
+                self.autoscaler.want(nodes, has, self.autoscaler.now()).map_err(conflict)?;
             }
             ("set-nodes", None) => return Err(wrong("how many nodes? Give \"nodes\"")),
             ("pause", None) => self.autoscaler.pause(true).map_err(Refused::Failed)?,
@@ -219,7 +214,7 @@ impl FleetActions for OfFleet<'_> {
                 may_go: started.contains_key(&node.name),
             }
         };
-        Observed { now: now(), nodes: self.topology.nodes().map(node).collect() }
+        Observed { now: self.operator.autoscaler.now(), nodes: self.topology.nodes().map(node).collect() }
     }
 
     fn run_ids(&self) -> BTreeMap<String, String> {

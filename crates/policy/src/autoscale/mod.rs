@@ -13,6 +13,7 @@
 //!
 //! Not a controller that aims at a set point: nodes are few and whole, a change takes seconds to minutes, and people must be able to follow each decision.
 
+mod clock;
 mod model;
 mod schedule;
 mod static_metric;
@@ -22,9 +23,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::topology::NodeId;
 
+pub use clock::{Clock, Now};
 pub use schedule::Schedule;
 
-/// Milliseconds since 1970, UTC. Wall time, because pauses go on over a restart.
+/// Milliseconds: a duration, or a time of one of the two clocks of [`Now`].
 pub type Millis = u64;
 
 /// The rule that judges the load.
@@ -116,8 +118,8 @@ pub struct Node {
 /// The fleet as it was observed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Observed {
-    /// When.
-    pub now: Millis,
+    /// Time of the observation.
+    pub now: Now,
     /// All nodes.
     pub nodes: Vec<Node>,
 }
@@ -217,10 +219,11 @@ impl State {
         *self = Self { changed: Some(now), has_failed, next, ..Self::default() };
     }
 
-    /// A clock that went back begins each wait anew.
-    fn catch_up(&mut self, now: Millis) {
+    /// Takes over a state of an earlier run. `last`: the last recorded moment of that run. Afterwards all waits count from times of the new run.
+    pub fn resume(&mut self, last: Now, now: Now) {
         for since in [&mut self.above, &mut self.below, &mut self.changed].into_iter().flatten() {
-            *since = (*since).min(now);
+            // A wall clock that went back between the runs starts the wait again.
+            *since = last.to_wall(*since).min(now.run);
         }
     }
 }
@@ -312,10 +315,10 @@ struct Patience {
     down: Millis,
 }
 
-/// The least number of nodes now, and whether the schedule says so.
+/// Returns the least number of nodes at this wall time, and whether the schedule determines it.
 #[must_use]
-pub fn minimum(knobs: &Knobs, now: Millis) -> (usize, bool) {
-    match knobs.schedule.minimum(now).map(|least| least.min(knobs.nodes_max)) {
+pub fn minimum(knobs: &Knobs, wall: Millis) -> (usize, bool) {
+    match knobs.schedule.minimum(wall).map(|least| least.min(knobs.nodes_max)) {
         Some(least) if least > knobs.nodes_min => (least, true),
         _ => (knobs.nodes_min.min(knobs.nodes_max), false),
     }
@@ -332,9 +335,8 @@ fn judged(observed: &Observed, knobs: &Knobs, state: &mut State) -> (What, Vec<R
     if let Some(key) = state.under_way {
         return (What::Stay, vec![Reason::UnderWay(key)]);
     }
-    let (count, now) = (observed.nodes.len(), observed.now);
-    state.catch_up(now);
-    let (least, scheduled) = minimum(knobs, now);
+    let (count, now) = (observed.nodes.len(), observed.now.run);
+    let (least, scheduled) = minimum(knobs, observed.now.wall);
     if count < least {
         let reasons = vec![Reason::Minimum(least, scheduled)];
         // A provisioner that has just failed is not asked again at once.
