@@ -29,7 +29,7 @@ pub enum Bug {
 /// A fault of the first router.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
-    /// Its messages to the node, and those of the node, are lost from now on.
+    /// Messages between the router and the node are lost from now on.
     Cut,
     /// The process is stopped for this time, microseconds. `loses_end`: the node's message that the connection has ended is lost.
     Stop { time_us: u64, loses_end: bool },
@@ -58,9 +58,9 @@ const HASH: u64 = 7 << 32;
 enum Event {
     /// The first router begins a turn: it reads the clock, and sends beats that are due.
     Turn,
-    /// It reads its client's socket.
+    /// The first router reads its client's socket.
     ReadSocket,
-    /// It replies to the commands that it has read.
+    /// The first router replies to the commands that it has read.
     Serve,
     /// A request of the first router arrives at the node.
     AtNode(Request),
@@ -200,7 +200,7 @@ impl World {
         self.events.push(Reverse((time, self.number, event)));
     }
 
-    /// Runs to the end. Returns whether the first router has reached the step at which the fault occurs.
+    /// Runs to the end. Returns whether the first router has reached the step of the fault.
     fn run(&mut self, fault_at: u64, fault: Fault) -> bool {
         let mut step = 0;
         while let Some(Reverse((time, _, event))) = self.events.pop()

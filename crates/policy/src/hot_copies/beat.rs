@@ -51,7 +51,7 @@ impl Beats {
         beat.confirmed_us.is_some_and(|sent_us| now_us.saturating_sub(sent_us) <= LEASE_US)
     }
 
-    /// Returns the nodes at which a beat is due.
+    /// Returns the nodes that need a beat now.
     pub fn due(&self, now_us: u64) -> impl Iterator<Item = NodeId> {
         let is_due = move |beat: &Beat| {
             !beat.is_in_flight

@@ -96,7 +96,7 @@ const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("balance", &["topology"]),
     ("colocate", &["topology"]),
     ("eject", &["topology"]),
-    ("seat", &[]),
+    ("seat", &["hot_copies"]),
     ("telemetry", &["topology"]),
     ("load", &["telemetry", "topology"]),
     ("planner", &["topology", "planted"]),
