@@ -149,7 +149,7 @@ impl Ejector {
             return;
         }
         for (node, _) in ejected.iter().filter(|(node, _)| topology.node(**node).is_none_or(|node| leaving.contains(&node.name))) {
-            if !self.moves.targets_at(*node).is_empty() {
+            if !self.moves.moves_at(*node).0.is_empty() {
                 // Slots are on their way to it: they arrive, or these moves end without it.
                 if let Err(refused) = self.moves.end_without(*node) {
                     self.note_trouble(*node, format!("it has left the list, and moves to it are not over: {}", refused.text()), None);
@@ -205,7 +205,8 @@ impl Ejector {
             let is_drained = is_ejected
                 && condition == Condition::Answers
                 && self.running.with(|router| router.drained_source(topology.epoch(), node.id)).unwrap_or(false);
-            (node.id, Facts { condition, is_drained, move_targets: self.moves.targets_at(node.id) })
+            let (move_targets, is_moving) = self.moves.moves_at(node.id);
+            (node.id, Facts { condition, is_drained, move_targets, is_moving })
         };
         Some(status.nodes.iter().map(of).collect())
     }
@@ -214,8 +215,8 @@ impl Ejector {
         if self.inner().trouble.get(&node).is_some_and(|(_, again)| again.is_some_and(|again| Instant::now() < again)) {
             return;
         }
-        // A removal of keys would go by the map that is about to change.
-        let Some(_turn) = self.moves.turn_to_eject(node) else { return };
+        // A removal of keys would go by the map that is about to change, and a move would change the map for the removal at the stand-ins.
+        let Some(_turn) = self.moves.turn_to_eject(node, to) else { return };
         let (before, after) = {
             let inner = self.inner();
             (inner.ejections.ejected(), inner.ejections.with(node, to))
@@ -295,6 +296,9 @@ impl Ejector {
 fn kept_text(why: &Kept) -> String {
     match why {
         Kept::IsLast => "it fails, and is not ejected: no other server is live".to_owned(),
+        Kept::OthersMove => {
+            "it fails, and is not ejected while the other servers that are live take part in moves (`switchyard moves`)".to_owned()
+        }
         Kept::HasExceptions(keys) => format!("it fails, and is not ejected: {} moved there alone", counted(*keys, "key")),
         Kept::Moves => "it fails, and is not ejected while it takes part in a move (`switchyard moves`)".to_owned(),
     }

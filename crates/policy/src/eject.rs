@@ -39,6 +39,8 @@ pub struct Facts {
     pub is_drained: bool,
     /// The targets of the moves in which it takes part.
     pub move_targets: Vec<NodeId>,
+    /// One of these moves is in progress, or resumes as soon as it can.
+    pub is_moving: bool,
 }
 
 /// The state of a node.
@@ -65,6 +67,8 @@ enum State {
 pub enum Kept {
     /// No other server is live.
     IsLast,
+    /// Each other server that is live takes part in a move.
+    OthersMove,
     /// So many keys live there without their slots.
     HasExceptions(usize),
     /// It takes part in a move.
@@ -183,8 +187,12 @@ impl Ejections {
         if exceptions > 0 {
             return Some(Step::Keep { node, why: Kept::HasExceptions(exceptions) });
         }
-        match stand_ins(topology, node, |other| self.is_fit(other, now_ms, facts)) {
+        let is_idle = |other: NodeId| facts.get(&other).is_some_and(|facts| !facts.is_moving);
+        match stand_ins(topology, node, |other| self.is_fit(other, now_ms, facts) && is_idle(other)) {
             Some(to) => Some(Step::Eject { node, to }),
+            None if topology.nodes().any(|other| other.id != node && self.is_fit(other.id, now_ms, facts)) => {
+                Some(Step::Keep { node, why: Kept::OthersMove })
+            }
             None => Some(Step::Keep { node, why: Kept::IsLast }),
         }
     }
@@ -248,6 +256,13 @@ impl Ejections {
     pub fn note_back(&mut self, node: NodeId) {
         self.nodes.insert(node, State::Live { failures: 0 });
     }
+}
+
+/// Whether a key found at a stand-in must be removed before the stand-in gets these slots (ascending): a key of the slots that lives elsewhere. A key that lives there
+/// without its slot stays.
+#[must_use]
+pub fn is_stray_at(topology: &Topology, stand_in: NodeId, slots: &[Slot], key: &[u8]) -> bool {
+    slots.binary_search(&topology.slot_of(key)).is_ok() && topology.lives_at(key) != stand_in
 }
 
 /// The stand-ins of a node, with their slots: each slot goes to the first server that is fit, from the slot's own place in the continuum on. `None` where no other is fit.
@@ -392,6 +407,34 @@ mod tests {
         let with_key = topology.keys_handed_over(&[topology.slot_of(&key)], [&key], node);
         fails.get_mut(&node).expect("known").move_targets = Vec::new();
         assert_eq!(ejections.look(0, &with_key, &fails), [Step::Keep { node, why: Kept::HasExceptions(1) }]);
+    }
+
+    #[test]
+    fn no_stand_in_takes_part_in_a_move() {
+        let topology = fleet(Distribution::Ketama, &[1, 1, 1]);
+        let (lost, moving, idle) = (NodeId(0), NodeId(1), NodeId(2));
+        let mut fails = facts(&topology, |node| node == lost);
+        let mut ejections = Ejections::new(Rule { failure_limit: 1, ..RULE }, BTreeMap::new());
+        fails.get_mut(&moving).expect("known").is_moving = true;
+        let steps = ejections.look(0, &topology, &fails);
+        assert!(matches!(&steps[..], [Step::Eject { to, .. }] if to.keys().eq([&idle])), "{steps:?}");
+        fails.get_mut(&idle).expect("known").is_moving = true;
+        assert_eq!(ejections.look(0, &topology, &fails), [Step::Keep { node: lost, why: Kept::OthersMove }]);
+    }
+
+    #[test]
+    fn a_key_that_has_moved_to_a_stand_in_alone_is_no_stray_there() {
+        let before = fleet(Distribution::Ketama, &[1, 1, 1]);
+        let (lost, from, stand_in) = (NodeId(0), NodeId(1), NodeId(2));
+        let name = (0..).map(|n| format!("k{n}")).find(|key| before.owner_of(key.as_bytes()) == lost).expect("a key");
+        let key: Arc<[u8]> = name.into_bytes().into();
+        let slots = [before.slot_of(&key)];
+        let alone = before.keys_handed_over(&slots, [&key], from);
+        assert!(is_stray_at(&alone, stand_in, &slots, &key), "an old copy");
+        // A page is judged by the map of its time: this key has arrived since the removal began.
+        let moved = alone.keys_handed_over(&slots, [&key], stand_in);
+        assert!(!is_stray_at(&moved, stand_in, &slots, &key), "its only copy");
+        assert!(!is_stray_at(&alone, stand_in, &[], &key), "a key of another slot");
     }
 
     proptest! {

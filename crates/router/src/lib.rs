@@ -549,6 +549,11 @@ impl Router {
         mover::begin(&self.shared, task)
     }
 
+    /// The database of clients that select none.
+    pub fn own_database(&self) -> u32 {
+        self.shared.plan().live.database
+    }
+
     /// How far the moves are: those under way, and those that ended since the router started.
     pub fn moves(&self) -> Vec<MoveProgress> {
         let moves: Vec<_> = lock(&self.shared.moves).values().cloned().collect();

@@ -5,7 +5,7 @@
 //! are of keys that clients have deleted since; unless there are many of them, which somebody has to look at first (as before a move).
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::{Key, Process, is_temporary};
@@ -45,12 +45,12 @@ struct Removal {
     only_there: Vec<(u32, Key)>,
 }
 
-/// No move begins that has to do with the node, until this is dropped.
+/// No move of the reserved nodes begins until this is dropped.
 pub(crate) struct Turn<'m>(&'m Moves);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.state().cleaning = None;
+        self.0.state().cleaning.clear();
         self.0.wake();
     }
 }
@@ -112,8 +112,9 @@ impl Moves {
         let Some((status, access)) = self.running.with(|router| (router.status(), router.node_access())) else { return };
         for (node, (number, slots)) in left {
             let is_up = status.nodes.iter().any(|of| of.id == node && of.link == Link::Up);
-            let Some(topology) = self.placement.topology().filter(|_| is_up && access.contains_key(&node)) else { continue };
-            let Some(turn) = self.turn_to_clean(node) else { continue };
+            let Some(turn) = self.turn_to_clean(node).filter(|_| is_up && access.contains_key(&node)) else { continue };
+            // Not before: a move that has ended since could have changed it.
+            let Some(topology) = self.placement.topology() else { continue };
             if slots.iter().any(|slot| topology.transit(*slot).is_some()) {
                 continue;
             }
@@ -130,23 +131,26 @@ impl Moves {
         }
     }
 
-    pub(super) fn turn_to_clean(&self, node: NodeId) -> Option<Turn<'_>> {
-        let mut state = self.state();
-        if state.cleaning.is_some() || state.has_to_do_with(node) {
-            return None;
-        }
-        state.cleaning = Some(node);
-        Some(Turn(self))
+    /// The database that clients of the fleet use if they select none.
+    pub(super) fn own_database(&self) -> u32 {
+        self.running.with(Router::own_database).unwrap_or_default()
     }
 
-    /// Until what is returned is dropped, nothing is removed anywhere by a map that an ejection is about to change. `None`: something is being removed now.
-    pub(crate) fn turn_to_eject(&self, node: NodeId) -> Option<Turn<'_>> {
-        let mut state = self.state();
-        if state.cleaning.is_some() {
-            return None;
-        }
-        state.cleaning = Some(node);
-        Some(Turn(self))
+    pub(super) fn turn_to_clean(&self, node: NodeId) -> Option<Turn<'_>> {
+        self.turn([node].into(), [node])
+    }
+
+    /// Reserves a node that is about to be ejected and the nodes that stand in for it. Until the turn is dropped no move of these nodes begins, and no other thread
+    /// removes keys by a map that the ejection is about to change. `None`: keys are being removed now, or a stand-in takes part in a move.
+    pub(crate) fn turn_to_eject(&self, node: NodeId, stand_ins: &BTreeMap<NodeId, Vec<Slot>>) -> Option<Turn<'_>> {
+        self.turn(stand_ins.keys().copied().chain([node]).collect(), stand_ins.keys().copied())
+    }
+
+    /// Reserves nodes, if no others are reserved and none of `idle` takes part in a move.
+    fn turn(&self, nodes: BTreeSet<NodeId>, idle: impl IntoIterator<Item = NodeId>) -> Option<Turn<'_>> {
+        let is_reserved = self.state().reserve(nodes, idle);
+        // Made only now: the end of a turn releases the nodes of whichever turn there is, under the same lock.
+        is_reserved.then(|| Turn(self))
     }
 
     /// True where nothing is left.

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use switchyard_policy::eject::is_stray_at;
 use switchyard_policy::migration::{Cause, How, Key, MoveOrder, is_temporary};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit};
 use switchyard_resp::units::counted;
@@ -17,7 +18,6 @@ use tracing::info;
 use super::Moves;
 use super::copies::Asked;
 use crate::admin::{AbortRequest, HowRequest, Lose, PlanReport, Refused, conflict};
-use crate::nodes::holdings::databases;
 
 /// Names of one question.
 const PAGE: &[u8] = b"1000";
@@ -71,11 +71,11 @@ impl Moves {
         )
     }
 
-    /// The targets of the moves in which a node takes part.
-    pub(crate) fn targets_at(&self, node: NodeId) -> Vec<NodeId> {
+    /// Returns the targets of the open moves of a node, and whether one of these moves is in progress.
+    pub(crate) fn moves_at(&self, node: NodeId) -> (Vec<NodeId>, bool) {
         let state = self.state();
         let at = state.open.values().filter(|planned| planned.order.nodes().contains(&node));
-        at.map(|planned| planned.order.target).collect()
+        (at.map(|planned| planned.order.target).collect(), state.has_to_do_with(node))
     }
 
     /// Whether the router is stopping.
@@ -113,7 +113,7 @@ impl Moves {
         &self,
         node: NodeId,
         slots: &[Slot],
-        topology: &Topology,
+        planned_by: &Topology,
         access: &'a BTreeMap<NodeId, NodeAccess>,
     ) -> Result<Asked<'a>, String> {
         let access = access.get(&node).ok_or_else(|| format!("it is not known how {} is reached", self.name(node)))?;
@@ -124,33 +124,31 @@ impl Moves {
             self.running.with(|router| router.connection_ended(node, broken));
         }
         let mut remove = || -> Result<usize, String> {
-            let mut removed = 0;
-            let keyspace = asked.ask(&[b"INFO", b"keyspace"])?.text();
-            for (database, _) in databases(&keyspace) {
-                asked.select(database)?;
-                let mut cursor = b"0".to_vec();
-                loop {
-                    let answer = asked.ask(&[b"SCAN", &cursor, b"COUNT", PAGE])?;
-                    let [next, page] = &answer.items()[..] else {
-                        return Err(format!("node {}: a SCAN of no known form", asked.node.name));
-                    };
-                    let keys: Vec<Key> = page.items().iter().map(|key| Key::from(key.bytes())).collect();
-                    // A key that lives there without its slot stays.
-                    let is_stray = |key: &&Key| {
-                        slots.binary_search(&topology.slot_of(key)).is_ok() && topology.lives_at(key) != node && !is_temporary(key)
-                    };
-                    let strays: Vec<&Key> = keys.iter().filter(is_stray).collect();
-                    if !strays.is_empty() {
-                        asked.unlink(database, &strays)?;
-                        removed += strays.len();
-                    }
-                    cursor = next.bytes().to_vec();
-                    if cursor == b"0" {
-                        break;
-                    }
-                    if self.is_stopping() {
-                        return Err("the router is stopping".to_owned());
-                    }
+            // Other databases are not the pool's: its clients cannot select them.
+            let (database, mut removed, mut cursor) = (self.own_database(), 0, b"0".to_vec());
+            asked.select(database)?;
+            loop {
+                let answer = asked.ask(&[b"SCAN", &cursor, b"COUNT", PAGE])?;
+                let [next, page] = &answer.items()[..] else {
+                    return Err(format!("node {}: a SCAN of no known form", asked.node.name));
+                };
+                let keys: Vec<Key> = page.items().iter().map(|key| Key::from(key.bytes())).collect();
+                // By the map as it is now. No move of this node begins before the ejection has ended, so the map still holds for these keys when they are removed.
+                let topology = self.topology_now().map_err(|refused| refused.text().to_owned())?;
+                if topology.placement() != planned_by.placement() {
+                    return Err("the list of servers has changed".to_owned());
+                }
+                let strays: Vec<&Key> = keys.iter().filter(|key| !is_temporary(key) && is_stray_at(&topology, node, slots, key)).collect();
+                if !strays.is_empty() {
+                    asked.unlink(database, &strays)?;
+                    removed += strays.len();
+                }
+                cursor = next.bytes().to_vec();
+                if cursor == b"0" {
+                    break;
+                }
+                if self.is_stopping() {
+                    return Err("the router is stopping".to_owned());
                 }
             }
             Ok(removed)

@@ -1,6 +1,6 @@
 //! Which moves are not over, which of them may begin, and what became of those that are.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::record::OpenMove;
@@ -107,8 +107,8 @@ impl Planned {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) open: BTreeMap<MoveId, Planned>,
-    /// Copies that nobody uses are being removed there: no move begins that has to do with it.
-    pub(super) cleaning: Option<NodeId>,
+    /// Nodes reserved for the removal of keys. None of their moves begins before it has ended.
+    pub(super) cleaning: BTreeSet<NodeId>,
     /// Nodes that are ejected, and the slots that are to come back to them: other moves keep away from both.
     pub(super) ejected: BTreeMap<NodeId, Vec<Slot>>,
     pub(super) ended: VecDeque<MoveReport>,
@@ -146,6 +146,15 @@ impl State {
         self.open.values().any(|planned| is_under_way(planned) && planned.order.nodes().contains(&node))
     }
 
+    /// Reserves nodes for the removal of keys, if no others are reserved and none of `idle` takes part in a move. Returns whether it did.
+    pub(super) fn reserve(&mut self, nodes: BTreeSet<NodeId>, idle: impl IntoIterator<Item = NodeId>) -> bool {
+        let is_free = self.cleaning.is_empty() && !idle.into_iter().any(|node| self.has_to_do_with(node));
+        if is_free {
+            self.cleaning = nodes;
+        }
+        is_free
+    }
+
     /// What is to be done now, where a node may take part in so many moves at once. What begins counts as begun. A move by a protocol as published begins only
     /// beside such as go the same way.
     pub(super) fn due(&mut self, per_node_max: usize) -> Due {
@@ -171,7 +180,7 @@ impl State {
                 due.unwanted.push(*id);
                 continue;
             }
-            if !must && self.cleaning.is_some_and(|node| planned.order.nodes().contains(&node)) {
+            if !must && planned.order.nodes().iter().any(|node| self.cleaning.contains(node)) {
                 continue;
             }
             let free = planned.order.nodes().iter().all(|node| busy.get(node).copied().unwrap_or(0) < per_node_max);
@@ -250,6 +259,19 @@ mod tests {
         assert_eq!(between.since(before), [Steer::Pause, Steer::Goal(Goal::Fast), Steer::MaxRate(Some(7))]);
         planned.steering = Steering { paused: false, aborting: true, give_up: Some(Side::Target) };
         assert_eq!(planned.wanted().since(between), [Steer::Resume, Steer::Abort, Steer::GiveUp(Side::Target)]);
+    }
+
+    #[test]
+    fn no_move_of_a_stand_in_begins_while_its_keys_are_removed() {
+        let (lost, stand_in, other) = (NodeId(0), NodeId(1), NodeId(2));
+        let mut state = State { open: [(MoveId(1), Planned::new(order(2, 1)))].into(), ..State::default() };
+        assert!(state.reserve([lost, stand_in].into(), [stand_in]), "a move that waits for its turn is none in progress");
+        assert!(!state.reserve([other].into(), [other]), "one removal at a time");
+        assert_eq!(state.due(1), Due::default(), "it would bring a key that the removal does not expect");
+        state.cleaning.clear();
+        assert_eq!(state.due(1).next, ids(&[1]));
+        assert!(!state.reserve([lost, stand_in].into(), [stand_in]), "the stand-in takes part in a move");
+        assert!(state.reserve([lost].into(), [lost]) && state.cleaning == [lost].into());
     }
 
     #[test]
