@@ -123,6 +123,8 @@ pub struct Live {
     pub users: Arc<Users>,
     /// Database that a new client starts in.
     pub database: u32,
+    /// Clients may use no other database: ejection removes keys of this one alone, so old values in another could be read.
+    pub one_database: bool,
     /// Clients at once over all workers (Redis `maxclients`).
     pub max_clients: usize,
     /// Open files that the process needs besides one for each client.
@@ -381,6 +383,7 @@ impl Default for Live {
         Self {
             users: Arc::default(),
             database: 0,
+            one_database: false,
             max_clients: 10_000,
             files_reserved: 0,
             client_idle_timeout: None,

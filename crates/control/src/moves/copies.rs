@@ -12,12 +12,12 @@ use switchyard_policy::migration::{Key, Process, is_temporary};
 use switchyard_policy::topology::{NodeId, Slot, Topology};
 use switchyard_resp::reply;
 use switchyard_resp::units::counted;
-use switchyard_router::{Link, NodeAccess, Router, are_all_that_is_left, why_not};
-use tracing::{debug, info, warn};
+use switchyard_router::{Link, NodeAccess, Router, are_all_that_is_left, site_of_mark, why_not};
+use tracing::{info, warn};
 
 use super::Moves;
-use crate::nodes::NodeConnection;
 use crate::nodes::holdings::databases;
+use crate::nodes::{Answer, NodeConnection, direct_clients, routers};
 
 /// How long a node may take to answer: others wait behind it.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -28,9 +28,25 @@ const AT_ONCE: Duration = Duration::from_millis(100);
 /// Names that are remembered before it is decided.
 const REMEMBERED_MAX: usize = 100_000;
 
-/// How far each node is.
+/// The progress at each node.
 #[derive(Debug, Default)]
-pub(crate) struct Copies(BTreeMap<NodeId, Removal>);
+pub(crate) struct Copies {
+    nodes: BTreeMap<NodeId, Removal>,
+    reasons: Reasons,
+}
+
+/// Why keys of nodes are not removed now. Each reason is logged once for each node.
+#[derive(Debug, Default)]
+pub(super) struct Reasons(BTreeMap<NodeId, String>);
+
+impl Reasons {
+    pub(super) fn note(&mut self, node: NodeId, what: &str, why: String) {
+        if self.0.get(&node) != Some(&why) {
+            warn!("{what} are removed later: {why}");
+            self.0.insert(node, why);
+        }
+    }
+}
 
 #[derive(Debug)]
 struct Removal {
@@ -93,6 +109,34 @@ impl<'a> Asked<'a> {
         killed.map(drop).or_else(|why| if why.contains("ERR No such") { Ok(()) } else { Err(why) })
     }
 
+    /// Proves, as far as the node shows it, that no other router has keys there and that no client uses the node past this router. Otherwise a key that nothing
+    /// seems to use may be live.
+    fn serves_no_others(&mut self, site: &str) -> Result<(), String> {
+        let name = &self.node.name;
+        let answer = |error: std::io::Error| format!("node {name}: {error}");
+        // A node that refuses ACL keeps no record of any router.
+        let users = self.connection.ask(&["ACL", "USERS"]).map_err(answer)?;
+        let others = |user: &String| site_of_mark(user).is_some_and(|other| other != site);
+        if let Some(user) = users.items().iter().map(Answer::text).find(others) {
+            return Err(format!(
+                "node {name}: another router has an ownership record there, so keys may be its own, and none is removed. Give each router servers of its own. If that \
+                 router is gone for good, remove its record: `redis-cli ACL DELUSER {user}` at the node"
+            ));
+        }
+        let list = self.ask(&[b"CLIENT", b"LIST"])?.text();
+        if routers(&list).iter().any(|other| other != site) {
+            return Err(format!(
+                "node {name}: another router uses it, so keys may be its own, and none is removed. Give each router servers of its own"
+            ));
+        }
+        match direct_clients(&list).first() {
+            None => Ok(()),
+            Some(client) => Err(format!(
+                "node {name}: a client uses it past this router ({client}), so keys may be its own, and none is removed. Let it use the router, or end its connection"
+            )),
+        }
+    }
+
     pub(super) fn unlink(&mut self, database: u32, keys: &[&Key]) -> Result<(), String> {
         self.select(database)?;
         let mut args: Vec<&[u8]> = vec![b"UNLINK"];
@@ -105,7 +149,7 @@ impl Moves {
     /// Removes some of the copies that nobody uses.
     pub(crate) fn remove_copies(&self, copies: &mut Copies) {
         let left = self.ledger.copies();
-        copies.0.retain(|node, removal| left.get(node).is_some_and(|(number, _)| *number == removal.number));
+        copies.nodes.retain(|node, removal| left.get(node).is_some_and(|(number, _)| *number == removal.number));
         if left.is_empty() {
             return;
         }
@@ -120,12 +164,12 @@ impl Moves {
             }
             match self.go_on(copies, node, (number, &slots), &access, &topology) {
                 Ok(true) => {
-                    copies.0.remove(&node);
+                    copies.nodes.remove(&node);
                     self.ledger.copies_are_gone(node, number);
                 }
                 Ok(false) => {}
                 // Tried again with the next look.
-                Err(why) => debug!("copies that moves have left are removed later: {why}"),
+                Err(why) => copies.reasons.note(node, "copies that moves have left", why),
             }
             drop(turn);
         }
@@ -164,18 +208,21 @@ impl Moves {
     ) -> Result<bool, String> {
         let (mut asked, process) = self.meet(access.get(&id).ok_or("it is gone")?)?;
         let run_id = process.run_id.clone();
-        if copies.0.get(&id).is_none_or(|removal| removal.run_id != run_id) {
+        if copies.nodes.get(&id).is_none_or(|removal| removal.run_id != run_id) {
             let keyspace = asked.ask(&[b"INFO", b"keyspace"])?.text();
-            let databases = databases(&keyspace).map(|(database, _)| database).collect();
+            // Other databases of a pool's servers are not the pool's.
+            let own = (!topology.placement().is_crc16()).then(|| self.own_database());
+            let databases =
+                databases(&keyspace).map(|(database, _)| database).filter(|database| own.is_none_or(|own| own == *database)).collect();
             let begun = Removal { number, run_id, databases, cursor: b"0".to_vec(), removed: 0, only_there: Vec::new() };
-            copies.0.insert(id, begun);
+            copies.nodes.insert(id, begun);
         }
-        let removal = copies.0.get_mut(&id).ok_or("it has not begun")?;
+        let removal = copies.nodes.get_mut(&id).ok_or("it has not started")?;
         let done = removal.go_on(&mut asked, id, slots, access, topology);
         if done.is_err() {
             // The node may still do it: nothing relies on this node before its end is confirmed.
             self.running.with(|router: &Router| router.connection_broke(id, process));
-            copies.0.remove(&id);
+            copies.nodes.remove(&id);
         }
         done
     }
@@ -196,6 +243,7 @@ impl Moves {
             let answer = asked.connection.ask(&words).map_err(|error| format!("node {}: {error}", node.name))?;
             why_not(seat.judge(&node.name, &answer.0)).map_or(Ok(()), Err)?;
         }
+        asked.serves_no_others(&self.site())?;
         Ok((asked, Process { run_id, client_id }))
     }
 }

@@ -234,8 +234,11 @@ impl Moves {
 
     /// Has moves bring slots back to a node that was ejected. Its keys of them are removed first.
     pub(crate) fn bring_back(self: &Arc<Self>, node: NodeId, from: BTreeMap<NodeId, Vec<Slot>>) -> Result<PlanReport, Refused> {
-        // Nobody is there to be asked whether clients past the router may be.
-        let how = How { purge_target: true, direct_clients: true, ..self.how(&HowRequest::default())? };
+        let access = self.running.with(Router::node_access).unwrap_or_default();
+        let access = access.get(&node).ok_or_else(|| Refused::Failed(format!("it is not known how {} is reached", self.name(node))))?;
+        // Keys are about to be removed there. The checks of moves look for clients past the router, and not for records of other routers.
+        self.meet(access).map_err(conflict)?;
+        let how = How { purge_target: true, direct_clients: false, ..self.how(&HowRequest::default())? };
         let order = |(source, slots)| MoveOrder { source, target: node, slots, keys: None, how, cause: Cause::Asked(None) };
         let orders: Vec<MoveOrder> = from.into_iter().map(order).collect();
         let topology = self.topology_now()?;

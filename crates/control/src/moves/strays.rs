@@ -11,10 +11,10 @@ use switchyard_policy::migration::{Key, is_temporary};
 use switchyard_policy::topology::{NodeId, Slot, Topology};
 use switchyard_resp::units::counted;
 use switchyard_router::{Link, Router};
-use tracing::{debug, info};
+use tracing::info;
 
 use super::Moves;
-use super::copies::Asked;
+use super::copies::{Asked, Reasons};
 use crate::processes::is_misplaced;
 
 /// Keys of a page, and pages read of a node at a time: 40,000 keys of a node in a second.
@@ -27,6 +27,7 @@ pub(crate) struct Strays {
     /// The database of the pool. Keys of others are not twemproxy's.
     database: u32,
     nodes: BTreeMap<NodeId, Removal>,
+    reasons: Reasons,
 }
 
 #[derive(Debug)]
@@ -42,7 +43,7 @@ enum Removal {
 
 impl Strays {
     pub(crate) fn of(database: u32) -> Self {
-        Self { database, nodes: BTreeMap::new() }
+        Self { database, nodes: BTreeMap::new(), reasons: Reasons::default() }
     }
 }
 
@@ -73,7 +74,7 @@ impl Moves {
                 done
             });
             if let Err(why) = done {
-                debug!("strays are removed later: {why}");
+                strays.reasons.note(node, "strays", why);
             }
             drop(turn);
         }

@@ -311,9 +311,10 @@ impl Mover {
         Ok(())
     }
 
-    /// Whether a key that is found at the target, in a slot of the move, may be removed there.
-    pub(super) fn may_be_removed(&self, key: &[u8]) -> bool {
-        self.life.order().how.purge_target || self.leftovers.binary_search(&self.placement.slot_of(key)).is_ok()
+    /// Whether a key that is found at the target, in a slot of the move, may be removed there. Other databases of a pool's servers are not the pool's.
+    pub(super) fn may_be_removed(&self, database: u32, key: &[u8]) -> bool {
+        let is_own = || self.placement.is_crc16() || database == self.shared.plan().live.database;
+        self.life.order().how.purge_target && is_own() || self.leftovers.binary_search(&self.placement.slot_of(key)).is_ok()
     }
 }
 

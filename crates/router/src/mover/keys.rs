@@ -118,7 +118,7 @@ impl Mover {
             self.select(Side::Target, database)?;
             for page in &named {
                 let there = self.there(Side::Target, page)?;
-                let (stale, others): (Vec<Key>, Vec<Key>) = there.into_iter().partition(|key| self.may_be_removed(key));
+                let (stale, others): (Vec<Key>, Vec<Key>) = there.into_iter().partition(|key| self.may_be_removed(database, key));
                 foreign += others.len();
                 self.remove_left_over(&mut left_over, database, &stale)?;
                 self.pump()?;

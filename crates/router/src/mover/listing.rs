@@ -267,7 +267,7 @@ impl Mover {
             {
                 match lives_at {
                     Some(_) => pass.found.elsewhere.push((database, key.into())),
-                    None if self.may_be_removed(key) => pass.found.left_over.push((database, key.into())),
+                    None if self.may_be_removed(database, key) => pass.found.left_over.push((database, key.into())),
                     None => pass.found.foreign += 1,
                 }
             }

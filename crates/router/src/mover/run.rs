@@ -427,7 +427,10 @@ impl Mover {
                 continue;
             }
             let Ok(found) = end.databases(patience) else { return Err(Halt::Lost) };
-            self.databases.extend(found.iter().map(|(database, _)| *database));
+            // A fleet with one database does not own the other databases of its servers.
+            let live = &self.shared.plan().live;
+            let is_ours = |database: &u32| !live.one_database || *database == live.database;
+            self.databases.extend(found.iter().map(|(database, _)| *database).filter(is_ours));
             if side == Side::Source {
                 self.lasting = found.into_iter().filter_map(|(database, expires)| (!expires).then_some(database)).collect();
             }

@@ -16,6 +16,7 @@ use super::upstream::{Lane, Phase};
 use super::{Stall, Worker};
 use crate::metrics::Errors;
 use crate::operator::{Asker, OperatorCommand};
+use crate::settings::Live;
 use crate::shared::{Plan, lock};
 use crate::slab::Handle;
 
@@ -182,6 +183,9 @@ impl Worker {
         let Ok(database) = u32::try_from(index) else {
             return self.refuse(handle, class, "ERR DB index is out of range");
         };
+        if let Some(why) = other_database(&self.plan.live, database) {
+            return self.refuse(handle, class, &why);
+        }
         let known = self.shared.has_database(&self.keepers.all(), database);
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if client.lane == Lane::Rounds && client.in_flight() > 0 {
@@ -476,6 +480,16 @@ pub(super) fn oldest<'v>(versions: impl Iterator<Item = &'v str>) -> String {
         [(); 4].map(|()| parts.next().unwrap_or(0))
     };
     versions.filter(|version| !version.is_empty()).min_by_key(parts).unwrap_or("7.0.0").to_owned()
+}
+
+/// Why clients may not use a database, if they may not.
+pub(super) fn other_database(live: &Live, database: u32) -> Option<String> {
+    (live.one_database && database != live.database).then(|| {
+        format!(
+            "ERR Switchyard serves database {} alone in a pool that ejects servers (auto_eject_hosts). Let the client select no other",
+            live.database
+        )
+    })
 }
 
 pub(super) fn parse<T: std::str::FromStr>(bytes: &[u8]) -> Option<T> {

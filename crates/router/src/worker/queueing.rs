@@ -11,7 +11,7 @@ use switchyard_resp::request::Args;
 
 use super::Worker;
 use super::dispatch::Flow;
-use super::local::parse;
+use super::local::{other_database, parse};
 use super::own_answers::{OwnAnswers, When, answered};
 use super::pubsub::Kind;
 use super::scan::QueuedScan;
@@ -288,7 +288,10 @@ impl Worker {
             Handling::Local(Local::Select) => match args.get(1).and_then(parse::<u32>) {
                 // Out of range: the node says so at EXEC.
                 None => Queueing::Queue(None),
-                Some(database) => Queueing::Select(database),
+                Some(database) => match other_database(&plan.live, database) {
+                    Some(why) => Queueing::Refuse(why),
+                    None => Queueing::Select(database),
+                },
             },
             Handling::Local(Local::RandomKey) if is_only => Queueing::Alone(Limit::EveryNode),
             Handling::Local(Local::Scan) if let Some(node) = plan.topology.only_node() => match self.queued_scan(args, node) {

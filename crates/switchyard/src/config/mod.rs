@@ -40,7 +40,7 @@ pub(crate) use show::{example, render};
 pub(crate) use switchyard_resp::units::{counted, plural};
 use tls::{NodeFiles, ServerFiles};
 pub(crate) use tls::{certificates_in, provider, trusted_certificates};
-pub(crate) use twemproxy::{PoolConfig, Pools};
+pub(crate) use twemproxy::{PoolConfig, Pools, Shared};
 
 /// Port that clients connect to by default: next to Redis's, so that both can run on one machine.
 pub(crate) const DATA_PORT: u16 = 6380;
@@ -590,7 +590,6 @@ impl Config {
                 None
             }
         };
-        warnings.extend(self.pool.iter().flat_map(PoolConfig::warnings));
         let (mut nodes, mut not_found) = (Vec::new(), Vec::new());
         let mut by_address: BTreeMap<SocketAddr, String> = BTreeMap::new();
         for node in &self.nodes {
@@ -690,6 +689,9 @@ impl Config {
                 capacity: node.capacity,
             });
         }
+        let shared = self.pool.as_ref().map(|pool| pool.shared(&self.nodes, &nodes)).unwrap_or_default();
+        let (ejection, warning) = self.pool.as_ref().map(|pool| pool.ejection(&shared)).unwrap_or_default();
+        warnings.extend(warning);
         let others = problems.len();
         let users = self.resolve_users(password.as_ref(), &mut tls_warnings, &mut problems);
         // Whether users that are wrong would keep anybody out, nobody can tell.
@@ -720,9 +722,10 @@ impl Config {
                     tls,
                     cluster,
                     memory_max: self.memory_max.bytes(),
+                    one_database: ejection.is_some(),
                     ..self.live.clone()
                 };
-                Ok(Resolved { listen, admin, admin_token, admin_tls, live, nodes, not_found, warnings })
+                Ok(Resolved { listen, admin, admin_token, admin_tls, live, nodes, ejection, shared, not_found, warnings })
             }
             _ => Err(Problems(problems)),
         }
@@ -871,6 +874,10 @@ pub(crate) struct Resolved {
     /// Without the nodes: their numbers are not known here.
     pub(crate) live: Live,
     pub(crate) nodes: Vec<NodeAddress>,
+    /// When servers are ejected, in a pool of twemproxy that has its servers for itself.
+    pub(crate) ejection: Option<switchyard_policy::eject::Rule>,
+    /// Servers that the pool of twemproxy shares with other pools.
+    pub(crate) shared: Shared,
     /// Nodes whose names do not resolve: they are down until they do.
     not_found: Vec<Problem>,
     /// What works but should be told.

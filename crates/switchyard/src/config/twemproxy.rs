@@ -2,6 +2,7 @@
 //!
 //! `policy::twemproxy` reads the file; this gives its values their places among our own keys.
 
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use switchyard_policy::eject::Rule;
@@ -10,7 +11,7 @@ use switchyard_policy::twemproxy::{Listen, Mistake, Pool, PoolServer, parse};
 use switchyard_router::Secret;
 
 use super::listener::ListenerConfig;
-use super::{Config, Endpoint, ListenPlace, NodeConfig, Origin, Problem, Problems, SecretSource};
+use super::{Config, Endpoint, ListenPlace, NodeAddress, NodeConfig, Origin, Problem, Problems, SecretSource};
 
 /// A file, as far as it was read without problems.
 #[derive(Clone, Debug)]
@@ -58,6 +59,13 @@ impl Pools {
         })
     }
 
+    /// The pools of the file except this one, each with the addresses of its servers.
+    fn others(&self, at: usize) -> Vec<(String, Vec<Endpoint>)> {
+        let addresses = |pool: &Pool| pool.servers.iter().map(|server| Endpoint::new(&server.host, server.port)).collect();
+        let others = self.pools.iter().enumerate().filter(|(other, _)| *other != at);
+        others.map(|(_, pool)| (pool.name.clone(), addresses(pool))).collect()
+    }
+
     /// Takes what a pool says into a configuration.
     pub(super) fn apply(&self, pool: Option<&str>, config: &mut Config, problems: &mut Vec<Problem>) {
         let (at, pool) = match self.choose(pool) {
@@ -78,6 +86,7 @@ impl Pools {
             scheme: pool.scheme,
             ejection: pool.ejection,
             servers: Vec::new(),
+            others: self.others(at),
         });
         config.live.database = pool.database;
         if let Some(timeout) = pool.timeout {
@@ -121,9 +130,49 @@ pub(crate) struct PoolConfig {
     number: u16,
     name: String,
     pub(crate) scheme: Scheme,
-    /// When its servers are ejected, if they are.
-    pub(crate) ejection: Option<Rule>,
+    /// When its servers are ejected, if the file requests ejection.
+    ejection: Option<Rule>,
     pub(crate) servers: Vec<Server>,
+    /// The other pools of the file, each with the addresses of its servers.
+    others: Vec<(String, Vec<Endpoint>)>,
+}
+
+/// Servers that a pool shares with other pools of the file. Keys of theirs could look like keys that this pool has left over, so no such key is removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Shared {
+    pool: String,
+    /// Each server as this pool names it, with the name of another pool that has it.
+    servers: Vec<(String, String)>,
+}
+
+impl Shared {
+    /// Whether the pool shares no server.
+    pub(crate) fn is_none(&self) -> bool {
+        self.servers.is_empty()
+    }
+
+    /// Why `--strays remove` is refused.
+    pub(crate) fn refusal(&self) -> Problems {
+        let text = format!(
+            "--strays remove is refused: {self}, so keys of the other pool would be deleted. Leave --strays remove out, or give each pool servers of its own"
+        );
+        Problems(vec![Problem::new(text)])
+    }
+}
+
+impl std::fmt::Display for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let servers: Vec<String> = self.servers.iter().map(|(server, other)| format!("{server} with pool {other}")).collect();
+        write!(f, "pool {} shares servers with other pools of the file ({})", self.pool, servers.join(", "))
+    }
+}
+
+/// The address of a server, with one form for the IPv4 and IPv6 addresses of this machine: most servers listen on both.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        ip if ip == Ipv6Addr::LOCALHOST => SocketAddr::from((Ipv4Addr::LOCALHOST, address.port())),
+        ip => SocketAddr::new(ip, address.port()),
+    }
 }
 
 impl PoolConfig {
@@ -147,11 +196,37 @@ impl PoolConfig {
         if port == 0 { first.clone() } else { Endpoint::new(&host, port.saturating_add(self.number)) }
     }
 
-    /// What the file asks for and costs more than it seems to.
-    pub(crate) fn warnings(&self) -> Vec<String> {
-        let ejects =
-            "auto_eject_hosts is a rule of caches: while a server is away others serve for it, and keys that it had are answered with nil";
-        self.ejection.map(|_| format!("pool {}: {ejects}", self.name)).into_iter().collect()
+    /// Returns the servers that other pools of the file have as well. `resolved`: the nodes of this pool with the addresses that their names have now.
+    pub(super) fn shared(&self, nodes: &[NodeConfig], resolved: &[NodeAddress]) -> Shared {
+        let now = |node: &NodeConfig| resolved.iter().find(|known| Some(&known.name) == node.name().as_ref())?.address.map(canonical);
+        let own: Vec<(&Endpoint, Option<SocketAddr>)> = nodes.iter().filter_map(|node| Some((node.address.as_ref()?, now(node)))).collect();
+        let mut servers = Vec::new();
+        for (pool, endpoint) in self.others.iter().flat_map(|(pool, endpoints)| endpoints.iter().map(move |endpoint| (pool, endpoint))) {
+            let address = endpoint.resolve().ok().map(canonical);
+            let is_it = |(own, now): &&(&Endpoint, Option<SocketAddr>)| *own == endpoint || address.is_some() && *now == address;
+            servers.extend(own.iter().find(is_it).map(|(own, _)| (own.to_string(), pool.clone())));
+        }
+        Shared { pool: self.name.clone(), servers }
+    }
+
+    /// When servers of the pool are ejected, and what the operator must know of that.
+    pub(super) fn ejection(&self, shared: &Shared) -> (Option<Rule>, Option<String>) {
+        match self.ejection {
+            None => (None, None),
+            Some(_) if !shared.is_none() => {
+                let warning = format!(
+                    "auto_eject_hosts has no effect: {shared}, and the return of an ejected server would delete keys of the other pool. Give each pool servers of its own"
+                );
+                (None, Some(warning))
+            }
+            Some(rule) => {
+                let warning = format!(
+                    "pool {}: auto_eject_hosts is a rule of caches: while a server is away others serve for it, and keys that it had are answered with nil",
+                    self.name
+                );
+                (Some(rule), Some(warning))
+            }
+        }
     }
 
     /// The continuum of the servers.
@@ -171,6 +246,28 @@ mod tests {
     const GOOD: &str = "alpha:\n  listen: 127.0.0.1:22121\n  hash: fnv1a_64\n  hash_tag: \"{}\"\n  distribution: ketama\n  auto_eject_hosts: true\n  timeout: 400\n  \
         redis: true\n  redis_auth: secret\n  redis_db: 3\n  servers:\n   - 127.0.0.1:6379:1 one\n   - 127.0.0.1:6380:2\n   - cache:11211:1\n\n\
         beta:\n  listen: /run/beta.sock 0666\n  hash: crc16\n  distribution: modula\n  redis: true\n  server_failure_limit: 2\n  servers:\n   - 10.0.0.1:6379:1\n";
+
+    #[test]
+    fn pools_share_a_server_by_any_of_its_names() {
+        let pool = |name: &str, port: u16, server: &str| {
+            format!(
+                "{name}:\n  listen: 127.0.0.1:{port}\n  redis: true\n  auto_eject_hosts: true\n  servers:\n   - 127.0.0.9:7009:1\n   - {server}:1\n"
+            )
+        };
+        for (server, is_shared) in
+            [("127.0.0.1:7001", true), ("localhost:7001", true), ("::1:7001", true), ("127.0.0.1:7002", false), ("127.0.0.2:7001", false)]
+        {
+            let text = pool("a", 1, "127.0.0.1:7001") + &pool("b", 2, server).replace("   - 127.0.0.9:7009:1\n", "");
+            let pools = Pools::parse("n.yml", &text).expect("good");
+            let mut config = Config::default();
+            pools.apply(Some("a"), &mut config, &mut Vec::new());
+            let resolved = config.resolve(|_| None).expect("resolved");
+            assert_eq!((resolved.ejection.is_none(), !resolved.shared.is_none()), (is_shared, is_shared), "{server}");
+            let off = "auto_eject_hosts has no effect: pool a shares servers with other pools of the file (127.0.0.1:7001 with pool b)";
+            assert_eq!(resolved.warnings().any(|warning| warning.starts_with(off)), is_shared, "{server}: {:?}", resolved.warnings);
+            assert!(!is_shared || resolved.shared.refusal().to_string().contains("--strays remove is refused: pool a shares"));
+        }
+    }
 
     #[test]
     fn a_file_of_twemproxy_becomes_a_configuration() {

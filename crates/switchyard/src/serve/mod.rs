@@ -45,7 +45,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
 use crate::cli::Failure;
-use crate::config::{Config, NodeAddress, Sources, counted};
+use crate::config::{Config, NodeAddress, Problems, Shared, Sources, counted};
 pub(crate) use log_queue::flush as flush_log;
 use logs::Logs;
 use reload::{Ask, Asks, Reloader};
@@ -59,10 +59,18 @@ pub(crate) struct OfTwemproxy {
     pub(crate) removes_strays: bool,
 }
 
+impl OfTwemproxy {
+    /// Refuses to remove strays from servers that other pools have as well.
+    fn allow(&self, shared: &Shared) -> Result<(), Problems> {
+        if self.removes_strays && !shared.is_none() { Err(shared.refusal()) } else { Ok(()) }
+    }
+}
+
 /// Runs the router until SIGTERM or SIGINT; a standby first waits until no other serves the nodes. `beside`: a first start does not look whether one does.
 pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twemproxy: &OfTwemproxy) -> Result<(), Failure> {
     let stats = twemproxy.stats.as_deref();
     if let Some(pools) = sources.several_pools()? {
+        pools.iter().try_for_each(|(_, config)| twemproxy.allow(&config.resolve(|_| None)?.shared))?;
         return pools::run(pools, stats);
     }
     pools::end_with_parent()?;
@@ -72,6 +80,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
         config.check_standby()?;
     }
     let mut resolved = config.resolve(|_| None)?;
+    twemproxy.allow(&resolved.shared)?;
     let logs = Logs::start(config.log_format, &config.log_level)?;
     // The state directory first: whoever has it, has the right to route to these nodes. The ports next, so that a start that
     // is refused anyway leaves no slot map behind.
@@ -142,8 +151,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
     moves.tune(&config.moves, config.command_timeout());
     fleet.operator.tune(&resolved.nodes);
     fleet.operator.note_listed(&read.node_names());
-    let rule = config.pool.as_ref().and_then(|pool| pool.ejection);
-    fleet.ejector.tune(rule, config.command_timeout(), leaving.keys().cloned().collect());
+    fleet.ejector.tune(resolved.ejection, config.command_timeout(), leaving.keys().cloned().collect());
     fleet.operator.tune_planner(&config.planner);
     fleet.operator.tune_autoscaler(&config.autoscale);
     let processes = Arc::new(Processes::load(placement.store())?);

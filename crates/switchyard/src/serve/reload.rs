@@ -235,8 +235,7 @@ impl Reloader {
         let settled = settled.map_err(|error| vec![format!("{error:#}")])?;
         self.fleet.moves.tune(&config.moves, config.command_timeout());
         self.fleet.operator.tune(&resolved.nodes);
-        let rule = config.pool.as_ref().and_then(|pool| pool.ejection);
-        self.fleet.ejector.tune(rule, config.command_timeout(), leaving.keys().cloned().collect());
+        self.fleet.ejector.tune(resolved.ejection, config.command_timeout(), leaving.keys().cloned().collect());
         if config.pool.is_some() {
             keep_places(self.fleet.placement.store(), &config.node_places()).map_err(|error| vec![format!("{error:#}")])?;
             let listed: Vec<String> = listed.into_iter().filter(|name| !remembered.removed.contains(name)).collect();

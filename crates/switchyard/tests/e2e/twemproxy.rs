@@ -311,6 +311,92 @@ fn strays_are_removed_where_that_is_asked_for() {
 }
 
 #[test]
+fn keys_of_another_pool_at_a_shared_server_stay() {
+    let nodes: Vec<Node> = (0..3).map(|_| Node::start(&NodeOptions::default())).collect();
+    let (dir, listen) = (TempDir::new().expect("a directory"), [ports::free(), ports::free()]);
+    let pool = |name: &str, listen: u16, database: u32, servers: &[String]| {
+        format!(
+            "{name}:\n  listen: 127.0.0.1:{listen}\n  redis: true\n  auto_eject_hosts: true\n  server_failure_limit: 1\n  server_retry_timeout: 1000\n  timeout: 2000\n  \
+             redis_db: {database}\n  servers:\n{}",
+            servers.iter().map(|server| format!("   - {server}:1\n")).collect::<String>()
+        )
+    };
+    let address = |node: usize| nodes[node].address().to_string();
+    // The second server by another name.
+    let shared = format!("localhost:{}", nodes[1].address().port());
+    let one = pool("one", listen[0], 0, &[address(0), address(1)]);
+    let two = pool("two", listen[1], 1, &[shared, address(2)]);
+    let path = dir.path().join("both.yml");
+    std::fs::write(&path, one.clone() + &two).expect("written");
+    let start = |path: &Path, state: &str, flags: &[&str]| {
+        let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
+        command.args(["serve", "--admin", "127.0.0.1:0", "--workers", "1", "--twemproxy-config"]).arg(path).args(flags);
+        command.arg("--state-dir").arg(dir.path().join(state));
+        let log = dir.path().join("switchyard.log");
+        let _ = std::fs::remove_file(&log);
+        Process::start("switchyard", command, &log)
+    };
+    let mut refused = start(&path, "state", &["--strays", "remove"]);
+    assert_eq!(refused.wait(Duration::from_secs(20)).code(), Some(2), "{}", refused.log());
+    let why = format!("--strays remove is refused: pool one shares servers with other pools of the file ({} with pool two)", address(1));
+    assert!(refused.log().contains(&why), "{}", refused.log());
+
+    let switchyard = start(&path, "state", &[]);
+    switchyard.expect_log(&["2 pools of twemproxy's configuration are served"]);
+    for name in ["one", "two"] {
+        let off = format!("auto_eject_hosts has no effect: pool {name} shares servers");
+        assert_eq!(switchyard.log().matches(&off).count(), 1, "{}", switchyard.log());
+    }
+    let mut clients = listen.map(client);
+    for key in 0..100 {
+        for (pool, client) in clients.iter_mut().enumerate() {
+            assert_eq!(client.call(&["SET", &format!("key:{key}"), &pool.to_string()]), ok());
+        }
+    }
+    let keyspace = |node: &Node| {
+        node.cmd("INFO keyspace")
+            .text()
+            .lines()
+            .filter(|line| line.starts_with("db"))
+            .map(|line| line.split(',').next().expect("keys").to_owned())
+            .collect::<Vec<_>>()
+    };
+    let before = keyspace(&nodes[1]);
+    assert_eq!(before.len(), 2, "{before:?}");
+    nodes[1].freeze();
+    until("the server is down", || {
+        clients[0].call(&["MGET", "key:1", "key:2", "key:3", "key:4", "key:5", "key:6"]).error().is_some().then_some(())
+    });
+    nodes[1].thaw();
+    until("it is served again", || {
+        clients[0].call(&["MGET", "key:1", "key:2", "key:3", "key:4", "key:5", "key:6"]).error().is_none().then_some(())
+    });
+    assert_eq!(keyspace(&nodes[1]), before);
+    assert!(!switchyard.log().contains("is ejected"), "{}", switchyard.log());
+    stop(switchyard);
+
+    // Two routers with a file each do not see each other's pools; the server shows that there is another router, also one that does not run.
+    let (first, second) = (dir.path().join("one.yml"), dir.path().join("two.yml"));
+    std::fs::write(&first, one).expect("written");
+    std::fs::write(&second, two.replace("redis_db: 1", "redis_db: 0")).expect("written");
+    let mut earlier = start(&second, "second", &[]);
+    let mut two = client(listen[1]);
+    for key in 0..100 {
+        assert_eq!(two.call(&["SET", &format!("own:{key}"), "1"]), ok());
+    }
+    earlier.signal(Signal::TERM);
+    assert!(earlier.wait(Duration::from_secs(30)).success(), "{}", earlier.log());
+    let own = |node: &Node| node.cmd("KEYS own:*").items().len();
+    let before = own(&nodes[1]);
+    assert!(before > 20, "{before}");
+    let removing = start(&first, "first", &["--strays", "remove"]);
+    until("the other router is noticed", || removing.log().contains("strays are removed later: node").then_some(()));
+    assert!(removing.log().contains("another router has an ownership record there"), "{}", removing.log());
+    // The other server is its own alone.
+    assert_eq!(own(&nodes[1]), before);
+}
+
+#[test]
 fn what_cannot_be_served_is_refused_with_a_way_out() {
     let fleet = Fleet::start();
     let text = fleet.file(fleet.listen);
