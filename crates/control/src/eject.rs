@@ -5,11 +5,11 @@
 //! - **Ejection.** Strays of the slots go from the servers that stand in. Then requests for the slots wait until nothing that was sent to the lost server can be
 //!   answered. Then it is on record which slots are to come back, and one map gives all of them to others.
 //! - **Return.** A server that answers waits until nothing that it was sent before can still be executed there. Then moves take its slots back, which first remove
-//!   what it holds of them. So no value of before the ejection is ever read.
+//!   their keys there: all of them, or only keys written elsewhere in the meantime if the process is unchanged. So no value is ever read that was written over.
 //!
 //! Not the planner's thread: a look there may wait for servers, and here every second counts. Not the workers: what they see is one connection each.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -64,6 +64,8 @@ struct Inner {
     count: BTreeMap<NodeId, (u64, u64)>,
     /// By node: the trouble that the log has named, and when what failed is tried again.
     trouble: BTreeMap<NodeId, (String, Option<Instant>)>,
+    /// Ejected nodes to which moves have started to bring slots back.
+    returning: BTreeSet<NodeId>,
 }
 
 /// No failures are so many.
@@ -86,6 +88,7 @@ impl Ejector {
             leaving: Vec::new(),
             count: BTreeMap::new(),
             trouble: BTreeMap::new(),
+            returning: BTreeSet::new(),
         };
         Ok(Arc::new(Self { moves, running, placement, store, started: Instant::now(), inner: Mutex::new(inner) }))
     }
@@ -170,6 +173,7 @@ impl Ejector {
             match step {
                 Step::Keep { node, why } => self.note_trouble(node, kept_text(&why), None),
                 Step::GiveUp { node } => {
+                    self.running.with(|router| router.return_was_interrupted(node));
                     if let Err(refused) = self.moves.end_without(node) {
                         self.note_trouble(node, format!("it fails, and moves to it do not end yet: {}", refused.text()), None);
                     }
@@ -234,6 +238,9 @@ impl Ejector {
         });
         let name = self.moves.name(node);
         if let Err(why) = outcome {
+            if !before.contains_key(&node) {
+                self.running.with(|router| router.slots_are_back(node));
+            }
             self.moves.keep_away_from(before);
             return self.note_trouble(node, format!("it fails, and cannot be ejected now: {why}"), Some(AGAIN));
         }
@@ -262,12 +269,21 @@ impl Ejector {
     }
 
     fn bring_back(&self, node: NodeId, from: BTreeMap<NodeId, Vec<Slot>>) {
-        self.inner().ejections.note_tried(node, self.now_ms());
+        let was_tried = {
+            let mut inner = self.inner();
+            inner.ejections.note_tried(node, self.now_ms());
+            inner.returning.contains(&node)
+        };
+        if was_tried {
+            // Moves to it have ended early, or brought some of its slots: not all that it has can be told apart any more.
+            self.running.with(|router| router.return_was_interrupted(node));
+        }
         match self.moves.bring_back(node, from) {
             Ok(plan) => {
+                self.inner().returning.insert(node);
                 let ids: Vec<String> = plan.moves.iter().filter_map(|planned| planned.id).map(|id| id.to_string()).collect();
                 info!(
-                    "node {} answers again: what it had is removed, and its slots move back (moves {})",
+                    "node {} answers again: outdated keys are removed there, and its slots move back (moves {})",
                     self.moves.name(node),
                     ids.join(", ")
                 );
@@ -287,7 +303,9 @@ impl Ejector {
             let mut inner = self.inner();
             inner.ejections.note_back(node);
             inner.trouble.remove(&node);
+            inner.returning.remove(&node);
         }
+        self.running.with(|router| router.slots_are_back(node));
         self.moves.keep_away_from(ejected);
         info!("node {} is ejected no more: {why}", self.moves.name(node));
     }

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::migration::{Fingerprint, FingerprintSet};
 use crate::topology::{NodeId, Slot, Topology};
 
 /// When a server is ejected, and when it is tried again.
@@ -265,6 +266,58 @@ pub fn is_stray_at(topology: &Topology, stand_in: NodeId, slots: &[Slot], key: &
     slots.binary_search(&topology.slot_of(key)).is_ok() && topology.lives_at(key) != stand_in
 }
 
+/// Fingerprints in the list of an ejection, at most: a million of 16 bytes need up to 40 MB in a hash set.
+const WRITTEN_MAX: usize = 1_000_000;
+
+/// Keys written or deleted elsewhere while slots of an ejected node are with others. When the node returns as the same process, it has all other keys of these slots as
+/// they were written last, because nothing was sent to it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Elsewhere {
+    /// These keys.
+    Keys {
+        /// The `run_id` of the process that was ejected.
+        process: String,
+        /// Fingerprints of the keys.
+        written: FingerprintSet,
+    },
+    /// Perhaps any key: a command did not name its keys, they are more than the list takes, or the data of the node were not in use.
+    Any,
+}
+
+impl Elsewhere {
+    /// Returns an empty list. `process`: the `run_id` of the node whose data clients used; `None`: they used no data of the node.
+    #[must_use]
+    pub fn new(process: Option<&str>) -> Self {
+        process.map_or(Self::Any, |process| Self::Keys { process: process.to_owned(), written: FingerprintSet::default() })
+    }
+
+    /// Records a key that a command may change. Must be called before the command is sent.
+    pub fn note(&mut self, key: Fingerprint) {
+        let Self::Keys { written, .. } = self else { return };
+        written.insert(key);
+        if written.len() > WRITTEN_MAX {
+            self.note_any();
+        }
+    }
+
+    /// Records that any key may have changed.
+    pub fn note_any(&mut self) {
+        *self = Self::Any;
+    }
+
+    /// Whether the list is about the data of this process.
+    #[must_use]
+    pub fn is_of(&self, now: Option<&str>) -> bool {
+        matches!(self, Self::Keys { process, .. } if now == Some(process))
+    }
+
+    /// Whether the node, which is this process now, has a key as it was written last. All other keys that it has of the slots must be removed there.
+    #[must_use]
+    pub fn is_current(&self, now: &str, key: Fingerprint) -> bool {
+        matches!(self, Self::Keys { process, written } if process == now && !written.contains(&key))
+    }
+}
+
 /// The stand-ins of a node, with their slots: each slot goes to the first server that is fit, from the slot's own place in the continuum on. `None` where no other is fit.
 fn stand_ins(topology: &Topology, node: NodeId, is_fit: impl Fn(NodeId) -> bool) -> Option<BTreeMap<NodeId, Vec<Slot>>> {
     let ring = topology.placement().continuum()?;
@@ -407,6 +460,25 @@ mod tests {
         let with_key = topology.keys_handed_over(&[topology.slot_of(&key)], [&key], node);
         fails.get_mut(&node).expect("known").move_targets = Vec::new();
         assert_eq!(ejections.look(0, &with_key, &fails), [Step::Keep { node, why: Kept::HasExceptions(1) }]);
+    }
+
+    #[test]
+    fn a_returning_process_keeps_what_was_not_written_elsewhere() {
+        let (old, written) = (Fingerprint(1), Fingerprint(2));
+        let mut elsewhere = Elsewhere::new(Some("a"));
+        elsewhere.note(written);
+        assert!(elsewhere.is_of(Some("a")) && !elsewhere.is_of(Some("b")) && !elsewhere.is_of(None));
+        assert!(elsewhere.is_current("a", old) && !elsewhere.is_current("a", written));
+        assert!(!elsewhere.is_current("b", old), "another process may have read old data from its disk");
+        assert!(!Elsewhere::new(None).is_current("a", old), "its data were not in use");
+        let mut flushed = elsewhere.clone();
+        flushed.note_any();
+        flushed.note(Fingerprint(3));
+        assert!(!flushed.is_current("a", old));
+        (3..).take(WRITTEN_MAX - 1).for_each(|key| elsewhere.note(Fingerprint(key)));
+        assert!(elsewhere.is_current("a", old), "the list is full");
+        elsewhere.note(Fingerprint(0));
+        assert_eq!(elsewhere, Elsewhere::Any, "more than the list takes");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //!
 //! Absent on purpose: locks on the path of a command, knowledge of who changes the topology and why, HTTP, files.
 
+mod away;
 mod busy;
 mod colocate;
 mod config_set;
@@ -76,14 +77,15 @@ use std::time::{Duration, Instant};
 use switchyard_policy::empty_return::{Holdings, Sent};
 use switchyard_policy::hot_copies::Discarded;
 use switchyard_policy::load::SlotCount;
-use switchyard_policy::migration::Process;
+use switchyard_policy::migration::{Fingerprinter, Process};
 use switchyard_policy::telemetry::HotNode;
-use switchyard_policy::topology::{MoveId, NodeId, Topology};
+use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology};
 use switchyard_resp::command::CommandTable;
 
 use listener::Listener;
 pub use lua::is_wrapped_library as is_checked_library;
 
+use away::Away;
 use metrics::{Counter, HotCounters, NodeCounters, NodeScrape, Scrape};
 use shared::{NodeFacts, Plan, Shared, lock, unix_ms};
 use worker::Worker;
@@ -547,6 +549,31 @@ impl Router {
     /// under way; else what the system said.
     pub fn begin_move(&self, task: MoveTask) -> io::Result<()> {
         mover::begin(&self.shared, task)
+    }
+
+    /// Starts to record keys that clients write in these slots of an ejected node, from the epoch on that is published next. By this list the
+    /// node can keep its other keys when it returns as the same process.
+    pub fn slots_go_away(&self, node: NodeId, slots: &[Slot], fingerprints: Fingerprinter) {
+        let facts = |facts: &mut NodeFacts| facts.run_id.clone().filter(|_| !facts.is_held);
+        let process = self.shared.with_facts(node, facts);
+        let process = process.as_deref();
+        self.shared.change_moves(|moves| {
+            let before = moves.away.iter().position(|away| away.node == node).map(|at| moves.away.remove(at));
+            let away = before.map_or_else(|| Away::new(node, process, fingerprints), |before| Away::clone(&before));
+            moves.away.push(Arc::new(away.with(slots, process)));
+        });
+    }
+
+    /// Ends the record of keys written while a node was ejected.
+    pub fn slots_are_back(&self, node: NodeId) {
+        if self.shared.plan().moves.away.iter().any(|away| away.node == node) {
+            self.shared.change_moves(|moves| moves.away.retain(|away| away.node != node));
+        }
+    }
+
+    /// Makes an ejected node lose all its keys at its next return, because one was interrupted.
+    pub fn return_was_interrupted(&self, node: NodeId) {
+        self.shared.plan().moves.away.iter().filter(|away| away.node == node).for_each(|away| away.note_any());
     }
 
     /// The database of clients that select none.

@@ -206,6 +206,9 @@ impl Moves {
         let seats = self.running.seats();
         let told = seats.map(|seats| seats.leg_begins(&self.running, to.keys().copied()));
         let _until_it_is_in_transit = told.transpose()?;
+        // Before any worker can send a write to a stand-in: the epoch below is published after it.
+        let slots: Vec<Slot> = to.values().flatten().copied().collect();
+        self.running.with(|router| router.slots_go_away(node, &slots, self.ledger.fingerprints()));
         let epoch = self.placement.set_transits(id, transits)?;
         let is_drained = || {
             let is_confirmed = |router: &Router| to.keys().all(|other| router.is_all_confirmed(*other));
@@ -232,7 +235,8 @@ impl Moves {
         outcome
     }
 
-    /// Has moves bring slots back to a node that was ejected. Its keys of them are removed first.
+    /// Starts moves that bring slots back to a node that was ejected. If it is the process that it was, it keeps the keys that were not written elsewhere in the
+    /// meantime ([`switchyard_policy::eject::Elsewhere`]). Otherwise its keys of the slots are removed first.
     pub(crate) fn bring_back(self: &Arc<Self>, node: NodeId, from: BTreeMap<NodeId, Vec<Slot>>) -> Result<PlanReport, Refused> {
         let access = self.running.with(Router::node_access).unwrap_or_default();
         let access = access.get(&node).ok_or_else(|| Refused::Failed(format!("it is not known how {} is reached", self.name(node))))?;

@@ -18,6 +18,7 @@ use switchyard_policy::migration::{Committed, Fingerprint, FingerprintSet, Finge
 use switchyard_policy::topology::{MoveId, NodeId, Placement, Slot};
 
 use super::{Holds, MoveProgress, Steer};
+use crate::away::Away;
 use crate::shared::lock;
 
 /// Parts of a set of committed keys, each behind a lock of its own.
@@ -137,6 +138,8 @@ impl Committed for SharedLeg {
 pub(crate) struct Moves {
     pub(crate) by_id: BTreeMap<MoveId, Arc<SharedMove>>,
     pub(crate) legs: Legs<SharedLeg>,
+    /// Slots that are with others while their owners are ejected, one entry for each of these nodes.
+    pub(crate) away: Vec<Arc<Away>>,
 }
 
 /// What a mover is told.

@@ -190,6 +190,9 @@ impl Mover {
         self.shared.change_moves(|moves| {
             moves.legs.remove(&(self.id, number));
         });
+        if !matches!(outcome, Outcome::Moved | Outcome::NotBegun { .. }) {
+            self.keeps_nothing_more();
+        }
         if !matches!(outcome, Outcome::Moved) {
             self.list.set_target_is_clean(matches!(outcome, Outcome::NotBegun { .. }) && run.driver.target_is_clean());
         }
@@ -706,6 +709,9 @@ impl Mover {
         }
         // Where a side is lost, it is found out where its answers are taken.
         let Ok(databases) = self.databases_in_use() else { return };
+        if !run.driver.goes_back() && self.remove_outdated(&run.slots).is_err() {
+            return;
+        }
         // Who goes past us, or still writes, may give a key its time at any moment.
         let how = self.life.order().how;
         if !run.driver.goes_back() && !how.direct_clients && !how.copies_while_served() {

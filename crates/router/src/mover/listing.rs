@@ -15,6 +15,7 @@ use switchyard_resp::units::counted;
 
 use super::connection::error_text;
 use super::left_over::LeftOver;
+use super::returning::Returning;
 use super::run::{Halt, Mover, big_limit};
 use super::sizes::Page;
 
@@ -94,6 +95,7 @@ impl Mover {
         self.observe()?;
         self.shown.says("listing keys");
         self.begin_list();
+        self.returning.iter_mut().for_each(Returning::begin);
         let was_refused = self.sizes_are_refused();
         let databases = self.databases_in_use()?;
         let mut pass = Pass {
@@ -254,7 +256,7 @@ impl Mover {
     }
 
     /// Looks for what the target should not have.
-    fn look_at_keys(&self, pass: &mut Pass, database: u32, answer: &[u8]) {
+    fn look_at_keys(&mut self, pass: &mut Pass, database: u32, answer: &[u8]) {
         let topology = self.shared.plan().topology.clone();
         for key in keys_of(answer) {
             if is_temporary(key) {
@@ -267,6 +269,7 @@ impl Mover {
             {
                 match lives_at {
                     Some(_) => pass.found.elsewhere.push((database, key.into())),
+                    None if self.may_stay(slot, key) => {}
                     None if self.may_be_removed(database, key) => pass.found.left_over.push((database, key.into())),
                     None => pass.found.foreign += 1,
                 }

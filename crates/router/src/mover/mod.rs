@@ -20,6 +20,7 @@ mod pacing;
 mod pieces;
 mod progress;
 mod replicas;
+mod returning;
 mod run;
 mod side;
 mod sizes;

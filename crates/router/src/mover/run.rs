@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use switchyard_policy::migration::life::{Begin, Came, Life, Listed, Step};
-use switchyard_policy::migration::{Fingerprinter, Outcome, Side};
+use switchyard_policy::migration::{Fingerprinter, Outcome, Protocol, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Placement, Slot, Stage};
-use tracing::{error, warn};
+use tracing::{error, info, warn};
 
 use super::behind::Behind;
 use super::big::Big;
@@ -20,6 +20,7 @@ use super::connection::Connection;
 use super::list::List;
 use super::pacing::Pacing;
 use super::progress::Shown;
+use super::returning::Returning;
 use super::side::End;
 use super::sizes::Sizes;
 use super::staging::Staging;
@@ -56,6 +57,8 @@ pub(super) struct Mover {
     pub(super) source: End,
     pub(super) target: End,
     pub(super) list: List,
+    /// The slots come back to the target, which was ejected.
+    pub(super) returning: Option<Returning>,
     pub(super) big: Big,
     pub(super) sizes: Sizes,
     pub(super) staging: Staging,
@@ -83,6 +86,12 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) {
         // A router that stops leaves what it has begun to the next one.
         if end.is_some() {
             mover.discard_all();
+        }
+        if let Some((kept, removed)) = mover.kept() {
+            info!(
+                move_id = id.0,
+                kept, removed, "slots came back to a node that was ejected: it has kept keys, and outdated ones were removed"
+            );
         }
         end
     }));
@@ -117,6 +126,12 @@ impl Mover {
             shared.fences.broke(order.target, leg.target.clone());
         }
         let list = List::new(host.spool_directory().join(format!("move-{}", id.0)));
+        // A resumed move has no list: keys may have been written under an earlier router.
+        let away = shared.plan().moves.away.iter().find(|away| away.node == order.target).filter(|_| resume.is_none()).cloned();
+        // Only of this protocol it is certain that nothing is stored at the target before the leg has drained.
+        let how = &order.how;
+        let away = away.filter(|_| how.purge_target && how.protocol == Protocol::Switchyard && how.paper.is_none() && order.keys.is_none());
+        let returning = away.map(|away| Returning::new(away, host.spool_directory().join(format!("move-{}-target", id.0))));
         let names = order.nodes().map(|node| name(&shared, node));
         let is_resumed = resume.is_some();
         // It stays as long as anything moves.
@@ -128,6 +143,7 @@ impl Mover {
             source: End::new(life.order().source, shared.fences.clone()),
             target: End::new(life.order().target, shared.fences.clone()),
             list,
+            returning,
             big: Big::new(big_limit(&shared)),
             sizes: Sizes::default(),
             staging: Staging::new(placement.clone()),

@@ -26,6 +26,7 @@ use switchyard_resp::reply;
 use switchyard_resp::request::Args;
 
 use super::Worker;
+use super::away::note_written;
 use super::changes::Changes;
 use super::hot_copies::{Hot, hold, noticed};
 use super::published::late_writes;
@@ -147,7 +148,7 @@ struct Queued {
 /// Who listens.
 #[derive(Debug)]
 pub(super) struct Hearers {
-    /// Anybody does: keys are on their way, or there is a tap. Looked at once per command.
+    /// Any does: keys are on their way or away from an ejected node, or there is a tap. One branch for each command.
     any: bool,
     tap: Option<Arc<dyn Tap>>,
     /// It counts what may add or remove keys.
@@ -184,7 +185,7 @@ impl Hearers {
     pub(super) fn adopt(&mut self, plan: &Plan, tap: Option<&Arc<dyn Tap>>) {
         self.tap = tap.cloned();
         self.telemetry.adopt(plan.live.telemetry.sample);
-        self.any = self.tap.is_some() || !plan.topology.is_settled();
+        self.any = self.tap.is_some() || !plan.topology.is_settled() || !plan.moves.away.is_empty();
     }
 
     /// The number of another command.
@@ -296,6 +297,9 @@ impl Worker {
 
     #[cold]
     fn tell_sent(&mut self, keyed: Keyed<'_>) -> EndNumber {
+        if !self.plan.moves.away.is_empty() {
+            note_written(self, keyed);
+        }
         let end = self.with_keys(keyed.call, |worker, plan, command, args, places| {
             worker.note_sent(plan, keyed.node, command, args, places);
             let end = worker.tell_tap(keyed, command, args, places);

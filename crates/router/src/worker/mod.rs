@@ -10,6 +10,7 @@
 
 mod accept;
 mod acl;
+mod away;
 mod batching;
 mod blocking;
 mod breaking;

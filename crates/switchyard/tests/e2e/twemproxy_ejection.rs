@@ -13,7 +13,7 @@ use crate::movectl::ask_at;
 use crate::support::client::Client;
 use crate::support::node::{Node, NodeOptions};
 use crate::support::process::{Process, tied};
-use crate::support::value::{Value, int, ok};
+use crate::support::value::{Value, bulk, int, ok};
 use crate::support::{http, ports, until_within};
 
 /// A server is noticed, ejected, tried again, and its slots move back, on a busy machine.
@@ -280,6 +280,96 @@ fn with_modula_the_others_keys_stay() {
 #[test]
 fn a_server_that_hung_returns_without_old_values() {
     eject_and_return("ketama", |node| node.freeze(), |node| node.thaw());
+}
+
+/// Checks the keys of a server that returns, after clients have written some of them and deleted some. The server keeps all others, or none.
+fn write_while_away(lose: impl Fn(&mut Node), find: impl Fn(&mut Node), keeps: bool) {
+    let mut pool = Pool::new("ketama");
+    let router = pool.start("first.log");
+    let mut client = connect(pool.listen);
+    for key in 0..KEYS {
+        assert_eq!(client.call(&["SET", &name(key), "old"]), ok());
+    }
+    assert_eq!(pool.nodes[1].cmd("SAVE"), ok());
+    let of_lost = pool.keys_of(1);
+    assert!(of_lost.len() > 20, "{}", of_lost.len());
+    // Another database is not the pool's.
+    let foreign = name(of_lost[0]);
+    assert_eq!(pool.nodes[1].cmd(&format!("COPY {foreign} {foreign} DB 7")), int(1));
+    assert_eq!(pool.nodes[1].cmd("SAVE"), ok());
+    let refused = client.call(&["SELECT", "7"]);
+    assert!(refused.error().is_some_and(|error| error.contains("auto_eject_hosts")), "{refused:?}");
+    lose(&mut pool.nodes[1]);
+    logged(&router, "node s1 is ejected:");
+    are_served(pool.listen, &of_lost);
+    let mut client = connect(pool.listen);
+    let expected: Vec<Value> = (0..KEYS)
+        .map(|key| {
+            let place = of_lost.iter().position(|lost| *lost == key);
+            match place.map(|place| place % 4) {
+                None => bulk("old"),
+                Some(0) => {
+                    assert_eq!(client.call(&["SET", &name(key), "new"]), ok());
+                    bulk("new")
+                }
+                // It is not there, and must not come back.
+                Some(1) => {
+                    assert_eq!(client.call(&["DEL", &name(key)]), int(0));
+                    Value::Nil
+                }
+                Some(2) => {
+                    assert_eq!(client.call(&["SET", &name(key), "gone"]), ok());
+                    assert_eq!(client.call(&["EVAL", "return redis.call('UNLINK', KEYS[1])", "1", &name(key)]), int(1));
+                    Value::Nil
+                }
+                Some(_) => {
+                    assert_eq!(client.call(&["GET", &name(key)]), Value::Nil, "a miss while it is away");
+                    if keeps { bulk("old") } else { Value::Nil }
+                }
+            }
+        })
+        .collect();
+    find(&mut pool.nodes[1]);
+    logged(&router, "node s1 is ejected no more: all of its slots are back");
+    for (key, expected) in expected.iter().enumerate() {
+        assert_eq!(&client.call(&["GET", &name(key)]), expected, "{}", name(key));
+    }
+    let mut other = pool.nodes[1].client();
+    assert_eq!(other.call(&["SELECT", "7"]), ok());
+    assert_eq!(other.call(&["GET", &foreign]), bulk("old"), "a key of another database");
+    let there = expected.iter().filter(|value| **value != Value::Nil).count() as i64;
+    assert_eq!(pool.nodes.iter().map(|node| node.cmd("DBSIZE").int()).sum::<i64>(), there, "no copies are left");
+}
+
+#[test]
+fn a_server_that_stalled_keeps_keys_not_written_elsewhere() {
+    write_while_away(|node| node.freeze(), |node| node.thaw(), true);
+}
+
+#[test]
+fn a_server_that_restarted_keeps_none_of_its_keys() {
+    write_while_away(Node::kill, Node::restart, false);
+}
+
+#[test]
+fn a_server_with_a_client_past_the_router_returns_when_that_is_gone() {
+    let mut pool = Pool::new("ketama");
+    let router = pool.start("first.log");
+    let mut client = connect(pool.listen);
+    for key in 0..KEYS {
+        assert_eq!(client.call(&["SET", &name(key), "old"]), ok());
+    }
+    let keys = pool.keys_of(1);
+    pool.nodes[1].kill();
+    logged(&router, "node s1 is ejected:");
+    pool.nodes[1].restart();
+    let mut direct = pool.nodes[1].client();
+    assert_eq!(direct.call(&["SET", &name(keys[0]), "direct"]), ok());
+    logged(&router, "a client uses it past this router");
+    assert_eq!(direct.call(&["GET", &name(keys[0])]), bulk("direct"), "nothing is removed before");
+    drop(direct);
+    logged(&router, "node s1 is ejected no more: all of its slots are back");
+    assert_eq!(client.call(&["GET", &name(keys[0])]), Value::Nil);
 }
 
 #[test]

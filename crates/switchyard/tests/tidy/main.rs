@@ -95,7 +95,7 @@ const POLICY_MODULES: &[(&str, &[&str])] = &[
     ("autoscale", &["topology"]),
     ("balance", &["topology"]),
     ("colocate", &["topology"]),
-    ("eject", &["topology"]),
+    ("eject", &["migration", "topology"]),
     ("seat", &["hot_copies"]),
     ("telemetry", &["topology"]),
     ("load", &["telemetry", "topology"]),

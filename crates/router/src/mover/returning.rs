@@ -1,0 +1,108 @@
+//! Slots come back to a node that was ejected. If it is the process that it was, it keeps the keys that were not written elsewhere in the meantime.
+//!
+//! The order is the proof. The keys found at the target are listed with those of the source. When a leg has drained, every worker has recorded all that it will ever send
+//! to the source, so the target's keys of the leg's slots are then judged once: keys that may have changed elsewhere are removed there. Only then does the leg begin. So the
+//! keys that the target keeps are none that the source has, and none that clients have written or deleted since. If this router ends before that, the next one knows no
+//! list, and removes all of them (`purge_target`).
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use switchyard_policy::migration::{Key, Side};
+use switchyard_policy::topology::Slot;
+use tracing::warn;
+
+use super::run::{Halt, Mover};
+use super::spool::Spool;
+use crate::away::Away;
+
+/// Names of one command.
+const AT_ONCE: usize = 500;
+
+/// The keys that the target of a move may keep.
+pub(super) struct Returning {
+    away: Arc<Away>,
+    directory: PathBuf,
+    /// Keys that were found at the target. `None`: they could not be listed.
+    found: Option<Spool>,
+    kept: u64,
+    removed: u64,
+}
+
+impl Returning {
+    /// Files of its list are in `directory`.
+    pub(super) fn new(away: Arc<Away>, directory: PathBuf) -> Self {
+        let found = Some(Spool::new(directory.clone()));
+        Self { away, directory, found, kept: 0, removed: 0 }
+    }
+
+    /// Starts a new list of the target's keys.
+    pub(super) fn begin(&mut self) {
+        self.found = Some(Spool::new(self.directory.clone()));
+    }
+
+    /// Whether a key found at the target, which is this process, may stay until its leg begins.
+    pub(super) fn may_stay(&mut self, process: &str, slot: Slot, key: &[u8]) -> bool {
+        let may_stay = self.away.has(slot) && self.away.is_current(process, key);
+        if may_stay
+            && let Some(found) = &mut self.found
+            && let Err(unlisted) = found.add(slot, key)
+        {
+            warn!(error = %unlisted.error, "the keys that the target has cannot be listed: all of them are removed");
+            self.found = None;
+        }
+        may_stay
+    }
+}
+
+impl Mover {
+    /// Whether a key found at the target, in a slot of the move, may stay there until its leg begins.
+    pub(super) fn may_stay(&mut self, slot: Slot, key: &[u8]) -> bool {
+        let Some(process) = self.target.connection.as_ref().map(|connection| &connection.process.run_id) else { return false };
+        // Of what an earlier move has left there nothing is current.
+        let is_left = self.leftovers.binary_search(&slot).is_ok();
+        !is_left && self.returning.as_mut().is_some_and(|returning| returning.may_stay(process, slot, key))
+    }
+
+    /// Removes outdated keys of a leg's slots at the target. Must be called when the slots have drained, before the leg starts.
+    pub(super) fn remove_outdated(&mut self, slots: &[Slot]) -> Result<(), Halt> {
+        let Some(returning) = &self.returning else { return Ok(()) };
+        let Some(process) = self.target.connection.as_ref().map(|connection| connection.process.run_id.clone()) else {
+            return Err(Halt::Lost);
+        };
+        let away = Arc::clone(&returning.away);
+        let found = returning.found.as_ref().and_then(|found| {
+            found
+                .keys(slots)
+                .inspect_err(|error| warn!(%error, "the keys that the target has cannot be read: all of them are removed"))
+                .ok()
+        });
+        let Some(found) = found else {
+            return self.walk(Side::Target, slots.iter().copied(), |mover, _, keys| mover.unlink(Side::Target, &keys));
+        };
+        let database = self.shared.plan().live.database;
+        let outdated: Vec<Key> = found.iter().filter(|key| !away.is_current(&process, key)).cloned().collect();
+        if !outdated.is_empty() && self.select(Side::Target, database)? {
+            outdated.chunks(AT_ONCE).try_for_each(|keys| self.unlink(Side::Target, keys))?;
+        }
+        if let Some(returning) = &mut self.returning {
+            // A name may be in the list twice, so these are upper bounds.
+            returning.removed += outdated.len() as u64;
+            returning.kept += (found.len() - outdated.len()) as u64;
+            if let Some(found) = &mut returning.found {
+                found.forget(slots);
+            }
+        }
+        Ok(())
+    }
+
+    /// A leg went back: the target may have copies of keys that clients use at the source.
+    pub(super) fn keeps_nothing_more(&self) {
+        self.returning.iter().for_each(|returning| returning.away.note_any());
+    }
+
+    /// Number of keys that the target has kept, and of outdated keys that were removed there.
+    pub(super) fn kept(&self) -> Option<(u64, u64)> {
+        self.returning.as_ref().map(|returning| (returning.kept, returning.removed))
+    }
+}

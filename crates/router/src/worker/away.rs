@@ -1,0 +1,56 @@
+//! Records keys that are written in slots of an ejected node ([`crate::away`]), when the command is handed to a connection: so a key is in the list before any node can
+//! have changed it, whatever the outcome.
+
+use switchyard_resp::command::{Command, Flags, Handling, KeyError};
+use switchyard_resp::request::Args;
+
+use super::Worker;
+use super::keyed::{Call, Keyed, writes};
+use super::transit::parsed;
+use super::wait::MARK;
+use crate::shared::Plan;
+
+/// Records the keys that a command may write, while slots of ejected nodes are with others. Must be called before the command is sent.
+pub(super) fn note_written(worker: &mut Worker, keyed: Keyed<'_>) {
+    let plan = worker.plan.clone();
+    let mut places = std::mem::take(&mut worker.keys);
+    let mut note = |command: &Command, args: &Args<'_>| note_command(&plan, command, args, &mut places);
+    match keyed.call {
+        Call::Found(command, args) => note(command, args),
+        // It changes nothing.
+        Call::Bytes(MARK) => {}
+        Call::Bytes(request) => {
+            if parsed(&plan, request, note).is_none() {
+                plan.moves.away.iter().for_each(|away| away.note_any());
+            }
+        }
+    }
+    worker.keys = places;
+}
+
+fn note_command(plan: &Plan, command: &Command, args: &Args<'_>, places: &mut Vec<u32>) {
+    if !writes(command) || command.flags.has(Flags::PUBSUB) {
+        return;
+    }
+    places.clear();
+    let found = command.find_keys(args, places);
+    let has_keys = found.is_ok() && !places.is_empty();
+    let is_script = command.flags.has(Flags::SCRIPT);
+    // A script that is checked touches the keys that it declares, and no others.
+    let names_all = if is_script { plan.checks_scripts() && !command.name.starts_with("FCALL") && found.is_ok() } else { has_keys };
+    if names_all {
+        for key in places.iter().filter_map(|place| args.get(*place as usize)) {
+            let slot = plan.topology.slot_of(key);
+            plan.moves.away.iter().filter(|away| away.has(slot)).for_each(|away| away.note(key));
+        }
+        return;
+    }
+    let is_local = matches!(command.handling, Handling::Local(_));
+    if is_script
+        || found == Err(KeyError::Undescribed)
+        || matches!(command.handling, Handling::OnlyNode(_))
+        || command.flags.has(Flags::WRITE) && !is_local
+    {
+        plan.moves.away.iter().for_each(|away| away.note_any());
+    }
+}
