@@ -66,6 +66,21 @@ pub enum Role<A> {
     },
 }
 
+/// Why a server that was just connected to is not a replica whose data may be read, by its `INFO replication` and `INFO persistence`; `None`: it may. A server
+/// that has just started may be empty until its first synchronisation has ended.
+#[must_use]
+pub fn why_not_readable(info: &str) -> Option<&'static str> {
+    let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
+    match (field("role"), field("master_link_status")) {
+        (Some("slave"), Some("up")) if field("master_sync_in_progress").is_none_or(|syncing| syncing == "0") => {
+            field("loading").filter(|loading| *loading != "0").map(|_| "it is loading its data")
+        }
+        (Some("slave"), Some("up")) => Some("its synchronisation with the primary has not ended"),
+        (Some("slave"), _) => Some("its link to the primary is down"),
+        _ => Some("it is no replica"),
+    }
+}
+
 /// What was seen.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event<A> {
@@ -501,6 +516,27 @@ mod tests {
         step(&mut watch, 0, told(OLD, primary("a", None)));
         step(&mut watch, 0, told(NEW, replica(OLD)));
         watch
+    }
+
+    #[test]
+    fn a_replica_is_read_after_its_first_synchronisation() {
+        let info = |role: &str, link: &str, syncing: &str, loading: &str| {
+            format!(
+                "# Replication\r\nrole:{role}\r\nmaster_link_status:{link}\r\nmaster_sync_in_progress:{syncing}\r\n# Persistence\r\nloading:{loading}\r\n"
+            )
+        };
+        assert_eq!(why_not_readable(&info("slave", "up", "0", "0")), None);
+        assert_eq!(why_not_readable("role:slave\r\nmaster_link_status:up\r\n"), None, "a server that states no more");
+        for (role, link, syncing, loading) in [
+            ("slave", "down", "0", "0"),
+            ("slave", "down", "1", "0"),
+            ("slave", "up", "1", "0"),
+            ("slave", "up", "0", "1"),
+            ("master", "up", "0", "0"),
+        ] {
+            assert!(why_not_readable(&info(role, link, syncing, loading)).is_some(), "{role} {link} {syncing} {loading}");
+        }
+        assert!(why_not_readable("").is_some());
     }
 
     #[test]

@@ -76,6 +76,20 @@ fn error(text: &str) -> Next {
     Next::Done(out)
 }
 
+/// The error text of a node that cannot read the payload of a RESTORE.
+fn unreadable(refused: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(reply::text(refused).filter(|_| reply::is_error(refused))?).into_owned();
+    ["Bad data format", "DUMP payload version or checksum are wrong"].iter().any(|known| text.contains(known)).then_some(text)
+}
+
+/// Error text with the names and versions of the node that has the value and of the node that cannot read it.
+fn unreadable_text(error: &str, source: &(String, String), target: &(String, String)) -> String {
+    format!(
+        "{error} (node {} is {} and cannot read a value of node {}, which is {}: give both the same version, or keep these keys in one slot)",
+        target.0, target.1, source.0, source.1
+    )
+}
+
 /// A key that lives elsewhere than the command is executed.
 #[derive(Debug)]
 struct Foreign {
@@ -194,12 +208,25 @@ impl Assemble {
         self.foreign.iter().filter(|f| f.payload.is_some()).count()
     }
 
-    fn finish(&self, answer: Vec<u8>) -> Next {
+    /// The target's error for the value restored at this place: with both nodes and their versions, if it cannot read the value.
+    fn refused(&self, worker: &Worker, place: usize, refused: &[u8]) -> Vec<u8> {
+        let source = self.foreign.iter().filter(|foreign| foreign.payload.is_some()).nth(place).map(|foreign| foreign.node);
+        let Some((source, text)) = source.zip(unreadable(refused)) else { return refused.to_vec() };
+        let [source, target] = [source, self.target].map(|node| {
+            let (flavour, version) = worker.shared.with_facts(node, |facts| (facts.flavour, facts.version.clone()));
+            (worker.node_name(node), format!("{flavour} {version}"))
+        });
+        let mut out = Vec::new();
+        encode::error(&mut out, &unreadable_text(&text, &source, &target));
+        out
+    }
+
+    fn finish(&self, worker: &Worker, answer: Vec<u8>) -> Next {
         if self.kind == Kind::Copy {
             return Next::Done(match answer.as_slice() {
                 b"+OK\r\n" => b":1\r\n".to_vec(),
                 busy if busy.starts_with(b"-BUSYKEY") => b":0\r\n".to_vec(),
-                _ => answer,
+                _ => self.refused(worker, 0, &answer),
             });
         }
         if answer.starts_with(b"-ERR EXEC without MULTI") {
@@ -209,9 +236,9 @@ impl Assemble {
             return Next::Done(answer);
         }
         let mut results = reply::elements(&answer);
-        for _ in 0..self.restored() {
+        for place in 0..self.restored() {
             if let Some(refused) = results.next().filter(|r| reply::is_error(r)) {
-                return Next::Done(refused.to_vec());
+                return Next::Done(self.refused(worker, place, refused));
             }
         }
         match results.next() {
@@ -222,7 +249,7 @@ impl Assemble {
 }
 
 impl Procedure for Assemble {
-    fn next(&mut self, _: &mut Worker, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
+    fn next(&mut self, worker: &mut Worker, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
         if !matches!(self.phase, Phase::Executing)
             && let Some(refused) = parts.iter().find(|p| reply::is_error(p))
         {
@@ -248,11 +275,11 @@ impl Procedure for Assemble {
                 }
                 self.execute()
             }
-            Phase::Trying => match parts.iter().flat_map(|p| reply::elements(p)).find(|r| reply::is_error(r)) {
-                Some(refused) => Next::Done(refused.to_vec()),
+            Phase::Trying => match parts.iter().flat_map(|p| reply::elements(p)).enumerate().find(|(_, r)| reply::is_error(r)) {
+                Some((place, refused)) => Next::Done(self.refused(worker, place, refused)),
                 None => self.execute(),
             },
-            Phase::Executing => self.finish(parts.pop().unwrap_or_default()),
+            Phase::Executing => self.finish(worker, parts.pop().unwrap_or_default()),
         }
     }
 }
@@ -357,6 +384,24 @@ mod tests {
     use switchyard_resp::command::CommandTable;
 
     use super::*;
+
+    #[test]
+    fn a_value_that_a_node_cannot_read_names_both_nodes_and_versions() {
+        let [source, target] = [("a", "redis 7.2.4"), ("b", "redis 6.2.7")].map(|(name, version)| (name.to_owned(), version.to_owned()));
+        for error in ["ERR Bad data format", "ERR DUMP payload version or checksum are wrong"] {
+            let refused = format!("-{error}\r\n");
+            let text = unreadable(refused.as_bytes()).expect("a refused payload");
+            assert_eq!(
+                unreadable_text(&text, &source, &target),
+                format!(
+                    "{error} (node b is redis 6.2.7 and cannot read a value of node a, which is redis 7.2.4: give both the same version, or keep these keys in one slot)"
+                )
+            );
+        }
+        for other in ["-OOM command not allowed\r\n", "-BUSYKEY Target key name already exists.\r\n", "$15\r\nBad data format\r\n"] {
+            assert_eq!(unreadable(other.as_bytes()), None, "{other}");
+        }
+    }
 
     #[test]
     fn only_commands_that_write_one_key_at_most_are_assembled() {

@@ -7,6 +7,7 @@ use std::io;
 use std::sync::Arc;
 
 use switchyard_policy::empty_return::{Data, Holdings, Return};
+use switchyard_policy::failover::why_not_readable;
 use switchyard_policy::seat::Standing;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::parse_command_reply;
@@ -73,6 +74,9 @@ pub(super) enum Greeting {
     Multi,
     Exec,
     Role,
+    /// INFO replication of a replica, and INFO persistence after it; with the answer to the former.
+    Replication,
+    Loading(Vec<u8>),
     ClientId,
     Persistence,
     Save,
@@ -172,6 +176,10 @@ impl Worker {
         if link.lane != Lane::Replica && self.plan.servers.contains_key(&link.node) {
             ask(link, Greeting::Role, &["ROLE"]);
         }
+        if link.lane == Lane::Replica {
+            ask(link, Greeting::Replication, &["INFO", "replication"]);
+            ask(link, Greeting::Loading(Vec::new()), &["INFO", "persistence"]);
+        }
         ask(link, Greeting::ClientId, &["CLIENT", "ID"]);
         // Behind CLIENT SETNAME: whoever takes over ends what has a name, and what is named later sees it here.
         if let Some(seat) = self.shared.seat.as_ref().filter(|_| link.lane != Lane::Replica) {
@@ -265,6 +273,24 @@ impl Worker {
             (Greeting::Role, None) => {
                 if reply::elements(answer).next().and_then(reply::text).is_some_and(|role| role != b"master") {
                     self.attempt_failed(handle, "the server at its address is a replica now");
+                }
+            }
+            (Greeting::Replication | Greeting::Loading(_), Some(error)) => {
+                self.attempt_failed(
+                    handle,
+                    &format!("it does not show whether it has all data (INFO replication, INFO persistence): {error}"),
+                );
+            }
+            (Greeting::Replication, None) => {
+                let replication = reply::text(answer).unwrap_or_default();
+                if let Some(Greeting::Loading(before)) = link.greeting.front_mut() {
+                    *before = replication.to_vec();
+                }
+            }
+            (Greeting::Loading(replication), None) => {
+                let info = [&replication, &b"\n"[..], reply::text(answer).unwrap_or_default()].concat();
+                if let Some(why) = why_not_readable(&String::from_utf8_lossy(&info)) {
+                    self.attempt_failed(handle, why);
                 }
             }
             (Greeting::Tracking, Some(error)) => {

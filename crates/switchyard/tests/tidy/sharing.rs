@@ -40,7 +40,7 @@ const LISTED: &[(&str, usize, &str)] = &[
     ("worker/breaking.rs", 2, "at every tick, and where a connection breaks"),
     ("worker/client_commands.rs", 1, "CLIENT TRACKING"),
     ("worker/cluster.rs", 1, "CLUSTER"),
-    ("worker/cross_slot.rs", 2, "a command of several steps on keys of different nodes"),
+    ("worker/cross_slot.rs", 3, "a command of several steps on keys of different nodes"),
     ("worker/dispatch.rs", 1, "a command that the table does not know"),
     ("worker/gather.rs", 1, "a database was selected that nobody had"),
     ("worker/greeting.rs", 8, "a connection to a node is opened"),
