@@ -26,6 +26,7 @@ pub use access::{Access, CATEGORIES, Categories};
 pub use keys::{Begin, Complaint, Find, KeyError, KeySpec, Keys, StreamOptions, is_option, stream_options};
 pub use learn::{LearntCommand, parse_command_reply};
 pub use lookup::{CommandTable, Lookup};
+pub use table::{covers, members_expire, why_not_covered};
 pub use touched::Touched;
 
 use crate::request::Args;

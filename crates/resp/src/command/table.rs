@@ -19,6 +19,46 @@ use super::{Flags, Handling, Keys};
 use super::{Local::*, Merge::*, Split::*};
 use Handling::{Any, Every, Keyed, Local, OnlyNode, Refused, Split};
 
+/// The newest minor versions of Redis and Valkey that the table covers, major number first. A command of a newer version may change keys in ways that are unknown here.
+const REDIS_COVERED: (u32, u32) = (8, 12);
+/// See [`REDIS_COVERED`].
+const VALKEY_COVERED: (u32, u32) = (9, 1);
+
+/// Major and minor number of a version; `None` if it has another form.
+fn minor_of(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.split('.').map(|number| number.parse().ok());
+    Some((numbers.next()??, numbers.next()??))
+}
+
+/// Whether the table covers a server of this version; `flavour` is `redis` or `valkey`. A version of another form is not covered.
+#[must_use]
+pub fn covers(flavour: &str, version: &str) -> bool {
+    let newest = if flavour == "valkey" { VALKEY_COVERED } else { REDIS_COVERED };
+    minor_of(version).is_some_and(|version| version <= newest)
+}
+
+/// Why a server of this version gets no hot copies and no piecewise moves, if the table does not cover it.
+#[must_use]
+pub fn why_not_covered(flavour: &str, version: &str) -> Option<String> {
+    (!covers(flavour, version)).then(|| {
+        let ((redis, minor), (valkey, valkey_minor)) = (REDIS_COVERED, VALKEY_COVERED);
+        format!(
+            "{flavour} {version} is newer than the command table, which covers Redis up to {redis}.{minor} and Valkey up to {valkey}.{valkey_minor}: it gets no hot copies, and big \
+             keys move whole"
+        )
+    })
+}
+
+/// Whether members of sets may have times to live of their own there: Redis after 8.4. A version of another form may.
+#[must_use]
+pub fn members_expire(flavour: &str, version: &str) -> bool {
+    match minor_of(version) {
+        Some(version) if flavour == "valkey" => version > VALKEY_COVERED,
+        Some(version) => version > (8, 4),
+        None => true,
+    }
+}
+
 pub(super) struct Row {
     pub(super) name: &'static str,
     pub(super) arity: i16,
@@ -68,6 +108,7 @@ const PERSISTENCE: &str = "it would stop every node until its file is written. U
 const MIGRATING: &str = "where a key lives is the router's business, and a key that left behind its back would be lost to clients";
 const RESTORING: &str = "it is for moves between nodes of a cluster. Use RESTORE";
 const SWAPPING: &str = "databases of several nodes cannot be swapped at one instant";
+const BLESSING: &str = "DUMP leaves its effect out, so a move of the key to another node would lose it";
 const ONE_NODE: &str = "it describes one server, and any one node's answer would mislead. Call it at the node itself";
 const IMPORTING: &str = "it marks a connection to one server for imports. Call it at the node itself";
 
@@ -121,6 +162,7 @@ rows! {
     "BITFIELD_RO"               -2 [READONLY FAST]                       FIRST             [R]    [bitmap]              => Keyed;
     "BITOP"                     -4 [WRITE DENY_OOM SLOW]                 FROM_SECOND       [W R]  [bitmap]              => Keyed;
     "BITPOS"                    -3 [READONLY COPYABLE]                   FIRST             [R]    [bitmap]              => Keyed;
+    "BITRANGEINTARRAY"           -2 [READONLY]                           FIRST             [R]    [bitmap]               => Keyed;
     "GETBIT"                     3 [READONLY FAST COPYABLE]              FIRST             [R]    [bitmap]              => Keyed;
     "SETBIT"                     4 [WRITE DENY_OOM]                      FIRST             [RW]   [bitmap]              => Keyed;
 
@@ -163,6 +205,7 @@ rows! {
 
     // Lists
     "BLMOVE"                     6 [WRITE DENY_OOM BLOCKING]             FIRST_TWO         [RW W] [list]                => Keyed;
+    "BLMOVEM"                    -6 [WRITE DENY_OOM BLOCKING]            FIRST_TWO         [RW W] [list]                 => Keyed;
     "BLMPOP"                    -5 [WRITE BLOCKING MOVABLE_KEYS]         POP_AFTER_TIMEOUT [RW]   [list]                => Keyed;
     "BLPOP"                     -3 [WRITE BLOCKING]                      ALL_BUT_LAST      [RW]   [list]                => Keyed;
     "BRPOP"                     -3 [WRITE BLOCKING]                      ALL_BUT_LAST      [RW]   [list]                => Keyed;
@@ -171,6 +214,7 @@ rows! {
     "LINSERT"                    5 [WRITE DENY_OOM]                      FIRST             [W]    [list]                => Keyed;
     "LLEN"                       2 [READONLY FAST COPYABLE]              FIRST             [NO]   [list]                => Keyed;
     "LMOVE"                      5 [WRITE DENY_OOM]                      FIRST_TWO         [RW W] [list]                => Keyed;
+    "LMOVEM"                     -5 [WRITE DENY_OOM]                     FIRST_TWO         [RW W] [list]                 => Keyed;
     "LMPOP"                     -4 [WRITE MOVABLE_KEYS]                  POP               [RW]   [list]                => Keyed;
     "LPOP"                      -2 [WRITE FAST]                          FIRST             [RW]   [list]                => Keyed;
     "LPOS"                      -3 [READONLY COPYABLE]                   FIRST             [R]    [list]                => Keyed;
@@ -187,9 +231,13 @@ rows! {
 
     // Sets
     "SADD"                      -3 [WRITE DENY_OOM FAST]                 FIRST             [W]    [set]                 => Keyed;
+    "SADDEX"                     -4 [WRITE DENY_OOM FAST]                FIRST             [RW]   [set]                  => Keyed;
     "SCARD"                      2 [READONLY FAST COPYABLE]              FIRST             [NO]   [set]                 => Keyed;
     "SDIFF"                     -2 [READONLY SLOW]                       ALL               [R]    [set]                 => Keyed;
     "SDIFFSTORE"                -3 [WRITE DENY_OOM SLOW]                 ALL               [W R]  [set]                 => Keyed;
+    "SEXPIRE"                    -4 [WRITE DENY_OOM FAST]                FIRST             [RW]   [set]                  => Keyed;
+    "SEXPIREAT"                  -4 [WRITE DENY_OOM FAST]                FIRST             [RW]   [set]                  => Keyed;
+    "SEXPIRETIME"                -3 [READONLY FAST]                      FIRST             [R]    [set]                  => Keyed;
     "SINTER"                    -2 [READONLY SLOW]                       ALL               [R]    [set]                 => Keyed;
     "SINTERCARD"                -3 [READONLY MOVABLE_KEYS SLOW]          SETS              [R]    [set]                 => Keyed;
     "SINTERSTORE"               -3 [WRITE DENY_OOM SLOW]                 ALL               [W R]  [set]                 => Keyed;
@@ -197,15 +245,23 @@ rows! {
     "SMEMBERS"                   2 [READONLY COPYABLE]                   FIRST             [R]    [set]                 => Keyed;
     "SMISMEMBER"                -3 [READONLY FAST COPYABLE]              FIRST             [R]    [set]                 => Keyed;
     "SMOVE"                      4 [WRITE FAST]                          FIRST_TWO         [RW W] [set]                 => Keyed;
+    "SPERSIST"                   -3 [WRITE FAST]                         FIRST             [RW]   [set]                  => Keyed;
+    "SPEXPIRE"                   -4 [WRITE DENY_OOM FAST]                FIRST             [RW]   [set]                  => Keyed;
+    "SPEXPIREAT"                 -4 [WRITE DENY_OOM FAST]                FIRST             [RW]   [set]                  => Keyed;
+    "SPEXPIRETIME"               -3 [READONLY FAST]                      FIRST             [R]    [set]                  => Keyed;
     "SPOP"                      -2 [WRITE FAST]                          FIRST             [RW]   [set]                 => Keyed;
+    "SPTTL"                      -3 [READONLY FAST]                      FIRST             [R]    [set]                  => Keyed;
     "SRANDMEMBER"               -2 [READONLY]                            FIRST             [R]    [set]                 => Keyed;
     "SREM"                      -3 [WRITE FAST]                          FIRST             [W]    [set]                 => Keyed;
     "SSCAN"                     -3 [READONLY CURSOR]                     FIRST             [R]    [set]                 => Keyed;
+    "STTL"                       -3 [READONLY FAST]                      FIRST             [R]    [set]                  => Keyed;
     "SUNION"                    -2 [READONLY SLOW]                       ALL               [R]    [set]                 => Keyed;
     "SUNIONSTORE"               -3 [WRITE DENY_OOM SLOW]                 ALL               [W R]  [set]                 => Keyed;
 
     // Sorted sets
     "BZMPOP"                    -5 [WRITE BLOCKING MOVABLE_KEYS]         POP_AFTER_TIMEOUT [RW]   [sortedset]           => Keyed;
+    "BZMOVE"                     -4 [WRITE DENY_OOM BLOCKING]            FIRST_TWO         [RW W] [sortedset]            => Keyed;
+    "BZMOVEMEMBER"               -4 [WRITE DENY_OOM BLOCKING]            FIRST_TWO         [RW W] [sortedset]            => Keyed;
     "BZPOPMAX"                  -3 [WRITE FAST BLOCKING]                 ALL_BUT_LAST      [RW]   [sortedset]           => Keyed;
     "BZPOPMIN"                  -3 [WRITE FAST BLOCKING]                 ALL_BUT_LAST      [RW]   [sortedset]           => Keyed;
     "ZADD"                      -4 [WRITE DENY_OOM FAST]                 FIRST             [W]    [sortedset]           => Keyed;
@@ -218,6 +274,8 @@ rows! {
     "ZINTERCARD"                -3 [READONLY MOVABLE_KEYS SLOW]          ZSETS             [R]    [sortedset]           => Keyed;
     "ZINTERSTORE"               -4 [WRITE DENY_OOM MOVABLE_KEYS SLOW]    ZSETS_STORE       [W R]  [sortedset]           => Keyed;
     "ZLEXCOUNT"                  4 [READONLY FAST COPYABLE]              FIRST             [R]    [sortedset]           => Keyed;
+    "ZMOVE"                      -3 [WRITE DENY_OOM]                     FIRST_TWO         [RW W] [sortedset]            => Keyed;
+    "ZMOVEMEMBER"                -3 [WRITE DENY_OOM]                     FIRST_TWO         [RW W] [sortedset]            => Keyed;
     "ZMPOP"                     -4 [WRITE MOVABLE_KEYS]                  POP               [RW]   [sortedset]           => Keyed;
     "ZMSCORE"                   -3 [READONLY FAST COPYABLE]              FIRST             [R]    [sortedset]           => Keyed;
     "ZPOPMAX"                   -2 [WRITE FAST]                          FIRST             [RW]   [sortedset]           => Keyed;
@@ -299,6 +357,7 @@ rows! {
     "VSIM"                      -4 [READONLY]                            FIRST             [R]    []                    => Keyed;
 
     // Keys of any type
+    "BLESS"                      -2 [WRITE]                              FIRST             [RW]   [keyspace]             => OnlyNode(BLESSING);
     "COPY"                      -3 [WRITE DENY_OOM]                      FIRST_TWO         [R W]  [keyspace]            => Keyed;
     "DEL"                       -2 [WRITE]                               ALL               [W]    [keyspace]            => Split(Count);
     "DUMP"                       2 [READONLY]                            FIRST             [R]    [keyspace]            => Keyed;
@@ -529,4 +588,33 @@ rows! {
 
     // Ours
     "SWITCHYARD"                -1 [ADMIN]                               NONE              []     []                    => Local(Switchyard);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_newer_minor_version_is_not_covered() {
+        for (flavour, version, is_covered, has_mortal_members) in [
+            ("redis", "7.0.15", true, false),
+            ("redis", "8.4.0", true, false),
+            ("redis", "8.12.3", true, true),
+            ("redis", "8.13.0", false, true),
+            ("redis", "9.0.0", false, true),
+            ("valkey", "9.1.2", true, false),
+            ("valkey", "9.2.0", false, true),
+            ("redis", "unstable", false, true),
+            ("redis", "", false, true),
+        ] {
+            assert_eq!(
+                (covers(flavour, version), members_expire(flavour, version)),
+                (is_covered, has_mortal_members),
+                "{flavour} {version}"
+            );
+            assert_eq!(why_not_covered(flavour, version).is_none(), is_covered);
+        }
+        let redis = why_not_covered("redis", "8.13.0").expect("a reason");
+        assert!(redis.starts_with("redis 8.13.0 is newer than the command table, which covers Redis up to 8.12"), "{redis}");
+    }
 }

@@ -15,6 +15,7 @@ use switchyard_policy::migration::staging::{self, Action, Ends, Event, Part, Pla
 use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::{Fingerprint, Goal, Key, Process, Protocol, Side, TEMPORARY};
 use switchyard_policy::topology::{Placement, Slot};
+use switchyard_resp::command::{members_expire, why_not_covered};
 use switchyard_resp::reply;
 use tracing::{info, warn};
 
@@ -334,6 +335,10 @@ impl Mover {
         if self.life.order().how.direct_clients {
             return unfit("clients use the nodes directly, and what they write is not known".to_owned());
         }
+        let uncovered = |node| self.shared.with_facts(node, |facts| why_not_covered(facts.flavour, &facts.version));
+        if let Some(why) = self.life.order().nodes().into_iter().find_map(uncovered) {
+            return unfit(why);
+        }
         let (key, database) = place;
         self.select(Side::Source, *database)?;
         let kind = self.call(Side::Source, &[b"TYPE", key])?;
@@ -344,6 +349,10 @@ impl Mover {
                 None => return unfit(format!("a {} is not copied in pieces", String::from_utf8_lossy(name))),
             },
         };
+        let has_mortal_members = |node| self.shared.with_facts(node, |facts| members_expire(facts.flavour, &facts.version));
+        if kind == Kind::Set && has_mortal_members(self.source.node) {
+            return unfit("its members may have times to live of their own".to_owned());
+        }
         let length = self.call(Side::Source, &[kind.length(), key])?;
         let size = self.call(Side::Source, &[b"MEMORY", b"USAGE", key])?;
         let number = |answer: &[u8]| reply::integer(answer).and_then(|n| u64::try_from(n).ok()).unwrap_or(0);

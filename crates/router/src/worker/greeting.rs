@@ -10,13 +10,13 @@ use switchyard_policy::empty_return::{Data, Holdings, Return};
 use switchyard_policy::failover::why_not_readable;
 use switchyard_policy::seat::Standing;
 use switchyard_policy::topology::NodeId;
-use switchyard_resp::command::parse_command_reply;
+use switchyard_resp::command::{covers, members_expire, parse_command_reply, why_not_covered};
 use switchyard_resp::units::counted;
 use switchyard_resp::{encode, reply};
 use tracing::{debug, info, warn};
 
 use super::Worker;
-use super::hot_copies;
+use super::hot_copies::{self, About, Elements};
 use super::translate::refuses_resp3;
 use super::transport;
 use super::upstream::{Lane, Link, Phase, Purpose};
@@ -540,7 +540,7 @@ impl Worker {
         let (holdings, persists, knows_data, standing) = (link.holdings, link.persists, link.knows_data, link.standing);
         let sent = self.shared.changes_sent(node);
         let name = self.node_name(node);
-        let mut restarted = false;
+        let (mut restarted, mut uncovered) = (false, None);
         let (recovered, learn) = self.shared.with_facts(node, |facts| {
             if facts.run_id != run_id {
                 self.shared.reigns.begin(node);
@@ -563,6 +563,7 @@ impl Worker {
             if knows_data {
                 facts.persists = persists;
             }
+            uncovered = why_not_covered(flavour, &version).filter(|_| facts.version != version);
             facts.flavour = flavour;
             facts.version.clone_from(&version);
             facts.redis_version = redis_version.unwrap_or_else(|| version.clone());
@@ -580,6 +581,9 @@ impl Worker {
         if recovered {
             info!(node = %name, version = %format_args!("{flavour} {version}"), "node is up");
         }
+        if let Some(why) = uncovered {
+            warn!(node = %name, "{why}");
+        }
         if lane == Lane::Main {
             self.kill_zombies(node, handle, run_id.as_deref());
             if learn {
@@ -590,7 +594,9 @@ impl Worker {
             self.pubsub_link_up(handle, node);
         }
         if lane == Lane::Fills {
-            hot_copies::link_up(self, node, fields_expire(flavour, &version), run_id.as_deref(), standing);
+            let expire = Elements { of_hash: fields_expire(flavour, &version), of_set: members_expire(flavour, &version) };
+            let about = About { expire, is_covered: covers(flavour, &version), run_id: run_id.as_deref(), standing };
+            hot_copies::link_up(self, node, &about);
         }
         if lane.is_exclusive() {
             self.exclusive_up(handle);

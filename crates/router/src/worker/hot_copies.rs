@@ -90,7 +90,7 @@ pub(super) struct Hot {
     /// Nodes that have not answered a fill in time: nobody waits for another one there.
     late_at: Vec<NodeId>,
     /// By node number: fields of hashes have times of their own there, which nobody says.
-    fields_expire: Vec<bool>,
+    expire: Vec<Elements>,
     /// Nodes at which others may write unseen: nothing is filled there.
     barred: Vec<NodeId>,
     /// Nodes that have refused PTTL since they were asked last.
@@ -116,7 +116,7 @@ impl Hot {
             share: Share::default(),
             clock: HitClock::default(),
             late_at: Vec::new(),
-            fields_expire: Vec::new(),
+            expire: Vec::new(),
             barred: Vec::new(),
             refusing: Vec::new(),
             drained: Vec::new(),
@@ -299,7 +299,7 @@ pub(super) fn copied(worker: &mut Worker, handle: Handle, plan: &Plan, command: 
             worker.answer(handle, command.class() as u8, &reply);
             return Some(Flow::Next);
         }
-        Read::Fill if waits => begin(worker, may_be_of_hash(&command.name), &asked)?,
+        Read::Fill if waits => begin(worker, Elements::read_by(&command.name), &asked)?,
         Read::Wait(number) if waits => number,
         Read::Unarmed if hot.all && worker.plan.live.hot_copies.may_be(key) => {
             shared.hot.want(asked.hash, plan.topology.slot_of(key));
@@ -377,7 +377,7 @@ fn copied_values(worker: &mut Worker, handle: Handle, plan: &Plan, command: &Com
             }
             Read::Fill => {
                 is_whole = false;
-                begin(worker, false, &asked);
+                begin(worker, Elements::default(), &asked);
             }
             Read::Wait(_) => is_whole = false,
             Read::Miss | Read::Unarmed => return None,
@@ -396,13 +396,30 @@ fn copied_values(worker: &mut Worker, handle: Handle, plan: &Plan, command: &Com
     Some(Flow::Next)
 }
 
-/// Whether what a command answers changes when a field of a hash ends: the hash ends with its last one, also because somebody reads it.
-fn may_be_of_hash(name: &str) -> bool {
-    name.starts_with('H') || matches!(name, "EXISTS" | "TYPE")
+/// Types whose elements may have times to live of their own.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Elements {
+    /// Fields of hashes.
+    pub(super) of_hash: bool,
+    /// Members of sets.
+    pub(super) of_set: bool,
+}
+
+impl Elements {
+    /// The types that a read with this name may be about. The key ends with its last element, also because a client reads it.
+    fn read_by(name: &str) -> Self {
+        let any = matches!(name, "EXISTS" | "TYPE");
+        Self { of_hash: any || name.starts_with('H'), of_set: any || matches!(name, "SCARD" | "SISMEMBER" | "SMEMBERS" | "SMISMEMBER") }
+    }
+
+    /// Whether the two have a type in common.
+    const fn meets(self, other: Self) -> bool {
+        self.of_hash && other.of_hash || self.of_set && other.of_set
+    }
 }
 
 /// Asks a node for a copy. `None`: it cannot be asked now.
-fn begin(worker: &mut Worker, is_hash: bool, asked: &Asked<'_>) -> Option<u32> {
+fn begin(worker: &mut Worker, elements: Elements, asked: &Asked<'_>) -> Option<u32> {
     let Asked { node, database, .. } = *asked;
     let link_handle = worker.shared_link(node, Lane::Fills, true);
     let link = worker.links.get(link_handle)?;
@@ -413,7 +430,8 @@ fn begin(worker: &mut Worker, is_hash: bool, asked: &Asked<'_>) -> Option<u32> {
     if hot.late_at.contains(&node) || hot.barred.contains(&node) {
         return None;
     }
-    if is_hash && hot.fields_expire.get(node.index()).copied().unwrap_or(true) {
+    let all = Elements { of_hash: true, of_set: true };
+    if hot.expire.get(node.index()).copied().unwrap_or(all).meets(elements) {
         return None;
     }
     let number = hot.copies.begin(&*hot.gates, *asked, (worker.now_us, exact_us()))?;
@@ -531,15 +549,18 @@ pub(super) fn invalidated(worker: &mut Worker, node: NodeId, message: &[u8]) {
 }
 
 /// The connection for fills is up: the node tracks what is asked for on it.
-pub(super) fn link_up(worker: &mut Worker, node: NodeId, fields_expire: bool, run_id: Option<&str>, standing: Standing) {
+pub(super) fn link_up(worker: &mut Worker, node: NodeId, about: &About<'_>) {
+    let About { run_id, standing, .. } = *about;
     let hot = &mut worker.hearers.hot;
-    if hot.fields_expire.len() <= node.index() {
-        hot.fields_expire.resize(node.index() + 1, true);
+    if hot.expire.len() <= node.index() {
+        hot.expire.resize(node.index() + 1, Elements { of_hash: true, of_set: true });
     }
-    hot.fields_expire[node.index()] = fields_expire;
+    hot.expire[node.index()] = about.expire;
     hot.barred.retain(|barred| *barred != node);
     // Another router's writes raise no gates of ours. Nor do those of an earlier run of this one, which the node may execute late.
-    let why = if worker.shared.seat.is_some() && standing != Standing::Ours {
+    let why = if !about.is_covered {
+        Some("it is newer than the command table")
+    } else if worker.shared.seat.is_some() && standing != Standing::Ours {
         Some("it does not keep the mark of this router (ACL SETUSER)")
     } else if !run_id.is_some_and(|run_id| worker.shared.fences.is_cleared(node, run_id)) {
         Some("it does not say what an earlier run of the router has left there (CLIENT LIST)")
@@ -553,6 +574,15 @@ pub(super) fn link_up(worker: &mut Worker, node: NodeId, fields_expire: bool, ru
         }
         None => gives_again(worker, node),
     }
+}
+
+/// Properties of a node, from its greeting.
+pub(super) struct About<'a> {
+    pub(super) expire: Elements,
+    /// The command table covers its version.
+    pub(super) is_covered: bool,
+    pub(super) run_id: Option<&'a str>,
+    pub(super) standing: Standing,
 }
 
 fn gives_again(worker: &Worker, node: NodeId) {

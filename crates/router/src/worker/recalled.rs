@@ -172,6 +172,8 @@ fn with_time_left(request: &[u8], left_ms: u64) -> Option<Vec<u8>> {
     let (place, text) = match &name[..] {
         b"BLMPOP" | b"BZMPOP" => (1, seconds),
         b"XREAD" | b"XREADGROUP" => (stream_options(&args).timeout?, left_ms.to_string()),
+        // The place of their timeout is not known: they wait as long again.
+        b"BLMOVEM" | b"BZMOVE" | b"BZMOVEMEMBER" => return Some(request.to_vec()),
         _ => (args.len() - 1, seconds),
     };
     let mut out = Vec::with_capacity(request.len() + 8);

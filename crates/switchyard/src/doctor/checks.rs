@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
+use switchyard_resp::command::why_not_covered;
+
 use super::{Finding, Level, Needs, Seen};
 use crate::config::counted;
 
@@ -89,6 +91,10 @@ fn server(node: &Seen, notes: &mut Notes<'_>) {
         } else if major < 7 {
             notes.warning("version", format!("it is version {version}"), "Switchyard is tested with 7.0 and later");
         }
+    }
+    let (flavour, own) = node.info.get("valkey_version").map_or(("redis", version), |own| ("valkey", own.as_str()));
+    if let Some(why) = why_not_covered(flavour, own).filter(|_| !own.is_empty()) {
+        notes.warning("newer version", why, "use a version of the server that the table covers, or a newer Switchyard");
     }
     if let Some(primary) = node.replica_of {
         replica(node, primary, notes);
@@ -419,9 +425,10 @@ mod tests {
     #[test]
     fn each_fault_is_found_and_the_worst_comes_first() {
         type Fault = (fn(&mut Seen), Level, &'static str);
-        let faults: [Fault; 16] = [
+        let faults: [Fault; 17] = [
             (|n| n.failure = Some("cannot be reached".into()), Level::Error, "connection"),
             (|n| drop(n.info.insert("redis_version".into(), "5.0.7".into())), Level::Error, "version"),
+            (|n| drop(n.info.insert("redis_version".into(), "8.13.0".into())), Level::Warning, "newer version"),
             (|n| drop(n.info.insert("role".into(), "slave".into())), Level::Error, "role"),
             (|n| drop(n.info.insert("cluster_enabled".into(), "1".into())), Level::Error, "cluster mode"),
             (|n| drop(n.info.insert("aof_enabled".into(), "0".into())), Level::Warning, "persistence"),
