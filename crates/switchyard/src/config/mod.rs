@@ -690,8 +690,7 @@ impl Config {
             });
         }
         let shared = self.pool.as_ref().map(|pool| pool.shared(&self.nodes, &nodes)).unwrap_or_default();
-        let (ejection, warning) = self.pool.as_ref().map(|pool| pool.ejection(&shared)).unwrap_or_default();
-        warnings.extend(warning);
+        let ejection = self.pool.as_ref().and_then(|pool| pool.ejection(&shared, &mut warnings));
         let others = problems.len();
         let users = self.resolve_users(password.as_ref(), &mut tls_warnings, &mut problems);
         // Whether users that are wrong would keep anybody out, nobody can tell.

@@ -210,21 +210,21 @@ impl PoolConfig {
     }
 
     /// When servers of the pool are ejected, and what the operator must know of that.
-    pub(super) fn ejection(&self, shared: &Shared) -> (Option<Rule>, Option<String>) {
+    pub(super) fn ejection(&self, shared: &Shared, warnings: &mut Vec<String>) -> Option<Rule> {
         match self.ejection {
-            None => (None, None),
+            None => None,
             Some(_) if !shared.is_none() => {
-                let warning = format!(
+                warnings.push(format!(
                     "auto_eject_hosts has no effect: {shared}, and the return of an ejected server would delete keys of the other pool. Give each pool servers of its own"
-                );
-                (None, Some(warning))
+                ));
+                None
             }
             Some(rule) => {
-                let warning = format!(
+                warnings.push(format!(
                     "pool {}: auto_eject_hosts is a rule of caches: while a server is away others serve for it, and keys that it had are answered with nil",
                     self.name
-                );
-                (Some(rule), Some(warning))
+                ));
+                Some(rule)
             }
         }
     }
