@@ -1,6 +1,7 @@
 //! Nodes with replicas: who is read, and where writes go when another server becomes the primary.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::client::PATIENCE;
@@ -219,6 +220,64 @@ fn a_dead_primary_is_replaced_by_the_replica_that_is_promoted() {
     std::thread::sleep(Duration::from_millis(600));
     assert_eq!(Client::connect(router.address()).cmd("GET k").text(), "1");
     assert_eq!((calls(&nodes[0], "set"), calls(&nodes[0], "get")), (0, 0), "the old primary got commands");
+}
+
+/// Clients count up and let WAIT confirm it. Counts that are confirmed are never seen to go back, also if writes that were only acknowledged are lost.
+#[test]
+fn counts_that_wait_has_confirmed_survive_a_promotion() {
+    if direct() {
+        return;
+    }
+    let mut nodes = group(1);
+    let router = router(&nodes, "");
+    // The observer must have the primary's replication id.
+    std::thread::sleep(Duration::from_millis(500));
+    let (is_over, lost) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..8_u64)
+            .map(|writer| {
+                let (router, is_over, lost) = (&router, &is_over, &lost);
+                scope.spawn(move || {
+                    let connect = || until("the router takes clients", || Client::try_connect(router.address()).ok());
+                    let (mut client, mut seen, mut confirmed, mut pause_ms) = (connect(), 0, 0, writer * 13);
+                    while !is_over.load(Ordering::SeqCst) {
+                        client.post_quietly(&format!("INCR count:{writer}"));
+                        let counted = client.try_reply();
+                        if let Ok(Value::Int(count)) = counted {
+                            assert!(count > confirmed, "{count}, and WAIT has confirmed {confirmed}");
+                            lost.fetch_add(u64::from(count <= seen), Ordering::SeqCst);
+                            seen = count;
+                        }
+                        pause_ms = (pause_ms + 37) % 150;
+                        std::thread::sleep(Duration::from_millis(pause_ms));
+                        client.post_quietly("WAIT 1 500");
+                        match (client.try_reply(), counted) {
+                            (Ok(Value::Int(1)), Ok(Value::Int(count))) => confirmed = count,
+                            (Ok(_), _) => {}
+                            // A node was lost during WAIT.
+                            (Err(_), _) => client = connect(),
+                        }
+                    }
+                    confirmed
+                })
+            })
+            .collect();
+        std::thread::sleep(Duration::from_secs(1));
+        // Writes are acknowledged that no replica has.
+        assert_eq!(nodes[1].cmd("CLIENT PAUSE 600000 WRITE"), ok());
+        std::thread::sleep(Duration::from_millis(300));
+        nodes[0].kill();
+        assert_eq!(nodes[1].cmd("REPLICAOF NO ONE"), ok());
+        assert_eq!(nodes[1].cmd("CLIENT UNPAUSE"), ok());
+        until_writable(&router, "k");
+        nodes[0].restart();
+        follow(&nodes[0], nodes[1].address());
+        caught_up(&nodes[0]);
+        std::thread::sleep(Duration::from_secs(2));
+        is_over.store(true, Ordering::SeqCst);
+        assert!(writers.into_iter().all(|writer| writer.join().expect("no confirmed count was lost") > 0));
+    });
+    eprintln!("{} acknowledged counts were lost, none of them confirmed", lost.load(Ordering::SeqCst));
 }
 
 /// Starts a Sentinel for the primary at `address`.
