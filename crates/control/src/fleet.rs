@@ -144,7 +144,11 @@ impl Source for Fleet {
         self.ejector.add_metrics(&mut page, &status.nodes);
         let threads = self.running.threads().all();
         let samples = threads.into_iter().map(|(name, is_stopped)| (vec![("thread", name.to_owned())], f64::from(u8::from(!is_stopped))));
-        page.gauges("automation_thread_up", "0 if a thread of automation or observation has stopped after an internal error", samples);
+        page.gauges(
+            "automation_thread_up",
+            "1 while a thread of automation or observation runs, 0 after an internal error has stopped it",
+            samples,
+        );
         (self.about_process)(&mut page);
         page.finish()
     }

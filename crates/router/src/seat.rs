@@ -96,6 +96,11 @@ impl Seat {
         self.version.fetch_max(version, Ordering::AcqRel);
     }
 
+    /// Records a node's process that keeps no marks. Hot copies need a mark, so the node is used at once.
+    pub fn meet_unmarked(&self, node: NodeId, run_id: &str) {
+        self.meet(node, run_id, b"-");
+    }
+
     /// What stands at nodes that this router serves.
     #[must_use]
     pub fn mark(&self) -> Mark {

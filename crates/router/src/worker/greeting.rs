@@ -421,6 +421,11 @@ impl Worker {
         let (Some(seat), Some(run_id)) = (&self.shared.seat, run_id) else { return true };
         match seat.admission(link.node, run_id) {
             Admission::Admitted => return true,
+            // The node keeps no marks, so no router has hot copies of its keys.
+            Admission::Unmet if link.standing == Standing::Untold => {
+                seat.meet_unmarked(link.node, run_id);
+                return true;
+            }
             Admission::Waits(_) => link.greeting.push_back(Greeting::Waits(info.to_vec())),
             Admission::Unmet => {
                 let question = seat.question();
