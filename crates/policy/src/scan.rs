@@ -24,7 +24,7 @@ pub const TICK_MS: u64 = 500;
 const TICK_BITS: u32 = 18;
 /// Bits of a cursor for the run of the router, so that no clock decides whether a cursor is of this run.
 const RUN_BITS: u32 = 3;
-/// So far the count of ticks may be ahead of the clock: it goes on by one where a pass begins in the tick in which something happened.
+/// Ticks by which the count may be ahead of the clock, and of its start: it grows by one if a pass begins in the tick of a change.
 const LEAD: u64 = 64;
 const PASS_BITS: u32 = 2;
 /// Bits for the place of a node among the nodes: few for the first of them, as many as [`crate::topology::MAX_NODES`] needs for others.
@@ -117,6 +117,8 @@ pub struct Scans {
     back: BTreeSet<(MoveId, u32)>,
     /// The run of the router, modulo 2^[`RUN_BITS`].
     run: u64,
+    /// The first tick of this run.
+    started: u64,
     /// Never falls.
     tick: u64,
     /// Of earlier ticks nothing is known.
@@ -143,6 +145,7 @@ impl Scans {
             topology,
             back: BTreeSet::new(),
             run: run & low_bits(RUN_BITS),
+            started: tick,
             tick,
             known_since: tick,
             touched: 0,
@@ -168,7 +171,7 @@ impl Scans {
     /// happened in this tick counts as later, and is looked at once more than needed.
     fn fresh(&mut self, now: u64) -> u64 {
         self.advance(now);
-        if self.touched == self.tick && self.tick < now + LEAD {
+        if self.touched == self.tick && self.tick < now.max(self.started) + LEAD {
             self.tick += 1;
             self.step_over_zero();
         }
@@ -519,6 +522,16 @@ mod tests {
         scans.observe(&removed, BTreeSet::new(), NOW + 9);
         let at = cursors.map(|cursor| scans.decode(cursor, NOW + 9).map(|at| (at.node.0, at.inner)));
         assert_eq!(at, [Some((2, 0)), Some((2, 9)), Some((3, 9))]);
+    }
+
+    #[test]
+    fn a_pass_right_after_the_start_covers_a_change_of_its_tick() {
+        let topology = of(3);
+        let mut scans = Scans::new(topology.clone(), NOW, 1);
+        let slots = [Slot::new(0).expect("a slot")];
+        scans.observe(&Arc::new(topology.handed_over(&slots, NodeId(2))), BTreeSet::new(), NOW);
+        let once = [0, 1, 2].map(|node| [(Pass::First, node, 0), (Pass::First, node, 7)]).concat();
+        assert_eq!(asked(&mut scans, 0, |_| {}), once);
     }
 
     #[test]
