@@ -24,6 +24,7 @@ use Sees::{Both, Clients, Links, Neither};
 const WORKER: &[(&str, Sees)] = &[
     ("accept.rs", Clients),
     ("acl.rs", Clients),
+    ("away.rs", Neither),
     ("blocking.rs", Both),
     ("breaking.rs", Both),
     ("client_commands.rs", Clients),
@@ -91,7 +92,7 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("config_values.rs", &[]),
     (
         "downstream.rs",
-        &["colocate", "login", "pubsub", "quiet", "recalled", "tracking", "transactions", "transit", "transport", "upstream"],
+        &["colocate", "login", "pubsub", "quiet", "recalled", "tracking", "transactions", "transit", "transport", "upstream", "wait"],
     ),
     ("kind.rs", &["blocking", "upstream"]),
     ("links.rs", &["keyed", "pool", "rarely", "upstream"]),

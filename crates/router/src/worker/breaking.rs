@@ -10,7 +10,7 @@ use switchyard_resp::encode;
 use tracing::{info, warn};
 
 use super::Worker;
-use super::greeting::Greeting;
+use super::greeting::{Greeting, end_wait_for_earlier_router};
 use super::hot_copies::{filled, link_lost};
 use super::keyed::Ended;
 use super::kind::Task;
@@ -249,7 +249,7 @@ impl Worker {
             match link.phase {
                 Phase::Waiting { until_us } if until_us <= self.now_us => self.connect(handle),
                 Phase::Waiting { .. } => {}
-                Phase::Greeting if matches!(link.greeting.front(), Some(Greeting::Waits(_))) => self.end_wait_for_earlier_router(handle),
+                Phase::Greeting if matches!(link.greeting.front(), Some(Greeting::Waits(_))) => end_wait_for_earlier_router(self, handle),
                 Phase::Connecting | Phase::Securing | Phase::Greeting => {
                     let is_late = age_us > live.connect_timeout.as_micros() as u64;
                     if is_late && !self.shared.busy.was(link.node, self.now_us, live.connect_timeout) {

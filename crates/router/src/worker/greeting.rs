@@ -128,6 +128,33 @@ fn greet_known(worker: &mut Worker, handle: Handle, info: &[u8]) {
     }
 }
 
+/// Returns whether a greeted connection may be used. Otherwise reads the mark first, or waits until an earlier router has no hot copies of the node's keys.
+fn is_admitted(worker: &mut Worker, handle: Handle, info: &[u8], run_id: Option<&str>) -> bool {
+    let Some(link) = worker.links.get_mut(handle).filter(|link| link.lane != Lane::Replica) else { return true };
+    let (Some(seat), Some(run_id)) = (&worker.shared.seat, run_id) else { return true };
+    match seat.admission(link.node, run_id) {
+        Admission::Admitted => return true,
+        // The node keeps no marks, so no router has hot copies of its keys.
+        Admission::Unmet if link.standing == Standing::Untold => {
+            seat.meet_unmarked(link.node, run_id);
+            return true;
+        }
+        Admission::Waits(_) => link.greeting.push_back(Greeting::Waits(info.to_vec())),
+        Admission::Unmet => {
+            let question = seat.question();
+            worker.ask_more(handle, vec![(Greeting::Claimed(info.to_vec()), question)]);
+        }
+    }
+    false
+}
+
+/// Uses a connection that has waited for an earlier router, if that time has passed.
+pub(super) fn end_wait_for_earlier_router(worker: &mut Worker, handle: Handle) {
+    if let Some(Greeting::Waits(info)) = worker.links.get_mut(handle).and_then(|link| link.greeting.pop_front()) {
+        worker.link_is_up(handle, &info);
+    }
+}
+
 impl Worker {
     /// Connected: asks the node who it is before anything else is sent. Sending nothing before its answer makes the connection one
     /// that a CLIENT KILL by a later connection surely reaches.
@@ -415,33 +442,6 @@ impl Worker {
         }
     }
 
-    /// Returns whether a greeted connection may be used. Otherwise reads the mark first, or waits until an earlier router has no hot copies of the node's keys.
-    fn is_admitted(&mut self, handle: Handle, info: &[u8], run_id: Option<&str>) -> bool {
-        let Some(link) = self.links.get_mut(handle).filter(|link| link.lane != Lane::Replica) else { return true };
-        let (Some(seat), Some(run_id)) = (&self.shared.seat, run_id) else { return true };
-        match seat.admission(link.node, run_id) {
-            Admission::Admitted => return true,
-            // The node keeps no marks, so no router has hot copies of its keys.
-            Admission::Unmet if link.standing == Standing::Untold => {
-                seat.meet_unmarked(link.node, run_id);
-                return true;
-            }
-            Admission::Waits(_) => link.greeting.push_back(Greeting::Waits(info.to_vec())),
-            Admission::Unmet => {
-                let question = seat.question();
-                self.ask_more(handle, vec![(Greeting::Claimed(info.to_vec()), question)]);
-            }
-        }
-        false
-    }
-
-    /// Uses a connection that has waited for an earlier router, if that time has passed.
-    pub(super) fn end_wait_for_earlier_router(&mut self, handle: Handle) {
-        if let Some(Greeting::Waits(info)) = self.links.get_mut(handle).and_then(|link| link.greeting.pop_front()) {
-            self.link_is_up(handle, &info);
-        }
-    }
-
     /// Takes note of which router serves the node; gives up where this one must not use it.
     fn learn_standing(&mut self, handle: Handle, answer: &[u8]) -> Option<Standing> {
         let node = self.links.get(handle)?.node;
@@ -515,7 +515,7 @@ impl Worker {
             self.attempt_failed(handle, &why);
             return;
         }
-        if !self.is_admitted(handle, info, run_id.as_deref()) {
+        if !is_admitted(self, handle, info, run_id.as_deref()) {
             return;
         }
         if let Some(why) = self.comes_back_without_data(handle, run_id.as_deref()) {
