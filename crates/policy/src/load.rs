@@ -155,6 +155,66 @@ impl Expected {
     }
 }
 
+/// Rates of sampled uses that can be added: the estimate and its variance.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SampledRate {
+    /// Uses per second.
+    rate: f64,
+    variance: f64,
+}
+
+impl SampledRate {
+    /// Deviations below the estimate that [`Self::certain`] allows for.
+    const DEVIATIONS: f64 = 2.0;
+
+    /// A rate of `rate` uses per second, estimated from one in `one_in` uses of the last `seconds` seconds. Samples come by chance, so the variance of
+    /// their number is this number.
+    #[must_use]
+    pub fn new(rate: f64, one_in: u32, seconds: f64) -> Self {
+        Self { rate, variance: rate * f64::from(one_in.max(1)) / seconds }
+    }
+
+    /// Adds an independent rate.
+    pub fn add(&mut self, other: Self) {
+        (self.rate, self.variance) = (self.rate + other.rate, self.variance + other.variance);
+    }
+
+    /// The part of the estimate that is certain, 0 to 1: its lower bound over the estimate.
+    #[must_use]
+    pub fn certain(self) -> f64 {
+        if self.rate > 0.0 { (1.0 - Self::DEVIATIONS * self.variance.sqrt() / self.rate).max(0.0) } else { 0.0 }
+    }
+}
+
+/// The lower bound of a node's load over a window without a break, requests per second. 0 without loads.
+///
+/// `loads` are measurements of equal intervals, oldest first; only the newest `alike` of them were made under the present assignment of keys. The newest
+/// `window` of these have to exceed the result. So does the mean of the newest n of them, for some n of at least `window`, by `errors` standard errors: a
+/// small excess takes longer to prove than a large one. The standard deviation is estimated by the median difference of neighbours, which a step of the load
+/// does not change, and is raised if there are few of them.
+#[must_use]
+pub fn lasting_load(loads: &[f64], alike: usize, window: usize, errors: f64) -> f64 {
+    /// The median of |difference of neighbours| over the standard deviation, for normal noise: 0.6745 times the square root of 2.
+    const MEDIAN_DIFFERENCE: f64 = 0.954;
+    /// With d differences the estimate is raised by this over the square root of d.
+    const FEW: f64 = 3.0;
+    let mut differences: Vec<f64> = loads.windows(2).map(|pair| (pair[1] - pair[0]).abs()).collect();
+    differences.sort_by(f64::total_cmp);
+    let median = differences.get(differences.len() / 2).copied().unwrap_or(0.0);
+    let deviation = median / MEDIAN_DIFFERENCE * (1.0 + FEW / (differences.len().max(1) as f64).sqrt());
+    let (mut sum, mut least, mut proven) = (0.0, f64::INFINITY, 0.0_f64);
+    for (load, count) in loads.iter().rev().take(alike).zip(1_u32..) {
+        sum += load;
+        if count as usize <= window {
+            least = least.min(*load);
+        }
+        if count as usize >= window {
+            proven = proven.max(sum / f64::from(count) - errors * deviation / f64::from(count).sqrt());
+        }
+    }
+    least.min(proven)
+}
+
 /// All that is known of a fleet's load.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ObservedLoad {
@@ -177,6 +237,31 @@ impl ObservedLoad {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sampled_rate_counts_with_its_lower_bound() {
+        let certain = |rate: f64, one_in, seconds| (rate * SampledRate::new(rate, one_in, seconds).certain()).round();
+        assert_eq!([certain(500.0, 16, 1.0), certain(64.0, 16, 1.0), certain(16.0, 16, 3.0)], [321.0, 0.0, 0.0]);
+        assert_eq!([certain(500.0, 16, 3.0), certain(500.0, 1, 1.0), certain(0.0, 16, 1.0)], [397.0, 455.0, 0.0]);
+        // The keys of a tag are certain together sooner than each.
+        let mut tag = SampledRate::default();
+        (0..20).for_each(|_| tag.add(SampledRate::new(175.0, 16, 1.0)));
+        assert!(tag.certain() > 0.85 && SampledRate::new(175.0, 16, 1.0).certain() < 0.4);
+    }
+
+    #[test]
+    fn a_small_excess_takes_longer_to_prove_than_a_large_one() {
+        let noisy = |mean: f64, count: usize| -> Vec<f64> { (0..count).map(|at| mean + [-100.0, 100.0][at % 2]).collect() };
+        let of = |loads: &[f64]| lasting_load(loads, loads.len(), 4, 3.0);
+        assert!(of(&noisy(3000.0, 4)) > 1900.0, "{}", of(&noisy(3000.0, 4)));
+        // Differences of 200 are a deviation of 210: four looks prove 330 of 1,200, and sixty prove 1,090.
+        assert!(of(&noisy(1200.0, 4)) < 500.0 && of(&noisy(1200.0, 60)) > 1050.0, "{}", of(&noisy(1200.0, 60)));
+        // A step counts from its beginning. A pause of one interval ends it, and so does a new assignment of keys.
+        let step: Vec<f64> = noisy(1000.0, 30).into_iter().chain(noisy(3000.0, 4)).collect();
+        assert!(of(&step) > 2400.0, "{}", of(&step));
+        let pause = [3000.0, 3000.0, 0.0, 3000.0, 3000.0];
+        assert_eq!([of(&pause), lasting_load(&step, 3, 4, 3.0), lasting_load(&[], 0, 4, 3.0)], [0.0, 0.0, 0.0]);
+    }
 
     #[test]
     fn slots_have_rates_that_follow_the_load() {

@@ -12,6 +12,10 @@ fn node(id: u16, load: f64) -> Node {
     Node { id: NodeId(id), load, lasting: load, weight: 1, capacity: None, memory: None, keys: 1000, state: State::Ready }
 }
 
+fn knobs() -> Knobs {
+    Knobs { least_set: Some(500.0), ..Knobs::default() }
+}
+
 fn slot(number: u16, at: u16, load: f64) -> SlotAt {
     SlotAt { slot: Slot::new(number).expect("a slot"), at: NodeId(at), load, bytes: 10_000 }
 }
@@ -116,7 +120,7 @@ fn problems() -> impl Strategy<Value = Problem> {
             })
             .collect();
         let bytes_max = if few == 0 { 5000 } else { 1 << 30 };
-        Problem { nodes, slots, keys, knobs: Knobs { keys_max: usize::from(few) * 5, bytes_max, ..Knobs::default() } }
+        Problem { nodes, slots, keys, knobs: Knobs { keys_max: usize::from(few) * 5, bytes_max, ..knobs() } }
     })
 }
 
@@ -159,7 +163,7 @@ fn may_be_carried_out(problem: &Problem, recent: &[usize], solve: Solve<'_>) -> 
     prop_assert_eq!(plan.nodes.len(), problem.nodes.len());
     for (node, outlook) in problem.nodes.iter().zip(&plan.nodes) {
         prop_assert_eq!((node.id, node.load), (outlook.node, outlook.before));
-        let lasts = node.load.min(node.lasting) > outlook.limit.max(problem.knobs.least);
+        let lasts = node.load.min(node.lasting) > outlook.limit.max(problem.knobs.least(node));
         if plan.verdict == Verdict::Relieved && node.state == State::Ready && node.weight > 0 && lasts {
             prop_assert!(outlook.after <= outlook.limit * (1.0 + 1e-9) + 1e-6, "{outlook:?} is over its limit");
         }
@@ -235,7 +239,7 @@ fn skewed() -> Problem {
     let nodes = vec![node(0, 8000.0), node(1, 2000.0), node(2, 2000.0)];
     let slots = (0..60).map(|number| slot(number, number % 3, 100.0)).collect();
     let keys = vec![key("a", 0, 0, 2100.0), key("b", 3, 0, 1800.0), key("c", 6, 0, 500.0)];
-    Problem { nodes, slots, keys, knobs: Knobs::default() }
+    Problem { nodes, slots, keys, knobs: knobs() }
 }
 
 #[test]
@@ -271,12 +275,36 @@ fn a_spike_and_a_node_between_goal_and_limit_rest() {
 }
 
 #[test]
-fn a_key_that_no_node_can_take_is_named() {
+fn a_key_or_tag_above_every_limit_is_named_and_nothing_moves() {
+    let named = |problem: &Problem| {
+        let plan = solve(problem, &Previous::default());
+        assert_eq!((plan.verdict, &plan.steps[..], &plan.alternatives[..]), (Verdict::NoneFound, &[][..], &[][..]));
+        let [Advice::Unsplittable { key: Some(key), slot: Some(slot), is_slot, load, .. }] = &plan.advice[..] else { panic!("{plan:?}") };
+        (key.clone(), slot.number(), *is_slot, *load)
+    };
     let mut problem = skewed();
-    problem.keys = vec![key("a", 0, 0, 7500.0)];
-    let plan = solve(&problem, &Previous::default());
-    assert!(plan.advice.iter().any(|advice| matches!(advice, Advice::Unsplittable { load, .. } if *load == 7500.0)), "{plan:?}");
-    assert!(plan.steps.iter().all(|step| !matches!(step.what, What::Key { .. })));
+    problem.keys = vec![key("a", 0, 0, 7500.0), key("b", 3, 0, 400.0)];
+    assert_eq!(named(&problem), (b"a"[..].into(), 0, false, 7500.0));
+    // Twenty keys with one hash tag, and the slot's other keys.
+    problem.keys =
+        (0..20).map(|at| KeyAt { stays: Some(Stays::Tagged), ..key(&format!("{{t}}:{at}"), 3, 0, 350.0 + f64::from(at)) }).collect();
+    assert_eq!(named(&problem), (b"{t}:19"[..].into(), 3, true, 7290.0));
+    // A node with room for all of it takes the slot.
+    problem.nodes[2].capacity = Some(20_000.0);
+    assert!(!solve(&problem, &Previous::default()).steps.is_empty());
+}
+
+#[test]
+fn a_node_without_capacity_has_a_higher_floor() {
+    let mut problem = skewed();
+    problem.knobs.least_set = None;
+    for (load, is_over) in [(4900.0, false), (5100.0, true)] {
+        (problem.nodes[0].load, problem.nodes[0].lasting) = (load, load);
+        assert_eq!(solve(&problem, &Previous::default()).verdict != Verdict::Fine, is_over, "{load}");
+    }
+    problem.nodes.iter_mut().for_each(|node| (node.load, node.capacity) = (node.load / 8.0, Some(600.0)));
+    problem.nodes[0].lasting = problem.nodes[0].load;
+    assert_ne!(solve(&problem, &Previous::default()).verdict, Verdict::Fine);
 }
 
 #[test]
@@ -284,7 +312,7 @@ fn a_node_that_nothing_helps_hinders_no_other() {
     let nodes = vec![node(0, 9000.0), node(1, 4000.0), node(2, 500.0), node(3, 500.0)];
     // Node 0 has one key that no node can take.
     let keys = vec![key("a", 0, 0, 9000.0), key("b", 1, 1, 900.0), key("c", 5, 1, 800.0)];
-    let mut problem = Problem { nodes, slots: Vec::new(), keys, knobs: Knobs::default() };
+    let mut problem = Problem { nodes, slots: Vec::new(), keys, knobs: knobs() };
     problem.nodes.iter_mut().for_each(|node| node.capacity = Some(3000.0));
     let plan = solve(&problem, &Previous::default());
     assert_eq!(plan.verdict, Verdict::Partly);
@@ -386,9 +414,9 @@ fn each_policy_of_the_paper_does_what_it_says() {
         .collect();
     let load = |id: u16| keys.iter().filter(|key| key.at == NodeId(id)).map(KeyAt::load).sum::<f64>();
     let nodes = (0..3).map(|id| node(id, load(id))).collect();
-    let problem = |policy| Problem { nodes, slots: Vec::new(), keys: keys.clone(), knobs: Knobs { policy, ..Knobs::default() } };
+    let problem = |policy| Problem { nodes, slots: Vec::new(), keys: keys.clone(), knobs: Knobs { policy, ..knobs() } };
     let problem = problem(Policy::MakrisPrinted);
-    let of = |policy| solve(&Problem { knobs: Knobs { policy, ..Knobs::default() }, ..problem.clone() }, &Previous::default());
+    let of = |policy| solve(&Problem { knobs: Knobs { policy, ..knobs() }, ..problem.clone() }, &Previous::default());
     let printed = of(Policy::MakrisPrinted);
     assert_eq!(
         (printed.steps.len(), &printed.steps[0].what),
@@ -404,7 +432,7 @@ fn each_policy_of_the_paper_does_what_it_says() {
     big.keys[0].writes += 15_000.0;
     (big.nodes[0].load, big.nodes[0].lasting) = (big.nodes[0].load + 15_000.0, big.nodes[0].lasting + 15_000.0);
     let moves_it = |policy| {
-        let plan = solve(&Problem { knobs: Knobs { policy, ..Knobs::default() }, ..big.clone() }, &Previous::default());
+        let plan = solve(&Problem { knobs: Knobs { policy, ..knobs() }, ..big.clone() }, &Previous::default());
         plan.steps.iter().any(|step| matches!(&step.what, What::Key { key, .. } if **key == *b"k00"))
     };
     assert_eq!([Policy::MakrisFfd, Policy::MakrisSafe, Policy::Switchyard].map(moves_it), [true, false, false]);
@@ -418,7 +446,7 @@ fn a_large_fleet_is_solved() {
     let keys = (0..10_000_u32).map(|number| {
         key(&format!("k{number}"), (number % 16384) as u16, (number % 2048) as u16, if number % 16 == 0 { 300.0 } else { 5.0 })
     });
-    let knobs = Knobs { keys_max: 10_000, ..Knobs::default() };
+    let knobs = Knobs { keys_max: 10_000, ..knobs() };
     let plan = solve(&Problem { nodes, slots, keys: keys.collect(), knobs }, &Previous::default());
     assert_eq!(plan.verdict, Verdict::Relieved);
 }

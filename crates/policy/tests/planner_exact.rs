@@ -66,7 +66,7 @@ fn problem(seed: u64) -> Problem {
             Node { id, load, lasting: load, weight: 1, capacity, memory: None, keys: 1000, state: State::Ready }
         })
         .collect();
-    Problem { nodes, slots, keys, knobs: Knobs { least: 100.0, ..Knobs::default() } }
+    Problem { nodes, slots, keys, knobs: Knobs { least_set: Some(100.0), ..Knobs::default() } }
 }
 
 /// Something that may move: its owner, slot, load and price.

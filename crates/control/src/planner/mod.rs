@@ -22,7 +22,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use switchyard_policy::load::ObservedLoad;
 use switchyard_policy::planner::{
-    Knobs, Name, Node, Plan, Policy, Previous, Problem, Review, State, Step, Verdict, What, fullest_at, nodes_of, review, solve, take_back,
+    Effect, Knobs, Name, Node, Plan, Policy, Previous, Problem, Review, State, Step, Verdict, What, fullest_at, nodes_of, review, solve,
+    take_back,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology};
 
@@ -30,14 +31,20 @@ use crate::store::{RedbStore, StoreError};
 
 pub(crate) use history::{Decision, History};
 pub(crate) use problem::{Around, KEYS, names};
-use problem::{Seen, load_of};
+use problem::{Looks, Seen, load_of};
 pub(crate) use thread::PLANNER;
 pub use thread::PlannerThread;
 pub(crate) use words::Words;
 
+/// Loads that are compared with each other are not older.
+const LOOKS_FOR: Duration = Duration::from_secs(60);
+
 /// Moved keys and slots stay for so long.
 const KEY_RESTS: Duration = Duration::from_secs(60);
 const SLOT_RESTS: Duration = Duration::from_secs(300);
+
+/// Decisions of so long raise the evidence for the next one at their nodes, so that a noisy load moves little to and fro.
+const STEADY_FOR: Duration = Duration::from_secs(300);
 
 /// A key that the planner has moved goes home when it has not been used to speak of for so long.
 const COLD_AFTER: Duration = Duration::from_secs(60);
@@ -105,8 +112,8 @@ pub struct PlannerConfig {
     pub window: Duration,
     /// Percent of a limit that are kept free.
     pub headroom: usize,
-    /// A node with fewer requests in a second is never relieved.
-    pub least: usize,
+    /// Nodes with fewer requests per second are never relieved. None: [`Knobs::LEAST`].
+    pub least: Option<usize>,
     /// Keys that may be moved in a minute.
     pub keys_per_minute: usize,
     /// Bytes that may be moved in an hour.
@@ -121,7 +128,7 @@ impl Default for PlannerConfig {
             interval: Duration::from_secs(1),
             window: Duration::from_secs(3),
             headroom: 10,
-            least: 500,
+            least: None,
             keys_per_minute: 600,
             bytes_per_hour: 10 << 30,
         }
@@ -180,7 +187,7 @@ const KEPT: &str = "planner";
 struct Change {
     decision: u64,
     kind: Kind,
-    steps: Vec<Step>,
+    plan: Plan,
     /// The fullest of its nodes, as a part of its limit, when it was decided.
     before: f64,
     since: Instant,
@@ -232,6 +239,8 @@ struct Inner {
     cold: BTreeMap<Name, Instant>,
     homecoming_at: Option<Instant>,
     spent: VecDeque<(Instant, usize, u64)>,
+    /// Nodes of the latest decisions.
+    relieved: VecDeque<(Instant, BTreeSet<NodeId>)>,
     /// Nodes that refused a move: nothing is begun there until then, after so many refusals.
     refused: BTreeMap<NodeId, (Instant, u32)>,
     at_work: Vec<Change>,
@@ -310,10 +319,10 @@ impl Planner {
         let mut inner = self.inner();
         let nodes: BTreeMap<NodeId, f64> = topology.nodes().map(|node| (node.id, load_of(load, node.id))).collect();
         let mean = nodes.values().sum::<f64>() / nodes.len().max(1) as f64;
-        inner.seen.push_back(Seen { at: now, nodes });
-        let window = inner.config.window;
-        // One more than the window has, so that there is a whole one.
-        while inner.seen.get(1).is_some_and(|seen| now.saturating_duration_since(seen.at) >= window) {
+        inner.seen.push_back(Seen { at: now, epoch: topology.epoch(), nodes });
+        let kept = inner.config.window.max(LOOKS_FOR);
+        // One more than fits, so that they span all of it.
+        while inner.seen.get(1).is_some_and(|seen| now.saturating_duration_since(seen.at) >= kept) {
             inner.seen.pop_front();
         }
         let used: BTreeMap<&[u8], f64> =
@@ -337,7 +346,9 @@ impl Planner {
         let mut inner = self.inner();
         inner.forget(now);
         let (knobs, cold) = (inner.knobs(now), inner.cold_now(now));
-        let mut problem = problem::problem(topology, load, &inner.seen, inner.config.window, around, &cold, knobs);
+        let decisions = |node: NodeId| inner.relieved.iter().filter(|(_, nodes)| nodes.contains(&node)).count();
+        let looks = Looks { seen: &inner.seen, window: inner.config.window, decisions: &decisions };
+        let mut problem = problem::problem(topology, load, &looks, around, &cold, knobs);
         let rests = |node: &&mut Node| inner.refused.get(&node.id).is_some_and(|(until, _)| now < *until);
         for node in problem.nodes.iter_mut().filter(|node| node.state == State::Ready).filter(rests) {
             node.state = State::Busy;
@@ -406,27 +417,34 @@ impl Planner {
 
     /// Notes the outcome of a decision; the plan that takes it back, if any.
     fn judge(&self, inner: &mut Inner, acts: bool, problem: &Problem, change: &Change) -> Option<(u64, Plan)> {
-        let went =
-            |after: f64| format!("the fullest of its nodes went from {:.0} to {:.0} % of its limit", change.before * 100.0, after * 100.0);
+        let went = |effect: Effect| {
+            format!(
+                "the fullest of its nodes went from {:.0} to {:.0} % of its limit, and {:.0} of {:.0} requests/s left the nodes that it relieved",
+                change.before * 100.0,
+                effect.after * 100.0,
+                effect.relief.max(0.0),
+                effect.promised
+            )
+        };
         let mut failures = inner.kept.failures;
-        let (outcome, back) = match (review(problem, &change.steps, change.before), change.kind) {
+        let (outcome, back) = match (review(problem, &change.plan, change.before), change.kind) {
             (Review::Unclear, _) => {
                 ("its moves are over; one of its nodes is down or takes part in another move, so nothing was compared".to_owned(), None)
             }
-            (Review::Gone { after }, _) => (format!("{}; the load that was moved has ended", went(after)), None),
-            (Review::Helped { after }, kind) => {
+            (Review::Gone(effect), _) => (format!("{}; the load that was moved has ended", went(effect)), None),
+            (Review::Helped(effect), kind) => {
                 failures = if kind == Kind::Own { 0 } else { failures };
-                (went(after), None)
+                (went(effect), None)
             }
-            (Review::Unhelpful { after }, Kind::Own) => {
+            (Review::Unhelpful(effect), Kind::Own) => {
                 failures += 1;
-                let back = if acts { take_back(problem, &change.steps) } else { Err("the planner does not act now") };
+                let back = if acts { take_back(problem, &change.plan.steps) } else { Err("the planner does not act now") };
                 match back {
-                    Ok(plan) => (format!("{}: it did not help, and is taken back", went(after)), Some(plan)),
-                    Err(why) => (format!("{}: it did not help, and stays: {why}", went(after)), None),
+                    Ok(plan) => (format!("{}: it has failed, and is taken back", went(effect)), Some(plan)),
+                    Err(why) => (format!("{}: it has failed, and stays: {why}", went(effect)), None),
                 }
             }
-            (Review::Unhelpful { after }, _) => (went(after), None),
+            (Review::Unhelpful(effect), _) => (went(effect), None),
         };
         inner.history.ended(&self.store, change.decision, outcome);
         if failures != inner.kept.failures {
@@ -470,7 +488,7 @@ impl Planner {
         let nodes = nodes_of(&plan.steps);
         inner.refused.retain(|node, _| !nodes.contains(node));
         inner.remember(now, &plan);
-        inner.at_work.push(Change { decision, kind, steps: plan.steps, before, since: now, stage: Stage::Moves(moves) });
+        inner.at_work.push(Change { decision, kind, plan, before, since: now, stage: Stage::Moves(moves) });
     }
 
     /// The moves of a decision were refused: nothing is begun at these nodes for a while.
@@ -492,7 +510,7 @@ impl Planner {
             What::Key { key, .. } => Some(key.clone()),
             What::Slots(_) => None,
         };
-        let moving: BTreeSet<Name> = inner.at_work.iter().flat_map(|change| change.steps.iter().filter_map(key_of)).collect();
+        let moving: BTreeSet<Name> = inner.at_work.iter().flat_map(|change| change.plan.steps.iter().filter_map(key_of)).collect();
         let mut relocated = inner.kept.relocated.clone();
         relocated.0.retain(|key, node| {
             if moving.contains(key) {
@@ -561,6 +579,9 @@ impl Inner {
             self.homecoming_at = Some(at);
         }
         self.spent.push_back((at, plan.price.keys, plan.price.bytes));
+        if plan.verdict != Verdict::Fine {
+            self.relieved.push_back((at, nodes_of(&plan.steps)));
+        }
     }
 
     /// After a restart, with the time now and in seconds since 1970: a decision on record, oldest first.
@@ -569,10 +590,10 @@ impl Inner {
         let at = now.checked_sub(Duration::from_secs(unix.saturating_sub(decision.at))).unwrap_or(now);
         self.remember(at, &decision.plan);
         if decision.outcome.is_none() {
-            let (kind, steps) = (Kind::of(&decision.by, &decision.plan), decision.plan.steps.clone());
-            let before = fullest_at(&decision.problem, &nodes_of(&steps));
+            let (kind, plan) = (Kind::of(&decision.by, &decision.plan), decision.plan.clone());
+            let before = fullest_at(&decision.problem, &nodes_of(&plan.steps));
             let stage = Stage::Moves(moves.iter().copied().map(MoveId).collect());
-            self.at_work.push(Change { decision: id, kind, steps, before, since: now, stage });
+            self.at_work.push(Change { decision: id, kind, plan, before, since: now, stage });
         }
     }
 
@@ -581,6 +602,7 @@ impl Inner {
         self.keys.retain(|_, at| is_within(at, KEY_RESTS));
         self.slots.retain(|_, at| is_within(at, SLOT_RESTS));
         self.spent.retain(|(at, ..)| is_within(at, Duration::from_secs(3600)));
+        self.relieved.retain(|(at, _)| is_within(at, STEADY_FOR));
         self.refused.retain(|_, (until, _)| is_within(until, REFUSED_RESTS_MAX));
     }
 
@@ -592,7 +614,7 @@ impl Inner {
         Knobs {
             policy: self.config.policy,
             headroom: self.config.headroom as f64 / 100.0,
-            least: self.config.least as f64,
+            least_set: self.config.least.map(|least| least as f64),
             keys_max: self.config.keys_per_minute.saturating_sub(keys),
             bytes_max: (self.config.bytes_per_hour as u64).saturating_sub(bytes),
         }

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use switchyard_policy::load::{Expected, ObservedLoad, SlotLoad};
+use switchyard_policy::load::{Expected, ObservedLoad, SampledRate, SlotLoad, lasting_load};
 use switchyard_policy::planner::{KeyAt, Knobs, Name, Node, Problem, SlotAt, State, Stays};
+use switchyard_policy::telemetry::Hot;
 use switchyard_policy::topology::{NodeId, Slot, Topology};
 
 /// Keys of each node that are looked at.
@@ -26,10 +27,15 @@ const SCALE: f64 = 4.0;
 const COPIED_READS: f64 = 100.0;
 const READS_FOR_A_WRITE: f64 = 4.0;
 
-/// The loads of nodes as they were at a time.
+/// Seconds of data behind the rate of a key, least and most: older segments have little weight.
+const RATE_SECONDS: (f64, f64) = (1.0, 3.0);
+
+/// The loads of nodes at a time.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
     pub(super) at: Instant,
+    /// The topology's epoch. Loads of different epochs are not compared.
+    pub(super) epoch: u64,
     pub(super) nodes: BTreeMap<NodeId, f64>,
 }
 
@@ -63,21 +69,39 @@ pub(crate) fn names(load: &ObservedLoad) -> impl Iterator<Item = &[u8]> {
     load.keys.iter().flat_map(|node| &node.keys).filter_map(|hot| hot.name.key())
 }
 
+/// The latest loads, and the evidence that they have to give.
+pub(super) struct Looks<'l> {
+    /// Oldest first.
+    pub(super) seen: &'l VecDeque<Seen>,
+    pub(super) window: Duration,
+    /// The number of latest decisions that concerned a node. Each adds [`ERRORS`] to the evidence that its next one needs.
+    pub(super) decisions: &'l dyn Fn(NodeId) -> usize,
+}
+
+/// The mean load exceeds a limit by this number of standard errors, or the excess is noise.
+const ERRORS: f64 = 4.0;
+
 pub(super) fn problem(
     topology: &Topology,
     load: &ObservedLoad,
-    seen: &VecDeque<Seen>,
-    window: Duration,
+    Looks { seen, window, decisions }: &Looks<'_>,
     around: &Around,
     cold: &BTreeSet<Name>,
     knobs: Knobs,
 ) -> Problem {
-    let is_long_enough = seen.front().zip(seen.back()).is_some_and(|(first, last)| last.at - first.at >= window.mul_f64(0.9));
+    let newest = || seen.iter().rev();
+    let alike = newest().take_while(|look| seen.back().is_some_and(|last| last.epoch == look.epoch)).count();
+    // Loads that span the window: one more than begin within it.
+    let in_window = newest().take_while(|look| seen.back().is_some_and(|last| last.at - look.at <= window.mul_f64(0.9))).count() + 1;
     let nodes: Vec<Node> = topology
         .nodes()
         .map(|node| {
             let id = node.id;
-            let loads = || seen.iter().map(|seen| seen.nodes.get(&id).copied().unwrap_or_default());
+            let capacity = around.capacities.get(&id).copied();
+            // The limit of a node without a capacity is a part of all load, which may vary by itself: so does the load that is compared with it.
+            let all = |look: &Seen| look.nodes.values().sum::<f64>().max(1e-9);
+            let scale = |look: &Seen| if capacity.is_some() { 1.0 } else { seen.back().map_or(1.0, all) / all(look) };
+            let loads: Vec<f64> = seen.iter().map(|look| look.nodes.get(&id).copied().unwrap_or_default() * scale(look)).collect();
             let server = load.nodes.get(&id).copied().unwrap_or_default();
             let state = match () {
                 () if around.down.contains(&id) => State::Down,
@@ -88,10 +112,10 @@ pub(super) fn problem(
             Node {
                 id,
                 // The newest look: a mean over the window would still hold what was before a change.
-                load: loads().next_back().unwrap_or_default(),
-                lasting: if is_long_enough { loads().fold(f64::INFINITY, f64::min) } else { 0.0 },
+                load: loads.last().copied().unwrap_or_default(),
+                lasting: lasting_load(&loads, alike, in_window, ERRORS * (1.0 + decisions(id) as f64)),
                 weight: around.weights.get(&id).copied().unwrap_or(1),
-                capacity: around.capacities.get(&id).copied(),
+                capacity,
                 memory: server.memory.map(|used| (used, server.memory_max.unwrap_or(0))),
                 keys: server.keys.unwrap_or(0),
                 state,
@@ -123,11 +147,15 @@ pub(super) fn problem(
         // Every request is for some key. The requests that no listed key explains are spread over the slots, in the measured proportions.
         let explained = explained.get(&node.id).copied().unwrap_or_default();
         let measured: f64 = owned.iter().copied().map(rest).sum();
-        let scale = ((node.load - explained).max(0.0) / measured.max(1e-9)).clamp(1.0 / SCALE, SCALE);
+        let unexplained = (node.load - explained).max(0.0);
+        let scale = (unexplained / measured.max(1e-9)).clamp(1.0 / SCALE, SCALE);
         let expected = Expected::of(owned.iter().map(|slot| {
             let SlotLoad { commands, noise, .. } = load.slot(*slot);
             (rest(*slot), noise * rest(*slot) / commands.max(1e-9))
         }));
+        // Never more than that, together: a slot with one sample is drawn to the mean, and there are many of them.
+        let promised: f64 = owned.iter().map(|slot| expected.load(rest(*slot)) * scale).sum();
+        let scale = scale * (unexplained / promised.max(1e-9)).min(1.0);
         let at = |slot: Slot| {
             let load = expected.load(rest(slot)) * scale;
             SlotAt { slot, at: node.id, load, bytes }
@@ -158,20 +186,28 @@ fn keys(topology: &Topology, load: &ObservedLoad, around: &Around, cold: &BTreeS
         let (at, home, is_cold) = (topology.lives_at(key), topology.owner(slot), cold.contains(key));
         KeyAt { key: key.into(), slot, at, home, reads: 0.0, writes: 0.0, copied: 0.0, bytes: 0, is_cold, stays }
     };
-    for hot in load.keys.iter().flat_map(|node| &node.keys) {
-        let Some(name) = hot.name.key() else { continue };
-        let mut rates = hot.rates;
-        // A weighed rate lags behind a key that has just become hot. The segment that found the key counts, too: `seconds` begin at its end.
-        let known_part = 1.0 - HALF.powf(hot.seconds + 1.0);
-        (rates.reads, rates.hits, rates.writes) = (rates.reads / known_part, rates.hits / known_part, rates.writes / known_part);
+    // A weighed rate lags behind a key that has just become hot. The segment that found the key counts, too: `seconds` begin at its end.
+    let seconds = |hot: &Hot| hot.seconds + 1.0;
+    let known_part = |hot: &Hot| 1.0 - HALF.powf(seconds(hot));
+    // The keys of a hash tag are one load: they move together, and are certain together.
+    let unit = |key: &[u8]| topology.placement().hash_tag(key).map_or((key.into(), false), |tag| (Name::from(tag), true));
+    let named = || load.keys.iter().flat_map(|node| node.keys.iter().filter_map(|hot| Some((node.one_in, hot, hot.name.key()?))));
+    let mut rates: BTreeMap<(Name, bool), SampledRate> = BTreeMap::new();
+    for (one_in, hot, name) in named() {
+        let time = seconds(hot).clamp(RATE_SECONDS.0, RATE_SECONDS.1);
+        rates.entry(unit(name)).or_default().add(SampledRate::new(hot.rates.at_node() / known_part(hot), one_in, time));
+    }
+    for (_, hot, name) in named() {
+        let certain = rates[&unit(name)].certain();
+        let of = |rate: f64| rate / known_part(hot);
         let uses = hot.rates.commands().max(1e-9);
         let known = keys.entry(name.into()).or_insert_with(|| key_at(name));
-        (known.reads, known.writes) = (known.reads + rates.reads, known.writes + rates.writes);
-        known.bytes += (rates.bytes / uses).max(rates.reply_bytes / uses) as u64;
+        (known.reads, known.writes) = (known.reads + of(hot.rates.reads) * certain, known.writes + of(hot.rates.writes) * certain);
+        known.bytes += (hot.rates.bytes / uses).max(hot.rates.reply_bytes / uses) as u64;
         let is_new = hot.seconds < COPIED_WITHIN;
-        if around.copies && is_new && rates.reads - READS_FOR_A_WRITE * rates.writes >= COPIED_READS {
+        if around.copies && is_new && of(hot.rates.reads - READS_FOR_A_WRITE * hot.rates.writes) >= COPIED_READS {
             // Reads that copies answer leave the load of the node at once, and the weighed rate of reads later.
-            known.copied += (rates.reads - rates.hits).max(0.0);
+            known.copied += of(hot.rates.reads - hot.rates.hits).max(0.0) * certain;
         }
     }
     for key in cold {

@@ -124,12 +124,24 @@ impl Words<'_> {
             Advice::RemoveNode { node } => {
                 format!("the others have room enough without {0}: it could go (`switchyard nodes drain {0}`)", (self.name)(*node))
             }
-            Advice::Unsplittable { key, at, load } => format!(
-                "{} at {} has {load:.0} requests in a second, more than any node can take beside what it has: a key cannot be split. Let hot copies answer its reads, or have \
-                 clients use several keys in its place",
-                self.key(key),
-                (self.name)(*at)
-            ),
+            Advice::Unsplittable { key, slot, is_slot, at, load } => {
+                let slot = slot.map_or_else(|| "a slot".to_owned(), |slot| format!("slot {}", slot.number()));
+                let at = (self.name)(*at);
+                match (key, is_slot) {
+                    (Some(key), false) => format!(
+                        "{} ({slot}) at {at} has {load:.0} requests/s, more than any node may have, and a key cannot be split: nothing moves away from {at}. \
+                         Let hot copies answer its reads, spread its writes over several keys, or use a faster server for it",
+                        self.key(key)
+                    ),
+                    (key, _) => {
+                        let tag = key.as_ref().map_or_else(String::new, |key| format!(" (the hash tag of {})", self.key(key)));
+                        format!(
+                            "the keys of {slot}{tag} at {at} have {load:.0} requests/s together, more than any node may have, and a slot cannot be split: nothing \
+                             moves away from {at}. Use several hash tags for these keys, or none, or a faster server for them"
+                        )
+                    }
+                }
+            }
             Advice::Copies { key, reads } => {
                 format!("hot copies are about to answer {reads:.0} reads in a second of {}, so it stays", self.key(key))
             }

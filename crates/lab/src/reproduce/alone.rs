@@ -118,7 +118,7 @@ pub fn run(settings: &Settings) -> Result<()> {
 
 fn one(bench: &Bench<'_>, settings: &Settings, mode: &str) -> Result<Measured> {
     let mode = format!("planner.mode={mode}");
-    let args = ["--set", &mode, "--set", "hot-copies.mode=off", "--workers", "1"].map(str::to_owned);
+    let args = ["--set", &mode, "--set", "planner.min-requests=500", "--set", "hot-copies.mode=off", "--workers", "1"].map(str::to_owned);
     let site = Routed::start_many(&bench.programs, &args, NODES, &bench.name(), bench.folder)?;
     let sets = sets(&site, settings.changes as usize)?;
     let _capped: Vec<Capped> = site.process_ids().iter().map(|id| Capped::new(*id, settings.cpu)).collect::<Result<_>>()?;

@@ -55,5 +55,5 @@ pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, o
         (.., true) => Verdict::Relieved,
         (.., false) => Verdict::Partly,
     };
-    Plan { verdict, steps, price, nodes, alternatives: Vec::new(), advice: advice(problem, fleet, over, is_relieved) }
+    Plan { verdict, steps, price, nodes, alternatives: Vec::new(), advice: advice(problem, fleet, over) }
 }

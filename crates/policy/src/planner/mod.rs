@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use crate::topology::{NodeId, Slot};
 pub use planted::Bug;
 use planted::Planted;
-pub use review::{Review, fullest_at, nodes_of, review, take_back};
+pub use review::{Effect, Review, fullest_at, nodes_of, review, take_back};
 
 /// The name of a key.
 pub type Name = Box<[u8]>;
@@ -50,7 +50,7 @@ pub struct Node {
     pub id: NodeId,
     /// Requests in a second, by the newest look.
     pub load: f64,
-    /// The least that it had in the window. Only what lasts is worth a remedy.
+    /// The load that it certainly had for the whole window ([`crate::load::lasting_load`]). Only what lasts is worth a remedy.
     pub lasting: f64,
     /// Its share, where no capacity is known; 0: it is to have nothing.
     pub weight: u32,
@@ -141,8 +141,9 @@ pub struct Knobs {
     pub policy: Policy,
     /// Part of a limit that is kept free: of the capacity, or above the even share.
     pub headroom: f64,
-    /// A node with fewer requests in a second is never relieved.
-    pub least: f64,
+    /// Nodes with fewer requests per second are never relieved. None: [`Knobs::least`].
+    #[serde(rename = "least")]
+    pub least_set: Option<f64>,
     /// Keys that may move now.
     pub keys_max: usize,
     /// Bytes that may move now.
@@ -151,7 +152,18 @@ pub struct Knobs {
 
 impl Default for Knobs {
     fn default() -> Self {
-        Self { policy: Policy::Switchyard, headroom: 0.1, least: 500.0, keys_max: 600, bytes_max: 10 << 30 }
+        Self { policy: Policy::Switchyard, headroom: 0.1, least_set: None, keys_max: 600, bytes_max: 10 << 30 }
+    }
+}
+
+impl Knobs {
+    /// The least load by default of a node with a capacity, and of one without: its limit is a share, and that of little load is noise.
+    pub const LEAST: (f64, f64) = (500.0, 5000.0);
+
+    /// Requests per second below which this node is never relieved.
+    #[must_use]
+    pub fn least(&self, node: &Node) -> f64 {
+        self.least_set.unwrap_or(if node.capacity.is_some() { Self::LEAST.0 } else { Self::LEAST.1 })
     }
 }
 
@@ -317,13 +329,19 @@ pub enum Advice {
         /// Which.
         node: NodeId,
     },
-    /// A key is more than any node can take beside what it has: it cannot be split, only copied or used less.
+    /// A key, or the keys that a hash tag binds to a slot, exceed the limit of every node. They cannot be split, so nothing moves away from their node.
     Unsplittable {
-        /// Its name.
-        key: Name,
-        /// Where it is.
+        /// The key, or the hottest key of the slot. None: no key of the slot is listed.
+        key: Option<Name>,
+        /// The slot of the key. None: recorded by an earlier version.
+        #[serde(default)]
+        slot: Option<Slot>,
+        /// Whether the whole slot is meant, and not the key alone.
+        #[serde(default)]
+        is_slot: bool,
+        /// The node that has it.
         at: NodeId,
-        /// Its requests in a second.
+        /// Requests per second.
         load: f64,
     },
     /// Hot copies are about to answer so many reads of a key, so it does not move.
@@ -361,7 +379,6 @@ fn solve_with(problem: &Problem, previous: &Previous, planted: Planted) -> Plan 
 #[derive(Clone, Debug)]
 struct Fleet<'p> {
     nodes: BTreeMap<NodeId, Place<'p>>,
-    least: f64,
     planted: Planted,
 }
 
@@ -372,6 +389,8 @@ struct Place<'p> {
     load: f64,
     limit: f64,
     goal: f64,
+    /// Requests per second below which it is never relieved.
+    least: f64,
 }
 
 impl<'p> Fleet<'p> {
@@ -396,9 +415,9 @@ impl<'p> Fleet<'p> {
                     (share * (1.0 + headroom), share * (1.0 + headroom / 2.0))
                 }
             };
-            (node.id, Place { node, load: load(node), limit, goal })
+            (node.id, Place { node, load: load(node), limit, goal, least: problem.knobs.least(node) })
         };
-        Self { nodes: problem.nodes.iter().map(place).collect(), least: problem.knobs.least, planted }
+        Self { nodes: problem.nodes.iter().map(place).collect(), planted }
     }
 
     /// The nodes that are to be relieved, the fullest first.
@@ -410,7 +429,7 @@ impl<'p> Fleet<'p> {
                 let was_over = previous.over.contains(&place.node.id) || self.planted.is(Bug::Oscillation);
                 let most = if was_over { place.goal } else { place.limit };
                 // A node of weight 0 gets nothing. Only its drain takes what it has.
-                place.limit > 0.0 && place.load.min(place.node.lasting) > most && place.load >= self.least
+                place.limit > 0.0 && place.load.min(place.node.lasting) > most && place.load >= place.least
             }
         };
         let mut over: Vec<&Place<'_>> = self.nodes.values().filter(|place| is_over(place)).collect();
@@ -458,7 +477,7 @@ impl Place<'_> {
 }
 
 /// Advice whatever the remedy: too little room, keys that no node can take, and reads that copies will take.
-fn advice(problem: &Problem, fleet: &Fleet<'_>, over: &[NodeId], is_relieved: bool) -> Vec<Advice> {
+fn advice(problem: &Problem, fleet: &Fleet<'_>, over: &[NodeId]) -> Vec<Advice> {
     let mut advice = Vec::new();
     let taking = || fleet.nodes.values().filter(|place| matches!(place.node.state, State::Ready | State::Busy) && place.limit > 0.0);
     let is_measured = taking().next().is_some() && taking().all(|place| place.node.capacity.is_some());
@@ -476,15 +495,30 @@ fn advice(problem: &Problem, fleet: &Fleet<'_>, over: &[NodeId], is_relieved: bo
             advice.push(Advice::RemoveNode { node: node.node.id });
         }
     }
-    let roomiest = |but: NodeId| taking().filter(|place| place.node.id != but).map(|place| place.limit).fold(0.0, f64::max);
-    for key in &problem.keys {
-        if key.copied > 0.0 && over.contains(&key.at) {
-            advice.push(Advice::Copies { key: key.key.clone(), reads: key.copied });
-        }
-        let own = fleet.nodes.get(&key.at).map_or(0.0, |place| place.limit);
-        if !is_relieved && over.contains(&key.at) && key.load() > own.max(roomiest(key.at)) {
-            advice.push(Advice::Unsplittable { key: key.key.clone(), at: key.at, load: key.load() });
-        }
+    for key in problem.keys.iter().filter(|key| key.copied > 0.0 && over.contains(&key.at)) {
+        advice.push(Advice::Copies { key: key.key.clone(), reads: key.copied });
     }
+    advice.extend(over.iter().filter_map(|id| unsplittable(problem, fleet, *id)));
     advice
+}
+
+/// The heaviest key or slot of a node, if it exceeds the limit of its own and of every other node.
+fn unsplittable(problem: &Problem, fleet: &Fleet<'_>, node: NodeId) -> Option<Advice> {
+    let most = fleet.nodes.values().filter(|place| place.node.id == node || place.node.state != State::Down).map(|place| place.limit);
+    let most = most.fold(0.0, f64::max);
+    // Keys with a hash tag move with their slot only, as its other keys do.
+    let mut slots: BTreeMap<Slot, (f64, Option<&KeyAt>)> =
+        problem.slots.iter().filter(|slot| slot.at == node).map(|slot| (slot.slot, (slot.load, None))).collect();
+    let (tagged, single): (Vec<&KeyAt>, Vec<&KeyAt>) =
+        problem.keys.iter().filter(|key| key.at == node).partition(|key| key.stays == Some(Stays::Tagged));
+    for key in tagged {
+        let (load, hottest) = slots.entry(key.slot).or_default();
+        *load += key.load();
+        *hottest = hottest.filter(|hottest| hottest.load() >= key.load()).or(Some(key));
+    }
+    let key = single.into_iter().map(|key| (key.load(), key.slot, Some(key), false));
+    let slot = slots.into_iter().map(|(slot, (load, hottest))| (load, slot, hottest, true));
+    let heaviest = key.chain(slot).max_by(|one, other| one.0.total_cmp(&other.0))?;
+    let (load, slot, key, is_slot) = heaviest;
+    (load > most).then(|| Advice::Unsplittable { key: key.map(|key| key.key.clone()), slot: Some(slot), is_slot, at: node, load })
 }

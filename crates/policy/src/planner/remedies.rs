@@ -5,7 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Alternative, Bug, Fleet, KeyAt, Name, Place, Plan, Previous, Price, Problem, SlotAt, State, Step, Verdict, Way, What, advice};
+use super::{
+    Alternative, Bug, Fleet, KeyAt, Name, Place, Plan, Previous, Price, Problem, SlotAt, State, Step, Verdict, Way, What, advice,
+    unsplittable,
+};
 use crate::topology::{NodeId, Slot};
 
 /// Bytes that an exception costs beside its value: in the directory, at each worker, in the state directory.
@@ -98,9 +101,13 @@ pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, o
         let steps = homecoming(problem, previous, fleet, over, Price::default());
         let mut price = Price::default();
         steps.iter().for_each(|step| price.add_key(step.bytes));
-        let (nodes, advice) = (fleet.outlook(&steps), advice(problem, fleet, over, true));
+        let (nodes, advice) = (fleet.outlook(&steps), advice(problem, fleet, over));
         return Plan { verdict: Verdict::Fine, price, steps, nodes, alternatives: Vec::new(), advice };
     }
+    // A node with an unsplittable load stays over its limit, whatever else moves away.
+    let is_hopeless = |id: &&NodeId| fleet.nodes[*id].node.state != State::Leaving && unsplittable(problem, fleet, **id).is_some();
+    let (hopeless, relievable): (Vec<&NodeId>, Vec<&NodeId>) = over.iter().partition(is_hopeless);
+    let (all_over, over) = (over, &relievable.into_iter().copied().collect::<Vec<NodeId>>()[..]);
     let mut attempts: Vec<Attempt<'_>> =
         [Way::KeysFirst, Way::Cheapest, Way::Slots, Way::CheapSlots].map(|way| attempt(problem, previous, fleet, over, way)).into();
     if !attempts.iter().any(|attempt| attempt.relieves) {
@@ -117,9 +124,9 @@ pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, o
         price: attempt.price,
         fullest: attempt.fullest.min(f64::MAX),
     });
-    let alternatives = alternatives.collect();
+    let alternatives = if over.is_empty() { Vec::new() } else { alternatives.collect() };
     let Attempt { shifts, mut price, relieves, .. } = attempts.swap_remove(0);
-    let verdict = match (relieves, shifts.is_empty()) {
+    let verdict = match (relieves && hopeless.is_empty(), shifts.is_empty()) {
         (true, _) => Verdict::Relieved,
         (false, false) => Verdict::Partly,
         (false, true) => Verdict::NoneFound,
@@ -127,14 +134,14 @@ pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, o
     assert_no_harm(problem, previous, fleet, &shifts);
     let mut steps = steps_of(&shifts);
     let at_work: BTreeSet<NodeId> = steps.iter().flat_map(|step| [step.from, step.to]).collect();
-    for step in homecoming(problem, previous, fleet, over, price) {
+    for step in homecoming(problem, previous, fleet, all_over, price) {
         if !at_work.contains(&step.from) && !at_work.contains(&step.to) {
             price.add_key(step.bytes);
             steps.push(step);
         }
     }
     let nodes = fleet.outlook(&steps);
-    let advice = advice(problem, fleet, over, verdict == Verdict::Relieved);
+    let advice = advice(problem, fleet, all_over);
     Plan { verdict, steps, price, nodes, alternatives, advice }
 }
 

@@ -13,23 +13,25 @@ const NOISE: f64 = 0.02;
 /// The result of a decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Review {
-    /// Its nodes are less full than they were, or under their limits.
-    Helped {
-        /// The fullest of its nodes, as a part of its limit.
-        after: f64,
-    },
-    /// Most of the load that was moved has ended.
-    Gone {
-        /// The fullest of its nodes, as a part of its limit.
-        after: f64,
-    },
-    /// Its nodes are as full as they were, or fuller.
-    Unhelpful {
-        /// The fullest of its nodes, as a part of its limit.
-        after: f64,
-    },
+    /// The nodes are less full than before, or under their limits, and most of the promised relief came.
+    Helped(Effect),
+    /// The nodes lost most of the promised load, the moved keys have ended, and other load has come.
+    Gone(Effect),
+    /// The nodes are as full as before, or less than half of the promised relief came.
+    Unhelpful(Effect),
     /// One of its nodes is down, has gone, or takes part in another move.
     Unclear,
+}
+
+/// The measured effect of a decision.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Effect {
+    /// The fullest of its nodes, as a part of its limit.
+    pub after: f64,
+    /// Requests per second that should have left the nodes that gave something.
+    pub promised: f64,
+    /// Requests per second that they have lost, negative if they have more. If the whole fleet has more to do, their even part of that is left out.
+    pub relief: f64,
 }
 
 /// The nodes of these steps.
@@ -49,28 +51,48 @@ fn fullest(fleet: &Fleet<'_>, nodes: &BTreeSet<NodeId>, shifted: &BTreeMap<NodeI
     let fullness = |id: &NodeId| {
         let place = fleet.nodes.get(id).filter(|place| place.limit > 0.0)?;
         let load = place.load + shifted.get(id).copied().unwrap_or_default();
-        (load >= fleet.least).then(|| place.fullness(load))
+        (load >= place.least).then(|| place.fullness(load))
     };
     nodes.iter().filter_map(fullness).fold(0.0, f64::max)
 }
 
 /// Compares the load now with that before a decision. `before`: [`fullest_at`] its nodes then.
 #[must_use]
-pub fn review(problem: &Problem, steps: &[Step], before: f64) -> Review {
+pub fn review(problem: &Problem, plan: &Plan, before: f64) -> Review {
     let fleet = Fleet::of(problem, Planted::default());
-    let nodes = nodes_of(steps);
+    let nodes = nodes_of(&plan.steps);
     let is_quiet = |id: &NodeId| fleet.nodes.get(id).is_some_and(|place| matches!(place.node.state, State::Ready | State::Leaving));
     if !nodes.iter().all(is_quiet) {
         return Review::Unclear;
     }
     let after = fullest(&fleet, &nodes, &BTreeMap::new());
-    let predicted: f64 = steps.iter().map(|step| step.load).sum();
-    let seen: f64 = steps.iter().map(|step| load_now(problem, step)).sum();
+    let (promised, relief) = relief(problem, plan);
+    let effect = Effect { after, promised, relief };
+    let moved: f64 = plan.steps.iter().map(|step| step.load).sum();
+    let seen: f64 = plan.steps.iter().map(|step| load_now(problem, step)).sum();
     match () {
-        () if after < before * (1.0 - NOISE) || after <= 1.0 + NOISE => Review::Helped { after },
-        () if seen < predicted / 2.0 => Review::Gone { after },
-        () => Review::Unhelpful { after },
+        () if relief < promised / 2.0 => Review::Unhelpful(effect),
+        () if after < before * (1.0 - NOISE) || after <= 1.0 + NOISE => Review::Helped(effect),
+        () if seen < moved / 2.0 => Review::Gone(effect),
+        () => Review::Unhelpful(effect),
     }
+}
+
+/// The promised and the measured relief of the nodes that gave something, requests per second.
+fn relief(problem: &Problem, plan: &Plan) -> (f64, f64) {
+    let mut given: BTreeMap<NodeId, f64> = BTreeMap::new();
+    for step in &plan.steps {
+        *given.entry(step.from).or_default() += step.load;
+        *given.entry(step.to).or_default() -= step.load;
+    }
+    given.retain(|_, load| *load > 0.0);
+    let of = |loads: &mut dyn Iterator<Item = (NodeId, f64)>| {
+        loads.fold((0.0, 0.0), |(all, own), (id, load)| (all + load, own + if given.contains_key(&id) { load } else { 0.0 }))
+    };
+    let (all_before, before) = of(&mut plan.nodes.iter().map(|node| (node.node, node.before)));
+    let (all_now, now) = of(&mut problem.nodes.iter().map(|node| (node.id, node.load)));
+    let growth = if all_before > 0.0 { (all_now / all_before).max(1.0) } else { 1.0 };
+    (given.values().sum(), before - now / growth)
 }
 
 /// The plan that takes a decision back.
@@ -140,7 +162,7 @@ fn load_now(problem: &Problem, step: &Step) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{KeyAt, Knobs, Node};
+    use super::super::{KeyAt, Knobs, Node, Outlook};
     use super::*;
     use crate::topology::Slot;
 
@@ -153,58 +175,78 @@ mod tests {
         KeyAt { key: b"k"[..].into(), slot, at, home, reads: 0.0, writes, copied: 0.0, bytes: 100, is_cold: false, stays: None }
     }
 
-    /// A key of 400 requests went from node 0 to node 1; the third node is overfull whatever happens. Limits are 900.
-    fn moved(loads: [f64; 2], key_now: f64) -> (Problem, Vec<Step>) {
+    /// A key of 400 requests went from node 0, which had `before`, to node 1; the third node is overfull whatever happens. Limits are 900.
+    fn moved(before: f64, loads: [f64; 2], key_now: f64) -> (Problem, Plan) {
         let nodes = vec![node(0, loads[0], State::Ready), node(1, loads[1], State::Ready), node(2, 5000.0, State::Ready)];
         let key = key(1, key_now);
         let what = What::Key { key: key.key.clone(), slot: key.slot, is_cold: false };
         let steps = vec![Step { what, from: NodeId(0), to: NodeId(1), load: 400.0, bytes: 100 }];
-        (Problem { nodes, slots: Vec::new(), keys: vec![key], knobs: Knobs::default() }, steps)
+        let outlook = |(id, before)| Outlook { node: NodeId(id), before, after: 0.0, limit: 900.0 };
+        let nodes_then = [(0, before), (1, 100.0), (2, 5000.0)].map(outlook).to_vec();
+        let plan =
+            Plan { verdict: Verdict::Relieved, steps, price: Price::default(), nodes: nodes_then, alternatives: vec![], advice: vec![] };
+        (Problem { nodes, slots: Vec::new(), keys: vec![key], knobs: Knobs::default() }, plan)
     }
 
     #[test]
     fn a_node_outside_of_a_decision_does_not_count() {
-        let (mut problem, steps) = moved([850.0, 800.0], 400.0);
-        assert!(matches!(review(&problem, &steps, 1.3), Review::Helped { .. }));
+        let (mut problem, plan) = moved(1200.0, [850.0, 800.0], 400.0);
+        assert!(matches!(review(&problem, &plan, 1.3), Review::Helped(_)));
         // Nor does one that is to have nothing, and still has something.
         problem.nodes[0].weight = 0;
-        assert!(fullest_at(&problem, &nodes_of(&steps)) < 1.0);
+        assert!(fullest_at(&problem, &nodes_of(&plan.steps)) < 1.0);
     }
 
     #[test]
     fn noise_around_a_limit_is_no_failure() {
-        let (problem, steps) = moved([910.0, 500.0], 400.0);
-        assert!(matches!(review(&problem, &steps, 1.02), Review::Helped { .. }));
+        let (problem, plan) = moved(1200.0, [910.0, 500.0], 400.0);
+        assert!(matches!(review(&problem, &plan, 1.02), Review::Helped(_)));
+    }
+
+    #[test]
+    fn less_than_half_of_the_promised_relief_is_a_failure() {
+        // The node is less full, and not because of the 400 requests that were promised.
+        let (problem, plan) = moved(1300.0, [1150.0, 250.0], 400.0);
+        let Review::Unhelpful(Effect { promised, relief, .. }) = review(&problem, &plan, 1.44) else { panic!("it has failed") };
+        assert_eq!((promised, relief), (400.0, 150.0));
+        // Load that has ended is a failure, too, if the node's total is as it was: it never was that load.
+        let (problem, plan) = moved(1300.0, [1300.0, 100.0], 0.0);
+        assert!(matches!(review(&problem, &plan, 1.44), Review::Unhelpful(_)));
+        // The whole fleet has twice as much to do: the node would have 2,600.
+        let (mut problem, plan) = moved(1300.0, [1700.0, 1000.0], 800.0);
+        problem.nodes[2].load = 10_100.0;
+        let Review::Unhelpful(Effect { relief, .. }) = review(&problem, &plan, 1.44) else { panic!("it is over its limit") };
+        assert_eq!(relief, 450.0);
     }
 
     #[test]
     fn a_node_that_is_down_or_moves_leaves_it_open() {
         for state in [State::Down, State::Busy] {
-            let (mut problem, steps) = moved([2000.0, 500.0], 400.0);
+            let (mut problem, plan) = moved(2000.0, [2000.0, 500.0], 400.0);
             problem.nodes[1].state = state;
-            assert_eq!(review(&problem, &steps, 1.3), Review::Unclear);
+            assert_eq!(review(&problem, &plan, 1.3), Review::Unclear);
         }
     }
 
     #[test]
     fn it_is_taken_back_only_where_that_helps() {
         // The target is fuller than the source was: the key goes back.
-        let (problem, steps) = moved([500.0, 1300.0], 400.0);
-        assert!(matches!(review(&problem, &steps, 1.2), Review::Unhelpful { .. }));
-        let plan = take_back(&problem, &steps).expect("a plan");
-        assert_eq!((plan.steps[0].from, plan.steps[0].to, plan.price.keys), (NodeId(1), NodeId(0), 1));
+        let (problem, plan) = moved(1080.0, [500.0, 1300.0], 400.0);
+        assert!(matches!(review(&problem, &plan, 1.2), Review::Unhelpful(_)));
+        let back = take_back(&problem, &plan.steps).expect("a plan");
+        assert_eq!((back.steps[0].from, back.steps[0].to, back.price.keys), (NodeId(1), NodeId(0), 1));
         // The source is as full as before for other reasons: the key would only add to that.
-        let (problem, steps) = moved([1100.0, 500.0], 400.0);
-        assert!(matches!(review(&problem, &steps, 1.2), Review::Unhelpful { .. }));
-        assert_eq!(take_back(&problem, &steps), Err("taking it back would not help either"));
-        // Its load has ended.
-        let (problem, steps) = moved([1100.0, 500.0], 10.0);
-        assert!(matches!(review(&problem, &steps, 1.2), Review::Gone { .. }));
+        let (problem, plan) = moved(1080.0, [1100.0, 500.0], 400.0);
+        assert!(matches!(review(&problem, &plan, 1.2), Review::Unhelpful(_)));
+        assert_eq!(take_back(&problem, &plan.steps), Err("taking it back would not help either"));
+        // Its load has ended, and another load has filled the target.
+        let (problem, plan) = moved(1080.0, [680.0, 1300.0], 10.0);
+        assert!(matches!(review(&problem, &plan, 1.2), Review::Gone(_)));
     }
 
     #[test]
     fn to_take_it_back_takes_budget_and_memory() {
-        let (mut problem, steps) = moved([500.0, 1300.0], 400.0);
+        let (mut problem, Plan { steps, .. }) = moved(1080.0, [500.0, 1300.0], 400.0);
         problem.knobs.keys_max = 0;
         assert!(take_back(&problem, &steps).is_err_and(|why| why.contains("budget")));
         problem.knobs = Knobs { bytes_max: 99, ..Knobs::default() };

@@ -564,8 +564,8 @@ keys! {
         "How long a node has to be over its limit before anything is done. What ends sooner is left alone.";
     "headroom" Reload ["margin"] count(1..=80) planner.headroom,
         "Percent that are kept free: of a node's capacity, or, where none is given, above its even share.";
-    "min-requests" Reload ["threshold"] count(0..=100_000_000) planner.least,
-        "A node with fewer requests in a second is never relieved.";
+    "min-requests" Reload ["threshold"] optional_count(0..=100_000_000) planner.least = "1000",
+        "A node with fewer requests per second is never relieved. Not set: 500 with a `capacity`, and 5000 without.";
     "max-keys-per-minute" Reload [] count(0..=65_536) planner.keys_per_minute,
         "Keys that it may move by themselves in a minute.";
     "max-bytes-per-hour" Reload [] size(0..=1024 * GB) planner.bytes_per_hour,
