@@ -100,6 +100,7 @@ impl Fleet {
             nodes,
             troubles: Vec::new(),
             stopped_threads: self.running.threads().troubles(),
+            automation: Vec::new(),
             limited: status
                 .limited
                 .iter()
@@ -123,7 +124,7 @@ impl Source for Fleet {
         });
         // Behind the look at the phase, which moves look at as well.
         let troubles = if report.draining { Vec::new() } else { self.moves.troubles() };
-        StatusReport { troubles, ..report }
+        StatusReport { troubles, automation: self.operator.automation_states(), ..report }
     }
 
     fn operate(&self, operation: Operation, who: &str) -> Result<serde_json::Value, Refused> {
@@ -137,7 +138,7 @@ impl Source for Fleet {
             Phase::Starting => String::new(),
         }));
         self.moves.add_metrics(&mut page);
-        self.operator.add_autoscale_metrics(&mut page);
+        self.operator.add_automation_metrics(&mut page);
         let status = self.status();
         page.gauge("slots_unserved", "Slots whose owner cannot be reached", status.readiness().slots_unserved() as f64);
         health::add_metrics(&mut page, &status.nodes);

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use switchyard_control::admin::{
-    Access, Admin, AdminAccess, AdminError, AdminOptions, LinkReport, NodeReport, NodesReport, Operation, Refused, Source, StatusReport,
-    Token, Trouble,
+    Access, Admin, AdminAccess, AdminError, AdminOptions, AutomationState, LinkReport, NodeReport, NodesReport, Operation, Refused, Source,
+    StatusReport, Token, Trouble,
 };
 use tokio::sync::oneshot;
 
@@ -101,6 +101,7 @@ fn start(options: AdminOptions) -> Running {
         troubles: Vec::new(),
         limited: Vec::new(),
         stopped_threads: Vec::new(),
+        automation: Vec::new(),
     };
     let fake = Arc::new(Fake(Mutex::new((status, "a_total 1\n# EOF\n".into()))));
     let source = Arc::clone(&fake);
@@ -271,7 +272,18 @@ fn health_and_readiness() {
     assert_eq!((ready.status, ready.body.as_str()), (200, "ready\nthe thread planner has stopped\n"), "clients are served as before");
     let status = running.get("/api/v1/status").body;
     assert!(status.contains(r#""ready":true,"whole":true"#) && status.contains("the thread planner has stopped"), "{status}");
-    running.change(|(status, _)| status.stopped_threads.clear());
+    running.change(|(status, _)| {
+        status.stopped_threads.clear();
+        let state = |name: &str, rests: Option<&str>| AutomationState {
+            name: name.to_owned(),
+            mode: "on".to_owned(),
+            rests: rests.map(Into::into),
+        };
+        status.automation = vec![state("planner", Some("3 decisions have failed")), state("autoscaler", None)];
+    });
+    let ready = running.get("/readyz");
+    assert_eq!((ready.status, ready.body.as_str()), (200, "ready\nthe planner rests: 3 decisions have failed\n"));
+    running.change(|(status, _)| status.automation.clear());
 
     running.change(|(status, _)| {
         status.nodes = vec![

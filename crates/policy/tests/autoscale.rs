@@ -148,9 +148,16 @@ fn a_provisioner_that_failed_is_left_alone_for_a_while() {
     let decision = decide(&at(1_010_000), &knobs, &mut state);
     assert_eq!((decision.what, decision.reasons.last()), (What::Stay, Some(&Reason::Pause(20_000))));
     assert_eq!(decide(&at(1_030_000), &knobs, &mut state).what, What::Add);
+    // The pause doubles with each failure, up to an hour.
+    state.ended(1_030_000, true);
+    assert_eq!(state.failed_pause(1_040_000, &knobs), Some(50_000));
+    assert_eq!(decide(&at(1_089_999), &knobs, &mut state).what, What::Stay);
+    assert_eq!(decide(&at(1_090_000), &knobs, &mut state).what, What::Add);
+    (0..20).for_each(|_| state.ended(1_090_000, true));
+    assert_eq!(state.failed_pause(1_090_000, &knobs), Some(3_600_000));
     // After a change that went well the next one begins at once.
-    state.ended(1_030_000, false);
-    assert_eq!(decide(&at(1_030_001), &knobs, &mut state).what, What::Add);
+    state.ended(1_100_000, false);
+    assert_eq!((decide(&at(1_100_001), &knobs, &mut state).what, state.failed_pause(1_100_001, &knobs)), (What::Add, None));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use switchyard_policy::planner::{
-    Advice, KeyAt, Knobs, Node, Plan, Policy, Previous, Problem, SlotAt, State, Stays, Step, Verdict, What, solve,
+    Advice, KeyAt, Knobs, Node, Plan, Policy, Previous, Problem, SlotAt, State, Stays, Step, Verdict, What, Why, held, solve,
 };
 use switchyard_policy::topology::{NodeId, Slot};
 
@@ -292,6 +292,29 @@ fn a_key_or_tag_above_every_limit_is_named_and_nothing_moves() {
     // A node with room for all of it takes the slot.
     problem.nodes[2].capacity = Some(20_000.0);
     assert!(!solve(&problem, &Previous::default()).steps.is_empty());
+}
+
+#[test]
+fn each_node_that_stays_over_its_limit_has_a_reason() {
+    let of = |problem: &Problem, previous: &Previous| -> Vec<(u16, Why)> {
+        held(problem, previous).into_iter().map(|held| (held.node.0, held.why)).collect()
+    };
+    let none = Previous::default();
+    assert_eq!(of(&skewed(), &none), []);
+    let with = |change: fn(&mut Problem)| {
+        let mut problem = skewed();
+        change(&mut problem);
+        problem
+    };
+    assert_eq!(of(&with(|problem| problem.knobs.least_set = Some(9000.0)), &none), [(0, Why::Floor(9000.0))]);
+    assert_eq!(of(&with(|problem| problem.nodes[0].lasting = 100.0), &none), [(0, Why::Brief)]);
+    assert_eq!(of(&with(|problem| problem.nodes[0].state = State::Busy), &none), [(0, Why::Busy)]);
+    assert_eq!(of(&with(|problem| problem.knobs.bytes_max = 10), &none), [(0, Why::Budget)]);
+    assert_eq!(of(&with(|problem| problem.keys = vec![key("a", 0, 0, 7500.0)]), &none), [(0, Why::Unsplittable)]);
+    let keys = with(|problem| problem.slots.clear());
+    let recent = Previous { keys: keys.keys.iter().map(|key| key.key.clone()).collect(), ..Previous::default() };
+    assert_eq!(of(&keys, &recent), [(0, Why::Cooldown)]);
+    assert_eq!(of(&with(|problem| (problem.slots.clear(), problem.keys.clear()).0), &none), [(0, Why::NoRoom)]);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The planner's view, plans and decisions, as the admin API shows it.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::PlanReport;
@@ -17,6 +19,9 @@ pub struct PlanRequest {
     /// As if this node were to go.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub without: Option<String>,
+    /// Move back what this decision has moved, in place of a new plan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub undo: Option<u64>,
     /// By another policy than that of the configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
@@ -44,6 +49,12 @@ pub struct AutomationReport {
     /// Why it rests, where the mode is `on`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rests: Option<String>,
+    /// Nodes over their limit.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub over: Vec<String>,
+    /// Decisions that have ended since the start, by outcome.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub outcomes: BTreeMap<String, u64>,
 }
 
 /// A decision: what was seen, and what follows.
@@ -70,6 +81,9 @@ pub struct DecisionReport {
     pub price: PriceReport,
     /// Other ways.
     pub alternatives: Vec<AlternativeReport>,
+    /// Nodes that stay over their limit, each with the reason.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub held: Vec<String>,
     /// Remedies that only people have, and those that hot copies are about to bring.
     pub advice: Vec<String>,
     /// The moves that were begun.
@@ -144,6 +158,6 @@ pub struct AlternativeReport {
     pub relieves: bool,
     /// Its price.
     pub price: PriceReport,
-    /// The fullest node afterwards, percent of its limit.
+    /// The fullest node afterwards, percent of its limit. 0: only a node that leaves still has something.
     pub fullest_percent: f64,
 }

@@ -66,6 +66,21 @@ pub struct StatusReport {
     /// A sentence for each thread of automation or observation that has stopped after an internal error. Every key is served all the same.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stopped_threads: Vec<String>,
+    /// The planner and the autoscaler.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub automation: Vec<AutomationState>,
+}
+
+/// Whether a part of automation acts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AutomationState {
+    /// `planner` or `autoscaler`.
+    pub name: String,
+    /// `off`, `observe` or `on`, as in the configuration.
+    pub mode: String,
+    /// The reason why it does not act although its mode is `on`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rests: Option<String>,
 }
 
 /// Commands that were served because there is one node, and that would meet a limit if there were two.
@@ -212,8 +227,8 @@ pub struct Readiness {
     pub serves: bool,
     /// What is wrong beside them.
     pub troubles: Vec<String>,
-    /// Threads that have stopped. No key is concerned.
-    pub stopped_threads: Vec<String>,
+    /// Threads that have stopped, and automation that rests. No key is concerned.
+    pub automation: Vec<String>,
 }
 
 impl Readiness {
@@ -280,7 +295,14 @@ impl StatusReport {
             others.map(|condition| format!("node {}: {condition}", node.address))
         });
         let troubles = conditions.chain(self.troubles.iter().map(|trouble| trouble.what.clone())).collect();
-        Readiness { draining: self.draining, not_ready, serves, troubles, stopped_threads: self.stopped_threads.clone() }
+        Readiness { draining: self.draining, not_ready, serves, troubles, automation: self.automation_troubles() }
+    }
+
+    /// A sentence for each thread that has stopped, and for each part of automation that rests.
+    #[must_use]
+    pub fn automation_troubles(&self) -> Vec<String> {
+        let rests = |state: &AutomationState| Some(format!("the {} rests: {}", state.name, state.rests.as_ref()?));
+        self.stopped_threads.iter().cloned().chain(self.automation.iter().filter_map(rests)).collect()
     }
 }
 

@@ -186,7 +186,7 @@ async fn ready(State(source): State<Shared>, Extension(Trusted(trusted)): Extens
         for node in &readiness.not_ready {
             let _ = writeln!(text, "node {} ({}): {}", node.address, counted(node.slots, "slot"), node.reason);
         }
-        for trouble in readiness.troubles.iter().chain(&readiness.stopped_threads) {
+        for trouble in readiness.troubles.iter().chain(&readiness.automation) {
             let _ = writeln!(text, "{trouble}");
         }
     }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use switchyard_policy::autoscale::{Clock, Decision, Millis, Now, Observed, What, decide};
 use switchyard_policy::topology::NodeId;
@@ -81,6 +81,8 @@ struct Inner {
     revived: Option<Millis>,
     /// Servers that had ended at the last look, and what came of starting them again.
     fallen: BTreeMap<String, &'static str>,
+    /// The reason to rest that was logged last.
+    logged: Option<String>,
     /// Servers that an operator is adding now. None of them is stopped.
     joining: BTreeSet<String>,
     /// The server that is being stopped now. It cannot be added.
@@ -145,9 +147,9 @@ enum Outcome {
     GivenUp(String),
 }
 
-/// Its standing, for people.
+/// The state of the autoscaler, for reports and metrics.
 #[derive(Clone, Debug)]
-pub(crate) struct Standing {
+pub(crate) struct Autoscaling {
     pub(crate) config: AutoscaleConfig,
     pub(crate) wanted: Option<usize>,
     pub(crate) is_paused: bool,
@@ -158,6 +160,8 @@ pub(crate) struct Standing {
     pub(crate) events: Vec<Event>,
     pub(crate) done: u64,
     pub(crate) failed: u64,
+    /// The rest of the pause after a failure.
+    pub(crate) pause: Option<Duration>,
 }
 
 impl Autoscaler {
@@ -183,11 +187,11 @@ impl Autoscaler {
         self.inner().config = config.clone();
     }
 
-    pub(crate) fn standing(&self) -> Standing {
+    pub(crate) fn standing(&self) -> Autoscaling {
         let inner = self.inner();
         let Inner { config, intent, decision, .. } = &*inner;
         let change = intent.change.as_ref().map(|change| (change.number, change.stage.text(), change.since, change.error.clone()));
-        Standing {
+        Autoscaling {
             config: config.clone(),
             wanted: intent.wanted,
             is_paused: intent.is_paused,
@@ -197,7 +201,21 @@ impl Autoscaler {
             events: intent.events.iter().rev().cloned().collect(),
             done: intent.done,
             failed: intent.failed,
+            pause: intent.state.failed_pause(self.now().run, &config.knobs).map(Duration::from_millis),
         }
+    }
+
+    /// Logs the reason why it does not act, once, and its end.
+    pub(crate) fn log_rest(&self, rest: Option<String>) {
+        let mut inner = self.inner();
+        if rest == inner.logged {
+            return;
+        }
+        match &rest {
+            Some(why) => warn!("the autoscaler rests: {why}"),
+            None => info!("the autoscaler acts again"),
+        }
+        inner.logged = rest;
     }
 
     /// Somebody wants so many nodes. If there are so many (`has`), a server that is to join and has not is not wanted any more: it is stopped.

@@ -2,21 +2,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
+use std::time::Instant;
 
 use switchyard_policy::autoscale::{self, Observed, What, minimum};
 use switchyard_policy::topology::{NodeId, Topology};
+use switchyard_resp::units::describe_time;
 use switchyard_router::{Link, Router};
 
 use super::Operator;
 use crate::admin::{
-    AddNodeRequest, AutoscaleChange, AutoscaleEvent, AutoscaleReport, AutoscaleRequest, HowRequest, NodeRequest, PlanReport, Refused,
-    conflict, wrong,
+    AddNodeRequest, AutomationState, AutoscaleChange, AutoscaleEvent, AutoscaleReport, AutoscaleRequest, HowRequest, NodeRequest,
+    PlanReport, Refused, conflict, wrong,
 };
-use crate::autoscale::{AutoscaleConfig, Evidence, FleetActions, Inspected, POLICIES, Started, Way, is_same, reason_text};
+use crate::autoscale::{AutoscaleConfig, Autoscaling, Evidence, FleetActions, Inspected, POLICIES, Started, Way, is_same, reason_text};
 use crate::members::FleetFacts;
 use crate::metrics::Page;
 use crate::nodes::{NodeAddress, parse_endpoint};
-use crate::planner::Mode;
+use crate::planner::{Mode, OUTCOMES};
 
 impl Operator {
     /// Takes over how many nodes there may be, and how servers are started.
@@ -53,6 +55,7 @@ impl Operator {
     pub(crate) fn look_and_scale(&self) -> bool {
         self.moves.topology_now().is_ok_and(|topology| {
             let hands = OfFleet { operator: self, topology: &topology };
+            self.autoscaler.log_rest(self.autoscaler_is_held(&self.autoscaler.standing()));
             self.autoscaler.step(&hands, self.autoscaler.now(), &self.moves.site())
         })
     }
@@ -66,16 +69,7 @@ impl Operator {
             |known: &[(Mode, &'static str)]| known.iter().find(|(mode, _)| *mode == config.mode).map_or("", |(_, word)| word).to_owned();
         let policy = POLICIES.iter().find(|(policy, _)| *policy == config.knobs.policy).map_or("", |(_, word)| word);
         let provisioner = config.provisioner();
-        let rests = match () {
-            () if standing.is_paused => Some("somebody has paused it (`switchyard autoscale resume`)".to_owned()),
-            () if config.mode != Mode::On => None,
-            () if self.is_automation_off() => Some("automation is switched off (`switchyard automation on`)".to_owned()),
-            () => match &provisioner {
-                Ok(Some(_)) => None,
-                Ok(None) => Some("no provisioner is configured (docs/autoscaling.md)".to_owned()),
-                Err(why) => Some(why.clone()),
-            },
-        };
+        let rests = self.autoscaler_rests(&standing);
         Ok(AutoscaleReport {
             mode: word(&Mode::ALL),
             policy: policy.to_owned(),
@@ -115,12 +109,52 @@ impl Operator {
         self.autoscale()
     }
 
+    /// The reason why the autoscaler does not act until an operator changes something.
+    fn autoscaler_is_held(&self, standing: &Autoscaling) -> Option<String> {
+        match standing.config.provisioner() {
+            _ if standing.is_paused => Some("an operator has paused it (`switchyard autoscale resume`)".to_owned()),
+            _ if standing.config.mode != Mode::On => None,
+            _ if self.is_automation_off() => Some("automation is switched off (`switchyard automation on`)".to_owned()),
+            Ok(Some(_)) => None,
+            Ok(None) => Some("no provisioner is configured (docs/autoscaling.md)".to_owned()),
+            Err(why) => Some(why),
+        }
+    }
+
+    /// That reason, or the pause after a failure.
+    fn autoscaler_rests(&self, standing: &Autoscaling) -> Option<String> {
+        let pause = |left| format!("its last change has failed, and it begins none for {} (`switchyard autoscale`)", describe_time(left));
+        self.autoscaler_is_held(standing).or_else(|| standing.pause.map(pause))
+    }
+
+    /// The planner and the autoscaler: whether they act.
+    pub(crate) fn automation_states(&self) -> Vec<AutomationState> {
+        let word = |mode: Mode| Mode::ALL.iter().find(|(known, _)| *known == mode).map_or("", |(_, word)| word).to_owned();
+        let (planner, autoscaler) = (self.planner.standing(Instant::now()), self.autoscaler.standing());
+        let rests = self.autoscaler_rests(&autoscaler).filter(|_| autoscaler.config.mode == Mode::On);
+        [("planner", planner.mode, planner.rests.filter(|_| planner.mode == Mode::On)), ("autoscaler", autoscaler.config.mode, rests)]
+            .map(|(name, mode, rests)| AutomationState { name: name.to_owned(), mode: word(mode), rests })
+            .into()
+    }
+
     fn is_automation_off(&self) -> bool {
         self.planner.is_off()
     }
 
-    /// Adds the autoscaler's figures.
-    pub(crate) fn add_autoscale_metrics(&self, page: &mut Page) {
+    /// Adds the figures of planner and autoscaler.
+    pub(crate) fn add_automation_metrics(&self, page: &mut Page) {
+        let states = self.automation_states();
+        let label = |state: &AutomationState| ("automation", state.name.clone());
+        let modes = states.iter().flat_map(|state| {
+            Mode::ALL.map(|(_, mode)| (vec![label(state), ("mode", mode.to_owned())], f64::from(u8::from(mode == state.mode))))
+        });
+        page.gauges("automation_mode", "1 for the mode of planner and autoscaler in the configuration, 0 for the other modes", modes);
+        let rests = states.iter().map(|state| (vec![label(state)], f64::from(u8::from(state.rests.is_some()))));
+        page.gauges("automation_rests", "1 while planner or autoscaler does not act although its mode is on", rests);
+        let planner = self.planner.standing(Instant::now());
+        page.gauge("planner_nodes_over_limit", "Nodes over their limit at the planner's latest measurement", planner.over.len() as f64);
+        let outcomes = OUTCOMES.iter().map(|outcome| (*outcome, planner.outcomes.get(outcome).copied().unwrap_or_default() as f64));
+        page.counters("planner_decisions", "Decisions of the planner that have ended, by outcome", "outcome", outcomes);
         let standing = self.autoscaler.standing();
         let nodes = self.moves.topology_now().map_or(0, |topology| topology.nodes().len());
         page.gauge("autoscale_nodes", "Nodes of the fleet", nodes as f64);

@@ -272,9 +272,11 @@ fn told(operation: &Operation) -> String {
         Operation::HotKeys { .. } => "keys that are used most".to_owned(),
         Operation::Load => "the load of nodes and slots".to_owned(),
         Operation::HotCopies => "hot copies".to_owned(),
-        Operation::Plan(request) => {
-            if request.apply { "carry out the plan of the planner" } else { "what the planner would do" }.to_owned()
-        }
+        Operation::Plan(request) => match (request.undo, request.apply) {
+            (Some(id), _) => format!("move back what decision {id} of the planner has moved"),
+            (None, true) => "carry out the plan of the planner".to_owned(),
+            (None, false) => "what the planner would do".to_owned(),
+        },
         Operation::PlanHistory { .. } => "what the planner has decided".to_owned(),
         Operation::Replay { id, .. } => format!("decision {id} of the planner once more"),
         Operation::Autoscale => "how many nodes there are to be".to_owned(),

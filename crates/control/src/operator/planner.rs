@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use switchyard_policy::load::ObservedLoad;
 use switchyard_policy::migration::{Cause, How, Key, MoveOrder};
-use switchyard_policy::planner::{Plan, Policy, Previous, Problem, State, Step, What, fullest_at, nodes_of, solve};
-use switchyard_policy::topology::{MoveId, NodeId, Placement, Topology};
+use switchyard_policy::planner::{Plan, Policy, Previous, Problem, State, Step, What, fullest_at, held, nodes_of, solve, undo};
+use switchyard_policy::topology::{MoveId, NodeId, Placement, Slot, Topology};
 use switchyard_router::{Link, Router};
 use tracing::{info, warn};
 
@@ -16,7 +16,7 @@ use super::{Operator, node_named};
 use crate::admin::{
     AutomationReport, AutomationRequest, DecisionReport, HistoryReport, HowRequest, PlanReport, PlanRequest, Refused, conflict, wrong,
 };
-use crate::planner::{Around, Decision, KEYS, Mode, Next, PLANNER, POLICIES, Planner, PlannerConfig, Words, names};
+use crate::planner::{Around, Decision, KEYS, Mode, Next, PLANNER, POLICIES, Planner, PlannerConfig, Standing, Words, names};
 
 impl Operator {
     /// Takes over how the planner goes about it.
@@ -34,6 +34,7 @@ impl Operator {
         let Ok(topology) = self.moves.topology_now() else { return };
         let (load, now) = (self.observed(&topology, KEYS), Instant::now());
         self.planner.note(now, &topology, &load);
+        self.planner.log_rest(now);
         self.planner.keep_relocated(|key| topology.exception(key));
         if self.planner.is_idle() {
             return;
@@ -74,9 +75,12 @@ impl Operator {
         }
     }
 
-    /// Says what the planner would do now, or has it done.
+    /// Returns the plan for now. With `apply` it is carried out.
     pub(super) fn plan_now(&self, request: &PlanRequest, who: &str) -> Result<DecisionReport, Refused> {
         let _one = self.plan();
+        if let Some(id) = request.undo {
+            return self.undo(id, request, who);
+        }
         let topology = self.moves.topology_now()?;
         let (load, now) = (self.observed(&topology, KEYS), Instant::now());
         let mut around = self.around(&topology, &load);
@@ -91,13 +95,15 @@ impl Operator {
         let policy = problem.knobs.policy;
         let name = |node| self.moves.name(node);
         let words = Words { name: &name, named: request.named };
-        let mut report = DecisionReport { by: who.to_owned(), ..words.plan(&plan, policy) };
+        let held = words.held(&held(&problem, &previous));
+        let mut report = DecisionReport { by: who.to_owned(), held, ..words.plan(&plan, policy) };
         if request.apply {
             if request.load.is_some() {
                 return Err(wrong("a load that is only supposed is no reason to move anything: leave out `load`, or `apply`"));
             }
             if plan.steps.is_empty() {
-                return Err(conflict(format!("there is nothing to do: {}", report.says)));
+                let reasons: Vec<String> = std::iter::once(report.says).chain(report.held).chain(report.advice).collect();
+                return Err(conflict(format!("there is nothing to do: {}", reasons.join("; "))));
             }
             let before = fullest_at(&problem, &nodes_of(&plan.steps));
             let begun = self.leaving(leaver, || self.begin_plan(&topology, &plan, false).map_err(|(_, refused)| refused))?;
@@ -106,6 +112,51 @@ impl Operator {
             (report.id, report.applied) = (Some(id), Some(begun));
         }
         Ok(report)
+    }
+
+    /// Moves back the keys and slots of a decision that are still where it has moved them.
+    fn undo(&self, id: u64, request: &PlanRequest, who: &str) -> Result<DecisionReport, Refused> {
+        let decision = self.decision(id)?;
+        let topology = self.moves.topology_now()?;
+        let begun = decision.moves.iter().flatten().copied().map(MoveId);
+        let open = self.moves.open_ids();
+        match begun.clone().find(|begun| open.contains(begun)) {
+            Some(MoveId(number)) => {
+                return Err(conflict(format!(
+                    "move {number} of decision {id} has not ended: wait for it (`switchyard moves watch`), or abort it (`switchyard moves abort {number}`)"
+                )));
+            }
+            None if begun.count() == 0 => return Err(conflict(format!("decision {id} was not carried out, so nothing can be moved back"))),
+            None => {}
+        }
+        let is_there = |slot: &Slot, to: NodeId| topology.owner(*slot) == to && topology.transit(*slot).is_none();
+        let there = |step: Step| match step.what {
+            What::Key { ref key, slot, .. } => (topology.lives_at(key) == step.to && topology.transit(slot).is_none()).then_some(step),
+            What::Slots(all) => {
+                let (count, slots) = (all.len() as u64, all.into_iter().filter(|slot| is_there(slot, step.to)).collect::<Vec<_>>());
+                let bytes = step.bytes * slots.len() as u64 / count.max(1);
+                (!slots.is_empty()).then_some(Step { what: What::Slots(slots), bytes, ..step })
+            }
+        };
+        let steps: Vec<Step> = decision.plan.steps.into_iter().filter_map(there).collect();
+        if steps.is_empty() {
+            return Err(conflict(format!("nothing of decision {id} is where it was moved to, so nothing can be moved back")));
+        }
+        let (load, now) = (self.observed(&topology, KEYS), Instant::now());
+        let (problem, previous) = self.planner.problem(now, &topology, &load, &self.around(&topology, &load));
+        let plan = undo(&problem, steps).map_err(|why| conflict(format!("decision {id} cannot be undone now: {why}")))?;
+        let begun = self.begin_plan(&topology, &plan, false).map_err(|(_, refused)| refused)?;
+        let (name, by) = (|node| self.moves.name(node), format!("{who}, to undo decision {id}"));
+        let report = Words { name: &name, named: request.named }.plan(&plan, problem.knobs.policy);
+        let before = fullest_at(&problem, &nodes_of(&plan.steps));
+        let undone = self.planner.asked(&by, problem, previous, plan);
+        self.planner.begun(now, undone, before, ids(&begun));
+        Ok(DecisionReport { id: Some(undone), by, says: format!("decision {id} is moved back"), applied: Some(begun), ..report })
+    }
+
+    fn decision(&self, id: u64) -> Result<Decision, Refused> {
+        let found = self.planner.decision(id);
+        found.ok_or_else(|| wrong(format!("there is no decision {id} (any more): `switchyard plan history` lists the last 64")))
     }
 
     /// Whether something can be planned for a node that is to go.
@@ -204,9 +255,7 @@ impl Operator {
 
     /// Decides again on what a decision was made on.
     pub(super) fn replay(&self, id: u64, named: bool) -> Result<DecisionReport, Refused> {
-        let found = self.planner.decision(id);
-        let decision = found
-            .ok_or_else(|| wrong(format!("there is no decision {id} (any more): `switchyard plan history` has those that there are")))?;
+        let decision = self.decision(id)?;
         let Decision { at, by, problem, previous, plan, .. } = decision;
         let name = |node| self.moves.name(node);
         // To take something back is decided on the decision before, which is its reason.
@@ -215,12 +264,18 @@ impl Operator {
     }
 
     pub(super) fn automation(&self) -> AutomationReport {
-        let (mode, rests) = self.planner.rests();
+        let Standing { mode, rests, over, outcomes } = self.planner.standing(Instant::now());
         let is_stopped = self.running.threads().is_stopped(PLANNER);
         let rests =
             is_stopped.then(|| "its thread has stopped after an internal error: see the log, and restart the router".to_owned()).or(rests);
         let word = Mode::ALL.iter().find(|(known, _)| *known == mode).map_or("", |(_, word)| word);
-        AutomationReport { acts: mode == Mode::On && rests.is_none(), mode: word.to_owned(), rests }
+        AutomationReport {
+            acts: mode == Mode::On && rests.is_none(),
+            mode: word.to_owned(),
+            rests,
+            over: over.into_iter().map(|node| self.moves.name(node)).collect(),
+            outcomes: outcomes.into_iter().map(|(outcome, count)| (outcome.to_owned(), count)).collect(),
+        }
     }
 
     /// Switches everything off, or on again, that acts without anybody asking.

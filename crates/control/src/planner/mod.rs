@@ -10,6 +10,7 @@
 
 mod history;
 mod problem;
+mod rest;
 #[cfg(test)]
 mod tests;
 mod thread;
@@ -32,6 +33,7 @@ use crate::store::{RedbStore, StoreError};
 pub(crate) use history::{Decision, History};
 pub(crate) use problem::{Around, KEYS, names};
 use problem::{Looks, Seen, load_of};
+use rest::{Rest, Rests};
 pub(crate) use thread::PLANNER;
 pub use thread::PlannerThread;
 pub(crate) use words::Words;
@@ -60,9 +62,6 @@ const OWN: &str = "planner";
 
 /// The author of a decision that takes back another one.
 const TAKES_BACK: &str = "planner: takes back";
-
-/// So many decisions in a row that did not help, and it rests.
-const FAILURES_MAX: u32 = 3;
 
 /// After a refusal nothing is begun at the node that it concerns, for so long at first and at most. It doubles each time.
 const REFUSED_RESTS: Duration = Duration::from_secs(10);
@@ -142,7 +141,7 @@ struct Kept {
     is_off: bool,
     /// Keys that the planner has moved away from their slots. A key that lives anywhere else was placed by an operator, and stays.
     relocated: Relocated,
-    /// So many of its last decisions in a row did not help.
+    /// The number of decisions that have failed in a row.
     #[serde(default)]
     failures: u32,
 }
@@ -244,6 +243,9 @@ struct Inner {
     /// Nodes that refused a move: nothing is begun there until then, after so many refusals.
     refused: BTreeMap<NodeId, (Instant, u32)>,
     at_work: Vec<Change>,
+    rests: Rests,
+    /// Ended decisions by outcome, since the start.
+    outcomes: BTreeMap<&'static str, u64>,
     noted: Option<(Instant, Vec<(NodeId, NodeId)>)>,
 }
 
@@ -254,6 +256,21 @@ pub(crate) enum Next {
     Rest,
     /// Begin these moves, and say which they are.
     Begin(u64, Plan),
+}
+
+/// All outcomes of decisions.
+pub(crate) const OUTCOMES: [&str; 5] = ["helped", "load-ended", "failed", "not-compared", "refused"];
+
+/// The state of the planner, for reports and metrics.
+#[derive(Debug)]
+pub(crate) struct Standing {
+    pub(crate) mode: Mode,
+    /// Why it does not act, whatever the mode.
+    pub(crate) rests: Option<String>,
+    /// Nodes over their limit at the latest measurement.
+    pub(crate) over: Vec<NodeId>,
+    /// Decisions that have ended since the start, by outcome.
+    pub(crate) outcomes: BTreeMap<&'static str, u64>,
 }
 
 /// The planner of a fleet.
@@ -269,6 +286,7 @@ impl Planner {
         let mut inner = Inner { kept: crate::store::load_as(&*store, KEPT)?, ..Inner::default() };
         let now = (Instant::now(), history::unix_seconds());
         inner.history = History::load(&store, |id, decision| inner.resume(now, id, decision));
+        inner.rests.failed(now.0, inner.kept.failures);
         Ok(Self { store, inner: Mutex::new(inner) })
     }
 
@@ -284,10 +302,18 @@ impl Planner {
         self.inner().config.clone()
     }
 
-    /// Why it does not act, where its mode says that it should; its mode.
-    pub(crate) fn rests(&self) -> (Mode, Option<String>) {
+    /// The state of the planner, for reports and metrics.
+    pub(crate) fn standing(&self, now: Instant) -> Standing {
         let inner = self.inner();
-        (inner.config.mode, inner.rests().or_else(|| inner.waits(Instant::now())))
+        let rests = inner.rest(now).map(|rest| rest.text());
+        Standing { mode: inner.config.mode, rests, over: inner.over.clone(), outcomes: inner.outcomes.clone() }
+    }
+
+    /// Logs why it does not act, once for each reason.
+    pub(crate) fn log_rest(&self, now: Instant) {
+        let mut inner = self.inner();
+        let rest = inner.rest(now).filter(|_| inner.config.mode == Mode::On);
+        inner.rests.log(rest.as_ref());
     }
 
     /// Whether somebody has switched all automation off.
@@ -299,7 +325,9 @@ impl Planner {
     pub(crate) fn switch(&self, is_off: bool) -> Result<(), String> {
         let mut inner = self.inner();
         let kept = Kept { is_off, failures: 0, ..inner.kept.clone() };
-        self.keep(&mut inner, kept)
+        self.keep(&mut inner, kept)?;
+        inner.rests = Rests::default();
+        Ok(())
     }
 
     /// There is nothing to decide, and nothing to look back at.
@@ -362,7 +390,7 @@ impl Planner {
     pub(crate) fn step(&self, now: Instant, problem: &Problem, previous: Previous, is_open: impl Fn(MoveId) -> bool) -> Next {
         let mut inner = self.inner();
         // As it stood before: also the last of several failures is taken back.
-        let acts = inner.config.mode == Mode::On && inner.rests().is_none();
+        let acts = inner.acts(now);
         if let Some((id, plan)) = self.look_back(&mut inner, now, acts, problem, is_open) {
             return Next::Begin(id, plan);
         }
@@ -378,7 +406,7 @@ impl Planner {
             inner.noted = None;
             return Next::Rest;
         }
-        let acts = inner.config.mode == Mode::On && inner.rests().is_none() && !plan.steps.is_empty();
+        let acts = inner.acts(now) && !plan.steps.is_empty();
         let ways: Vec<(NodeId, NodeId)> = plan.steps.iter().map(|step| (step.from, step.to)).collect::<BTreeSet<_>>().into_iter().collect();
         let is_news = inner.noted.as_ref().is_none_or(|(at, known)| now.saturating_duration_since(*at) >= NOTED_EVERY && *known != ways);
         if !acts && !is_news {
@@ -409,14 +437,14 @@ impl Planner {
                     inner.at_work.push(change);
                 }
                 Stage::Settles(until) if now < *until => inner.at_work.push(change),
-                Stage::Settles(_) => next = self.judge(inner, acts, problem, &change).or(next),
+                Stage::Settles(_) => next = self.judge(inner, now, acts, problem, &change).or(next),
             }
         }
         next
     }
 
     /// Notes the outcome of a decision; the plan that takes it back, if any.
-    fn judge(&self, inner: &mut Inner, acts: bool, problem: &Problem, change: &Change) -> Option<(u64, Plan)> {
+    fn judge(&self, inner: &mut Inner, now: Instant, acts: bool, problem: &Problem, change: &Change) -> Option<(u64, Plan)> {
         let went = |effect: Effect| {
             format!(
                 "the fullest of its nodes went from {:.0} to {:.0} % of its limit, and {:.0} of {:.0} requests/s left the nodes that it relieved",
@@ -427,7 +455,14 @@ impl Planner {
             )
         };
         let mut failures = inner.kept.failures;
-        let (outcome, back) = match (review(problem, &change.plan, change.before), change.kind) {
+        let review = review(problem, &change.plan, change.before);
+        inner.count(match review {
+            Review::Helped(_) => "helped",
+            Review::Gone(_) => "load-ended",
+            Review::Unhelpful(_) => "failed",
+            Review::Unclear => "not-compared",
+        });
+        let (outcome, back) = match (review, change.kind) {
             (Review::Unclear, _) => {
                 ("its moves are over; one of its nodes is down or takes part in another move, so nothing was compared".to_owned(), None)
             }
@@ -450,6 +485,7 @@ impl Planner {
         if failures != inner.kept.failures {
             let kept = Kept { failures, ..inner.kept.clone() };
             self.keep(inner, kept).unwrap_or_else(|why| tracing::warn!("{why}"));
+            inner.rests.failed(now, failures);
         }
         let plan = back?;
         Some((self.record(inner, Decision::of(TAKES_BACK, problem.clone(), Previous::default(), plan.clone())), plan))
@@ -499,6 +535,7 @@ impl Planner {
             let rest = REFUSED_RESTS.saturating_mul(1 << times.min(16)).min(REFUSED_RESTS_MAX);
             inner.refused.insert(node, (now + rest, times + 1));
         }
+        inner.count("refused");
         inner.history.ended(&self.store, decision, format!("refused: {why}"));
     }
 
@@ -542,29 +579,30 @@ impl Planner {
 }
 
 impl Inner {
-    fn rests(&self) -> Option<String> {
-        match () {
-            () if self.kept.is_off => Some("automation is switched off (`switchyard automation on`)".to_owned()),
-            () if self.kept.failures >= FAILURES_MAX => Some(format!(
-                "{FAILURES_MAX} decisions in a row did not help: look at `switchyard plan history`, then `switchyard automation on`"
-            )),
-            () => None,
+    /// Why it does not act, or not soon.
+    fn rest(&self, now: Instant) -> Option<Rest> {
+        let failures = self.kept.failures;
+        let waits = || {
+            self.at_work.iter().find_map(|Change { decision, since, stage, .. }| match stage {
+                Stage::Moves(moves) if now.saturating_duration_since(*since) >= LONG => {
+                    Some(Rest::Waits { decision: *decision, moves: moves.clone() })
+                }
+                _ => None,
+            })
+        };
+        match self.rests.left(now) {
+            _ if self.kept.is_off => Some(Rest::Off),
+            Some(left) => Some(Rest::Failed { failures, left }),
+            None => waits(),
         }
     }
 
-    /// The moves that it has been waiting for, where that takes long.
-    fn waits(&self, now: Instant) -> Option<String> {
-        self.at_work.iter().find_map(|change| match &change.stage {
-            Stage::Moves(moves) if now.saturating_duration_since(change.since) >= LONG => {
-                let moves: Vec<String> = moves.iter().map(|id| id.0.to_string()).collect();
-                Some(format!(
-                    "it waits for decision {}: not all of its moves ({}) are over (`switchyard moves`)",
-                    change.decision,
-                    moves.join(", ")
-                ))
-            }
-            _ => None,
-        })
+    fn acts(&self, now: Instant) -> bool {
+        self.config.mode == Mode::On && !matches!(self.rest(now), Some(Rest::Off | Rest::Failed { .. }))
+    }
+
+    fn count(&mut self, outcome: &'static str) {
+        *self.outcomes.entry(outcome).or_default() += 1;
     }
 
     /// Moved keys and slots stay for a while, and count for the budgets.

@@ -6,6 +6,7 @@ use switchyard_policy::load::{NodeLoad, ObservedLoad, SlotLoad};
 use switchyard_policy::planner::{KeyAt, Price};
 use switchyard_policy::telemetry::{Board, Counted, Counts, Hot, HotNode, Name, Rates, Weights};
 
+use super::rest::{FAILURES_MAX, PAUSE};
 use super::*;
 
 /// A planner that acts, at a window of 3 s, and the time of its first look.
@@ -152,10 +153,10 @@ fn nothing_is_taken_back_once_it_may_not_act() {
 }
 
 #[test]
-fn three_failures_stop_it_until_people_say_so() {
+fn failures_in_a_row_lead_to_growing_pauses() {
     let mut bench = Bench::new();
     for _ in 0..FAILURES_MAX {
-        assert!(bench.planner.rests().1.is_none());
+        assert!(bench.planner.standing(bench.now).rests.is_none());
         bench.begins(&before());
         let Next::Begin(id, plan) = bench.compare(&worse()) else { panic!("it is taken back") };
         bench.begin(id, &plan, &worse());
@@ -163,9 +164,18 @@ fn three_failures_stop_it_until_people_say_so() {
     }
     let store = Arc::clone(&bench.planner.store);
     let again = Planner::open(store).expect("opens again");
-    for planner in [&bench.planner, &again] {
-        assert!(planner.rests().1.is_some_and(|why| why.contains("did not help")));
+    for (planner, now) in [(&bench.planner, bench.now), (&again, Instant::now())] {
+        assert!(planner.standing(now).rests.is_some_and(|why| why.contains("3 decisions in a row have failed")));
     }
+    assert_eq!(bench.planner.standing(bench.now).outcomes["failed"], u64::from(FAILURES_MAX));
+    assert!(matches!(bench.look(&before()), Next::Rest));
+    // It tries again by itself. The next failure leads to a longer pause, and an operator ends that.
+    bench.now += PAUSE;
+    bench.begins(&before());
+    let Next::Begin(id, plan) = bench.compare(&worse()) else { panic!("it is taken back") };
+    bench.begin(id, &plan, &worse());
+    bench.compare(&problem([850.0, 300.0], 0));
+    bench.now += PAUSE;
     assert!(matches!(bench.look(&before()), Next::Rest));
     bench.planner.switch(false).expect("is kept");
     bench.begins(&before());
@@ -200,7 +210,7 @@ fn a_restart_remembers_budgets_cooldowns_and_what_is_at_work() {
     // Its moves go on: nothing else is begun, and nobody takes it for done.
     assert!(matches!(again.step(now, &before(), Previous::default(), |id| id == MoveId(1)), Next::Rest));
     let later = now + LONG + SETTLED;
-    assert!(again.inner().waits(later).is_some_and(|why| why.contains("decision 1")));
+    assert!(again.standing(later).rests.is_some_and(|why| why.contains("decision 1")));
     again.step(later, &problem([700.0, 700.0], 1), Previous::default(), |_| false);
     again.step(later + SETTLED, &problem([700.0, 700.0], 1), Previous::default(), |_| false);
     let outcome = again.decision(id).and_then(|decision| decision.outcome);

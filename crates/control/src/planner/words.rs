@@ -1,6 +1,6 @@
 //! Decisions in words and numbers.
 
-use switchyard_policy::planner::{Advice, Alternative, Name, Outlook, Plan, Policy, Price, Step, Verdict, Way, What};
+use switchyard_policy::planner::{Advice, Alternative, Held, Name, Outlook, Plan, Policy, Price, Step, Verdict, Way, What, Why};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::units::{counted, describe_size};
 
@@ -112,8 +112,23 @@ impl Words<'_> {
             }
             (Verdict::Relieved, false) => format!("{wrong}: moving {what} brings every node under its limit{after}"),
             (Verdict::Partly, _) => format!("{wrong}: moving {what} helps{after}, and does not bring every node under its limit"),
-            (Verdict::NoneFound, _) => format!("{wrong}, and no plan was found: nothing that may move now fits elsewhere"),
+            (Verdict::NoneFound, _) => format!("{wrong}, and no plan was found"),
         }
+    }
+
+    /// Nodes that stay over their limit, each with the reason.
+    pub(crate) fn held(&self, held: &[Held]) -> Vec<String> {
+        let why = |why: Why| match why {
+            Why::Down => "it is down".to_owned(),
+            Why::Busy => "it takes part in a move, or has just refused one (`switchyard moves`)".to_owned(),
+            Why::Floor(least) => format!("it has fewer than {least:.0} requests/s (planner.min-requests)"),
+            Why::Brief => "its excess is too short or too small to differ from noise (planner.window)".to_owned(),
+            Why::Unsplittable => "one key or slot is too much alone".to_owned(),
+            Why::Cooldown => "the keys or slots that would help have just moved, and rest for one or five minutes".to_owned(),
+            Why::Budget => "the budget is spent (planner.max-keys-per-minute, max-bytes-per-hour)".to_owned(),
+            Why::NoRoom => "nothing that may move fits elsewhere".to_owned(),
+        };
+        held.iter().map(|held| format!("{} stays over its limit: {}", (self.name)(held.node), why(held.why))).collect()
     }
 
     fn advice(&self, advice: &Advice) -> String {
@@ -170,10 +185,5 @@ fn alternative(other: &Alternative) -> AlternativeReport {
         Way::CheapSlots => "cheap-slots",
         Way::Search => "search",
     };
-    AlternativeReport {
-        way: way.to_owned(),
-        relieves: other.relieves,
-        price: price(other.price),
-        fullest_percent: (other.fullest * 100.0).min(1e9),
-    }
+    AlternativeReport { way: way.to_owned(), relieves: other.relieves, price: price(other.price), fullest_percent: other.fullest * 100.0 }
 }

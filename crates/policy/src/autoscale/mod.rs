@@ -177,6 +177,9 @@ impl Observed {
     }
 }
 
+/// The longest pause after failures, milliseconds, if the configuration has no longer one.
+const PAUSE_MAX: Millis = 3_600_000;
+
 /// The memory of [`decide`] between two looks. Kept over a restart.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
@@ -186,9 +189,9 @@ pub struct State {
     below: Option<Millis>,
     /// The end of the latest change.
     changed: Option<Millis>,
-    /// The latest change was given up.
+    /// The number of latest changes in a row that were given up.
     #[serde(default)]
-    has_failed: bool,
+    failures: u32,
     /// The number of the next change.
     next: u64,
     /// The change that is under way.
@@ -215,8 +218,20 @@ impl State {
 
     /// The change that is under way has ended: well, or it was given up.
     pub fn ended(&mut self, now: Millis, has_failed: bool) {
-        let next = self.next;
-        *self = Self { changed: Some(now), has_failed, next, ..Self::default() };
+        let (next, failures) = (self.next, if has_failed { self.failures.saturating_add(1) } else { 0 });
+        *self = Self { changed: Some(now), failures, next, ..Self::default() };
+    }
+
+    /// The rest of the pause before the next node is added, if the latest change was given up.
+    #[must_use]
+    pub fn failed_pause(&self, now: Millis, knobs: &Knobs) -> Option<Millis> {
+        let left = || Some(self.changed? + self.grown(knobs.up_pause)).and_then(|end| end.checked_sub(now));
+        (self.failures > 0).then(left).flatten().filter(|left| *left > 0)
+    }
+
+    /// A pause after a change. It doubles with each further failure in a row, up to an hour.
+    fn grown(&self, pause: Millis) -> Millis {
+        pause.saturating_mul(1 << self.failures.saturating_sub(1).min(16)).min(PAUSE_MAX.max(pause))
     }
 
     /// Takes over a state of an earlier run. `last`: the last recorded moment of that run. Afterwards all waits count from times of the new run.
@@ -340,7 +355,7 @@ fn judged(observed: &Observed, knobs: &Knobs, state: &mut State) -> (What, Vec<R
     if count < least {
         let reasons = vec![Reason::Minimum(least, scheduled)];
         // A provisioner that has just failed is not asked again at once.
-        return match state.has_failed.then(|| pause_left(state, now, knobs.up_pause)).flatten() {
+        return match (state.failures > 0).then(|| pause_left(state, now, knobs.up_pause)).flatten() {
             Some(why) => (What::Stay, with(reasons, why)),
             None => (What::Add, reasons),
         };
@@ -405,6 +420,6 @@ fn hindered(state: &State, now: Millis, since: Millis, patience: Millis, pause: 
 
 /// The rest of the pause after the latest change.
 fn pause_left(state: &State, now: Millis, pause: Millis) -> Option<Reason> {
-    let passed = now.saturating_sub(state.changed?);
+    let (passed, pause) = (now.saturating_sub(state.changed?), state.grown(pause));
     (passed < pause).then(|| Reason::Pause(pause - passed))
 }

@@ -13,6 +13,7 @@
 //! Each plan of [`Policy::Switchyard`] asserts: no target ends above its limit, nor fuller than the node that it relieved was; what moves
 //! fits into memory; what moved lately stays.
 
+mod held;
 mod makris;
 mod planted;
 mod remedies;
@@ -23,9 +24,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::topology::{NodeId, Slot};
+pub use held::{Held, Why, held};
 pub use planted::Bug;
 use planted::Planted;
-pub use review::{Effect, Review, fullest_at, nodes_of, review, take_back};
+pub use review::{Effect, Review, fullest_at, nodes_of, review, take_back, undo};
 
 /// The name of a key.
 pub type Name = Box<[u8]>;
@@ -296,7 +298,7 @@ pub struct Alternative {
     pub relieves: bool,
     /// Its price.
     pub price: Price,
-    /// The fullest node afterwards, as a part of its limit.
+    /// The fullest node afterwards, as a part of its limit. Nodes that leave do not count.
     pub fullest: f64,
 }
 

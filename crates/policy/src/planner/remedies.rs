@@ -122,7 +122,7 @@ pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, o
         way: attempt.way,
         relieves: attempt.relieves,
         price: attempt.price,
-        fullest: attempt.fullest.min(f64::MAX),
+        fullest: attempt.fullest,
     });
     let alternatives = if over.is_empty() { Vec::new() } else { alternatives.collect() };
     let Attempt { shifts, mut price, relieves, .. } = attempts.swap_remove(0);
@@ -429,7 +429,7 @@ impl<'p> Filling<'p, '_> {
             }
         }
         price.total += sources.values().sum::<f64>();
-        let fullest = over.iter().map(|id| self.fullness(*id)).fold(0.0, f64::max);
+        let fullest = over.iter().filter(|id| !self.leaving.contains_key(id)).map(|id| self.fullness(*id)).fold(0.0, f64::max);
         let excess = over.iter().map(|id| self.excess(*id)).sum();
         Attempt { way, relieves, fullest, excess, price, shifts: self.shifts }
     }

@@ -107,8 +107,52 @@ pub fn take_back(problem: &Problem, steps: &[Step]) -> Result<Plan, &'static str
     };
     let back = |step: &Step| Step { from: step.to, to: step.from, load: load_now(problem, step), ..step.clone() };
     let steps: Vec<Step> = steps.iter().filter(is_there).map(back).collect();
+    let (plan, shifted, bytes) = plan_of(&fleet, steps);
+    let Plan { steps, price, .. } = &plan;
+    let nodes = nodes_of(steps);
+    let place = |id: &NodeId| fleet.nodes.get(id);
+    match () {
+        () if steps.is_empty() => Err("nothing of it is where it was put"),
+        () if price.keys > problem.knobs.keys_max || price.bytes > problem.knobs.bytes_max => {
+            Err("the budget does not allow to take it back")
+        }
+        () if !nodes.iter().all(|id| place(id).is_some_and(|place| place.node.state == State::Ready)) => {
+            Err("one of its nodes cannot take part in a move now")
+        }
+        () if bytes.iter().any(|(to, bytes)| place(to).is_some_and(|place| !place.has_memory(0, *bytes))) => {
+            Err("it no longer fits into the memory of the node that it came from")
+        }
+        () if fullest(&fleet, &nodes, &shifted) >= fullest(&fleet, &nodes, &BTreeMap::new()) * (1.0 - NOISE) => {
+            Err("taking it back would not help either")
+        }
+        () => Ok(plan),
+    }
+}
+
+/// The plan that moves back these steps of a decision, whatever it helps: a person has requested it.
+///
+/// # Errors
+/// If one of the nodes cannot take part in a move, or its memory is full.
+pub fn undo(problem: &Problem, steps: Vec<Step>) -> Result<Plan, &'static str> {
+    let fleet = Fleet::of(problem, Planted::default());
+    let back = |step: Step| Step { from: step.to, to: step.from, load: load_now(problem, &step), ..step };
+    let (plan, _, bytes) = plan_of(&fleet, steps.into_iter().map(back).collect());
+    let place = |id: &NodeId| fleet.nodes.get(id);
+    match () {
+        () if !nodes_of(&plan.steps).iter().all(|id| place(id).is_some_and(|place| matches!(place.node.state, State::Ready))) => {
+            Err("one of its nodes has left, is down, or takes part in a move now")
+        }
+        () if bytes.iter().any(|(to, bytes)| place(to).is_some_and(|place| !place.has_memory(0, *bytes))) => {
+            Err("it no longer fits into the memory of the node that it came from")
+        }
+        () => Ok(plan),
+    }
+}
+
+/// The plan with these steps, the change of each node's load, and the bytes that it gets.
+fn plan_of(fleet: &Fleet<'_>, steps: Vec<Step>) -> (Plan, BTreeMap<NodeId, f64>, BTreeMap<NodeId, u64>) {
     let mut price = Price::default();
-    let (mut shifted, mut bytes): (BTreeMap<NodeId, f64>, BTreeMap<NodeId, u64>) = Default::default();
+    let (mut shifted, mut bytes) = (BTreeMap::new(), BTreeMap::new());
     for step in &steps {
         match &step.what {
             What::Key { .. } => price.add_key(step.bytes),
@@ -125,27 +169,8 @@ pub fn take_back(problem: &Problem, steps: &[Step]) -> Result<Plan, &'static str
         *shifted.entry(step.to).or_default() += step.load;
         *bytes.entry(step.to).or_default() += step.bytes;
     }
-    let nodes = nodes_of(&steps);
-    let place = |id: &NodeId| fleet.nodes.get(id);
-    match () {
-        () if steps.is_empty() => Err("nothing of it is where it was put"),
-        () if price.keys > problem.knobs.keys_max || price.bytes > problem.knobs.bytes_max => {
-            Err("the budget does not allow to take it back")
-        }
-        () if !nodes.iter().all(|id| place(id).is_some_and(|place| place.node.state == State::Ready)) => {
-            Err("one of its nodes cannot take part in a move now")
-        }
-        () if bytes.iter().any(|(to, bytes)| place(to).is_some_and(|place| !place.has_memory(0, *bytes))) => {
-            Err("it no longer fits into the memory of the node that it came from")
-        }
-        () if fullest(&fleet, &nodes, &shifted) >= fullest(&fleet, &nodes, &BTreeMap::new()) * (1.0 - NOISE) => {
-            Err("taking it back would not help either")
-        }
-        () => {
-            let nodes = fleet.outlook(&steps);
-            Ok(Plan { verdict: Verdict::Partly, nodes, steps, price, alternatives: Vec::new(), advice: Vec::new() })
-        }
-    }
+    let nodes = fleet.outlook(&steps);
+    (Plan { verdict: Verdict::Partly, nodes, steps, price, alternatives: Vec::new(), advice: Vec::new() }, shifted, bytes)
 }
 
 fn of_key<'p>(problem: &'p Problem, key: &Name) -> Option<&'p super::KeyAt> {

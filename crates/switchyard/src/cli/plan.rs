@@ -28,7 +28,8 @@ const PATH: &str = "/api/v1/plan";
         switchyard plan --without 127.0.0.1:7003   if this node were to go\n  \
         switchyard plan --policy makris-ffd\n  \
         switchyard plan history\n  \
-        switchyard plan replay 12                  decide again on what decision 12 was made on\n\n\
+        switchyard plan replay 12                  decide again on what decision 12 was made on\n  \
+        switchyard plan undo 12                    move the keys and slots of decision 12 back\n\n\
         Exit codes: 0 it worked; 1 it did not, or --apply found nothing to do"
 )]
 pub(crate) struct Arguments {
@@ -61,6 +62,8 @@ enum Command {
     History(HistoryArguments),
     /// Decide again on what a decision was made on
     Replay(ReplayArguments),
+    /// Move the keys and slots of a decision back
+    Undo(UndoArguments),
 }
 
 #[derive(Debug, Args)]
@@ -75,6 +78,21 @@ struct HistoryArguments {
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  switchyard plan replay 12\n\nExit codes: 0 it worked; 1 there is no such decision")]
 struct ReplayArguments {
+    /// Number of the decision
+    #[arg(value_name = "ID")]
+    id: u64,
+
+    #[command(flatten)]
+    flags: AdminFlags,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Move the keys and slots of a decision back, as far as they are still at the node that it has moved them to.",
+    after_long_help = "Examples:\n  switchyard plan history\n  switchyard plan undo 12\n\n\
+        Exit codes: 0 the moves have begun; 1 nothing can be moved back, with the reason"
+)]
+struct UndoArguments {
     /// Number of the decision
     #[arg(value_name = "ID")]
     id: u64,
@@ -117,6 +135,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Some(Command::Replay(ReplayArguments { id, flags })) => {
             let client = AdminClient::new(flags)?;
             return client.print(&client.get_all(&format!("/api/v1/plan/history/{id}/replay"))?, decision);
+        }
+        Some(Command::Undo(UndoArguments { id, flags })) => {
+            let client = AdminClient::new(flags)?;
+            return client.print(&client.post_json(PATH, &PlanRequest { undo: Some(*id), ..PlanRequest::default() })?, decision);
         }
         None => {}
     }
@@ -200,9 +222,15 @@ fn decision(report: &DecisionReport) -> String {
         out.push_str(&format!("\n{}\ncosts {}\n", table(&columns, &rows), price(report.price)));
     }
     for AlternativeReport { way, relieves, price: cost, fullest_percent } in &report.alternatives {
-        let ends =
-            if *relieves { "relieves every node".to_owned() } else { format!("leaves a node at {fullest_percent:.0} % of its limit") };
+        let ends = match *fullest_percent {
+            _ if *relieves => "relieves every node".to_owned(),
+            percent if percent > 100.0 => format!("leaves a node at {percent:.0} % of its limit"),
+            _ => "leaves keys at the node that leaves".to_owned(),
+        };
         out.push_str(&format!("instead, {way}: {ends}, costs {}\n", price(*cost)));
+    }
+    for held in &report.held {
+        out.push_str(&format!("{held}\n"));
     }
     for advice in &report.advice {
         out.push_str(&format!("note: {advice}\n"));

@@ -124,7 +124,7 @@ fn render_state(status: &StatusReport) -> String {
         }
         format!("{word}: {}", parts.join(", "))
     };
-    let troubles = status.troubles.iter().map(|trouble| &trouble.what).chain(&status.stopped_threads);
+    let troubles = status.troubles.iter().map(|trouble| trouble.what.clone()).chain(status.automation_troubles());
     let troubles: String = troubles.map(|trouble| format!("{trouble}\n")).collect();
     let uptime = Duration::try_from_secs_f64(status.uptime_seconds).unwrap_or_default();
     format!(

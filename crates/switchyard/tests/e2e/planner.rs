@@ -119,7 +119,16 @@ fn an_observing_planner_moves_nothing_unasked() {
         });
         assert!(applied.contains("is begun as"), "{applied}");
         until_within(PATIENCE, "keys were moved", || relocated(&site, hot));
+        // Back again, and only once.
+        let applied = decisions(&site).into_iter().find(|decision| decision["by"] != "planner").expect("the decision of an operator");
+        let id = applied["id"].as_u64().expect("a number");
+        until_within(PATIENCE, "the decision is undone", || crate::movectl::ask(site.router(), &format!("plan undo {id}")).code == 0);
+        until_within(PATIENCE, "keys are home", || !relocated(&site, hot));
+        until_within(PATIENCE, "nothing is left to undo", || {
+            crate::movectl::ask(site.router(), &format!("plan undo {id}")).err.contains("nothing of decision")
+        });
     });
+    assert!(refused(site.router(), "plan undo 999").contains("there is no decision 999"));
 }
 
 #[test]

@@ -1,0 +1,105 @@
+//! The reasons why the planner does not act although its mode is `on`, and the log lines about them.
+//!
+//! Beside the planner's decisions, because `automation`, the status, the metrics and the log give the same reason.
+
+use std::mem::{Discriminant, discriminant};
+use std::time::{Duration, Instant};
+
+use switchyard_policy::topology::MoveId;
+use switchyard_resp::units::describe_time;
+use tracing::{info, warn};
+
+/// Failures in a row after which it pauses.
+pub(super) const FAILURES_MAX: u32 = 3;
+
+/// The pause after the last of these failures, and the longest one. Each further failure doubles it.
+pub(super) const PAUSE: Duration = Duration::from_secs(60);
+const PAUSE_MAX: Duration = Duration::from_secs(3600);
+
+/// A reason why the planner does not act.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Rest {
+    /// An operator has switched all automation off.
+    Off,
+    /// Decisions have failed in a row: it tries again after a pause.
+    Failed {
+        /// The number of these decisions.
+        failures: u32,
+        /// The time until then.
+        left: Duration,
+    },
+    /// Moves of a decision take long, or are paused.
+    Waits {
+        /// The decision.
+        decision: u64,
+        /// All moves of the decision.
+        moves: Vec<MoveId>,
+    },
+}
+
+impl Rest {
+    /// The reason with its remedy, for people.
+    pub(super) fn text(&self) -> String {
+        match self {
+            Self::Off => "automation is switched off (`switchyard automation on`)".to_owned(),
+            Self::Failed { failures, left } => format!(
+                "{failures} decisions in a row have failed (`switchyard plan history`): it tries again in {}, or after `switchyard automation on`",
+                describe_time(*left)
+            ),
+            Self::Waits { decision, moves } => {
+                let moves: Vec<String> = moves.iter().map(|id| id.0.to_string()).collect();
+                format!("it waits for decision {decision}: not all of its moves ({}) have ended (`switchyard moves`)", moves.join(", "))
+            }
+        }
+    }
+}
+
+/// The pause after failures, and the reason that was logged last.
+#[derive(Debug, Default)]
+pub(super) struct Rests {
+    until: Option<Instant>,
+    logged: Option<Discriminant<Rest>>,
+}
+
+impl Rests {
+    /// Begins the pause that follows so many failures in a row, or ends it.
+    pub(super) fn failed(&mut self, now: Instant, failures: u32) {
+        let pause = |more: u32| PAUSE.saturating_mul(1 << more.min(16)).min(PAUSE_MAX);
+        self.until = failures.checked_sub(FAILURES_MAX).map(|more| now + pause(more));
+    }
+
+    /// The rest of the pause.
+    pub(super) fn left(&self, now: Instant) -> Option<Duration> {
+        self.until.and_then(|until| until.checked_duration_since(now)).filter(|left| !left.is_zero())
+    }
+
+    /// Logs a reason once, and its end.
+    pub(super) fn log(&mut self, rest: Option<&Rest>) {
+        let kind = rest.map(discriminant);
+        if kind != self.logged {
+            match rest {
+                Some(rest) => warn!("the planner rests: {}", rest.text()),
+                None => info!("the planner acts again"),
+            }
+            self.logged = kind;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pause_doubles_with_each_failure_up_to_an_hour() {
+        let (mut rests, now) = (Rests::default(), Instant::now());
+        let mut after = |failures| {
+            rests.failed(now, failures);
+            rests.left(now).map(|left| left.as_secs())
+        };
+        assert_eq!(
+            [after(2), after(3), after(4), after(9), after(100), after(0)],
+            [None, Some(60), Some(120), Some(3600), Some(3600), None]
+        );
+    }
+}

@@ -1,0 +1,70 @@
+//! The reasons why a plan leaves nodes over their limits.
+//!
+//! Apart from [`solve`], because only people read them: a reason such as a cooldown is found by solving again without it.
+
+use super::{Fleet, Planted, Policy, Previous, Problem, State, solve, unsplittable};
+use crate::topology::NodeId;
+
+/// A node that a plan leaves over its limit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Held {
+    /// The node.
+    pub node: NodeId,
+    /// The reason.
+    pub why: Why,
+}
+
+/// A reason to leave a node over its limit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Why {
+    /// The node is down.
+    Down,
+    /// The node takes part in a move, or has just refused one.
+    Busy,
+    /// The node has fewer requests per second than this floor.
+    Floor(f64),
+    /// The excess is too short or too small to differ from noise.
+    Brief,
+    /// One key or slot exceeds the limit alone: [`super::Advice::Unsplittable`].
+    Unsplittable,
+    /// Keys or slots that would help have moved lately, and rest.
+    Cooldown,
+    /// The budget of keys or bytes is spent.
+    Budget,
+    /// Nothing that may move fits elsewhere.
+    NoRoom,
+}
+
+/// Part of the load after a plan by which another plan has to be better to be the reason.
+const BETTER: f64 = 0.98;
+
+/// The nodes that a plan by [`solve`] of this problem leaves over their limits, each with the reason.
+#[must_use]
+pub fn held(problem: &Problem, previous: &Previous) -> Vec<Held> {
+    let after = |problem: &Problem, previous: &Previous, node: NodeId| {
+        let plan = solve(problem, previous);
+        plan.nodes.iter().find(|outlook| outlook.node == node).map_or(0.0, |outlook| outlook.after)
+    };
+    let fleet = Fleet::of(problem, Planted::default());
+    let plan = solve(problem, previous);
+    let over = plan.nodes.iter().filter(|outlook| outlook.limit > 0.0 && outlook.after > outlook.limit);
+    let why = |id: NodeId, load: f64| {
+        let place = &fleet.nodes[&id];
+        let most = if previous.over.contains(&id) { place.goal } else { place.limit };
+        let is_better = |problem: &Problem, previous: &Previous| after(problem, previous, id) < load * BETTER;
+        let over_only = Previous { over: previous.over.clone(), ..Previous::default() };
+        let mut unbounded = problem.clone();
+        (unbounded.knobs.keys_max, unbounded.knobs.bytes_max) = (usize::MAX, u64::MAX);
+        match place.node.state {
+            State::Down => Why::Down,
+            State::Busy => Why::Busy,
+            _ if place.load < place.least => Why::Floor(place.least),
+            _ if place.load.min(place.node.lasting) <= most => Why::Brief,
+            _ if problem.knobs.policy == Policy::Switchyard && unsplittable(problem, &fleet, id).is_some() => Why::Unsplittable,
+            _ if is_better(problem, &over_only) => Why::Cooldown,
+            _ if is_better(&unbounded, previous) => Why::Budget,
+            _ => Why::NoRoom,
+        }
+    };
+    over.map(|outlook| Held { node: outlook.node, why: why(outlook.node, outlook.after) }).collect()
+}
