@@ -161,6 +161,8 @@ pub struct Live {
     pub slow_command_timeout: Option<Duration>,
     /// Longest pause between two attempts to reconnect to a node.
     pub reconnect_backoff_max: Duration,
+    /// Time that commands for a lost node wait for its return, from the loss on. `None`: see [`Live::wait_for_return`].
+    pub wait_max: Option<Duration>,
     /// Connections for large values to a node, over all workers.
     pub large_connections_max: usize,
     /// What clients of TLS listeners are shown; `None` where there is no such listener.
@@ -402,6 +404,7 @@ impl Default for Live {
             command_timeout: Duration::from_secs(5),
             slow_command_timeout: None,
             reconnect_backoff_max: Duration::from_secs(2),
+            wait_max: None,
             large_connections_max: 64,
             tls: None,
             key_limits: Vec::new(),
@@ -427,6 +430,12 @@ impl Default for Live {
 }
 
 impl Live {
+    /// Time that commands for a lost node wait for its return. With several nodes it is shorter by default, because the client's commands for the others wait as
+    /// well, and some clients time out after 2 s.
+    pub(crate) fn wait_for_return(&self, nodes: usize) -> Duration {
+        self.wait_max.unwrap_or(Duration::from_secs(if nodes == 1 { 5 } else { 2 }))
+    }
+
     /// The threshold of the slow log in the form that it is compared in: no command takes `u32::MAX` us.
     pub(crate) fn slow_us(&self) -> u32 {
         self.slowlog_slower_than.map_or(u32::MAX, |t| u32::try_from(t.as_micros()).unwrap_or(u32::MAX))

@@ -14,6 +14,7 @@ use super::greeting::{Greeting, end_wait_for_earlier_router};
 use super::hot_copies::{filled, link_lost};
 use super::keyed::Ended;
 use super::kind::Task;
+use super::outage;
 use super::upstream::{Body, Lane, Pending, Phase, Purpose};
 use crate::busy::Busy;
 use crate::slab::Handle;
@@ -147,6 +148,9 @@ impl Worker {
         link.stale = false;
         link.retiring = false;
         link.phase = Phase::Waiting { until_us: self.now_us };
+        if lane == Lane::Main {
+            outage::lost(self, node);
+        }
         let name = self.node_name(node);
         let log = self.links.log(node).filter(|_| known);
         if let Some(untold) = log.and_then(|log| log.lost.tell(self.now_us)) {

@@ -19,8 +19,8 @@ pub(super) struct Clients {
     resumed: Vec<Handle>,
     /// The same in the next turn.
     later: Vec<Handle>,
-    /// Those that a move holds up, by `Stall::OF_MOVES`; and some that it does not any more (`Client::listed`).
-    stalled: [Vec<Handle>; Stall::OF_MOVES.len()],
+    /// Clients by their stall in `Stall::LISTED`, and some whose stall has ended (`Client::listed`).
+    stalled: [Vec<Handle>; Stall::LISTED.len()],
     counters: Arc<WorkerCounters>,
 }
 
@@ -71,7 +71,7 @@ impl Clients {
         }
         client.stall = why;
         client.stalled_at_us = now_us;
-        if let Some(list) = why.of_move()
+        if let Some(list) = why.list()
             && client.listed & (1 << list) == 0
         {
             client.listed |= 1 << list;
@@ -96,9 +96,9 @@ impl Clients {
         over
     }
 
-    /// The clients that a move holds up for this reason.
+    /// The clients with this stall, one of `Stall::LISTED`.
     pub(super) fn stalled(&mut self, why: Stall) -> Vec<Handle> {
-        let Some(list) = why.of_move() else { return Vec::new() };
+        let Some(list) = why.list() else { return Vec::new() };
         let all = &mut self.all;
         self.stalled[list].retain(|handle| {
             let Some(client) = all.get_mut(*handle) else { return false };

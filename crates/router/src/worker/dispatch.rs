@@ -20,6 +20,7 @@ use super::gather::Whole;
 use super::hot_copies::{copied, copies_of};
 use super::keyed::{Call, EndNumber, Keyed};
 use super::kind::Waited;
+use super::outage::waits;
 use super::transit::Transit;
 use super::upstream::{Again, Lane, Pending, Purpose, UNSENT_HIGH};
 use super::wait::Since;
@@ -107,6 +108,9 @@ impl Worker {
         in_multi: bool,
     ) -> Flow {
         let class = command.class() as u8;
+        if special && waits(self, plan, handle, command, args) {
+            return Flow::Stall(Stall::Outage);
+        }
         if in_multi {
             let flow = self.in_multi(plan, handle, command, raw, args);
             if special && matches!(flow, Flow::Next | Flow::Close) {

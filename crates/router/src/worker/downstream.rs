@@ -96,15 +96,17 @@ pub(super) enum Stall {
     Quiet,
     /// Its command waited at a node, and is to wait at another one: until its turn.
     Turn,
+    /// A node that its command needs is lost: until the node is back, or for `nodes.wait-max` after the loss.
+    Outage,
 }
 
 impl Stall {
-    /// Those that a move causes, which ends them.
-    pub(super) const OF_MOVES: [Stall; 4] = [Stall::Keys, Stall::Home, Stall::Quiet, Stall::Turn];
+    /// Stalls that one event ends for many clients, which are therefore listed.
+    pub(super) const LISTED: [Stall; 5] = [Stall::Keys, Stall::Home, Stall::Quiet, Stall::Turn, Stall::Outage];
 
-    /// Place in `OF_MOVES`.
-    pub(super) fn of_move(self) -> Option<usize> {
-        Self::OF_MOVES.iter().position(|stall| *stall == self)
+    /// Place in `LISTED`.
+    pub(super) fn list(self) -> Option<usize> {
+        Self::LISTED.iter().position(|stall| *stall == self)
     }
 }
 
@@ -581,6 +583,12 @@ impl Client {
     pub(super) fn end_stream(&mut self, now_us: u64, counters: &WorkerCounters) {
         self.streaming = false;
         self.complete(self.first, b"", false, now_us, counters);
+    }
+
+    /// Keeps the replies from command `seq` on from being sent. They are still awaited, so that the connection is closed behind the earlier ones.
+    pub(super) fn drop_replies_from(&mut self, seq: u32) {
+        let place = seq.wrapping_sub(self.first) as usize;
+        self.owed.iter_mut().skip(place).for_each(|owed| owed.muted = true);
     }
 
     /// Whether the commands in flight leave room for a command on `lane`.

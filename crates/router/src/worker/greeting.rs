@@ -17,6 +17,7 @@ use tracing::{debug, info, warn};
 
 use super::Worker;
 use super::hot_copies::{self, About, Elements};
+use super::outage;
 use super::translate::refuses_resp3;
 use super::transport;
 use super::upstream::{Lane, Link, Phase, Purpose};
@@ -590,6 +591,7 @@ impl Worker {
             warn!(node = %name, "{why}");
         }
         if lane == Lane::Main {
+            outage::returned(self, node);
             self.kill_zombies(node, handle, run_id.as_deref());
             if learn {
                 self.push_own(handle, &[b"COMMAND"], Purpose::Learn, 0);

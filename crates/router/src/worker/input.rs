@@ -8,6 +8,7 @@ use tracing::debug;
 
 use super::dispatch::Flow;
 use super::downstream::{ReplyMode, Stall};
+use super::outage::is_abandoned;
 use super::transport::{self, Received};
 use super::{OUTPUT_HIGH, QUIET_CAPACITY, Worker};
 use crate::poll::Token;
@@ -24,7 +25,7 @@ impl Worker {
         if client.stall != Stall::None || client.closing || client.half_closed {
             if client.closing {
                 self.discard_input(handle);
-            } else if (client.stall == Stall::Blocked || client.is_recalled()) && client.hangup {
+            } else if (client.stall == Stall::Blocked || client.is_recalled()) && client.hangup || is_abandoned(client) {
                 // As Redis: nobody waits on behalf of a client that has gone, whatever it sent behind the command.
                 self.counters.ended.add(1);
                 self.close_client(handle);

@@ -22,7 +22,8 @@ use super::downstream::{Repeat, Upload};
 use super::hot_copies::{fill_too_large, hold_uploaded, keys_of_upload};
 use super::keyed::Call;
 use super::kind::Task;
-use super::pause::may_write;
+use super::outage::is_lost;
+use super::pause::{is_observed, may_write};
 use super::pool::Acquired;
 use super::transit::Transit;
 use super::upstream::{Again, Body, Lane, Pending, Purpose, UPLOAD_HIGH};
@@ -92,7 +93,7 @@ impl Worker {
         after: usize,
     ) -> Flow {
         let Lookup::Command(command) = plan.commands.find(args) else { return Flow::Buffer };
-        if self.alert || self.clients.get(handle).is_some_and(|c| c.gated) {
+        if self.alert && is_observed(self) || self.clients.get(handle).is_some_and(|c| c.gated) {
             return Flow::Buffer; // what is special is looked at where whole commands are
         }
         let in_multi = self.clients.get(handle).is_some_and(|c| c.in_multi);
@@ -130,6 +131,9 @@ impl Worker {
         let written = keys_of_upload(self, command, args, &keys);
         self.keys = keys;
         let (Ok(()), Route::Owner(_, node)) = (found, target) else { return Flow::Buffer };
+        if self.alert && is_lost(self, node) {
+            return Flow::Stall(Stall::Outage);
+        }
         let class = command.class() as u8;
         let acquired = match self.take_exclusive(handle, node, Lane::Large) {
             Ok(acquired) => acquired,

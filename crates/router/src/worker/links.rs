@@ -8,6 +8,7 @@ use std::sync::Arc;
 use switchyard_policy::topology::NodeId;
 
 use super::keyed::{Ended, Request};
+use super::outage::Outages;
 use super::pool::Pool;
 use super::rarely::Rarely;
 use super::upstream::{Lane, Link, Phase};
@@ -48,11 +49,12 @@ pub(super) struct Links {
     dirty: Vec<Handle>,
     /// Requests whose connection was gone when they were handed over.
     strays: Vec<Ended>,
+    outages: Outages,
 }
 
 impl Links {
     pub(super) fn new() -> Self {
-        Self { all: Slab::new(), nodes: Vec::new(), dirty: Vec::new(), strays: Vec::new() }
+        Self { all: Slab::new(), nodes: Vec::new(), dirty: Vec::new(), strays: Vec::new(), outages: Outages::default() }
     }
 
     #[inline]
@@ -173,6 +175,17 @@ impl Links {
     pub(super) fn is_up(&self, node: NodeId) -> bool {
         let mains = self.nodes.get(node.index()).map(|node| node.main).unwrap_or_default();
         mains.iter().flatten().any(|main| self.get(*main).is_some_and(|link| link.phase == Phase::Up || link.renewing))
+    }
+
+    /// Outages of nodes.
+    #[inline]
+    pub(super) fn outages(&self) -> &Outages {
+        &self.outages
+    }
+
+    /// Mutable access for `outage`.
+    pub(super) fn outages_mut(&mut self) -> &mut Outages {
+        &mut self.outages
     }
 
     /// Whether commands to a node may be handed over: it is up, or is being connected for the first time since it was last up.

@@ -45,6 +45,7 @@ mod memory;
 mod memory_stats;
 mod monitor;
 mod nodes;
+mod outage;
 mod output;
 mod own_answers;
 mod patience;
@@ -141,7 +142,7 @@ pub(crate) struct Worker {
     monitors: monitor::Monitors,
     tracking: tracking::Tracking,
     pauses: pause::Pauses,
-    /// There are monitors, or a pause: looked at once per command.
+    /// There are monitors, a pause, or commands that wait for a lost node: checked once per command.
     alert: bool,
     accounts: counted::Accounts,
     zombies: zombies::Zombies,
@@ -391,6 +392,7 @@ impl Worker {
         self.settle_colocate_waits(true);
         self.drop_foreign_links();
         self.follow_servers();
+        outage::adopt(self);
         self.shared.adopted(self.index, self.generation);
         let limits_changed = before.live.key_limits != self.plan.live.key_limits;
         if limits_changed {
@@ -410,6 +412,7 @@ impl Worker {
     fn tick(&mut self) {
         self.next_tick_us = self.now_us + TICK.as_micros() as u64;
         self.tick_links();
+        outage::tick(self);
         self.retry_unblocks();
         self.tick_pause();
         self.tick_moving();
@@ -452,7 +455,7 @@ impl Worker {
                 false
             } else if client.held.is_some() {
                 quiet_us > LARGE_PATIENCE_US
-            } else if client.in_flight() > 0 || client.stall == Stall::Paused || Stall::OF_MOVES.contains(&client.stall) {
+            } else if client.in_flight() > 0 || client.stall == Stall::Paused || Stall::LISTED.contains(&client.stall) {
                 false
             } else if client.closing || client.half_closed {
                 quiet_us > CLOSING_PATIENCE_US

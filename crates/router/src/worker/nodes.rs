@@ -10,6 +10,7 @@ use tracing::warn;
 
 use super::Worker;
 use super::keyed::{Call, EndNumber, Keyed, Request};
+use super::outage;
 use super::transport::Tls;
 use super::upstream::{Again, Lane, Link, Pending, Phase, Purpose};
 use crate::poll::{Ready, Token};
@@ -118,9 +119,12 @@ impl Worker {
     pub(super) fn attempt_failed(&mut self, handle: Handle, why: &str) {
         let Some(link) = self.links.get_mut(handle) else { return };
         link.failures += 1;
-        link.renewing = false;
+        let was_up = std::mem::take(&mut link.renewing);
         link.counters.failures.add(1);
         let (node, lane, failures) = (link.node, link.lane, link.failures);
+        if was_up && lane == Lane::Main {
+            outage::lost(self, node);
+        }
         if lane == Lane::Replica {
             self.replica_failed(handle, why);
             return;
@@ -146,7 +150,9 @@ impl Worker {
             self.pubsub_link_failed(node);
         }
         let backoff_max = self.plan.live.reconnect_backoff_max.as_micros() as u64;
-        let mut backoff = (BACKOFF_FIRST_US << failures.min(10)).min(backoff_max);
+        // While commands wait for the node, the first pause is repeated.
+        let doublings = if outage::is_lost(self, node) { 1 } else { failures.min(10) };
+        let mut backoff = (BACKOFF_FIRST_US << doublings).min(backoff_max);
         // Workers and routers that lost a node together should not come back together.
         backoff -= (self.now_us ^ u64::from(handle.index)) % (backoff / 4).max(1);
         if let Some(link) = self.links.get_mut(handle) {

@@ -7,6 +7,7 @@ use switchyard_resp::reply;
 use tracing::warn;
 
 use super::downstream::{Client, Stall};
+use super::outage::closes;
 use super::transport;
 use super::{OUTPUT_HIGH, QUIET_CAPACITY, Worker};
 use crate::metrics::WorkerCounters;
@@ -31,6 +32,24 @@ pub(super) fn give(client: &mut Client, counters: &WorkerCounters, seq: u32, rep
     client.complete(seq, reply, failed, now_us, counters);
 }
 
+/// Sends a client a node's reply to command `seq`. A script may return any error, so an error here is never taken for one of the router.
+#[inline]
+pub(super) fn deliver_of_node(worker: &mut Worker, handle: Handle, seq: u32, reply: &[u8]) {
+    let Some(client) = worker.clients.get_mut(handle) else { return };
+    let whole = reply;
+    let failed = reply::is_error(whole);
+    if failed {
+        worker.counters.errors.count(whole);
+    }
+    give(client, &worker.counters, seq, reply, failed, worker.now_us);
+    let gated = client.gated;
+    worker.clients.mark(handle);
+    if gated {
+        worker.settle_own_write(handle, seq, whole);
+    }
+    worker.after_delivery(handle);
+}
+
 impl Worker {
     /// Gives a client the reply to the command just read.
     pub(super) fn answer(&mut self, handle: Handle, class: u8, reply: &[u8]) {
@@ -43,21 +62,13 @@ impl Worker {
         }
     }
 
-    /// Gives a client the reply to command `seq`, and lets it go on where it waited for that.
+    /// Sends a client the router's reply to command `seq`, and resumes a client that waited for it. Some errors close the connection instead.
     pub(super) fn deliver(&mut self, handle: Handle, seq: u32, reply: &[u8]) {
-        let Some(client) = self.clients.get_mut(handle) else { return };
-        let whole = reply;
-        let failed = reply::is_error(whole);
-        if failed {
-            self.counters.errors.count(whole);
+        if reply::is_error(reply) && closes(self, reply) {
+            self.close_after_replies(handle);
+            self.clients.get_mut(handle).into_iter().for_each(|client| client.drop_replies_from(seq));
         }
-        give(client, &self.counters, seq, reply, failed, self.now_us);
-        let gated = client.gated;
-        self.clients.mark(handle);
-        if gated {
-            self.settle_own_write(handle, seq, whole);
-        }
-        self.after_delivery(handle);
+        deliver_of_node(self, handle, seq, reply);
     }
 
     #[inline]

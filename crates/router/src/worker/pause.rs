@@ -57,7 +57,7 @@ impl Worker {
         // Here from now on: what follows in the pipeline is held, too.
         self.pauses.now = *pause;
         drop(pause);
-        self.alert = true;
+        renew_alert(self);
         tracing::warn!(time = ?Duration::from_millis(time_ms), all, "clients are paused (CLIENT PAUSE)");
         self.refresh_workers(handle, class, Whole::Merged(switchyard_resp::command::Merge::Same), true)
     }
@@ -72,7 +72,7 @@ impl Worker {
         self.refresh_monitors();
         self.pauses.now = lock(&self.shared.pause).filter(|p| p.until_us > self.now_us);
         self.end_pauses();
-        self.alert = self.pauses.now.is_some() || !self.monitors.is_empty();
+        renew_alert(self);
         self.pauses.settling.push(Settling { from, gather, part, since_us: self.now_us });
         if !settled || self.has_settled(self.now_us) {
             self.answer_refresh(|s| s.gather == gather && s.part == part);
@@ -107,7 +107,7 @@ impl Worker {
         }
         if self.pauses.now.is_some_and(|p| p.until_us <= self.now_us) {
             self.pauses.now = None;
-            self.alert = !self.monitors.is_empty();
+            renew_alert(self);
             self.end_pauses();
         }
     }
@@ -133,6 +133,16 @@ impl Worker {
             _ => self.holds_back(may_write(command)),
         }
     }
+}
+
+/// Whether every command is checked for monitors or a pause.
+pub(super) fn is_observed(worker: &Worker) -> bool {
+    worker.pauses.now.is_some() || !worker.monitors.is_empty()
+}
+
+/// Updates `Worker::alert`. Call it after a change of anything that it depends on.
+pub(super) fn renew_alert(worker: &mut Worker) {
+    worker.alert = is_observed(worker) || worker.links.outages().any();
 }
 
 /// Whether what a client has queued may write.

@@ -11,6 +11,7 @@ use tracing::{debug, warn};
 
 use super::breaking::fail_strays;
 use super::hot_copies::{beat_confirmed, filled, invalidated, told_ttl};
+use super::output::deliver_of_node;
 use super::upstream::{Again, Arrival, Body, Lane, Pending, Phase, Purpose, Taken};
 use super::{Stall, Worker};
 use crate::poll::Token;
@@ -208,13 +209,13 @@ impl Worker {
             match pending.purpose {
                 Purpose::Client | Purpose::ClientHealed if is_error && pending.again == Again::Heals => {
                     let shown = self.scripts_met.with_own_sha(answer);
-                    self.deliver(pending.who, pending.seq, &shown);
+                    deliver_of_node(self, pending.who, pending.seq, &shown);
                 }
                 Purpose::Client | Purpose::Wait if is_error && lane == Lane::Blocking && self.is_end_of_waits(answer) => {
                     self.forget_waiting(pending.who);
                     self.end_as_a_server_would(pending.who, pending.seq);
                 }
-                Purpose::Client | Purpose::ClientHealed => self.deliver(pending.who, pending.seq, answer),
+                Purpose::Client | Purpose::ClientHealed => deliver_of_node(self, pending.who, pending.seq, answer),
                 Purpose::Gather => self.gather_part(pending.who, pending.seq, answer),
                 Purpose::Exec | Purpose::ExecWithoutMulti => self.on_exec(handle, pending, answer),
                 Purpose::Watch => self.on_watch(pending, answer),

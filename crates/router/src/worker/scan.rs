@@ -12,6 +12,7 @@ use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
 use super::local::parse;
+use super::outage::is_lost;
 use super::rounds::{Ask, Next, Procedure};
 use super::upstream::Lane;
 use super::{Stall, Worker};
@@ -126,8 +127,9 @@ impl Procedure for Scan {
             Ok(next) => next,
             Err(error) => return Next::Done(error),
         };
-        // A node that this worker does not know yet is asked in the next call.
+        // A node that this worker does not know yet is queried in the next call, and one that is lost: that call waits.
         if let Some(next) = next.filter(|next| worker.plan.topology.node(next.node).is_some())
+            && !is_lost(worker, next.node)
             && self.goes_on(next)
         {
             self.at = next;

@@ -66,6 +66,15 @@ impl Written {
             Self::Nothing | Self::Lost => *self = Self::At { nodes: bit_of(node), since: now },
         }
     }
+
+    /// Whether WAIT may query a node. Without writes it queries every node.
+    pub(super) fn concerns(self, node: NodeId) -> bool {
+        match self {
+            Self::Nothing => true,
+            Self::At { nodes, .. } => nodes & bit_of(node) != 0,
+            Self::Lost => false,
+        }
+    }
 }
 
 /// The writes that a WAIT in progress is about.

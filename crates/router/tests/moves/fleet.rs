@@ -362,7 +362,7 @@ pub(crate) fn settings(topology: &Topology, password: Option<&str>) -> Settings 
         ports: Ports::default(),
         seat: None,
         servers: BTreeMap::new(),
-        live: Live { nodes, bring_home_timeout: PATIENCE, ..Live::default() },
+        live: Live { nodes, bring_home_timeout: PATIENCE, wait_max: Some(Duration::ZERO), ..Live::default() },
     }
 }
 

@@ -285,6 +285,7 @@ macro_rules! key {
     ($row:tt optional_count { $range:expr } $($field:ident).+) => {
         key!($row optional { |raw| Ok(raw.count($range)? as _), |count| Some(count.to_string()) } $($field).+)
     };
+    ($row:tt optional_time { $range:expr } $($field:ident).+) => { key!($row optional { |raw| raw.time($range), |set| time(*set) } $($field).+) };
     // Not set: not shown.
     ($row:tt optional { $read:expr, $show:expr } $($field:ident).+) => {
         key!($row set { false
@@ -458,6 +459,9 @@ keys! {
          What waits behind them at the node does not fail for them.";
     "reconnect-backoff-max" Reload ["server-retry-timeout", "server_retry_timeout"] time(MS * 10..=HOUR) live.reconnect_backoff_max,
         "Longest pause between two attempts to reconnect to a node that is down.";
+    "wait-max" Reload [] optional_time(Duration::ZERO..=HOUR) live.wait_max = "\"2s\"",
+        "Time that commands for a node that was lost wait for its return, from the loss on. Then they get NODEDOWN at once; with one node their connection is closed instead, also for \
+         NODELOST. Without it, 5s with one node, 2s with several, 0s for pools of twemproxy. 0s: commands do not wait, and no connection is closed.";
     "large-value" Reload [] size(16 * KB..=GB) live.large_value,
         "Requests and replies of more bytes than this travel on a connection of their own, so that they stall nobody.";
     "large-connections-max" Reload ["server_connections"] count(1..=10_000) live.large_connections_max,

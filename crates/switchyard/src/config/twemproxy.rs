@@ -4,6 +4,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use switchyard_policy::eject::Rule;
 use switchyard_policy::topology::{Continuum, Scheme, Server};
@@ -95,6 +96,8 @@ impl Pools {
             // nutcracker knows no slow commands. Without a bound for them a server that hangs in one would count as busy, and would not be ejected.
             config.live.slow_command_timeout = Some(timeout);
         }
+        // nutcracker replies with an error at once, and its clients and its ejection count on that. A value of our own file or a flag wins.
+        config.live.wait_max.get_or_insert(Duration::ZERO);
         if let Some(most) = pool.client_connections {
             config.live.max_clients = most as usize;
         }
@@ -237,8 +240,6 @@ impl PoolConfig {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use switchyard_policy::topology::{Distribution, Hash};
 
     use super::*;
@@ -278,6 +279,7 @@ mod tests {
         assert_eq!(config.node_names(), ["one", "127.0.0.1:6380", "cache"]);
         assert_eq!(config.command_timeout(), Duration::from_millis(400));
         assert_eq!(config.live.slow_command_timeout, Some(Duration::from_millis(400)));
+        assert_eq!(config.live.wait_max, Some(Duration::ZERO));
         pools.apply(Some("beta"), &mut config, &mut Vec::new());
         assert_eq!(config.node_names(), ["10.0.0.1:6379"]);
         let pool = config.pool.expect("a pool");

@@ -45,6 +45,7 @@ mod movectl_nodes;
 mod movekeys;
 mod multikey;
 mod names;
+mod node_restarts;
 mod one_node;
 mod operators;
 mod package;

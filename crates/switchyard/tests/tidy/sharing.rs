@@ -51,6 +51,7 @@ const LISTED: &[(&str, usize, &str)] = &[
     ("worker/mod.rs", 1, "a client is cut as the router stops"),
     ("worker/monitor.rs", 3, "MONITOR begins or ends"),
     ("worker/nodes.rs", 2, "there is no connection to the node"),
+    ("worker/outage.rs", 1, "SCAN while a node is lost"),
     ("worker/output.rs", 1, "a client goes"),
     ("worker/pause.rs", 3, "CLIENT PAUSE"),
     ("worker/pool.rs", 1, "there is no connection to the node"),

@@ -24,6 +24,8 @@ pub(crate) struct RouterOptions {
     pub(crate) open_files: Option<u64>,
     /// A file in the place of its `/etc/hosts`, in a mount namespace of its own.
     pub(crate) hosts: Option<PathBuf>,
+    /// Leaves `nodes.wait-max` to the configuration. Otherwise it is 0, so that a command for a node that is down fails at once.
+    pub(crate) waits_for_nodes: bool,
     /// Wait only until it answers PING, not until every node answers.
     pub(crate) nodes_may_be_down: bool,
     /// Password that its clients need.
@@ -41,6 +43,7 @@ impl Default for RouterOptions {
             args: Vec::new(),
             open_files: None,
             hosts: None,
+            waits_for_nodes: false,
             nodes_may_be_down: false,
             password: None,
             user: None,
@@ -218,6 +221,9 @@ fn launch_with_state(
         command.arg("--config").arg(file);
     }
     command.args(&options.args);
+    if !options.waits_for_nodes {
+        command.args(["--set", "nodes.wait-max=0s"]);
+    }
     // The whole suite by another setting, such as hot-copies.admission=all.
     for setting in std::env::var("SWITCHYARD_E2E_SET").iter().flat_map(|all| all.split_whitespace()) {
         command.args(["--set", setting]);

@@ -1,0 +1,255 @@
+//! Nodes that this worker has lost, and the commands that wait for their return.
+//!
+//! A server that restarts is away for a moment. Libraries survive that before one server, because a closed connection is what they expect; an error reply in
+//! its place ends some of them. So a command for a lost node waits ([`Stall::Outage`]): until a main connection to the node is up, until another node owns its
+//! keys, or until `nodes.wait-max` after the loss. The bound belongs to the node rather than the command, so a long outage gives `NODEDOWN` at once. With one
+//! node, `NODEDOWN` and `NODELOST` close the client's connection instead.
+//!
+//! Invariant: a waiting command has had no effect. It is not queued, no part of it is sent, and it is dispatched from its beginning afterwards, by the map of
+//! that moment. A reply in flight that is lost does not wait: the node may have executed its command.
+//!
+//! Not a queue at the connection: a new owner could not get its commands, and its memory would need a bound. The loss is a fact of the worker rather than one
+//! that workers share, because each loses its own connection, and one of them may find the node up before the others.
+
+use switchyard_policy::routing::{Route, route};
+use switchyard_policy::topology::NodeId;
+use switchyard_resp::command::{Command, Flags, Handling, Local, Merge};
+use switchyard_resp::request::Args;
+
+use super::Worker;
+use super::downstream::{Client, Stall};
+use super::local::parse;
+use super::pause::renew_alert;
+use super::transit::parsed;
+use crate::settings::Reads;
+use crate::shared::{Plan, lock};
+use crate::slab::Handle;
+
+/// Nodes that are lost, as long as commands wait for them.
+#[derive(Debug, Default)]
+pub(super) struct Outages {
+    /// Each node with the time of its loss, in microseconds of the worker's clock.
+    lost: Vec<(NodeId, u64)>,
+}
+
+impl Outages {
+    /// Whether commands wait for a node.
+    #[inline]
+    pub(super) fn has(&self, node: NodeId) -> bool {
+        self.lost.iter().any(|(lost, _)| *lost == node)
+    }
+
+    /// Whether commands wait for any node.
+    #[inline]
+    pub(super) fn any(&self) -> bool {
+        !self.lost.is_empty()
+    }
+
+    /// Records a loss. A node that is lost already keeps the time of its first loss.
+    fn begin(&mut self, node: NodeId, now_us: u64) {
+        if !self.has(node) {
+            self.lost.push((node, now_us));
+        }
+    }
+
+    /// Ends the outages that `is_over` names by node and time of the loss. Returns whether there were any.
+    fn end(&mut self, is_over: impl Fn(NodeId, u64) -> bool) -> bool {
+        let before = self.lost.len();
+        self.lost.retain(|(node, since_us)| !is_over(*node, *since_us));
+        self.lost.len() < before
+    }
+}
+
+/// Time that commands wait after a loss, in microseconds.
+fn wait_us(plan: &Plan) -> u64 {
+    plan.live.wait_for_return(plan.topology.nodes().len()).as_micros() as u64
+}
+
+/// Records that a main connection to a node has ended. With a second main connection that is up, the node is not lost.
+pub(super) fn lost(worker: &mut Worker, node: NodeId) {
+    if worker.links.is_up(node) || worker.plan.topology.node(node).is_none() || wait_us(&worker.plan) == 0 {
+        return;
+    }
+    worker.links.outages_mut().begin(node, worker.now_us);
+    renew_alert(worker);
+}
+
+/// A main connection to a node is up: its commands are dispatched.
+pub(super) fn returned(worker: &mut Worker, node: NodeId) {
+    if worker.links.outages_mut().end(|lost, _| lost == node) {
+        go_on(worker);
+    }
+}
+
+/// Ends the outages whose time has passed.
+pub(super) fn tick(worker: &mut Worker) {
+    if !worker.links.outages().any() {
+        return;
+    }
+    let (now_us, wait_us) = (worker.now_us, wait_us(&worker.plan));
+    if worker.links.outages_mut().end(|_, since_us| now_us.saturating_sub(since_us) >= wait_us) {
+        go_on(worker);
+    }
+}
+
+/// Dispatches waiting commands by a new plan: their keys may have a new owner, and `nodes.wait-max` may have changed.
+pub(super) fn adopt(worker: &mut Worker) {
+    if !worker.links.outages().any() {
+        return;
+    }
+    let plan = worker.plan.clone();
+    let (now_us, wait_us) = (worker.now_us, wait_us(&plan));
+    worker.links.outages_mut().end(|node, since_us| plan.topology.node(node).is_none() || now_us.saturating_sub(since_us) >= wait_us);
+    go_on(worker);
+}
+
+fn go_on(worker: &mut Worker) {
+    renew_alert(worker);
+    for client in worker.clients.stalled(Stall::Outage) {
+        worker.unstall(client);
+    }
+}
+
+/// Whether a client waits for a node and has closed its side, without a reply in flight: its command is dropped.
+pub(super) fn is_abandoned(client: &Client) -> bool {
+    client.stall == Stall::Outage && client.hangup && client.in_flight() == 0 && client.unsent() == 0
+}
+
+/// Whether an error of the router closes its client's connection instead, as the end of a plain server does: with one node, if commands wait for it at all.
+pub(super) fn closes(worker: &Worker, error: &[u8]) -> bool {
+    let is_loss = error.starts_with(b"-NODEDOWN ") || error.starts_with(b"-NODELOST ");
+    is_loss && worker.plan.topology.nodes().len() == 1 && wait_us(&worker.plan) > 0
+}
+
+/// Whether a command waits for the return of a node. Only if none of its nodes is lost may it be sent at all.
+#[cold]
+pub(super) fn waits(worker: &mut Worker, plan: &Plan, handle: Handle, command: &Command, args: &Args<'_>) -> bool {
+    if !worker.links.outages().any() || !needs_lost_node(worker, plan, handle, command, args) {
+        return false;
+    }
+    if let Some(client) = worker.clients.get_mut(handle) {
+        // A refusal of an exclusive connection, from before the loss: it is out of date at the node's return.
+        client.refusal = None;
+    }
+    true
+}
+
+fn needs_lost_node(worker: &mut Worker, plan: &Plan, handle: Handle, command: &Command, args: &Args<'_>) -> bool {
+    let Some(client) = worker.clients.get(handle) else { return false };
+    if client.in_multi {
+        return command.handling == Handling::Local(Local::Exec) && needs_of_exec(worker, plan, handle);
+    }
+    let written = client.written;
+    match command.handling {
+        Handling::Keyed | Handling::Split(_) => needs_of_keys(worker, plan, Some(handle), command, args),
+        Handling::Local(Local::Watch) => needs_of_keys(worker, plan, None, command, args),
+        // One reply is enough.
+        Handling::Every(Merge::AnyOk) => false,
+        Handling::Every(_) | Handling::Local(Local::RandomKey) => is_any_lost(worker, &worker.keepers.all()),
+        Handling::Any | Handling::Local(Local::Subscribe | Local::Psubscribe) => needs_any(worker, plan),
+        Handling::OnlyNode(_) => plan.topology.only_node().is_some_and(|node| is_lost(worker, node)),
+        Handling::Local(Local::Publish) if !worker.shared.subscriptions.is_empty() => needs_any(worker, plan),
+        Handling::Local(Local::Publish | Local::Spublish | Local::Ssubscribe) => {
+            args.get(1).is_some_and(|channel| is_lost(worker, plan.topology.owner_of(channel)))
+        }
+        Handling::Local(Local::Scan) => {
+            let position = args.get(1).and_then(parse::<u64>).and_then(|cursor| {
+                let now = worker.shared.scan_tick();
+                lock(&worker.shared.scans).decode(cursor, now)
+            });
+            position.is_some_and(|position| is_lost(worker, position.node))
+        }
+        Handling::Local(Local::Wait) => worker.keepers.all().into_iter().any(|node| written.concerns(node) && is_lost(worker, node)),
+        Handling::Local(Local::Select) => {
+            let keepers = worker.keepers.all();
+            let database = args.get(1).and_then(parse::<u32>);
+            database.is_some_and(|database| !worker.shared.has_database(&keepers, database)) && is_any_lost(worker, &keepers)
+        }
+        Handling::Local(Local::ClientTracking) => {
+            args.get(2).is_some_and(|switch| switch.eq_ignore_ascii_case(b"ON")) && is_any_lost(worker, &worker.keepers.all())
+        }
+        Handling::Local(_) | Handling::Refused(_) => false,
+    }
+}
+
+/// Whether commands wait for a node.
+pub(super) fn is_lost(worker: &Worker, node: NodeId) -> bool {
+    worker.links.outages().has(node)
+}
+
+fn is_any_lost(worker: &Worker, nodes: &[NodeId]) -> bool {
+    nodes.iter().any(|node| is_lost(worker, *node))
+}
+
+/// Whether a command that any node executes waits: no node is up, and one may return.
+fn needs_any(worker: &Worker, plan: &Plan) -> bool {
+    !plan.topology.nodes().any(|node| worker.links.is_up(node.id))
+}
+
+/// Whether a lost node has keys of a command. `reader`: its client, if a replica may reply to it.
+fn needs_of_keys(worker: &mut Worker, plan: &Plan, reader: Option<Handle>, command: &Command, args: &Args<'_>) -> bool {
+    if let Some(node) = plan.topology.only_node() {
+        return is_lost(worker, node) && !has_replica(worker, reader, command, node);
+    }
+    let mut places = Vec::new();
+    if command.find_keys(args, &mut places).is_err() {
+        // It is refused.
+        return false;
+    }
+    let keys = places.iter().filter_map(|place| args.get(*place as usize));
+    match route(&plan.topology, keys.clone()) {
+        Route::Anywhere => needs_any(worker, plan),
+        Route::Owner(_, node) | Route::Together(node) => is_lost(worker, node) && !has_replica(worker, reader, command, node),
+        Route::CrossSlot | Route::Parted(_) => keys.map(|key| plan.topology.lives_at(key)).any(|node| is_lost(worker, node)),
+    }
+}
+
+/// Whether a replica of a lost node replies to a read, or the client accepts no other reply.
+fn has_replica(worker: &mut Worker, reader: Option<Handle>, command: &Command, node: NodeId) -> bool {
+    let is_read = command.flags.has(Flags::READONLY) && !command.flags.has(Flags::SLOW) && !worker.detour;
+    let reader = reader.filter(|reader| is_read && worker.clients.get(*reader).is_some_and(|client| client.reads != Reads::Primary));
+    reader.is_some_and(|reader| !matches!(worker.replica_for(reader, node), Ok(None)))
+}
+
+/// Whether what a client has queued needs a lost node. A transaction that is refused, or whose watched keys count as changed, needs none.
+fn needs_of_exec(worker: &mut Worker, plan: &Plan, handle: Handle) -> bool {
+    let Some(client) = worker.clients.get(handle).filter(|client| !client.watches()) else { return false };
+    let Some(multi) = client.session.as_ref().map(|session| &session.multi).filter(|multi| !multi.aborted) else { return false };
+    if multi.commands.is_empty() {
+        return false;
+    }
+    if multi.slot.is_none() {
+        return needs_any(worker, plan);
+    }
+    multi.requests().iter().any(|request| {
+        let needs = parsed(plan, request, |command, args| needs_of_keys(worker, plan, None, command, args));
+        needs.unwrap_or(false)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::settings::Live;
+
+    #[test]
+    fn the_time_of_the_wait_depends_on_the_number_of_nodes_unless_it_is_set() {
+        let (unset, off) = (Live::default(), Live { wait_max: Some(Duration::ZERO), ..Live::default() });
+        let seconds = |live: &Live| [1, 2, 9].map(|nodes| live.wait_for_return(nodes).as_secs());
+        assert_eq!((seconds(&unset), seconds(&off)), ([5, 2, 2], [0, 0, 0]));
+    }
+
+    #[test]
+    fn an_outage_counts_from_the_first_loss_of_its_node() {
+        let mut outages = Outages::default();
+        outages.begin(NodeId(1), 100);
+        outages.begin(NodeId(2), 150);
+        outages.begin(NodeId(1), 200);
+        let is_over = |_: NodeId, since_us: u64| since_us + 50 <= 150;
+        assert!(outages.end(is_over) && !outages.has(NodeId(1)) && outages.has(NodeId(2)));
+        assert!(!outages.end(is_over) && outages.any());
+        assert!(outages.end(|node, _| node == NodeId(2)) && !outages.any());
+    }
+}
