@@ -523,6 +523,10 @@ impl Worker {
             self.attempt_failed(handle, &why);
             return;
         }
+        if outage::is_loading(self, handle) {
+            self.attempt_failed(handle, "it is loading its data");
+            return;
+        }
         let Some(link) = self.links.get_mut(handle) else { return };
         if link.lane != Lane::Replica && !self.shared.are_others_left() {
             // A write here would be answered while others read at the primary before. They leave it within a turn.

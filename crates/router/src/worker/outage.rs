@@ -21,6 +21,7 @@ use super::downstream::{Client, Stall};
 use super::local::parse;
 use super::pause::renew_alert;
 use super::transit::parsed;
+use super::upstream::Lane;
 use crate::settings::Reads;
 use crate::shared::{Plan, lock};
 use crate::slab::Handle;
@@ -79,6 +80,12 @@ pub(super) fn returned(worker: &mut Worker, node: NodeId) {
     if worker.links.outages_mut().end(|lost, _| lost == node) {
         go_on(worker);
     }
+}
+
+/// Whether a lost node replies on this connection, but still loads its data. It would refuse commands, so it has not returned yet.
+pub(super) fn is_loading(worker: &Worker, link: Handle) -> bool {
+    let link = worker.links.get(link).filter(|link| link.lane == Lane::Main && link.is_loading);
+    link.is_some_and(|link| is_lost(worker, link.node))
 }
 
 /// Ends the outages whose time has passed.

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 use crate::replicas::{calls, group};
 use crate::support::client::PATIENCE;
-use crate::support::{Client, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, int, ok, simple, until};
+use crate::support::{Client, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok, simple, until};
 
 /// Longer than any test takes: only the return of a node ends a wait.
 const LONG: &str = "[nodes]\nwait-max = \"1h\"\n";
@@ -18,7 +18,12 @@ const QUIET: Duration = Duration::from_millis(300);
 
 /// Nodes whose keys survive a kill, and a router with the wait for lost nodes.
 fn site(nodes: usize, config: &str) -> Option<Site> {
-    let node = NodeOptions::args(&["--appendonly", "yes", "--appendfsync", "always"]);
+    site_with(nodes, config, &[])
+}
+
+/// Nodes with more arguments, and such a router.
+fn site_with(nodes: usize, config: &str, args: &[&str]) -> Option<Site> {
+    let node = NodeOptions::args(&[&["--appendonly", "yes", "--appendfsync", "always"], args].concat());
     Site::router_only(nodes, &SiteOptions { node, router: RouterOptions { waits_for_nodes: true, ..RouterOptions::config(config) } })
 }
 
@@ -98,6 +103,20 @@ fn commands_of_every_kind_survive_the_restart_of_the_only_node() {
     assert_eq!(third.reply(), ok());
     assert_eq!(client.cmd("GET n"), bulk("42"), "each command was executed once");
     assert_eq!(client.cmd("GET third"), bulk("3"));
+}
+
+#[test]
+fn a_node_that_loads_its_data_has_not_returned() {
+    // A restart takes seconds, in which the node replies with LOADING from time to time.
+    let Some(mut site) = site_with(1, LONG, &["--key-load-delay", "500"]) else { return };
+    let mut client = site.client();
+    let increments = 5000;
+    assert_eq!(client.pipeline(&encode(&["INCR", "n"]).repeat(increments), increments).len(), increments);
+    lose(&mut site, 0);
+    client.post("INCR n");
+    is_waiting(&mut client, "INCR");
+    site.node_mut(0).restart();
+    assert_eq!(client.reply(), int(5001));
 }
 
 #[test]
