@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use switchyard_policy::planner::{
-    Advice, KeyAt, Knobs, Node, Plan, Policy, Previous, Problem, SlotAt, State, Stays, Step, Verdict, What, Why, held, solve,
+    Advice, Held, KeyAt, Knobs, Need, Node, Plan, Policy, Previous, Problem, Review, SlotAt, State, Stays, Step, Verdict, What, Why, held,
+    review, solve,
 };
 use switchyard_policy::topology::{NodeId, Slot};
 
@@ -472,4 +473,47 @@ fn a_large_fleet_is_solved() {
     let knobs = Knobs { keys_max: 10_000, ..knobs() };
     let plan = solve(&Problem { nodes, slots, keys: keys.collect(), knobs }, &Previous::default());
     assert_eq!(plan.verdict, Verdict::Relieved);
+}
+
+/// Node 0 uses 168 of 100 MB, node 1 has 60 MB left, and node 2 is at eight tenths. Each slot of node 0 takes 1 MB.
+fn short_of_memory() -> Problem {
+    const MB: u64 = 1 << 20;
+    let mut problem = skewed();
+    problem.keys.clear();
+    problem.slots = (0..168).map(|number| SlotAt { bytes: MB, ..slot(number, 0, if number == 5 { 900.0 } else { 0.5 }) }).collect();
+    for (node, (used, most)) in problem.nodes.iter_mut().zip([(168, 100), (190, 1000), (80, 100)]) {
+        (node.load, node.lasting, node.memory) = (1000.0, 1000.0, Some((used * MB, most * MB)));
+    }
+    problem
+}
+
+#[test]
+fn a_node_without_memory_gives_its_idle_slots_to_one_with_room() {
+    let problem = short_of_memory();
+    let plan = solve(&problem, &Previous::default());
+    let [Step { what: What::Slots(slots), from: NodeId(0), to: NodeId(1), need: Need::Memory, .. }] = plan.steps.as_slice() else {
+        panic!("{plan:?}")
+    };
+    assert_eq!((plan.verdict, slots.len()), (Verdict::Relieved, 83), "down to 85 of 100 MB");
+    assert!(slots.iter().all(|slot| slot.number() != 5), "the busy slot stays");
+    // The promise is kept, or not: this decides whether it has failed.
+    let mut later = problem.clone();
+    later.nodes[0].memory = Some((90 << 20, 100 << 20));
+    assert!(matches!(review(&later, &plan, 1.0), Review::Helped(_)));
+    assert!(matches!(review(&problem, &plan, 1.0), Review::Unhelpful(_)));
+    // Slots that have just moved stay.
+    let recent = Previous { slots: problem.slots.iter().map(|slot| slot.slot).collect(), ..Previous::default() };
+    assert_eq!(solve(&problem, &recent).verdict, Verdict::NoneFound);
+}
+
+#[test]
+fn a_node_without_memory_is_named_if_no_node_has_room() {
+    let mut problem = short_of_memory();
+    problem.nodes[1].memory = problem.nodes[2].memory;
+    let plan = solve(&problem, &Previous::default());
+    assert_eq!((plan.verdict, plan.steps.len()), (Verdict::NoneFound, 0));
+    assert_eq!(held(&problem, &Previous::default()), [Held { node: NodeId(0), why: Why::NoMemory }]);
+    // A full cache that evicts keys is alike everywhere, and so nothing moves.
+    problem.nodes.iter_mut().for_each(|node| node.memory = Some((100 << 20, 100 << 20)));
+    assert!(solve(&problem, &Previous::default()).steps.is_empty());
 }

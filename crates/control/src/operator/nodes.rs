@@ -5,7 +5,7 @@ use std::time::Duration;
 use switchyard_policy::balance;
 use switchyard_policy::migration::How;
 use switchyard_policy::topology::{MoveId, NodeId, Topology};
-use switchyard_resp::units::counted;
+use switchyard_resp::units::{counted, describe_size};
 use switchyard_router::{Link, Router};
 use tracing::error;
 
@@ -42,7 +42,8 @@ impl Operator {
             self.moves.accept_unless(dry_run, &topology, moves)
         };
         if request.dry_run {
-            return accept(true);
+            let room = self.missing_room(&topology, node);
+            return accept(true).map(|plan| PlanReport { notes: plan.notes.into_iter().chain(room).collect(), ..plan });
         }
         let was = self.drained.has(&name);
         self.drained.set(&self.store, &name, true).map_err(Refused::Failed)?;
@@ -51,6 +52,28 @@ impl Operator {
             self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
         }
         accepted
+    }
+
+    /// The memory that the other nodes lack for the keys of this one. A tenth of their `maxmemory` stays free, as in every plan.
+    fn missing_room(&self, topology: &Topology, node: NodeId) -> Option<String> {
+        let load = self.observed(topology, 0);
+        let used = load.nodes.get(&node)?.memory?;
+        let takers = topology.nodes().filter(|other| other.id != node && !self.drained.has(&other.name));
+        // A node without a limit, or of unknown use, has room.
+        let room = takers.map(|other| {
+            let server = load.nodes.get(&other.id)?;
+            let most = server.memory_max.filter(|most| *most > 0)?;
+            Some((most - most / 10).saturating_sub(server.memory?))
+        });
+        let room = room.sum::<Option<u64>>()?;
+        (used > room).then(|| {
+            format!(
+                "room is missing: {} uses {} of memory, and the other nodes have room for {} (a tenth of their maxmemory stays free). Raise their maxmemory, or add a node",
+                self.moves.name(node),
+                describe_size(used),
+                describe_size(room)
+            )
+        })
     }
 
     /// What was drained gets nothing by mistake.

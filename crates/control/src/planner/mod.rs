@@ -27,6 +27,7 @@ use switchyard_policy::planner::{
     take_back,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology};
+use switchyard_resp::units::describe_size;
 
 use crate::store::{RedbStore, StoreError};
 
@@ -446,13 +447,19 @@ impl Planner {
     /// Notes the outcome of a decision; the plan that takes it back, if any.
     fn judge(&self, inner: &mut Inner, now: Instant, acts: bool, problem: &Problem, change: &Change) -> Option<(u64, Plan)> {
         let went = |effect: Effect| {
-            format!(
-                "the fullest of its nodes went from {:.0} to {:.0} % of its limit, and {:.0} of {:.0} requests/s left the nodes that it relieved",
-                change.before * 100.0,
-                effect.after * 100.0,
-                effect.relief.max(0.0),
-                effect.promised
-            )
+            let requests = (effect.promised > 0.0).then(|| {
+                format!(
+                    "the fullest of its nodes went from {:.0} to {:.0} % of its limit, and {:.0} of {:.0} requests/s left the nodes that it relieved",
+                    change.before * 100.0,
+                    effect.after * 100.0,
+                    effect.relief.max(0.0),
+                    effect.promised
+                )
+            });
+            let bytes = effect.bytes.map(|(promised, relief)| {
+                format!("{} of {} left the nodes with too little memory", describe_size(relief), describe_size(promised))
+            });
+            requests.into_iter().chain(bytes).collect::<Vec<_>>().join("; ")
         };
         let mut failures = inner.kept.failures;
         let review = review(problem, &change.plan, change.before);

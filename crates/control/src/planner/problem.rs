@@ -58,6 +58,11 @@ pub(crate) struct Around {
     pub(crate) copies: bool,
 }
 
+/// Whether the planner may relieve this node of memory.
+fn is_short_of_memory(node: &Node) -> bool {
+    node.memory.is_some_and(|(used, most)| most > 0 && used > most / 100 * 80)
+}
+
 /// The load of a node now: what was sent there, or, where nobody has counted that twice, the uses of its keys.
 pub(super) fn load_of(load: &ObservedLoad, node: NodeId) -> f64 {
     let requests = load.nodes.get(&node).and_then(|node| node.requests);
@@ -129,7 +134,7 @@ pub(super) fn problem(
         *explained.entry(key.at).or_default() += key.reads + key.writes;
     }
     let mean = nodes.iter().map(|node| node.load).sum::<f64>() / nodes.len().max(1) as f64;
-    let is_full = |node: &&Node| node.load > node.capacity.map_or(mean, |capacity| capacity / 2.0);
+    let is_full = |node: &&Node| node.load > node.capacity.map_or(mean, |capacity| capacity / 2.0) || is_short_of_memory(node);
     let mut owned: BTreeMap<NodeId, Vec<Slot>> =
         nodes.iter().filter(|node| node.state == State::Leaving || is_full(node)).map(|node| (node.id, Vec::new())).collect();
     for slot in topology.slots() {
@@ -160,12 +165,14 @@ pub(super) fn problem(
             let load = expected.load(rest(slot)) * scale;
             SlotAt { slot, at: node.id, load, bytes }
         };
-        let is_worth_it = |slot: &SlotAt| is_left || slot.load > 0.0 || of_keys.contains_key(&slot.slot);
+        let gives_all = is_left || is_short_of_memory(node);
+        let is_worth_it = |slot: &SlotAt| gives_all || slot.load > 0.0 || of_keys.contains_key(&slot.slot);
         let mut own: Vec<SlotAt> = owned.into_iter().filter(|slot| topology.transit(*slot).is_none()).map(at).filter(is_worth_it).collect();
         if !is_left && own.len() > SLOTS {
             let busy = |slot: &SlotAt| slot.load + of_keys.get(&slot.slot).copied().unwrap_or_default();
             own.sort_by(|one, other| busy(other).total_cmp(&busy(one)).then(one.slot.cmp(&other.slot)));
-            own.truncate(SLOTS);
+            // Idle slots, too, if the node needs memory.
+            own.drain(SLOTS..if gives_all { own.len() - SLOTS.min(own.len() - SLOTS) } else { own.len() });
         }
         slots.extend(own);
     }

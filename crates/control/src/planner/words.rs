@@ -1,6 +1,6 @@
 //! Decisions in words and numbers.
 
-use switchyard_policy::planner::{Advice, Alternative, Held, Name, Outlook, Plan, Policy, Price, Step, Verdict, Way, What, Why};
+use switchyard_policy::planner::{Advice, Alternative, Held, Name, Need, Outlook, Plan, Policy, Price, Step, Verdict, Way, What, Why};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::units::{counted, describe_size};
 
@@ -74,8 +74,36 @@ impl Words<'_> {
 
     /// In one sentence: what is wrong, and what is done about it.
     fn says(&self, plan: &Plan) -> String {
-        let full = |node: &&Outlook| node.before > node.limit && node.limit > 0.0;
-        let fullest = plan.nodes.iter().filter(full).max_by(|one, other| (one.before / one.limit).total_cmp(&(other.before / other.limit)));
+        match self.memory(plan) {
+            Some(memory) if plan.steps.iter().all(|step| step.need == Need::Memory) && !plan.nodes.iter().any(is_over) => memory,
+            Some(memory) => format!("{}; {memory}", self.load(plan)),
+            None => self.load(plan),
+        }
+    }
+
+    /// Nodes with too little memory, and the relief.
+    fn memory(&self, plan: &Plan) -> Option<String> {
+        let full = |node: &Outlook| node.memory.filter(|(used, limit)| used > limit);
+        let relieved: Vec<&Step> = plan.steps.iter().filter(|step| step.need == Need::Memory).collect();
+        let fullest = plan.nodes.iter().filter(|node| full(node).is_some()).max_by_key(|node| node.memory)?;
+        let (used, limit) = fullest.memory?;
+        let wrong =
+            format!("{} uses {} of memory, and its limit is {}", (self.name)(fullest.node), describe_size(used), describe_size(limit));
+        if relieved.is_empty() {
+            return Some(wrong);
+        }
+        let slots: usize = relieved.iter().map(|step| if let What::Slots(slots) = &step.what { slots.len() } else { 0 }).sum();
+        let bytes = describe_size(relieved.iter().map(|step| step.bytes).sum());
+        Some(format!("{wrong}: moving {} ({bytes}) to nodes with room helps", counted(slots, "slot")))
+    }
+
+    /// Nodes with too many requests, and the relief.
+    fn load(&self, plan: &Plan) -> String {
+        let fullest = plan
+            .nodes
+            .iter()
+            .filter(|node| is_over(node))
+            .max_by(|one, other| (one.before / one.limit).total_cmp(&(other.before / other.limit)));
         let wrong = match fullest {
             None => "no node is over its limit".to_owned(),
             Some(node) => {
@@ -127,6 +155,7 @@ impl Words<'_> {
             Why::Cooldown => "the keys or slots that would help have just moved, and rest for one or five minutes".to_owned(),
             Why::Budget => "the budget is spent (planner.max-keys-per-minute, max-bytes-per-hour)".to_owned(),
             Why::NoRoom => "nothing that may move fits elsewhere".to_owned(),
+            Why::NoMemory => "no other node has memory for its slots: add a node, or raise maxmemory".to_owned(),
         };
         held.iter().map(|held| format!("{} stays over its limit: {}", (self.name)(held.node), why(held.why))).collect()
     }
@@ -162,6 +191,10 @@ impl Words<'_> {
             }
         }
     }
+}
+
+fn is_over(node: &Outlook) -> bool {
+    node.before > node.limit && node.limit > 0.0
 }
 
 fn verdict(verdict: Verdict) -> &'static str {

@@ -2,7 +2,7 @@
 //!
 //! Apart from [`solve`], because only people read them: a reason such as a cooldown is found by solving again without it.
 
-use super::{Fleet, Planted, Policy, Previous, Problem, State, solve, unsplittable};
+use super::{Fleet, Planted, Policy, Previous, Problem, State, memory, solve, unsplittable};
 use crate::topology::NodeId;
 
 /// A node that a plan leaves over its limit.
@@ -33,6 +33,8 @@ pub enum Why {
     Budget,
     /// Nothing that may move fits elsewhere.
     NoRoom,
+    /// The node uses more than nine tenths of its `maxmemory`, and no other node has room for its slots.
+    NoMemory,
 }
 
 /// Part of the load after a plan by which another plan has to be better to be the reason.
@@ -66,5 +68,9 @@ pub fn held(problem: &Problem, previous: &Previous) -> Vec<Held> {
             _ => Why::NoRoom,
         }
     };
-    over.map(|outlook| Held { node: outlook.node, why: why(outlook.node, outlook.after) }).collect()
+    let over: Vec<Held> = over.map(|outlook| Held { node: outlook.node, why: why(outlook.node, outlook.after) }).collect();
+    let gives = |id: &NodeId| plan.steps.iter().any(|step| step.from == *id);
+    let full = memory::full(&fleet).into_iter().filter(|id| !gives(id) && over.iter().all(|held| held.node != *id));
+    let full: Vec<Held> = full.map(|node| Held { node, why: Why::NoMemory }).collect();
+    over.into_iter().chain(full).collect()
 }

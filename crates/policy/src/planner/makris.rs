@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Fleet, KeyAt, Plan, Policy, Previous, Price, Problem, State, Step, Verdict, What, advice};
+use super::{Fleet, KeyAt, Need, Plan, Policy, Previous, Price, Problem, State, Step, Verdict, What, advice};
 use crate::topology::NodeId;
 
 pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, over: &[NodeId], policy: Policy) -> Plan {
@@ -41,7 +41,7 @@ pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, o
             *loads.entry(*node).or_default() -= key.load();
             *loads.entry(to).or_default() += key.load();
             let what = What::Key { key: key.key.clone(), slot: key.slot, is_cold: false };
-            steps.push(Step { what, from: *node, to, load: key.load(), bytes: key.bytes });
+            steps.push(Step { what, from: *node, to, load: key.load(), bytes: key.bytes, need: Need::Requests });
             if policy == Policy::MakrisPrinted {
                 break;
             }

@@ -5,6 +5,7 @@
 //!
 //! - A node is over its **limit** where it has more requests than its capacity less headroom, or, where no capacity is known, more than its even share and headroom.
 //! - A plan takes nodes down to their **goal**, which is half of the headroom below the limit. A node between the two is left alone: that is the hysteresis.
+//! - A node that uses more than nine tenths of its `maxmemory` gives idle slots to nodes with room ([`memory`]).
 //! - **Remedies** are moves of single keys (exceptions, Makris et al. 2017) and of whole slots, and keys that have grown cold go home. Each has a price in bytes.
 //!
 //! Several ways to fill the nodes are tried ([`remedies`]), and the cheapest one that brings every node under its limit wins; the others are kept as alternatives. Not an
@@ -15,6 +16,7 @@
 
 mod held;
 mod makris;
+mod memory;
 mod planted;
 mod remedies;
 mod review;
@@ -239,6 +241,20 @@ pub struct Step {
     pub load: f64,
     /// Bytes that are moved.
     pub bytes: u64,
+    /// The need of the node that it leaves.
+    #[serde(default)]
+    pub need: Need,
+}
+
+/// The need of a node that is relieved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Need {
+    /// Fewer requests.
+    #[default]
+    Requests,
+    /// More free memory.
+    Memory,
 }
 
 /// What moves.
@@ -287,6 +303,9 @@ pub struct Outlook {
     pub after: f64,
     /// The limit.
     pub limit: f64,
+    /// Bytes that it uses now, and may use before it is relieved. None without `maxmemory`.
+    #[serde(default)]
+    pub memory: Option<(u64, u64)>,
 }
 
 /// Another way.
@@ -448,7 +467,13 @@ impl<'p> Fleet<'p> {
         }
         let outlook = |place: &Place<'_>| {
             let node = place.node.id;
-            Outlook { node, before: place.node.load, after: after[&node].max(0.0), limit: place.limit }
+            Outlook {
+                node,
+                before: place.node.load,
+                after: after[&node].max(0.0),
+                limit: place.limit,
+                memory: memory::use_and_limit(place),
+            }
         };
         self.nodes.values().map(outlook).collect()
     }

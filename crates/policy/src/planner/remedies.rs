@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Alternative, Bug, Fleet, KeyAt, Name, Place, Plan, Previous, Price, Problem, SlotAt, State, Step, Verdict, Way, What, advice,
-    unsplittable,
+    Alternative, Bug, Fleet, KeyAt, Name, Need, Place, Plan, Previous, Price, Problem, SlotAt, State, Step, Verdict, Way, What, advice,
+    memory, unsplittable,
 };
 use crate::topology::{NodeId, Slot};
 
@@ -97,17 +97,52 @@ struct Attempt<'p> {
 }
 
 pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, over: &[NodeId]) -> Plan {
-    if over.is_empty() {
-        let steps = homecoming(problem, previous, fleet, over, Price::default());
-        let mut price = Price::default();
-        steps.iter().for_each(|step| price.add_key(step.bytes));
-        let (nodes, advice) = (fleet.outlook(&steps), advice(problem, fleet, over));
-        return Plan { verdict: Verdict::Fine, price, steps, nodes, alternatives: Vec::new(), advice };
-    }
     // A node with an unsplittable load stays over its limit, whatever else moves away.
     let is_hopeless = |id: &&NodeId| fleet.nodes[*id].node.state != State::Leaving && unsplittable(problem, fleet, **id).is_some();
     let (hopeless, relievable): (Vec<&NodeId>, Vec<&NodeId>) = over.iter().partition(is_hopeless);
-    let (all_over, over) = (over, &relievable.into_iter().copied().collect::<Vec<NodeId>>()[..]);
+    let relievable: Vec<NodeId> = relievable.into_iter().copied().collect();
+    let mut attempts = if relievable.is_empty() { Vec::new() } else { attempts(problem, previous, fleet, &relievable) };
+    let alternatives = attempts.iter().skip(1).map(|attempt| Alternative {
+        way: attempt.way,
+        relieves: attempt.relieves,
+        price: attempt.price,
+        fullest: attempt.fullest,
+    });
+    let alternatives = alternatives.collect();
+    let (shifts, mut price, relieves) = match attempts.is_empty() {
+        true => (Vec::new(), Price::default(), true),
+        false => {
+            let Attempt { shifts, price, relieves, .. } = attempts.swap_remove(0);
+            (shifts, price, relieves)
+        }
+    };
+    assert_no_harm(problem, previous, fleet, &shifts);
+    let mut steps = steps_of(&shifts);
+    let memory = memory::relieve(problem, previous, fleet, &steps);
+    for step in &memory.steps {
+        let slots = if let What::Slots(slots) = &step.what { slots.len() } else { 0 };
+        (price.bytes, price.slots, price.total) = (price.bytes + step.bytes, price.slots + slots, price.total + step.bytes as f64);
+    }
+    steps.extend(memory.steps);
+    let verdict = match (relieves && hopeless.is_empty() && memory.is_complete, steps.is_empty()) {
+        (true, true) if over.is_empty() => Verdict::Fine,
+        (true, _) => Verdict::Relieved,
+        (false, false) => Verdict::Partly,
+        (false, true) => Verdict::NoneFound,
+    };
+    let at_work: BTreeSet<NodeId> = steps.iter().flat_map(|step| [step.from, step.to]).collect();
+    for step in homecoming(problem, previous, fleet, over, price) {
+        if !at_work.contains(&step.from) && !at_work.contains(&step.to) {
+            price.add_key(step.bytes);
+            steps.push(step);
+        }
+    }
+    let (nodes, advice) = (fleet.outlook(&steps), advice(problem, fleet, over));
+    Plan { verdict, steps, price, nodes, alternatives, advice }
+}
+
+/// All ways to relieve these nodes, the best first.
+fn attempts<'p>(problem: &'p Problem, previous: &Previous, fleet: &Fleet<'p>, over: &[NodeId]) -> Vec<Attempt<'p>> {
     let mut attempts: Vec<Attempt<'_>> =
         [Way::KeysFirst, Way::Cheapest, Way::Slots, Way::CheapSlots].map(|way| attempt(problem, previous, fleet, over, way)).into();
     if !attempts.iter().any(|attempt| attempt.relieves) {
@@ -118,31 +153,7 @@ pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, o
         let ((one_kind, one), (other_kind, other)) = (order(one), order(other));
         one_kind.cmp(&other_kind).then(one.total_cmp(&other))
     });
-    let alternatives = attempts.iter().skip(1).map(|attempt| Alternative {
-        way: attempt.way,
-        relieves: attempt.relieves,
-        price: attempt.price,
-        fullest: attempt.fullest,
-    });
-    let alternatives = if over.is_empty() { Vec::new() } else { alternatives.collect() };
-    let Attempt { shifts, mut price, relieves, .. } = attempts.swap_remove(0);
-    let verdict = match (relieves && hopeless.is_empty(), shifts.is_empty()) {
-        (true, _) => Verdict::Relieved,
-        (false, false) => Verdict::Partly,
-        (false, true) => Verdict::NoneFound,
-    };
-    assert_no_harm(problem, previous, fleet, &shifts);
-    let mut steps = steps_of(&shifts);
-    let at_work: BTreeSet<NodeId> = steps.iter().flat_map(|step| [step.from, step.to]).collect();
-    for step in homecoming(problem, previous, fleet, all_over, price) {
-        if !at_work.contains(&step.from) && !at_work.contains(&step.to) {
-            price.add_key(step.bytes);
-            steps.push(step);
-        }
-    }
-    let nodes = fleet.outlook(&steps);
-    let advice = advice(problem, fleet, all_over);
-    Plan { verdict, steps, price, nodes, alternatives, advice }
+    attempts
 }
 
 /// Asserts the conditions of each plan, whatever chose it.
@@ -470,7 +481,7 @@ fn steps_of(shifts: &[Shift<'_>]) -> Vec<Step> {
         match piece {
             Piece::Key(key) => {
                 let what = What::Key { key: key.key.clone(), slot: key.slot, is_cold: false };
-                steps.push(Step { what, from: *from, to: *to, load, bytes });
+                steps.push(Step { what, from: *from, to: *to, load, bytes, need: Need::Requests });
             }
             Piece::Slot(slot, _) => {
                 let all = slots.entry((*from, *to)).or_default();
@@ -481,7 +492,7 @@ fn steps_of(shifts: &[Shift<'_>]) -> Vec<Step> {
     }
     steps.extend(slots.into_iter().map(|((from, to), (mut slots, load, bytes))| {
         slots.sort_unstable();
-        Step { what: What::Slots(slots), from, to, load, bytes }
+        Step { what: What::Slots(slots), from, to, load, bytes, need: Need::Requests }
     }));
     steps
 }
@@ -517,7 +528,7 @@ fn homecoming(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, over: &
         bytes_left -= key.bytes;
         (*load, *bytes) = (*load + key.load(), *bytes + key.bytes);
         let what = What::Key { key: key.key.clone(), slot: key.slot, is_cold: true };
-        steps.push(Step { what, from: key.at, to: key.home, load: key.load(), bytes: key.bytes });
+        steps.push(Step { what, from: key.at, to: key.home, load: key.load(), bytes: key.bytes, need: Need::Requests });
     }
     steps
 }

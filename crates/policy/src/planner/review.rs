@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Fleet, Name, Plan, Planted, Price, Problem, State, Step, Verdict, What};
+use super::{Fleet, Name, Need, Plan, Planted, Price, Problem, State, Step, Verdict, What};
 use crate::topology::NodeId;
 
 /// Changes by less than such a part are noise.
@@ -32,6 +32,8 @@ pub struct Effect {
     pub promised: f64,
     /// Requests per second that they have lost, negative if they have more. If the whole fleet has more to do, their even part of that is left out.
     pub relief: f64,
+    /// The promised and the measured relief of nodes with too little memory, bytes. None: the decision relieved no memory.
+    pub bytes: Option<(u64, u64)>,
 }
 
 /// The nodes of these steps.
@@ -67,11 +69,14 @@ pub fn review(problem: &Problem, plan: &Plan, before: f64) -> Review {
     }
     let after = fullest(&fleet, &nodes, &BTreeMap::new());
     let (promised, relief) = relief(problem, plan);
-    let effect = Effect { after, promised, relief };
-    let moved: f64 = plan.steps.iter().map(|step| step.load).sum();
-    let seen: f64 = plan.steps.iter().map(|step| load_now(problem, step)).sum();
+    let bytes = bytes(problem, plan);
+    let effect = Effect { after, promised, relief, bytes };
+    let for_requests = || plan.steps.iter().filter(|step| step.need == Need::Requests);
+    let moved: f64 = for_requests().map(|step| step.load).sum();
+    let seen: f64 = for_requests().map(|step| load_now(problem, step)).sum();
     match () {
-        () if relief < promised / 2.0 => Review::Unhelpful(effect),
+        () if relief < promised / 2.0 || bytes.is_some_and(|(promised, relief)| relief < promised / 2) => Review::Unhelpful(effect),
+        () if for_requests().next().is_none() => Review::Helped(effect),
         () if after < before * (1.0 - NOISE) || after <= 1.0 + NOISE => Review::Helped(effect),
         () if seen < moved / 2.0 => Review::Gone(effect),
         () => Review::Unhelpful(effect),
@@ -81,7 +86,7 @@ pub fn review(problem: &Problem, plan: &Plan, before: f64) -> Review {
 /// The promised and the measured relief of the nodes that gave something, requests per second.
 fn relief(problem: &Problem, plan: &Plan) -> (f64, f64) {
     let mut given: BTreeMap<NodeId, f64> = BTreeMap::new();
-    for step in &plan.steps {
+    for step in plan.steps.iter().filter(|step| step.need == Need::Requests) {
         *given.entry(step.from).or_default() += step.load;
         *given.entry(step.to).or_default() -= step.load;
     }
@@ -93,6 +98,15 @@ fn relief(problem: &Problem, plan: &Plan) -> (f64, f64) {
     let (all_now, now) = of(&mut problem.nodes.iter().map(|node| (node.id, node.load)));
     let growth = if all_before > 0.0 { (all_now / all_before).max(1.0) } else { 1.0 };
     (given.values().sum(), before - now / growth)
+}
+
+/// The promised and the measured relief of nodes with too little memory, bytes.
+fn bytes(problem: &Problem, plan: &Plan) -> Option<(u64, u64)> {
+    let steps = || plan.steps.iter().filter(|step| step.need == Need::Memory);
+    let sources: BTreeSet<NodeId> = steps().map(|step| step.from).collect();
+    let before: u64 = plan.nodes.iter().filter(|node| sources.contains(&node.node)).filter_map(|node| Some(node.memory?.0)).sum();
+    let now: u64 = problem.nodes.iter().filter(|node| sources.contains(&node.id)).filter_map(|node| Some(node.memory?.0)).sum();
+    steps().next().is_some().then(|| (steps().map(|step| step.bytes).sum(), before.saturating_sub(now)))
 }
 
 /// The plan that takes a decision back.
@@ -205,8 +219,8 @@ mod tests {
         let nodes = vec![node(0, loads[0], State::Ready), node(1, loads[1], State::Ready), node(2, 5000.0, State::Ready)];
         let key = key(1, key_now);
         let what = What::Key { key: key.key.clone(), slot: key.slot, is_cold: false };
-        let steps = vec![Step { what, from: NodeId(0), to: NodeId(1), load: 400.0, bytes: 100 }];
-        let outlook = |(id, before)| Outlook { node: NodeId(id), before, after: 0.0, limit: 900.0 };
+        let steps = vec![Step { what, from: NodeId(0), to: NodeId(1), load: 400.0, bytes: 100, need: Need::Requests }];
+        let outlook = |(id, before)| Outlook { node: NodeId(id), before, after: 0.0, limit: 900.0, memory: None };
         let nodes_then = [(0, before), (1, 100.0), (2, 5000.0)].map(outlook).to_vec();
         let plan =
             Plan { verdict: Verdict::Relieved, steps, price: Price::default(), nodes: nodes_then, alternatives: vec![], advice: vec![] };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value as Json;
 
 use crate::movectl::{done, json, refused};
-use crate::support::{Client, RouterOptions, Site, SiteOptions, Value, http, until, until_within};
+use crate::support::{Client, Node, RouterOptions, Site, SiteOptions, Value, http, until, until_within};
 
 /// It has to see a load, decide, move, and look again.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -129,6 +129,36 @@ fn an_observing_planner_moves_nothing_unasked() {
         });
     });
     assert!(refused(site.router(), "plan undo 999").contains("there is no decision 999"));
+}
+
+#[test]
+fn a_node_short_of_memory_gives_slots_to_nodes_with_room() {
+    let Some(site) = site("on") else { return };
+    let mut client = site.client();
+    let value = "x".repeat(10_000);
+    for number in 0..3000 {
+        assert_eq!(client.cmd(&format!("SET key:{number} {value}")), Value::Simple("OK".into()));
+    }
+    let node = &site.nodes()[0];
+    let used = |node: &Node| -> u64 {
+        let info = node.cmd("INFO memory").text();
+        info.lines().find_map(|line| line.strip_prefix("used_memory:")).expect("a field").trim().parse().expect("a number")
+    };
+    let most = used(node) * 3 / 4;
+    node.cmd(&format!("CONFIG SET maxmemory {most}"));
+    until_within(PATIENCE, "the node uses less than nine tenths", || used(node) < most / 10 * 9);
+    let first = decisions(&site).pop().expect("a decision");
+    assert!(first["says"].as_str().is_some_and(|says| says.contains("of memory, and its limit is")), "{first}");
+    until_within(PATIENCE, "no move is open", || json(site.router(), "moves")["open"].as_array().is_none_or(Vec::is_empty));
+    assert!((0..3000).all(|number| client.cmd(&format!("STRLEN key:{number}")).int() == 10_000), "no key is lost");
+    // The other nodes have no room for a whole node.
+    for other in &site.nodes()[1..] {
+        other.cmd(&format!("CONFIG SET maxmemory {}", used(other) * 10 / 8));
+    }
+    let name = json(site.router(), "nodes")["nodes"][0]["address"].as_str().expect("a name").to_owned();
+    until_within(PATIENCE, "missing room is reported", || {
+        done(site.router(), &format!("nodes drain {name} --dry-run")).contains("room is missing")
+    });
 }
 
 #[test]
