@@ -13,7 +13,7 @@ use tracing::{error, warn};
 use crate::autoscale::Inspected;
 use crate::nodes::fit::{is_older, is_router, unfit};
 use crate::nodes::holdings::at_once;
-use crate::nodes::{NodeAddress, NodeConnection, direct_clients, routers, servers};
+use crate::nodes::{Action, LOOKING, NodeAddress, NodeConnection, direct_clients, routers, servers, settled_list};
 use crate::running::Running;
 
 /// The fleet that it is to join.
@@ -112,7 +112,9 @@ impl FleetFacts {
             let reply = node.ask(args).map_err(|error| format!("does not answer {}: {error}", args[0]))?;
             reply.error().map_or_else(|| Ok(reply.text()), |error| Err(format!("refuses {}: {error}", args[0])))
         };
-        let clients = query(&["CLIENT", "LIST"])?;
+        // Redis 6.2 lists no subcommands, so this connection needs a name.
+        query(&["CLIENT", "SETNAME", LOOKING])?;
+        let clients = settled_list(Action::Removal, || query(&["CLIENT", "LIST"]))?;
         let seen = Newcomer { info: query(&["INFO"])?, ..Newcomer::default() };
         Ok(self.inspected(&place.name, &clients, &seen))
     }
@@ -126,7 +128,7 @@ impl FleetFacts {
         let replica = || is_replica.then(|| "it is a replica, or does not state its role".to_owned());
         let replicas = || (seen.field("connected_slaves") != Some("0")).then(|| "replicas follow it".to_owned());
         let router = || routers(clients).iter().any(|site| *site != self.site).then(|| "another router uses it".to_owned());
-        let client = || direct_clients(clients).first().map(|client| format!("a client uses it ({client})"));
+        let client = || direct_clients(clients, Action::Removal).first().map(|client| format!("a client uses it ({client})"));
         Inspected {
             user: node.or_else(replica).or_else(replicas).or_else(router).or_else(client),
             // No router has an empty run: every connection of this site counts.

@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use super::Moves;
 use crate::nodes::holdings::databases;
-use crate::nodes::{Answer, NodeConnection, direct_clients, routers};
+use crate::nodes::{Action, Answer, NodeConnection, direct_clients, routers, settled_list};
 
 /// How long a node may take to answer: others wait behind it.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -123,13 +123,14 @@ impl<'a> Asked<'a> {
                  router is gone for good, remove its record: `redis-cli ACL DELUSER {user}` at the node"
             ));
         }
-        let list = self.ask(&[b"CLIENT", b"LIST"])?.text();
+        let list = settled_list(Action::Removal, || self.ask(&[b"CLIENT", b"LIST"]).map(|list| list.text()))?;
+        let name = &self.node.name;
         if routers(&list).iter().any(|other| other != site) {
             return Err(format!(
                 "node {name}: another router uses it, so keys may be its own, and none is removed. Give each router servers of its own"
             ));
         }
-        match direct_clients(&list).first() {
+        match direct_clients(&list, Action::Removal).first() {
             None => Ok(()),
             Some(client) => Err(format!(
                 "node {name}: a client uses it past this router ({client}), so keys may be its own, and none is removed. Let it use the router, or end its connection"

@@ -6,7 +6,7 @@ use switchyard_policy::migration::Durability;
 use switchyard_resp::units::counted;
 use switchyard_router::{NodeAccess, left_behind};
 
-use super::{Answer, LOOKING, NodeConnection, direct_clients, redis_version, routers};
+use super::{Action, Answer, LOOKING, NodeConnection, direct_clients, redis_version, routers, settled_list};
 
 /// How long a node may take to answer, at least.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
@@ -162,7 +162,8 @@ pub(crate) fn check_node(
              --allow-direct-clients"
         ));
     }
-    match direct_clients(&list).as_slice() {
+    let list = settled_list(Action::Move, || ask(&["CLIENT", "LIST"]).map(|list| list.text()))?;
+    match direct_clients(&list, Action::Move).as_slice() {
         [] => Ok(run_id),
         [first, rest @ ..] => Err(format!(
             "node {name} is used past this router by {} (one is {first}): they would read and write keys that are elsewhere. Let them use the router, \

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use switchyard_control::nodes::{Answer, NodeConnection, Server, direct_clients, functions, routers};
+use switchyard_control::nodes::{Action, Answer, NodeConnection, Server, direct_clients, functions, routers};
 
 use super::Seen;
 
@@ -120,7 +120,7 @@ fn ask_all(connection: &mut NodeConnection, seen: &mut Seen) -> std::io::Result<
     seen.modules.sort();
     let clients = connection.ask(&["CLIENT", "LIST"])?;
     if clients.error().is_none() {
-        seen.direct = direct_clients(&clients.text());
+        seen.direct = direct_clients(&clients.text(), Action::Move);
         seen.routers = routers(&clients.text());
     }
     Ok(())

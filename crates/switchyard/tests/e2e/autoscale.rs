@@ -146,6 +146,7 @@ fn nodes_come_and_go_without_a_failed_request() {
         let started = fleet.standing()["started"][0].as_str().expect("a server").to_owned();
         let mut third = Client::connect(started.parse().expect("an address"));
         assert!(third.cmd("DBSIZE").int() > 10, "it has its share of the keys");
+        drop(third);
         assert_eq!(servers(&fleet.folder).len(), 1);
         fleet.want(2);
         fleet.wait_for_nodes(2);

@@ -112,6 +112,19 @@ fn a_server_that_got_a_key_after_leaving_is_left_alone() {
 }
 
 #[test]
+fn a_server_with_a_subscriber_is_left_alone() {
+    let Some(named) = Named::start(Node::start(&NodeOptions::default())) else { return };
+    named.leaves_in_an_outage();
+    let mut direct = Client::connect(named.server.address());
+    assert_eq!(direct.cmd("SUBSCRIBE news").items().len(), 3);
+    let stops = named.stops();
+    std::fs::remove_file(&named.outage).expect("removed");
+    named.wait_for_the_end_of_the_change();
+    assert!(texts(&named.fleet).contains("last command subscribe"), "{}", texts(&named.fleet));
+    assert_eq!(named.stops(), stops, "the client was seen before the program was called");
+}
+
+#[test]
 fn a_server_that_may_not_join_is_left_alone() {
     let server = Node::start(&NodeOptions::default());
     assert_eq!(server.cmd("SET foreign 1"), ok());
@@ -199,6 +212,7 @@ fn a_local_server_reads_the_password_of_nodes_from_its_input() {
     fleet.wait_for_nodes(3);
     let mut direct = Client::connect(started(&fleet));
     assert!(direct.cmd("PING").error().is_some_and(|error| error.starts_with("NOAUTH")));
+    drop(direct);
     fleet.want(2);
     fleet.wait_for_nodes(2);
     assert_eq!(servers(&fleet.folder).len(), 0, "its stop was proven with the password, too");
