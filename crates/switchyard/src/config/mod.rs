@@ -40,7 +40,7 @@ pub(crate) use show::{example, render};
 pub(crate) use switchyard_resp::units::{counted, plural};
 use tls::{NodeFiles, ServerFiles};
 pub(crate) use tls::{certificates_in, provider, trusted_certificates};
-pub(crate) use twemproxy::{PoolConfig, Pools, Shared};
+pub(crate) use twemproxy::{Names, PoolConfig, Pools, Shared};
 
 /// Port that clients connect to by default: next to Redis's, so that both can run on one machine.
 pub(crate) const DATA_PORT: u16 = 6380;
@@ -689,8 +689,7 @@ impl Config {
                 capacity: node.capacity,
             });
         }
-        let shared = self.pool.as_ref().map(|pool| pool.shared(&self.nodes, &nodes)).unwrap_or_default();
-        let ejection = self.pool.as_ref().and_then(|pool| pool.ejection(&shared, &mut warnings));
+        let ejection = self.pool.as_ref().and_then(|pool| pool.ejection(&self.nodes, &nodes, &mut Names::default(), &mut warnings));
         let others = problems.len();
         let users = self.resolve_users(password.as_ref(), &mut tls_warnings, &mut problems);
         // Whether users that are wrong would keep anybody out, nobody can tell.
@@ -724,7 +723,7 @@ impl Config {
                     one_database: ejection.is_some(),
                     ..self.live.clone()
                 };
-                Ok(Resolved { listen, admin, admin_token, admin_tls, live, nodes, ejection, shared, not_found, warnings })
+                Ok(Resolved { listen, admin, admin_token, admin_tls, live, nodes, ejection, not_found, warnings })
             }
             _ => Err(Problems(problems)),
         }
@@ -875,8 +874,6 @@ pub(crate) struct Resolved {
     pub(crate) nodes: Vec<NodeAddress>,
     /// When servers are ejected, in a pool of twemproxy that has its servers for itself.
     pub(crate) ejection: Option<switchyard_policy::eject::Rule>,
-    /// Servers that the pool of twemproxy shares with other pools.
-    pub(crate) shared: Shared,
     /// Nodes whose names do not resolve: they are down until they do.
     not_found: Vec<Problem>,
     /// What works but should be told.

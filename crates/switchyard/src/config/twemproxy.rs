@@ -2,9 +2,11 @@
 //!
 //! `policy::twemproxy` reads the file; this gives its values their places among our own keys.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::{Duration, Instant};
 
 use switchyard_policy::eject::Rule;
 use switchyard_policy::topology::{Continuum, Scheme, Server};
@@ -146,10 +148,83 @@ pub(crate) struct Shared {
     pool: String,
     /// Each server as this pool names it, with the name of another pool that has it.
     servers: Vec<(String, String)>,
+    /// Names of servers that do not resolve. Each may be another name of a server.
+    unresolved: BTreeSet<String>,
 }
 
+/// Addresses of host names, each looked up once.
+#[derive(Debug)]
+pub(crate) struct Names {
+    look_up: fn(&str) -> Option<IpAddr>,
+    /// `None`: without an address in time.
+    known: BTreeMap<String, Option<IpAddr>>,
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        Self::with(|host| Endpoint::new(host, 0).resolve().ok().map(|address| address.ip()))
+    }
+}
+
+impl Names {
+    fn with(look_up: fn(&str) -> Option<IpAddr>) -> Self {
+        Self { look_up, known: BTreeMap::new() }
+    }
+
+    /// Looks the hosts up that are not known yet, in parallel and for a bounded time: a dead name server delays each request by many seconds.
+    fn look_up<'a>(&mut self, servers: impl Iterator<Item = &'a Endpoint>) {
+        let hosts: BTreeSet<String> = servers
+            .filter(|server| server.is_name() && !self.known.contains_key(server.host()))
+            .map(|server| server.host().to_owned())
+            .collect();
+        let (sender, found) = mpsc::channel();
+        let threads = hosts.len().min(LOOK_UPS);
+        self.known.extend(hosts.iter().map(|host| (host.clone(), None)));
+        let left = Arc::new(Mutex::new(hosts.into_iter()));
+        for _ in 0..threads {
+            let (sender, left, look_up) = (sender.clone(), Arc::clone(&left), self.look_up);
+            let next = move || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let all = move || {
+                while let Some(host) = next() {
+                    let address = look_up(&host);
+                    let _ = sender.send((host, address));
+                }
+            };
+            // A name without a thread has no address.
+            let _ = std::thread::Builder::new().name("look-up".to_owned()).spawn(all);
+        }
+        drop(sender);
+        let end = Instant::now() + LOOK_UP_TIME;
+        while let Ok(answer) = found.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            self.known.extend([answer]);
+        }
+    }
+
+    fn address(&self, server: &Endpoint) -> Option<SocketAddr> {
+        if !server.is_name() {
+            return server.resolve().ok();
+        }
+        self.known.get(server.host()).copied().flatten().map(|ip| SocketAddr::new(ip, server.parts().1))
+    }
+}
+
+/// Look-ups at a time.
+const LOOK_UPS: usize = 64;
+
+/// Maximum time to resolve names of other pools' servers. The start waits for it.
+const LOOK_UP_TIME: Duration = Duration::from_secs(2);
+
 impl Shared {
-    /// Whether the pool shares no server.
+    /// Why it is not known whether the pool shares a server, if it is not.
+    pub(crate) fn doubt(&self) -> Option<String> {
+        let names: Vec<&str> = self.unresolved.iter().map(String::as_str).collect();
+        (!names.is_empty()).then(|| {
+            let (pool, names) = (&self.pool, names.join(", "));
+            format!("names of servers do not resolve ({names}), so pool {pool} may share servers with other pools of the file")
+        })
+    }
+
+    /// Whether the pool is known to share no server.
     pub(crate) fn is_none(&self) -> bool {
         self.servers.is_empty()
     }
@@ -178,6 +253,14 @@ fn canonical(address: SocketAddr) -> SocketAddr {
     }
 }
 
+impl Config {
+    /// The servers that its pool of twemproxy shares with other pools. `None`: it is no pool of twemproxy.
+    pub(crate) fn shared_servers(&self, names: &mut Names) -> Option<Shared> {
+        let own: Vec<_> = self.nodes.iter().filter_map(|node| Some((node.address.as_ref()?, None))).collect();
+        Some(self.pool.as_ref()?.shared(&own, names))
+    }
+}
+
 impl PoolConfig {
     /// Its name in the file.
     pub(crate) fn name(&self) -> &str {
@@ -199,37 +282,60 @@ impl PoolConfig {
         if port == 0 { first.clone() } else { Endpoint::new(&host, port.saturating_add(self.number)) }
     }
 
-    /// Returns the servers that other pools of the file have as well. `resolved`: the nodes of this pool with the addresses that their names have now.
-    pub(super) fn shared(&self, nodes: &[NodeConfig], resolved: &[NodeAddress]) -> Shared {
-        let now = |node: &NodeConfig| resolved.iter().find(|known| Some(&known.name) == node.name().as_ref())?.address.map(canonical);
-        let own: Vec<(&Endpoint, Option<SocketAddr>)> = nodes.iter().filter_map(|node| Some((node.address.as_ref()?, now(node)))).collect();
-        let mut servers = Vec::new();
-        for (pool, endpoint) in self.others.iter().flat_map(|(pool, endpoints)| endpoints.iter().map(move |endpoint| (pool, endpoint))) {
-            let address = endpoint.resolve().ok().map(canonical);
-            let is_it = |(own, now): &&(&Endpoint, Option<SocketAddr>)| *own == endpoint || address.is_some() && *now == address;
-            servers.extend(own.iter().find(is_it).map(|(own, _)| (own.to_string(), pool.clone())));
+    /// Returns the servers that other pools of the file have as well. `own`: the servers of this pool, with the addresses that are known already.
+    fn shared(&self, own: &[(&Endpoint, Option<SocketAddr>)], names: &mut Names) -> Shared {
+        let all = self.others.iter().flat_map(|(pool, endpoints)| endpoints.iter().map(move |endpoint| (pool, endpoint)));
+        let (named, others): (Vec<_>, Vec<_>) = all.partition(|(_, endpoint)| own.iter().any(|(own, _)| own == endpoint));
+        let mut servers: Vec<(String, String)> = named.into_iter().map(|(pool, endpoint)| (endpoint.to_string(), pool.clone())).collect();
+        let mut unresolved = BTreeSet::new();
+        if !others.is_empty() {
+            let unknown = own.iter().filter(|(_, address)| address.is_none()).map(|(own, _)| *own);
+            names.look_up(unknown.chain(others.iter().map(|(_, endpoint)| *endpoint)));
+            let mut address = |endpoint: &Endpoint, known: Option<SocketAddr>| {
+                let address = known.or_else(|| names.address(endpoint)).map(canonical);
+                if address.is_none() {
+                    unresolved.insert(endpoint.host().to_owned());
+                }
+                address
+            };
+            let own: Vec<_> = own.iter().map(|(own, known)| (own, address(own, *known))).collect();
+            for (pool, endpoint) in others {
+                let other = address(endpoint, None);
+                let same = own.iter().find(|(_, own)| own.is_some() && *own == other);
+                servers.extend(same.map(|(own, _)| (own.to_string(), pool.clone())));
+            }
         }
-        Shared { pool: self.name.clone(), servers }
+        Shared { pool: self.name.clone(), servers, unresolved }
     }
 
-    /// When servers of the pool are ejected, and what the operator must know of that.
-    pub(super) fn ejection(&self, shared: &Shared, warnings: &mut Vec<String>) -> Option<Rule> {
-        match self.ejection {
-            None => None,
-            Some(_) if !shared.is_none() => {
-                warnings.push(format!(
-                    "auto_eject_hosts has no effect: {shared}, and the return of an ejected server would delete keys of the other pool. Give each pool servers of its own"
-                ));
-                None
-            }
-            Some(rule) => {
-                warnings.push(format!(
-                    "pool {}: auto_eject_hosts is a rule of caches: while a server is away others serve for it, and keys that it had are answered with nil",
-                    self.name
-                ));
-                Some(rule)
-            }
+    /// When servers of the pool are ejected, and what the operator must know of that. `resolved`: the nodes of this pool with the addresses that their names have now.
+    /// A pool without ejection needs no look-up of names, which may take long.
+    pub(super) fn ejection(
+        &self,
+        nodes: &[NodeConfig],
+        resolved: &[NodeAddress],
+        names: &mut Names,
+        warnings: &mut Vec<String>,
+    ) -> Option<Rule> {
+        let rule = self.ejection?;
+        let now = |node: &NodeConfig| resolved.iter().find(|known| Some(&known.name) == node.name().as_ref())?.address;
+        let own: Vec<_> = nodes.iter().filter_map(|node| Some((node.address.as_ref()?, now(node)))).collect();
+        let shared = self.shared(&own, names);
+        if !shared.is_none() {
+            warnings.push(format!(
+                "auto_eject_hosts has no effect: {shared}, and the return of an ejected server would delete keys of the other pool. Give each pool servers of its own"
+            ));
+            return None;
         }
+        if let Some(doubt) = shared.doubt() {
+            warnings.push(format!("auto_eject_hosts has no effect: {doubt}. Reload (SIGHUP) when they do"));
+            return None;
+        }
+        warnings.push(format!(
+            "pool {}: auto_eject_hosts is a rule of caches: while a server is away others serve for it, and keys that it had are answered with nil",
+            self.name
+        ));
+        Some(rule)
     }
 
     /// The continuum of the servers.
@@ -263,11 +369,42 @@ mod tests {
             let mut config = Config::default();
             pools.apply(Some("a"), &mut config, &mut Vec::new());
             let resolved = config.resolve(|_| None).expect("resolved");
-            assert_eq!((resolved.ejection.is_none(), !resolved.shared.is_none()), (is_shared, is_shared), "{server}");
+            let shared = config.shared_servers(&mut Names::default()).expect("a pool");
+            assert_eq!((resolved.ejection.is_none(), !shared.is_none()), (is_shared, is_shared), "{server}");
             let off = "auto_eject_hosts has no effect: pool a shares servers with other pools of the file (127.0.0.1:7001 with pool b)";
             assert_eq!(resolved.warnings().any(|warning| warning.starts_with(off)), is_shared, "{server}: {:?}", resolved.warnings);
-            assert!(!is_shared || resolved.shared.refusal().to_string().contains("--strays remove is refused: pool a shares"));
+            assert!(!is_shared || shared.refusal().to_string().contains("--strays remove is refused: pool a shares"));
         }
+    }
+
+    #[test]
+    fn names_of_other_pools_are_looked_up_for_an_ejection_alone() {
+        let pool = |name: &str, ejects: bool, servers: &str| {
+            format!("{name}:\n  listen: /run/{name}.sock\n  redis: true\n  auto_eject_hosts: {ejects}\n  servers:\n{servers}")
+        };
+        let others = "   - slow-1:1:1\n   - slow-1:2:1\n   - slow-2:1:1\n   - quick:1:1\n";
+        let ejection = |ejects: bool, others: &str, look_up: fn(&str) -> Option<IpAddr>| {
+            let text = pool("a", ejects, "   - 127.0.0.1:7001:1\n") + &pool("b", false, others);
+            let mut config = Config::default();
+            Pools::parse("n.yml", &text).expect("good").apply(Some("a"), &mut config, &mut Vec::new());
+            let mut warnings = Vec::new();
+            let rule = config.pool.as_ref().expect("a pool").ejection(&config.nodes, &[], &mut Names::with(look_up), &mut warnings);
+            (rule.is_some(), warnings.concat())
+        };
+        let none = |host: &str| -> Option<IpAddr> { panic!("{host} is looked up") };
+        assert_eq!(ejection(false, others, none), (false, String::new()));
+        let (is_on, warning) = ejection(true, "   - 127.0.0.1:7001:1\n   - 127.0.0.2:7001:1\n", none);
+        assert!(!is_on && warning.contains("shares servers with other pools of the file (127.0.0.1:7001 with pool b)"), "{warning}");
+        // A name server that never replies.
+        let dead = |host: &str| match host {
+            "quick" => Some(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1))),
+            _ => loop {
+                std::thread::park();
+            },
+        };
+        let (is_on, warning) = ejection(true, others, dead);
+        assert!(!is_on && warning.contains("do not resolve (slow-1, slow-2), so pool a may share"), "{warning}");
+        assert!(ejection(true, others, |_| Some(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)))).0);
     }
 
     #[test]

@@ -45,7 +45,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
 use crate::cli::Failure;
-use crate::config::{Config, NodeAddress, Problems, Shared, Sources, counted};
+use crate::config::{Config, Names, NodeAddress, Problems, Shared, Sources, counted};
 pub(crate) use log_queue::flush as flush_log;
 use logs::Logs;
 use reload::{Ask, Asks, Reloader};
@@ -60,9 +60,10 @@ pub(crate) struct OfTwemproxy {
 }
 
 impl OfTwemproxy {
-    /// Refuses to remove strays from servers that other pools have as well.
-    fn allow(&self, shared: &Shared) -> Result<(), Problems> {
-        if self.removes_strays && !shared.is_none() { Err(shared.refusal()) } else { Ok(()) }
+    /// Refuses to remove strays from servers that other pools have as well. `None`: strays stay.
+    fn shared(&self, config: &Config, names: &mut Names) -> Result<Option<Shared>, Problems> {
+        let shared = if self.removes_strays { config.shared_servers(names) } else { None };
+        shared.map_or(Ok(None), |shared| if shared.is_none() { Ok(Some(shared)) } else { Err(shared.refusal()) })
     }
 }
 
@@ -70,7 +71,8 @@ impl OfTwemproxy {
 pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twemproxy: &OfTwemproxy) -> Result<(), Failure> {
     let stats = twemproxy.stats.as_deref();
     if let Some(pools) = sources.several_pools()? {
-        pools.iter().try_for_each(|(_, config)| twemproxy.allow(&config.resolve(|_| None)?.shared))?;
+        let mut names = Names::default();
+        pools.iter().try_for_each(|(_, config)| twemproxy.shared(config, &mut names).map(drop))?;
         return pools::run(pools, stats);
     }
     pools::end_with_parent()?;
@@ -80,7 +82,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
         config.check_standby()?;
     }
     let mut resolved = config.resolve(|_| None)?;
-    twemproxy.allow(&resolved.shared)?;
+    let shared = twemproxy.shared(&config, &mut Names::default())?;
     let logs = Logs::start(config.log_format, &config.log_level)?;
     // The state directory first: whoever has it, has the right to route to these nodes. The ports next, so that a start that
     // is refused anyway leaves no slot map behind.
@@ -267,7 +269,11 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
     let planner = PlannerThread::start(running.threads(), &fleet.operator)?;
     let ejector = config.pool.as_ref().map(|_| EjectThread::start(Arc::clone(&fleet.ejector))).transpose()?;
     let autoscaler = AutoscaleThread::start(running.threads(), Arc::clone(&fleet.operator))?;
-    let strays_in = (twemproxy.removes_strays && config.pool.is_some()).then_some(live.database);
+    let doubt = shared.as_ref().and_then(Shared::doubt);
+    if let Some(doubt) = &doubt {
+        warn!("--strays remove has no effect: {doubt}. Start again when they do");
+    }
+    let strays_in = (shared.is_some() && doubt.is_none()).then_some(live.database);
     let care = Care::start(Arc::clone(&running), processes, Arc::clone(placement.store()), Arc::clone(&moves), strays_in)?;
     let observer = Observer::start(watched, Arc::clone(placement.store()), Arc::clone(&running))?;
     let nodes = resolved.nodes;
