@@ -564,6 +564,12 @@ impl Router {
         });
     }
 
+    /// Makes WAIT confirm no earlier write to an ejected node: other nodes are about to serve its slots without its keys. To be called when no client gets a
+    /// reply from the node for these slots any more ([`Router::drained_of_the_lost`]), so that every write there was recorded before.
+    pub fn keys_stay_behind(&self, node: NodeId) {
+        self.shared.reigns.begin(node);
+    }
+
     /// Ends the record of keys written while a node was ejected.
     pub fn slots_are_back(&self, node: NodeId) {
         if self.shared.plan().moves.away.iter().any(|away| away.node == node) {

@@ -218,6 +218,7 @@ impl Moves {
         let outcome = loop {
             if is_drained() {
                 let raised = || seats.map_or(Ok(()), |seats| seats.raise());
+                self.running.with(|router| router.keys_stay_behind(node));
                 break stand_ins
                     .are_the_same()
                     .and_then(|()| keep())

@@ -15,6 +15,7 @@ use crate::support::node::{Node, NodeOptions};
 use crate::support::process::{Process, tied};
 use crate::support::value::{Value, bulk, int, ok};
 use crate::support::{http, ports, until_within};
+use crate::waiting::replica_of;
 
 /// A server is noticed, ejected, tried again, and its slots move back, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -372,6 +373,26 @@ fn a_server_with_a_client_past_the_router_returns_when_that_is_gone() {
     drop(direct);
     logged(&router, "node s1 is ejected no more: all of its slots are back");
     assert_eq!(client.call(&["GET", &name(keys[0])]), Value::Nil);
+}
+
+#[test]
+fn wait_confirms_no_write_that_only_an_ejected_server_has() {
+    let mut pool = Pool::new("ketama");
+    let _replicas = [replica_of(&pool.nodes[0]), replica_of(&pool.nodes[2])];
+    let router = pool.start("first.log");
+    let mut client = connect(pool.listen);
+    for key in 0..KEYS {
+        assert_eq!(client.call(&["SET", &name(key), "old"]), ok());
+    }
+    let key = name(pool.keys_of(1)[0]);
+    let mut writer = connect(pool.listen);
+    assert_eq!(writer.call(&["SET", &key, "lost"]), ok());
+    pool.nodes[1].kill();
+    logged(&router, "node s1 is ejected:");
+    assert_eq!(writer.call(&["GET", &key]), Value::Nil);
+    assert_eq!(writer.call(&["WAIT", "1", "3000"]), int(0), "the replicas are those of servers that stand in");
+    assert_eq!(writer.call(&["SET", &key, "kept"]), ok());
+    assert_eq!(writer.call(&["WAIT", "1", "0"]), int(1));
 }
 
 #[test]

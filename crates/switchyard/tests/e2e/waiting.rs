@@ -6,7 +6,7 @@ use crate::movectl::done;
 use crate::support::{Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, int, ok, until};
 
 /// A replica of a node, in step with it.
-fn replica_of(node: &Node) -> Node {
+pub(crate) fn replica_of(node: &Node) -> Node {
     let port = node.address().port().to_string();
     let args = ["--replicaof", "127.0.0.1", &port, "--repl-diskless-sync-delay", "0"].map(String::from).to_vec();
     let replica = Node::start(&NodeOptions { args, ..NodeOptions::default() });
