@@ -5,9 +5,10 @@
 //! lost its store begins again with number 0. The group is taken for the server only if it also holds the listening socket of the recorded port.
 
 use std::collections::{BTreeSet, HashSet};
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{Read, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -115,6 +116,7 @@ impl Local {
         let out = File::options()
             .create(true)
             .append(true)
+            .mode(0o600)
             .open(&log)
             .map_err(|error| failed(&format!("cannot write {}", log.display()), error))?;
         let err = out.try_clone().map_err(|error| failed("cannot share a file", error))?;
@@ -159,6 +161,12 @@ impl Local {
         }
         if runs() { Err(format!("the processes of group {} do not end", group.as_raw_nonzero())) } else { Ok(()) }
     }
+}
+
+/// Makes a directory and its parents for this user alone: it has the keys of clients. An earlier version may have made it for all users.
+fn make_private(home: &Path) -> std::io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(home)?;
+    fs::set_permissions(home, Permissions::from_mode(0o700))
 }
 
 /// Lines of a server's configuration with the router's credentials: the password of all clients, or a user that may do everything, and no other one.
@@ -219,7 +227,7 @@ impl Provisioner for Local {
         match self.process(started, address) {
             Process::Listens | Process::Silent => {}
             Process::Ended => {
-                fs::create_dir_all(&home).map_err(|error| format!("cannot make {}: {error}", home.display()))?;
+                make_private(&home).map_err(|error| format!("cannot make {}: {error}", home.display()))?;
                 self.launch(&home, address, settings)?;
             }
             Process::Foreign(why) => return Err(why),
@@ -342,6 +350,9 @@ mod tests {
         assert_eq!(second.start(7, Some((&address, &started)), &none), Ok(address.clone()));
         assert_eq!(Local::groups(&home), groups, "not started twice");
         assert!(fs::read_to_string(home.join(LOG)).is_ok_and(|log| log.starts_with("at ")));
+        let mode = |path: &Path| fs::metadata(path).map(|about| about.permissions().mode() & 0o777).ok();
+        let modes = [home.parent().and_then(mode), mode(&home), mode(&home.join(LOG))];
+        assert_eq!(modes, [Some(0o700), Some(0o700), Some(0o600)], "no other user may read keys");
         assert!(second.revive(&started, &address, &none).is_none());
         fs::rename(home.join(LOG), home.join("server.log.1")).expect("renamed");
         assert_eq!(Local::groups(&home), groups, "found by a log that was rotated");
