@@ -169,9 +169,10 @@ fn make_private(home: &Path) -> std::io::Result<()> {
     fs::set_permissions(home, Permissions::from_mode(0o700))
 }
 
-/// Lines of a server's configuration with the router's credentials: the password of all clients, or a user that may do everything, and no other one.
+/// Lines of a server's configuration with the router's credentials: the password of all clients, or a user that may do everything, and no other one. The user
+/// `default` exists already, and a second definition of it is an error.
 pub(super) fn credentials(user: Option<&str>, password: &str) -> String {
-    match user {
+    match user.filter(|user| *user != "default") {
         None => format!("requirepass {}\n", quoted(password)),
         Some(user) => format!("user {} on {} ~* &* +@all\nuser default off\n", quoted(user), quoted(&format!(">{password}"))),
     }
@@ -414,6 +415,7 @@ mod tests {
     #[test]
     fn passwords_are_quoted_for_the_servers_configuration() {
         assert_eq!(credentials(None, "a b\"\\\n#"), "requirepass \"a b\\x22\\x5c\\x0a#\"\n");
+        assert_eq!(credentials(Some("default"), "x"), credentials(None, "x"));
         assert_eq!(credentials(Some("app"), "x"), "user \"app\" on \">x\" ~* &* +@all\nuser default off\n");
     }
 
