@@ -14,6 +14,7 @@ use super::double_read::{Asked, end_double_read};
 use super::everywhere::Reach;
 use super::info::Digest;
 use super::keyed::{Call, EndNumber, Keyed};
+use super::local::other_database;
 use super::memory_stats;
 use super::pubsub::Kind;
 use super::quiet::Quieting;
@@ -390,6 +391,10 @@ impl Worker {
             (Whole::Publish { kind, channel, node }, None) => {
                 let count = parts.first().and_then(|p| reply::integer(p)).unwrap_or(0);
                 encode::integer(&mut out, self.published(kind, &channel, node, count));
+            }
+            (Whole::Select { database }, None) if let Some(why) = other_database(&self.plan.live, database) => {
+                // The settings have changed since it was sent.
+                encode::error(&mut out, &why);
             }
             (Whole::Select { database }, None) => {
                 for node in &nodes {

@@ -3,9 +3,13 @@
 //! Those that need no more than the client and a line or two are here; a family of its own (`acl`, `cluster`, `info`, `client_commands`, `config_commands`) has its own
 //! file.
 
+use std::sync::Arc;
+
 use switchyard_resp::command::{Command, Local, Merge};
 use switchyard_resp::encode;
 use switchyard_resp::request::Args;
+use switchyard_resp::units::counted;
+use tracing::warn;
 
 use super::dispatch::Flow;
 use super::downstream::ReplyMode;
@@ -470,6 +474,28 @@ impl Worker {
         let Some(gather) = self.begin_gather(handle, class, 1, Whole::Merged(Merge::Same)) else { return Flow::Close };
         operator.take(OperatorCommand::new(words, asker, self.shared.mailboxes.clone(), self.index, gather));
         Flow::Next
+    }
+}
+
+impl Worker {
+    /// Closes clients that have selected a database which is not served any more, or are about to select one by a transaction.
+    pub(super) fn close_clients_elsewhere(&mut self) {
+        let live = Arc::clone(&self.plan.live);
+        let mut closed = 0_usize;
+        for handle in self.clients.handles() {
+            let Some(client) = self.clients.get(handle) else { continue };
+            let selected = client.session.iter().flat_map(|session| session.selects());
+            if selected.chain([client.database]).any(|database| other_database(&live, database).is_some()) {
+                self.close_client(handle);
+                closed += 1;
+            }
+        }
+        if closed > 0 {
+            let (clients, database) = (counted(closed, "client"), live.database);
+            warn!(
+                "closed {clients} with another database than {database}: a pool that ejects servers (auto_eject_hosts) serves no other one"
+            );
+        }
     }
 }
 

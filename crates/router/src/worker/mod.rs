@@ -401,6 +401,9 @@ impl Worker {
         if limits_changed || (!Arc::ptr_eq(&before.live.users, &self.plan.live.users) && before.live.users != self.plan.live.users) {
             self.readmit_clients();
         }
+        if self.plan.live.one_database && !Arc::ptr_eq(&before.live, &self.plan.live) {
+            self.close_clients_elsewhere();
+        }
         self.place_topics_anew();
         self.place_tracking_anew();
         let learning: Vec<Handle> = self.clients.iter().filter(|(_, c)| c.stall == Stall::Learning).map(|(h, _)| h).collect();

@@ -56,6 +56,13 @@ pub(super) struct Session {
     pub(super) wait: Option<Wait>,
 }
 
+impl Session {
+    /// The databases that a transaction, queued or in progress, selects.
+    pub(super) fn selects(&self) -> impl Iterator<Item = u32> {
+        self.multi.selects.iter().copied().chain(self.select)
+    }
+}
+
 /// What the node's answer to EXEC lacks.
 #[derive(Debug, Default)]
 struct UnderWay {

@@ -496,3 +496,22 @@ fn a_server_that_fails_on_its_way_back_is_tried_again() {
         assert_eq!(client.call(&["GET", &name(*key)]).text(), value("3"), "{}", name(*key));
     }
 }
+
+#[test]
+fn clients_in_another_database_are_closed_when_ejection_begins() {
+    let pool = Pool::new("ketama");
+    let text = std::fs::read_to_string(pool.file()).expect("read");
+    std::fs::write(pool.file(), text.replace("auto_eject_hosts: true", "auto_eject_hosts: false")).expect("written");
+    let router = pool.start("first.log");
+    let mut clients = [(); 3].map(|()| connect(pool.listen));
+    let [at_home, elsewhere, in_transaction] = &mut clients;
+    assert_eq!(at_home.call(&["MULTI"]), ok());
+    assert_eq!(elsewhere.call(&["SELECT", "5"]), ok());
+    assert_eq!(in_transaction.call(&["MULTI"]), ok());
+    assert_eq!(in_transaction.call(&["SELECT", "5"]).text(), "QUEUED");
+    std::fs::write(pool.file(), text).expect("written");
+    router.signal(Signal::HUP);
+    assert!(elsewhere.closed_within(PATIENCE) && in_transaction.closed_within(PATIENCE));
+    assert_eq!(at_home.call(&["SET", &name(1), "1"]).text(), "QUEUED");
+    assert_eq!(at_home.call(&["EXEC"]), Value::Array(vec![ok()]));
+}
