@@ -553,9 +553,10 @@ impl Worker {
         let (mut restarted, mut uncovered) = (false, None);
         let (recovered, learn) = self.shared.with_facts(node, |facts| {
             if facts.run_id != run_id {
-                self.shared.reigns.begin(node);
                 restarted = facts.run_id.is_some();
                 if restarted {
+                    // No write of a client has gone to a node before its first process is known.
+                    self.shared.reigns.begin(node);
                     // Before anybody reads from it: what was read from the other process is past.
                     self.shared.hot.renew_node(node);
                     // Before any worker reads from it what a scan asked for.

@@ -10,7 +10,8 @@
 //! that held one connection while it waited for another could wait in a circle.
 //!
 //! Invariant: a reply confirms a write only by a process that has it. If another process has replaced one that the client has written to ([`Written`]), the reply is 0: it may
-//! lack the write. If keys have changed their node since the first write, or are moving, all nodes with keys are queried. While keys move, twice: the key of a write is at its
+//! lack the write. If keys have changed their node since the first write, or are moving, all nodes with keys are queried, and a replaced process of any node counts: a key may have
+//! been at a node without keys. While keys move, twice: the key of a write is at its
 //! source when that is queried first, or at its target when that is queried last.
 
 use switchyard_policy::topology::NodeId;
@@ -46,6 +47,9 @@ impl Since {
     }
 }
 
+/// Bits of all nodes.
+const ALL: u64 = u64::MAX;
+
 /// Writes of a client that WAIT concerns.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) enum Written {
@@ -80,7 +84,7 @@ impl Written {
 /// The writes that a WAIT in progress is about.
 #[derive(Clone, Copy, Debug)]
 struct About {
-    /// Nodes that have received them, or are queried.
+    /// Nodes that may have had them.
     nodes: u64,
     /// The first of them.
     since: Since,
@@ -137,12 +141,14 @@ impl Worker {
             }
             Written::At { nodes: written, since } => {
                 let is_moving = !self.plan.topology.is_settled();
+                let mut had = ALL;
                 if is_moving {
                     nodes.extend_from_within(..);
                 } else if since.epoch == began.epoch {
                     nodes.retain(|node| written & bit_of(*node) != 0);
+                    had = written;
                 }
-                Some(About { nodes: nodes.iter().fold(written, |bits, node| bits | bit_of(*node)), since, began, may_repeat: !is_moving })
+                Some(About { nodes: had, since, began, may_repeat: !is_moving })
             }
         };
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
@@ -175,7 +181,7 @@ impl Worker {
         {
             about.may_repeat = false;
             wait.nodes = self.keepers.all();
-            about.nodes = wait.nodes.iter().fold(about.nodes, |bits, node| bits | bit_of(*node));
+            about.nodes = ALL;
         }
         let Some(node) = wait.nodes.last().copied() else {
             let (numbers, about) = (std::mem::take(&mut wait.least), wait.about);

@@ -172,3 +172,22 @@ fn wait_follows_keys_that_moved_to_another_node() {
         assert_eq!(client.cmd("WAIT 1 300"), int(0), "{order}: the node that has the key has no replica");
     }
 }
+
+#[test]
+fn wait_confirms_no_write_that_a_node_lost_between_two_moves() {
+    let options = SiteOptions::router(RouterOptions::args(&["--set", "nodes.empty-return=serve"]));
+    let Some(mut site) = Site::router_only(3, &options) else { return };
+    let names: Vec<String> = site.nodes().iter().map(|node| node.address().to_string()).collect();
+    let _replicas = [replica_of(&site.nodes()[0]), replica_of(&site.nodes()[2])];
+    let key = site.tags()[0][0].clone();
+    let mut client = site.client();
+    assert_eq!(client.cmd(&format!("SET {key} lost")), ok());
+    done(site.router(), &format!("move --from {} --to {} --all --wait", names[0], names[1]));
+    site.node_mut(1).kill();
+    site.node_mut(1).restart();
+    until("the node is served", || client.cmd(&format!("GET {key}")) == Value::Nil);
+    done(site.router(), &format!("move --from {} --to {} --all --wait", names[1], names[2]));
+    assert_eq!(client.cmd("WAIT 1 3000"), int(0), "the node that lost the write has no keys any more");
+    assert_eq!(client.cmd(&format!("SET {key} kept")), ok());
+    assert_eq!(client.cmd("WAIT 1 0"), int(1));
+}
