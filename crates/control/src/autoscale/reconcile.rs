@@ -573,12 +573,13 @@ impl Autoscaler {
                     Err(why) => {
                         let hint = match change.way == Way::Local && why.contains("our user or password") {
                             true => {
-                                ". Add \"-\" to the end of command in [autoscale.local]: redis-server then reads the password from its standard input (docs/autoscaling.md)"
+                                ". Add \"-\" to the end of command in [autoscale.local]: redis-server then reads the password from its standard input (docs/autoscaling.md). Then end this \
+                                 server, which is started again"
                             }
                             false => "",
                         };
                         let why = format!("{why}{hint}");
-                        match change.way != Way::Standby && change.failures + 1 >= attempts(change) {
+                        match change.way != Way::Standby && change.failures + 1 >= ATTEMPTS {
                             true => self.give_up_join(address, why, provisioner),
                             false => Outcome::Failed(why),
                         }
@@ -616,11 +617,13 @@ impl Autoscaler {
         }
     }
 
-    /// Returns the end of a join that has failed for the last time. Only a local server that has never opened its port may be stopped: any other server was refused, and may be in use.
+    /// Returns the end of a join that has failed often. Only a local server that has never opened its port may be stopped: any other server was refused, and may be in use.
+    /// A local one is tried again and again: it runs on, so the next change would start one more, and leave that behind as well.
     fn give_up_join(&self, address: &str, why: String, provisioner: &dyn Provisioner) -> Outcome {
         let started = self.inner().intent.started.get(address).cloned();
         match started.map(|started| provisioner.process(&started, address)) {
             Some(Process::Silent | Process::Ended) => Outcome::Next(Stage::Stop(address.to_owned(), Some(why))),
+            Some(Process::Listens) => Outcome::Failed(why),
             _ => Outcome::GivenUp(format!("{why}. {address} is left alone: a server that could not join is not stopped")),
         }
     }
@@ -723,10 +726,12 @@ impl Autoscaler {
             Outcome::Failed(why) if change.failures + 1 < attempts(change) => {
                 let failures = change.failures + 1;
                 let again = now.run + (PAUSE << failures.min(10)).min(PAUSE_MAX);
-                warn!("autoscaler: {}, and it did not work (attempt {failures}): {why}", change.stage.text());
+                if failures < ATTEMPTS {
+                    warn!("autoscaler: {}, and it did not work (attempt {failures}): {why}", change.stage.text());
+                }
                 self.change(|intent| {
                     intent.change = Some(Change { failures, again, error: Some(why.clone()), ..change.clone() });
-                    // A stop is tried for ever: people should know.
+                    // A stop, and the join of a local server, are tried without end: operators should know.
                     (failures == ATTEMPTS).then(|| {
                         let text = format!("{}: {why} (it is tried on; `switchyard autoscale set-nodes` gives it up)", change.stage.text());
                         intent.note(now, Some(number), "failed", text)
@@ -743,7 +748,7 @@ impl Autoscaler {
                     intent.change = Some(next);
                     Some(intent.note(now, Some(number), "failed", format!("change {number}: {address} cannot join: {why}")))
                 }),
-                // Given up before this by `give_up_join`.
+                // Tried on, or given up before this by `give_up_join`.
                 Stage::Join(_) => Ok(()),
                 Stage::Fill(address) | Stage::Share(address) => {
                     self.end(change, now, "failed", format!("change {number}: {address} has joined, and gets no share: {why}"))
@@ -831,6 +836,7 @@ fn attempts(change: &Change) -> u32 {
     match &change.stage {
         Stage::Provision(_) => STARTS,
         Stage::Join(_) if change.way == Way::Standby => STANDBY_JOINS,
+        Stage::Join(_) if change.way == Way::Local => u32::MAX,
         Stage::Stop(..) => u32::MAX,
         _ => ATTEMPTS,
     }

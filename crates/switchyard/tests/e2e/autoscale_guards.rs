@@ -224,6 +224,9 @@ fn a_local_server_without_the_password_of_nodes_is_named_with_a_remedy() {
     fleet.want(3);
     let error = until_within(PATIENCE, "it is refused", || fleet.standing()["change"]["error"].as_str().map(str::to_owned));
     assert!(error.contains("refuses our user or password") && error.contains("standard input"), "{error}");
+    // Another change would start one more server.
+    until_within(PATIENCE, "it is tried on", || texts(&fleet).contains("(it is tried on;"));
+    assert_eq!((servers(&fleet.folder).len(), fleet.standing()["change"]["error"].is_null()), (1, false));
 }
 
 #[test]
