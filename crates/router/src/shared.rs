@@ -506,12 +506,25 @@ impl Shared {
         });
     }
 
+    /// Makes all workers end their connections to processes that are not those of the nodes any more.
+    pub(crate) fn leave_other_processes(&self) {
+        self.change_plan(|plan| {
+            self.led_since.store(self.generation.load(Ordering::Acquire) + 1, Ordering::Release);
+            plan.clone()
+        });
+    }
+
     /// A worker goes by the plan of this number, and has left the servers that are no primaries by it. `u64::MAX`: it sends nothing any more.
     pub(crate) fn adopted(&self, worker: usize, generation: u64) {
         self.adopted[worker].store(generation, Ordering::Release);
     }
 
-    /// Whether no worker uses a server any more that was a primary before.
+    /// Whether a worker that knows the plan of this number has servers or processes to leave by a newer one.
+    pub(crate) fn are_others_to_be_left(&self, known: u64) -> bool {
+        self.led_since.load(Ordering::Acquire) > known
+    }
+
+    /// Whether no worker uses a server any more that was a primary before, or a process that another process has replaced.
     pub(crate) fn are_others_left(&self) -> bool {
         let since = self.led_since.load(Ordering::Acquire);
         self.adopted.iter().all(|adopted| adopted.load(Ordering::Acquire) >= since)
@@ -703,5 +716,9 @@ mod tests {
         assert!(!shared.are_others_left(), "the other worker may still read at it");
         shared.adopted(1, u64::MAX);
         assert!(shared.are_others_left(), "it has ended");
+        shared.leave_other_processes();
+        assert!(!shared.are_others_left(), "the first worker may still use the process before");
+        shared.adopted(0, shared.own_plan().0);
+        assert!(shared.are_others_left());
     }
 }

@@ -527,9 +527,10 @@ impl Worker {
             self.attempt_failed(handle, "it is loading its data");
             return;
         }
+        self.note_process(handle, run_id.as_ref());
         let Some(link) = self.links.get_mut(handle) else { return };
         if link.lane != Lane::Replica && !self.shared.are_others_left() {
-            // A write here would be answered while others read at the primary before. They leave it within a turn.
+            // A write here would be answered while others read at the primary before, or at the process before. They leave it within a turn.
             return self.ask_more(handle, vec![(Greeting::Others(info.to_vec()), vec!["PING".to_owned()])]);
         }
         link.comes_up();
@@ -539,7 +540,7 @@ impl Worker {
         link.flowed_us = self.now_us;
         link.run_id.clone_from(&run_id);
         link.counters.connects.add(1);
-        let (node, lane, resp3, start_database) = (link.node, link.lane, link.resp3, link.start_database);
+        let (node, lane, resp3) = (link.node, link.lane, link.resp3);
         if lane == Lane::Replica {
             // What is known of a node is known of its primary. And a replica is only read: what a connection to it leaves behind
             // changes nothing.
@@ -547,28 +548,10 @@ impl Worker {
             return;
         }
         self.shared.connections.began(link.connection(self.index));
-        let (holdings, persists, knows_data, standing) = (link.holdings, link.persists, link.knows_data, link.standing);
-        let sent = self.shared.changes_sent(node);
+        let (persists, knows_data, standing) = (link.persists, link.knows_data, link.standing);
         let name = self.node_name(node);
-        let (mut restarted, mut uncovered) = (false, None);
+        let mut uncovered = None;
         let (recovered, learn) = self.shared.with_facts(node, |facts| {
-            if facts.run_id != run_id {
-                restarted = facts.run_id.is_some();
-                if restarted {
-                    // No write of a client has gone to a node before its first process is known.
-                    self.shared.reigns.begin(node);
-                    // Before anybody reads from it: what was read from the other process is past.
-                    self.shared.hot.renew_node(node);
-                    // Before any worker reads from it what a scan asked for.
-                    lock(&self.shared.scans).restarted(node, self.shared.scan_tick());
-                }
-                facts.commands = Commands::Unknown;
-                facts.databases = start_database + 1;
-                facts.run_id.clone_from(&run_id);
-                facts.is_marked = false;
-                // Later counts are those of `Router::note_data`.
-                facts.data = Data::met(holdings.unwrap_or(UNKNOWN), unix_ms(), sent);
-            }
             (facts.is_held, facts.accepted) = (false, false);
             facts.is_marked |= standing == Standing::Ours;
             if knows_data {
@@ -586,9 +569,6 @@ impl Worker {
             }
             (facts.failure.take().is_some() || first, learn)
         });
-        if restarted {
-            warn!(node = %name, "node is another process than before: it was restarted, or a failover has replaced it; it has the keys that this process has");
-        }
         if recovered {
             info!(node = %name, version = %format_args!("{flavour} {version}"), "node is up");
         }
@@ -616,6 +596,39 @@ impl Worker {
             self.refuse_waiting_transactions(handle);
         }
         self.links.mark(handle);
+    }
+
+    /// Records the process to which a connection leads. If it is another process than before, all workers end their connections to that one: an address may lead to a
+    /// new primary while connections to the old one stay open, so clients would read and write at both.
+    fn note_process(&mut self, handle: Handle, run_id: Option<&Arc<str>>) {
+        let Some(link) = self.links.get(handle).filter(|link| link.lane != Lane::Replica) else { return };
+        let (node, holdings, start_database) = (link.node, link.holdings, link.start_database);
+        let sent = self.shared.changes_sent(node);
+        let restarted = self.shared.with_facts(node, |facts| {
+            if facts.run_id.as_ref() == run_id {
+                return false;
+            }
+            let restarted = facts.run_id.is_some();
+            if restarted {
+                // No write of a client has gone to a node before its first process is known.
+                self.shared.reigns.begin(node);
+                // Before any worker reads from it: values of the other process are outdated.
+                self.shared.hot.renew_node(node);
+                // Before any worker reads keys of a scan from it.
+                lock(&self.shared.scans).restarted(node, self.shared.scan_tick());
+            }
+            facts.commands = Commands::Unknown;
+            facts.databases = start_database + 1;
+            facts.run_id = run_id.cloned();
+            facts.is_marked = false;
+            // Later counts are those of `Router::note_data`.
+            facts.data = Data::met(holdings.unwrap_or(UNKNOWN), unix_ms(), sent);
+            restarted
+        });
+        if restarted {
+            warn!(node = %self.node_name(node), "node is another process than before: it was restarted, or a failover has replaced it; it has the keys that this process has");
+            self.shared.leave_other_processes();
+        }
     }
 
     /// Adds commands that the node has and our table lacks (modules, renamed commands).

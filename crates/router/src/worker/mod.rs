@@ -366,7 +366,7 @@ impl Worker {
 
     fn adopt_plan(&mut self) {
         let (generation, plan) = self.shared.own_plan();
-        self.generation = generation;
+        let known = std::mem::replace(&mut self.generation, generation);
         let before = std::mem::replace(&mut self.plan, plan);
         self.slow.set_threshold(self.plan.live.slow_us());
         if !Arc::ptr_eq(&before.live, &self.plan.live) {
@@ -393,6 +393,9 @@ impl Worker {
         self.drop_foreign_links();
         self.follow_servers();
         outage::adopt(self);
+        if self.shared.are_others_to_be_left(known) {
+            self.leave_other_processes();
+        }
         self.shared.adopted(self.index, self.generation);
         let limits_changed = before.live.key_limits != self.plan.live.key_limits;
         if limits_changed {

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use crate::movectl::done;
-use crate::support::{Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, int, ok, until};
+use crate::support::relay::Relay;
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, int, ok, until};
 
 /// A replica of a node, in step with it.
 pub(crate) fn replica_of(node: &Node) -> Node {
@@ -190,4 +191,30 @@ fn wait_confirms_no_write_that_a_node_lost_between_two_moves() {
     assert_eq!(client.cmd("WAIT 1 3000"), int(0), "the node that lost the write has no keys any more");
     assert_eq!(client.cmd(&format!("SET {key} kept")), ok());
     assert_eq!(client.cmd("WAIT 1 0"), int(1));
+}
+
+#[test]
+fn a_process_that_was_replaced_gets_no_more_commands() {
+    if crate::support::direct() {
+        return;
+    }
+    let (old, new) = (Node::start(&NodeOptions::default()), Node::start(&NodeOptions::default()));
+    let _replica = replica_of(&new);
+    let relay = Relay::start(old.address());
+    let router = Router::start(&[relay.address()], &RouterOptions::args(&["--set", "nodes.empty-return=serve"]));
+    // Of both workers, most likely.
+    let mut clients: Vec<Client> = (0..16).map(|_| Client::connect(router.address())).collect();
+    for (number, client) in clients.iter_mut().enumerate() {
+        assert_eq!(client.cmd(&format!("SET key:{number} old")), ok());
+    }
+    // As behind a virtual address after a failover. A command that blocks opens a connection.
+    relay.turn_to(new.address());
+    let mut blocking = Client::connect(router.address());
+    assert_eq!(blocking.cmd("BLPOP nothing 0.1"), Value::Nil);
+    for (number, client) in clients.iter_mut().enumerate() {
+        assert_eq!(client.cmd("WAIT 1 2000"), int(0), "the write may be lost");
+        until("it is written", || client.cmd(&format!("SET key:{number} new")) == ok());
+        assert_eq!(new.cmd(&format!("GET key:{number}")).text(), "new");
+        assert_eq!(old.cmd(&format!("GET key:{number}")).text(), "old");
+    }
 }

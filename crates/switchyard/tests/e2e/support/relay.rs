@@ -30,6 +30,7 @@ struct Mood {
     open: Mutex<Vec<TcpStream>>,
     /// The process whose connections pass nothing, in either direction.
     isolated: Mutex<Option<u32>>,
+    target: Mutex<SocketAddr>,
 }
 
 /// What is held back.
@@ -98,6 +99,7 @@ impl Relay {
             seen: Mutex::default(),
             open: Mutex::default(),
             isolated: Mutex::default(),
+            target: Mutex::new(target),
         });
         let shared = mood.clone();
         std::thread::spawn(move || {
@@ -110,6 +112,7 @@ impl Relay {
                 if shared.refuse.load(Ordering::SeqCst) {
                     continue;
                 }
+                let target = *shared.target.lock().expect("an address");
                 let Ok(far) = TcpStream::connect(target) else {
                     continue;
                 };
@@ -129,6 +132,11 @@ impl Relay {
     /// Where it listens.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Relays new connections to another server. The open ones stay.
+    pub(crate) fn turn_to(&self, target: SocketAddr) {
+        *self.mood.target.lock().expect("an address") = target;
     }
 
     /// Replies reach the router in writes of `bytes` each (0: as they come).
