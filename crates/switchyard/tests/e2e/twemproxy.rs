@@ -316,7 +316,7 @@ fn keys_of_another_pool_at_a_shared_server_stay() {
     let (dir, listen) = (TempDir::new().expect("a directory"), [ports::free(), ports::free()]);
     let pool = |name: &str, listen: u16, database: u32, servers: &[String]| {
         format!(
-            "{name}:\n  listen: 127.0.0.1:{listen}\n  redis: true\n  auto_eject_hosts: true\n  server_failure_limit: 1\n  server_retry_timeout: 1000\n  timeout: 2000\n  \
+            "{name}:\n  listen: 127.0.0.1:{listen}\n  hash: murmur\n  redis: true\n  auto_eject_hosts: true\n  server_failure_limit: 1\n  server_retry_timeout: 1000\n  timeout: 2000\n  \
              redis_db: {database}\n  servers:\n{}",
             servers.iter().map(|server| format!("   - {server}:1\n")).collect::<String>()
         )
