@@ -149,7 +149,7 @@ impl Users {
         let mut written = BTreeSet::new();
         for line in old.lines() {
             let mut words = line.split_whitespace();
-            let name = words.next().filter(|word| *word == "user").and_then(|_| words.next());
+            let name = words.next().filter(|word| word.eq_ignore_ascii_case("user")).and_then(|_| words.next());
             let kept = match name.map(|name| (name, self.by_name.get(name))) {
                 None => line.to_owned(),
                 Some((name, Some(user))) if written.insert(name) => {

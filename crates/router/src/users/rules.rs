@@ -55,7 +55,7 @@ pub(super) fn parse(text: &str) -> Result<BTreeMap<String, Arc<User>>, Vec<RuleE
         match words.next() {
             None => continue,
             Some(word) if word.starts_with('#') => continue,
-            Some("user") => {}
+            Some(word) if word.eq_ignore_ascii_case("user") => {}
             Some(_) => {
                 wrong("a line begins with \"user NAME\" or \"#\"".to_owned());
                 continue;
@@ -116,7 +116,7 @@ impl User {
         // As for every user who may not do everything.
         self.all_scripts = false;
         for word in words.iter().map(AsRef::as_ref) {
-            if matches!(word, "on" | "off" | "nopass" | "resetpass" | "reset") || word.starts_with('$') {
+            if matches!(&*word.to_ascii_lowercase(), "on" | "off" | "nopass" | "resetpass" | "reset") || word.starts_with('$') {
                 return Err(format!("{} says who may log in, and not what they may do", shown(word)));
             }
             self.apply(word, &table)?;
@@ -125,8 +125,9 @@ impl User {
         Ok(())
     }
 
+    /// Takes one word. Its case is ignored, as Redis ignores it, but in patterns and hashes.
     pub(super) fn apply(&mut self, word: &str, table: &CommandTable) -> Result<(), String> {
-        match word {
+        match &*word.to_ascii_lowercase() {
             "on" => self.on = true,
             "off" => self.on = false,
             "nopass" => {
@@ -241,12 +242,13 @@ impl User {
             Ok(number) if (1..=max).contains(&number) => Ok(number),
             _ => Err(format!("{name} is a whole number from 1 to {max}")),
         };
-        match name {
+        match &*name.to_ascii_lowercase() {
             "connections" => self.bounds.connections = Some(number(10_000_000)? as u32),
             "requests-per-second" => self.bounds.requests_per_second = Some(number(100_000_000)? as u32),
             "bytes-in-flight" => self.bounds.bytes_in_flight = Some(number(1 << 50)?),
             "reads" => {
-                let reads = Reads::parse(value).ok_or_else(|| "reads is primary, prefer-replica, replica or nearest".to_owned())?;
+                let reads = Reads::parse(&value.to_ascii_lowercase())
+                    .ok_or_else(|| "reads is primary, prefer-replica, replica or nearest".to_owned())?;
                 self.reads = Some(reads);
             }
             _ => {
@@ -442,6 +444,16 @@ mod tests {
         let user = one(&format!("on {HASH} +@all ~*")).expect("good");
         assert!(user.line(false).contains("#hidden") && !user.line(false).contains("argon2id"));
         assert_eq!(one("on nopass ~* &* +@all").expect("good").line(false), "user u on nopass ~* &* +@all");
+    }
+
+    #[test]
+    fn words_in_capitals_are_the_same_words() {
+        let mixed = "USER App ON NoPass RESETKEYS %r~Data:* ~CACHE:* ALLCHANNELS +@ALL -@Dangerous +Config|GET ALLSCRIPTS Connections=3 READS=Nearest";
+        let users = parse(mixed).expect("read");
+        let line = "user App on nopass %R~Data:* ~CACHE:* &* +@all -@dangerous +config|get allscripts connections=3 reads=nearest";
+        assert_eq!(users["App"].line(false), line, "names of users and patterns keep their case");
+        assert!(one("OFF NOCOMMANDS ALLKEYS RESETPASS SANITIZE-PAYLOAD CLEARSELECTORS RESET OPERATOR NOOPERATOR RESETSCRIPTS").is_ok());
+        assert!(Users::default().with_default_rules(&["NOPASS"]).expect_err("refused").text.contains("may log in"));
     }
 
     #[test]
