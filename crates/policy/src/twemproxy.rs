@@ -178,7 +178,9 @@ impl Pool {
         let distribution = read.with("distribution", |text| match text {
             "ketama" => Ok(Distribution::Ketama),
             "modula" => Ok(Distribution::Modula),
-            "random" => Err("random is not served: a key would be read at another server than the one it was written to. With servers that all have all keys, \
+            // One server has every key, whatever the distribution.
+            "random" if servers.len() == 1 => Ok(Distribution::default()),
+            "random" => Err("random is not served for several servers: a key would be read at another server than the one it was written to. With servers that all have all keys, \
                  as it is meant for, let Switchyard know one of them and its replicas".to_owned()),
             _ => Err("is not a valid distribution; there are: ketama, modula".to_owned()),
         });
@@ -468,6 +470,8 @@ mod tests {
             assert!(mistakes.iter().any(|mistake| mistake.line == Some(line) && mistake.text.contains(text)), "{to}: {mistakes:?}");
         }
         assert!(problems(&GOOD.replacen("  redis: true\n", "", 1)).contains("pool of memcached"));
+        let one = parse(&GOOD.replacen("modula", "random", 1)).expect("one server has every key");
+        assert_eq!(one[1].scheme.distribution, Distribution::default());
         assert!(problems("").contains("no pools"));
         assert!(problems("a: b").contains("must be a map of keys"));
         assert!(problems("a:\n  b: [").contains("not valid YAML"));
