@@ -357,6 +357,12 @@ impl Sources {
         names.into_iter().map(of_pool).collect::<Result<_, Problems>>().map(Some)
     }
 
+    /// Names of the pools that twemproxy's configuration has now; none if it cannot be read.
+    pub(crate) fn pool_names(&self) -> Vec<String> {
+        let pools = self.twemproxy.as_ref().and_then(|(path, _)| Pools::read(path).ok());
+        pools.map_or_else(Vec::new, |pools| pools.names().into_iter().map(str::to_owned).collect())
+    }
+
     fn read_text(&self, file: Option<(&Path, &str)>) -> Result<Config, Problems> {
         let mut config = Config::default();
         let mut problems = Vec::new();

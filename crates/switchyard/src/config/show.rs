@@ -131,7 +131,11 @@ impl Config {
             .collect();
         let plain = |config: &Config| config.listeners.iter().map(|l| ListenerConfig { origin: None, ..l.clone() }).collect::<Vec<_>>();
         if plain(self) != plain(running) {
-            changes.push(Change { what: "the [[listener]] tables".to_owned(), takes: Takes::Restart });
+            let what = match &self.pool {
+                Some(pool) => format!("the listen address of pool {}", pool.name()),
+                None => "the [[listener]] tables".to_owned(),
+            };
+            changes.push(Change { what, takes: Takes::Restart });
         }
         if self.limits != running.limits {
             changes.push(Change { what: "the [[limit]] tables".to_owned(), takes: Takes::Reload });

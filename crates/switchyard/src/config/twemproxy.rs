@@ -56,7 +56,7 @@ impl Pools {
         found.map(|at| (at, &self.pools[at])).ok_or_else(|| {
             let text = match name {
                 Some(name) => format!("there is no pool '{name}'"),
-                None => "there are several pools; choose one with --twemproxy-pool".to_owned(),
+                None => "there are several pools: restart to serve all of them, or choose one with --twemproxy-pool".to_owned(),
             };
             Problems(vec![Problem { place: Some(self.name.clone()), text: format!("{text} (there are: {})", self.names().join(", ")) }])
         })

@@ -73,7 +73,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
     if let Some(pools) = sources.several_pools()? {
         let mut names = Names::default();
         pools.iter().try_for_each(|(_, config)| twemproxy.shared(config, &mut names).map(drop))?;
-        return pools::run(pools, stats);
+        return pools::run(pools, stats, || sources.pool_names());
     }
     pools::end_with_parent()?;
     let mut config = sources.read()?;

@@ -60,8 +60,8 @@ pub(super) fn report_ready(admin: SocketAddr) {
     notify(if is_watched() { &ready } else { &ready[..1] });
 }
 
-/// Runs a process for each of these pools until SIGTERM or SIGINT. `stats`: where twemproxy's stats are served.
-pub(super) fn run(pools: Vec<(String, Config)>, stats: Option<&str>) -> Result<(), Failure> {
+/// Runs a process for each of these pools until SIGTERM or SIGINT. `stats`: where twemproxy's stats are served. `listed`: the names in the file now.
+pub(super) fn run(pools: Vec<(String, Config)>, stats: Option<&str>, listed: impl Fn() -> Vec<String>) -> Result<(), Failure> {
     let Some((_, config)) = pools.first() else { return Ok(()) };
     let mut common = config.clone();
     common.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
@@ -73,7 +73,7 @@ pub(super) fn run(pools: Vec<(String, Config)>, stats: Option<&str>) -> Result<(
     }
     let SignalWait { runtime, mut signals, .. } = SignalWait::new()?;
     let reports = tempfile::Builder::new().prefix("switchyard-").tempdir().context("cannot make a directory for the reports of pools")?;
-    runtime.block_on(watch(&names, &shown, reports.path(), &mut signals))
+    runtime.block_on(watch(&names, &listed, &shown, reports.path(), &mut signals))
 }
 
 /// What the task of a pool reports.
@@ -165,7 +165,13 @@ async fn accompany(
     let _ = news.send(News::Ended(number, status));
 }
 
-async fn watch(names: &[String], shown: &ShownPools, reports: &Path, signals: &mut Signals) -> Result<(), Failure> {
+async fn watch(
+    names: &[String],
+    listed: &impl Fn() -> Vec<String>,
+    shown: &ShownPools,
+    reports: &Path,
+    signals: &mut Signals,
+) -> Result<(), Failure> {
     let (news, mut heard) = mpsc::unbounded_channel();
     let mut pools: Vec<Pool> = Vec::new();
     for (number, name) in names.iter().enumerate() {
@@ -223,6 +229,9 @@ async fn watch(names: &[String], shown: &ShownPools, reports: &Path, signals: &m
                 }
             },
             _ = signals.hangup.recv() => {
+                for name in listed().iter().filter(|name| !names.contains(name)) {
+                    warn!("pool {name} is new in the file and not served yet: it needs a restart");
+                }
                 // Before it is ready it would end by it.
                 pools.iter().filter(|pool| pool.is_ready).for_each(|pool| pool.signal(Signal::HUP));
                 None

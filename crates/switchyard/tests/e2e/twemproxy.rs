@@ -415,3 +415,25 @@ fn what_cannot_be_served_is_refused_with_a_way_out() {
         assert!(process.log().contains(reason), "{}", process.log());
     }
 }
+
+#[test]
+fn a_reload_names_pools_that_need_a_restart() {
+    let fleet = Fleet::start();
+    let switchyard = fleet.switchyard();
+    let mut alpha = client(fleet.listen[0]);
+    assert_eq!(alpha.cmd("SET k v"), ok());
+    let port = ports::free();
+    // One server has every key, whatever the distribution.
+    let more = format!(
+        "gamma:\n  listen: 127.0.0.1:{port}\n  distribution: random\n  redis: true\n  servers:\n   - {}:1\n",
+        Node::start(&NodeOptions::default()).address()
+    );
+    let write = |text: &str| std::fs::write(fleet.dir.path().join("switchyard.yml"), text).expect("written");
+    write(&format!("{}\n{more}", fleet.file(fleet.listen)));
+    switchyard.signal(Signal::HUP);
+    switchyard.expect_log(&["pool gamma is new in the file and not served yet: it needs a restart"]);
+    write(&fleet.file([ports::free(), fleet.listen[1]]));
+    switchyard.signal(Signal::HUP);
+    switchyard.expect_log(&["the listen address of pool alpha needs a restart"]);
+    assert_eq!(alpha.cmd("GET k"), bulk("v"), "the pool is still served");
+}
