@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use switchyard_resp::glob;
+
 use crate::settings::Live;
 
 /// A setting of the router's that CONFIG SET can change.
@@ -37,6 +39,11 @@ pub(crate) const SETTABLE: &[Settable] = &[
 
 fn size(number: i64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+/// Whether `nodes.config-set` names a setting of nodes, or has a pattern for it.
+pub fn allows_config_set(config_set: &[String], name: &str) -> bool {
+    config_set.iter().any(|pattern| glob::matches_nocase(pattern.as_bytes(), name.as_bytes()))
 }
 
 /// The settings that were changed, by name.

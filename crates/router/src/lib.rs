@@ -45,6 +45,7 @@ mod wait_queues;
 mod worker;
 
 pub use colocate::{ColocatePort, ColocateRequest};
+pub use config_set::allows_config_set;
 pub use fences::left_behind;
 pub use function_turns::CopyTurn;
 pub use limits::{KEY_RATE_MAX, KeyLimit};
@@ -638,6 +639,11 @@ impl Router {
     /// The way to each node by its configuration, with the address that its name leads to by now.
     pub fn configured_access(&self) -> BTreeMap<NodeId, NodeAccess> {
         self.shared.plan().live.nodes.clone()
+    }
+
+    /// Settings that clients may change at every node (`nodes.config-set`).
+    pub fn config_set(&self) -> Vec<String> {
+        self.shared.plan().live.config_set.clone()
     }
 
     /// How the primary of each node is reached now.

@@ -3,6 +3,7 @@
 //! The configuration lists nodes; the state directory remembers what was changed since (docs/decisions/0012): so `nodes add` needs no file to
 //! edit, and a restart forgets neither. What the configuration says by now is not remembered twice.
 
+mod alike;
 mod drained;
 mod leaving;
 mod newcomer;
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::nodes::NodeAddress;
 use crate::store::{RedbStore, load_as, save_as};
 
+pub(crate) use alike::make_alike;
 pub(crate) use drained::Drained;
 pub use leaving::{keep_places, leaving};
 pub use newcomer::FleetFacts;

@@ -10,6 +10,7 @@ use switchyard_resp::units::counted;
 use switchyard_router::{Limited, Link, NodeAccess, left_behind};
 use tracing::{error, warn};
 
+use super::make_alike;
 use crate::autoscale::Inspected;
 use crate::nodes::fit::{is_older, is_router, unfit};
 use crate::nodes::holdings::at_once;
@@ -29,6 +30,8 @@ pub struct FleetFacts {
     databases: u32,
     /// Commands that its only node serves, and two would not.
     limited: Vec<Limited>,
+    /// Access to each node, for comparisons of settings.
+    access: Vec<NodeAccess>,
 }
 
 impl FleetFacts {
@@ -39,7 +42,7 @@ impl FleetFacts {
             (access.name.clone(), said.field("run_id").map(str::to_owned), said.version())
         };
         let databases = nodes.iter().find_map(|access| databases_of(access, patience)).unwrap_or_default();
-        Self { router: String::new(), site, nodes: at_once(nodes, ask), databases, limited: Vec::new() }
+        Self { router: String::new(), site, nodes: at_once(nodes, ask), databases, limited: Vec::new(), access: nodes.to_vec() }
     }
 
     /// The fleet as its router knows it; `None` where that does not serve.
@@ -57,7 +60,8 @@ impl FleetFacts {
         });
         let nodes = nodes.collect();
         let limited = if topology.nodes().len() == 1 { status.limited } else { Vec::new() };
-        Some(Self { router, site, nodes, databases: setting.unwrap_or(used), limited })
+        let access = reached.into_values().collect();
+        Some(Self { router, site, nodes, databases: setting.unwrap_or(used), limited, access })
     }
 
     /// Those that meet limits as soon as there is a second node: `RENAME (3: keys of several slots)`.
@@ -66,13 +70,15 @@ impl FleetFacts {
         Some(shown.collect::<Vec<_>>().join(", ")).filter(|limits| !limits.is_empty())
     }
 
-    /// Of nodes that a configuration lists and that are not in the slot map: the names of those that may not join. Each is told with the reason.
-    pub fn refuse(mut self, newly_listed: &[&NodeAddress], patience: Duration) -> Vec<String> {
+    /// Returns the names of newly listed servers that may not join; the log has the reasons. The other servers get the settings of the nodes that
+    /// `config_set` (`nodes.config-set`) allows.
+    pub fn refuse(mut self, newly_listed: &[&NodeAddress], config_set: &[String], patience: Duration) -> Vec<String> {
         let mut refused = Vec::new();
         for place in newly_listed {
             match self.meet(place, patience) {
-                Ok((_, newcomer, notes)) => {
-                    notes.iter().for_each(|note| warn!("node {note}"));
+                Ok((access, newcomer, notes)) => {
+                    let settings = make_alike(&access, &self.access, config_set, patience);
+                    notes.iter().chain(&settings).for_each(|note| warn!("node {note}"));
                     if let Some(limits) = self.limits() {
                         warn!("node {} joins: from now on these commands of clients meet limits: {limits}", place.name);
                     }

@@ -6,12 +6,12 @@ use switchyard_policy::balance;
 use switchyard_policy::migration::How;
 use switchyard_policy::topology::{MoveId, NodeId, Topology};
 use switchyard_resp::units::{counted, describe_size};
-use switchyard_router::{Link, Router};
-use tracing::error;
+use switchyard_router::{Link, NodeAccess, Router};
+use tracing::{error, warn};
 
 use super::{Operator, node_named, orders};
 use crate::admin::{AddNodeRequest, NodeRequest, PlanReport, Refused, conflict, wrong};
-use crate::members::{FleetFacts, MemberChange};
+use crate::members::{FleetFacts, MemberChange, make_alike};
 use crate::nodes::check::check_node;
 use crate::nodes::parse_endpoint;
 
@@ -194,10 +194,14 @@ impl Operator {
         }
         let notes = self.check_newcomer(&topology, &name, request, how)?;
         self.list.change(MemberChange::Add(name.clone())).map_err(Refused::Failed)?;
-        let settled =
-            self.wait_for_link(&name).and_then(|()| if request.rebalance { self.give_share(how) } else { Ok(PlanReport::default()) });
+        let settled = self.wait_for_link(&name).and_then(|()| {
+            // Before it gets slots.
+            let settings = self.make_alike(&name);
+            let plan = if request.rebalance { self.give_share(how)? } else { PlanReport::default() };
+            Ok((settings, plan))
+        });
         match settled {
-            Ok(plan) => Ok(PlanReport { notes: notes.into_iter().chain(plan.notes).collect(), ..plan }),
+            Ok((settings, plan)) => Ok(PlanReport { notes: notes.into_iter().chain(settings).chain(plan.notes).collect(), ..plan }),
             Err(refused) => Err(self.take_back(&name, refused)),
         }
     }
@@ -228,6 +232,16 @@ impl Operator {
             }
         }
         Ok(notes)
+    }
+
+    /// Compares the settings of a node that has just joined with those of the others, and sets some of them. Returns and logs notes for the operator.
+    fn make_alike(&self, name: &str) -> Vec<String> {
+        let known = self.running.with(|router| (router.node_access(), router.config_set()));
+        let Some((access, config_set)) = known else { return Vec::new() };
+        let (new, others): (Vec<NodeAccess>, Vec<NodeAccess>) = access.into_values().partition(|access| access.name == name);
+        let notes: Vec<String> = new.iter().flat_map(|server| make_alike(server, &others, &config_set, self.moves.patience())).collect();
+        notes.iter().for_each(|note| warn!("node {note}"));
+        notes
     }
 
     /// A node that has just joined is connected in a moment, or says why not.

@@ -20,7 +20,7 @@ use super::local::parse;
 use super::rounds::{Ask, Next, Procedure};
 use super::upstream::Lane;
 use super::{Stall, Worker};
-use crate::config_set::{SETTABLE, Settable};
+use crate::config_set::{SETTABLE, Settable, allows_config_set};
 use crate::open_files;
 use crate::settings::Live;
 use crate::shared::Plan;
@@ -140,7 +140,7 @@ impl Worker {
         }
         let own: Vec<&Settable> = names.iter().filter_map(|name| SETTABLE.iter().find(|s| s.name == name)).collect();
         let is_own = |name: &String| own.iter().any(|s| s.name == name);
-        let is_allowed = |name: &String| plan.live.config_set.iter().any(|p| glob::matches_nocase(p.as_bytes(), name.as_bytes()));
+        let is_allowed = |name: &String| allows_config_set(&plan.live.config_set, name);
         for name in names.iter().filter(|name| !is_own(name)) {
             let why = match instead(name) {
                 Some(instead) => instead,

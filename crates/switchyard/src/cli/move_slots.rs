@@ -181,8 +181,9 @@ pub(super) fn finish(client: &AdminClient, body: &str, wait: bool, json: bool) -
 
 /// The moves that were begun, or would be. `shown`: how far they are is shown next.
 fn render(plan: &PlanReport, shown: bool) -> String {
+    let notes: String = plan.notes.iter().map(|note| format!("NOTE: {note}\n")).collect();
     if plan.moves.is_empty() {
-        return "nothing is to be moved\n".to_owned();
+        return format!("{notes}nothing is to be moved\n");
     }
     let has_keys = plan.moves.iter().any(|planned| planned.keys.is_some());
     let mut columns = vec![number("MOVE"), text("FROM"), text("TO"), number("SLOTS"), text("WHICH")];
@@ -207,9 +208,7 @@ fn render(plan: &PlanReport, shown: bool) -> String {
         })
         .collect();
     let mut out = table(&columns, &rows);
-    for note in &plan.notes {
-        out.push_str(&format!("NOTE: {note}\n"));
-    }
+    out.push_str(&notes);
     out.push_str(if plan.dry_run {
         "only planned: without --dry-run it is done\n"
     } else if shown {

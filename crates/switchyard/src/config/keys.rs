@@ -473,7 +473,8 @@ keys! {
          once.";
     "config-set" Reload [] by(read_lower_case, |names| list(names)) live.config_set,
         "Names of settings, or patterns such as \"maxmemory*\", that clients may change at every node by CONFIG SET. Settings that belong \
-         to one node (ports, files, passwords) are refused all the same.";
+         to one node (ports, files, passwords) are refused all the same. A node that joins gets notify-keyspace-events and \
+         maxmemory-policy of the other nodes if the list has these names.";
     "empty-return" Reload [] word(EMPTY_RETURNS) live.empty_return,
         "What is done with a node that restarted and lost the keys that it had. serve: it is served, its keys are gone. hold: it is \
          treated as down until SWITCHYARD ACCEPT, or until it has them again. auto: hold where it keeps its data on disk (appendonly, \

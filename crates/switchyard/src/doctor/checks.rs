@@ -345,13 +345,27 @@ fn together(nodes: &[&Seen], notes: &mut Notes<'_>) {
     for (name, level, then) in [
         ("maxmemory-policy", Level::Warning, "keys are evicted on some nodes and not on others"),
         ("appendonly", Level::Warning, "a crash costs different amounts of data on different nodes"),
+        ("save", Level::Warning, "a restart costs different amounts of data on different nodes"),
         ("databases", Level::Warning, "SELECT of a database that not all have fails"),
         ("notify-keyspace-events", Level::Warning, "subscribers miss the events of some nodes"),
         ("maxmemory", Level::Note, "keys are spread by slots, not by memory"),
     ] {
-        let values = by_value(nodes, |n| n.config.get(name).cloned());
+        // Often replicas alone keep snapshots.
+        let values = by_value(nodes, |n| n.config.get(name).filter(|_| name != "save" || n.replica_of.is_none()).cloned());
         if values.len() > 1 {
-            notes.add(level, "settings differ", format!("{name}: {}; {then}", shown(&values)), format!("set {name} alike on all nodes"));
+            let how = match name {
+                "notify-keyspace-events" | "maxmemory-policy" => {
+                    ": CONFIG SET, which the router passes on with the name in nodes.config-set"
+                }
+                "databases" => ", in their configuration files",
+                _ => "",
+            };
+            notes.add(
+                level,
+                "settings differ",
+                format!("{name}: {}; {then}", shown(&values)),
+                format!("set {name} alike on all nodes{how}"),
+            );
         }
     }
     let modules = by_value(nodes, |n| Some(n.modules.join(",")));
@@ -425,7 +439,7 @@ mod tests {
     #[test]
     fn each_fault_is_found_and_the_worst_comes_first() {
         type Fault = (fn(&mut Seen), Level, &'static str);
-        let faults: [Fault; 17] = [
+        let faults: [Fault; 18] = [
             (|n| n.failure = Some("cannot be reached".into()), Level::Error, "connection"),
             (|n| drop(n.info.insert("redis_version".into(), "5.0.7".into())), Level::Error, "version"),
             (|n| drop(n.info.insert("redis_version".into(), "8.13.0".into())), Level::Warning, "newer version"),
@@ -442,6 +456,7 @@ mod tests {
             (|n| n.missing.push("CLIENT".into()), Level::Error, "renamed command"),
             (|n| n.refused.push(("CLIENT KILL".into(), "NOPERM".into())), Level::Error, "rights"),
             (|n| drop(n.config.insert("databases".into(), "4".into())), Level::Warning, "settings differ"),
+            (|n| drop(n.config.insert("save".into(), "60 1".into())), Level::Warning, "settings differ"),
             (|n| n.modules.push("bf".into()), Level::Warning, "modules differ"),
         ];
         for (break_it, level, check) in faults {

@@ -45,7 +45,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
 use crate::cli::Failure;
-use crate::config::{Config, Names, NodeAddress, Problems, Shared, Sources, counted};
+use crate::config::{Config, Names, NodeAddress, Problems, Resolved, Shared, Sources, counted};
 pub(crate) use log_queue::flush as flush_log;
 use logs::Logs;
 use reload::{Ask, Asks, Reloader};
@@ -177,7 +177,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
         (None, None) => None,
     };
     let seats = Arc::new(Seats::take(&placement, &moves.site(), !moves.open_ids().is_empty(), &found)?);
-    let out = newly_listed_that_stay_out(placement.topology().as_deref(), &resolved.nodes, moves.site(), patience);
+    let out = newly_listed_that_stay_out(placement.topology().as_deref(), &resolved, moves.site(), patience);
     let wanted: Vec<String> = config.node_names().into_iter().filter(|name| !out.contains(name)).collect();
     let settled = placement.settle(&wanted, |_| {})?;
     // Not before: a start that is refused has changed nothing.
@@ -325,14 +325,14 @@ fn waits_for_disk() -> Sync {
 }
 
 /// Of nodes that the configuration lists and the slot map does not have, those that may not join.
-fn newly_listed_that_stay_out(topology: Option<&Topology>, nodes: &[NodeAddress], site: String, patience: Duration) -> Vec<String> {
+fn newly_listed_that_stay_out(topology: Option<&Topology>, resolved: &Resolved, site: String, patience: Duration) -> Vec<String> {
     let is_placed = |node: &&NodeAddress| topology.is_none_or(|topology| topology.nodes().any(|known| known.name == node.name));
-    let (placed, newly): (Vec<&NodeAddress>, Vec<&NodeAddress>) = nodes.iter().partition(is_placed);
+    let (placed, newly): (Vec<&NodeAddress>, Vec<&NodeAddress>) = resolved.nodes.iter().partition(is_placed);
     if newly.is_empty() {
         return Vec::new();
     }
     let placed: Vec<NodeAddress> = placed.into_iter().cloned().collect();
-    FleetFacts::ask(&primaries(&placed), site, patience).refuse(&newly, patience)
+    FleetFacts::ask(&primaries(&placed), site, patience).refuse(&newly, &resolved.live.config_set, patience)
 }
 
 fn ready_line(addresses: &[String], config: &Config, admin: SocketAddr, is_held: bool) -> String {

@@ -158,7 +158,7 @@ impl Reloader {
 
     /// Nodes of the configuration that do not join: without slots, and with something that speaks against it. One that an operator has named was looked at
     /// before (`change`); the others then wait for a reload.
-    fn staying_out(&self, nodes: &[NodeAddress], change: Option<&MemberChange>) -> Vec<String> {
+    fn staying_out(&self, nodes: &[NodeAddress], config_set: &[String], change: Option<&MemberChange>) -> Vec<String> {
         let Some(topology) = self.fleet.placement.topology() else { return Vec::new() };
         let newly: Vec<&NodeAddress> = nodes.iter().filter(|node| topology.nodes().all(|known| known.name != node.name)).collect();
         let (stopping, newly): (Vec<_>, Vec<_>) = newly.into_iter().partition(|node| self.fleet.operator.is_stopping(&node.name));
@@ -173,7 +173,7 @@ impl Reloader {
         }
         let (moves, running) = (&self.fleet.moves, &self.fleet.running);
         let out = match (change, FleetFacts::of(running, &topology, moves.site(), moves.patience())) {
-            (None, Some(facts)) => facts.refuse(&newly, moves.patience()),
+            (None, Some(facts)) => facts.refuse(&newly, config_set, moves.patience()),
             (change, _) => {
                 let is_named = |name: &String| matches!(change, Some(MemberChange::Add(named)) if named == name);
                 newly.into_iter().map(|node| node.name.clone()).filter(|name| !is_named(name)).collect()
@@ -219,7 +219,7 @@ impl Reloader {
         // nodes that join are reachable before the first is sent.
         // First: from here on the autoscaler stops none of them.
         self.fleet.operator.note_listed(&listed);
-        let out = self.staying_out(&resolved.nodes, change);
+        let out = self.staying_out(&resolved.nodes, &live.config_set, change);
         let wanted: Vec<String> = config.node_names().into_iter().filter(|name| !out.contains(name)).collect();
         let mut both = live.clone();
         let settled = self.fleet.placement.settle(&wanted, |settled| {

@@ -292,6 +292,85 @@ fn nodes_join_and_leave_by_reload() {
     until("another has joined", || numbered() == [named(0, 0), named(2, 3)]);
 }
 
+fn setting(node: &Node, name: &str) -> String {
+    node.cmd(&format!("CONFIG GET {name}")).items()[1].text()
+}
+
+/// Writes 300 keys through the router, and counts the events that a subscriber receives.
+fn events_of_writes(router: &Router, tag: &str) -> usize {
+    let (mut client, mut subscriber) = (Client::connect(router.address()), Client::connect(router.address()));
+    subscriber.cmd("PSUBSCRIBE __keyevent@0__:set");
+    for i in 0..300 {
+        assert_eq!(client.cmd(&format!("SET {tag}:{i} x")), ok());
+    }
+    subscriber.patience(Duration::from_secs(3));
+    (0..300).take_while(|_| subscriber.try_reply().is_ok()).count()
+}
+
+#[test]
+fn a_joining_node_gets_the_settings_that_may_be_set() {
+    let options = operated(false, &["--set", "nodes.config-set=notify-keyspace-events,maxmemory*"]);
+    let Some(site) = Site::router_only(2, &options) else { return };
+    let router = site.router();
+    let mut client = site.client();
+    assert_eq!(client.cmd("CONFIG SET notify-keyspace-events KEA maxmemory-policy allkeys-lru"), ok());
+    assert_eq!(events_of_writes(router, "before"), 300);
+    let third = node(&["--save", "60 1", "--appendonly", "yes", "--databases", "32"]);
+    let text = done(router, &format!("nodes add {} --rebalance --wait", third.address()));
+    let at = third.address();
+    for (name, note) in [
+        ("notify-keyspace-events", format!("{at} had notify-keyspace-events \"\", and has it as the other nodes now: \"AKE\"")),
+        ("maxmemory-policy", format!("{at} had maxmemory-policy \"noeviction\", and has it as the other nodes now: \"allkeys-lru\"")),
+        ("save", format!("{at} has save \"60 1\", and it is \"\" at the other nodes")),
+        ("appendonly", format!("{at} has appendonly \"yes\", and it is \"no\" at the other nodes")),
+        ("databases", format!("{at} has databases \"32\", and it is \"16\" at the other nodes")),
+    ] {
+        assert!(text.contains(&note), "{text}");
+        let is_set = matches!(name, "notify-keyspace-events" | "maxmemory-policy");
+        assert_eq!(setting(&third, name) == setting(&site.nodes()[0], name), is_set, "{name}");
+    }
+    router.process().expect_log(&["had notify-keyspace-events"]);
+    assert_eq!(events_of_writes(router, "after"), 300, "no event is lost");
+}
+
+#[test]
+fn a_joining_node_that_differs_is_named() {
+    let Some(site) = Site::router_only(2, &operated(false, &[])) else { return };
+    let router = site.router();
+    for node in site.nodes() {
+        assert_eq!(node.cmd("CONFIG SET notify-keyspace-events KEA"), ok());
+    }
+    let third = node(&[]);
+    let reply = site.client().cmd(&format!("SWITCHYARD NODES ADD {}", third.address()));
+    let note = format!("{} has notify-keyspace-events \"\", and it is \"AKE\" at the other nodes", third.address());
+    let text = reply.field("notes").items()[0].text();
+    assert!(text.contains(&note) && text.contains("nodes.config-set"), "{text}");
+    assert_eq!(setting(&third, "notify-keyspace-events"), "", "nothing is set that nodes.config-set does not allow");
+    // A server that keeps its settings to itself joins.
+    let fourth = node(&[]);
+    assert_eq!(fourth.cmd("ACL SETUSER default -config"), ok());
+    let text = done(router, &format!("nodes add {}", fourth.address()));
+    assert!(text.contains("refuses CONFIG GET") && text.contains("allow +config|get"), "{text}");
+    assert_eq!(owns(router, fourth.address()), Some(0));
+}
+
+#[test]
+fn nodes_of_a_reload_get_the_settings_of_the_others() {
+    if direct() {
+        return;
+    }
+    let nodes = [node(&["--notify-keyspace-events", "KEA"]), node(&[])];
+    let listed = |count: usize| {
+        let tables: String = nodes[..count].iter().map(|node| format!("[[node]]\naddress = \"{}\"\n", node.address())).collect();
+        format!("[nodes]\nconfig-set = [\"notify-keyspace-events\"]\n{tables}")
+    };
+    let router = Router::start(&[], &RouterOptions::config(listed(1)));
+    std::fs::write(router.config_file(), listed(2)).expect("configuration");
+    router.process().signal(rustix::process::Signal::HUP);
+    router.process().expect_log(&["had notify-keyspace-events", "has joined"]);
+    assert_eq!(setting(&nodes[1], "notify-keyspace-events"), "AKE");
+}
+
 /// Once a reload that was refused forgot which nodes had joined since, where the wrong file listed them: the right file was refused from then on.
 #[test]
 fn a_reload_that_is_refused_changes_nothing() {
