@@ -63,7 +63,7 @@ pub use settings::{
 pub use sys::CountedHeap;
 pub use tap::{Outcome, SentCommand, Tap};
 pub use threads::{Repeating, Threads};
-pub use tls::{NodeTls, ServerTls};
+pub use tls::{KEY_KINDS, NodeTls, ServerTls, node_failure};
 pub use users::{Bounds, RuleError, User, Users, hash_password};
 pub use worker::spans_slots;
 

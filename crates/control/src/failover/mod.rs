@@ -24,7 +24,7 @@ use tracing::{error, warn};
 
 use crate::nodes::{NodeAddress, SentinelAddress, ServerName};
 use crate::running::Running;
-use crate::store::{RedbStore, Store};
+use crate::store::{RedbStore, Store, load_as, save_as};
 use names::Names;
 pub(crate) use needs::{Need, Needs};
 
@@ -42,7 +42,18 @@ pub struct Watched {
     access: NodeAccess,
     sentinel: Option<SentinelAddress>,
     names: Vec<ServerName>,
+    /// The primary that the store has with its host name.
+    host: Host,
     watch: Watch<SocketAddr>,
+}
+
+/// A primary and the host name that Sentinels announce for it, if its certificate is verified by that name. Stored, because a router may start while no
+/// Sentinel replies.
+type Host = Option<(SocketAddr, String)>;
+
+/// Name of the document with the [`Host`] of a node.
+fn host_document(node: &str) -> String {
+    format!("primary-host-{node}")
 }
 
 /// The nodes that are to be watched, each with what is on record of it.
@@ -56,12 +67,33 @@ pub fn watched(topology: &Topology, nodes: &[NodeAddress], store: &RedbStore) ->
             (first, sentinel) => Watch::new(first.into_iter().chain(node.replicas.iter().copied()).collect(), sentinel.is_some(), stored),
         };
         let (sentinel, names) = (node.sentinel.clone(), node.names.clone());
-        watched.push(Watched { node: id, name: node.name.clone(), access: node.access(), sentinel, names, watch });
+        let mut host = None;
+        if let (Some(tls), Some(_)) = (&node.tls, &sentinel) {
+            host = load_as::<Host>(store, &host_document(&node.name)).with_context(|| format!("node {}", node.name))?;
+            // A Sentinel may have announced another name already.
+            if let Some((address, name)) = host.as_ref().filter(|(address, _)| tls.host_at(*address).is_none()) {
+                tls.note_host(*address, name);
+            }
+        }
+        watched.push(Watched { node: id, name: node.name.clone(), access: node.access(), sentinel, names, host, watch });
     }
     Ok(watched)
 }
 
 impl Watched {
+    /// Stores the host name of the primary if the name or the primary has changed.
+    fn keep_host(&mut self, primary: Option<SocketAddr>, store: &RedbStore) {
+        let (Some(tls), Some(_)) = (&self.access.tls, &self.sentinel) else { return };
+        let host: Host = primary.and_then(|address| Some((address, tls.host_at(address)?)));
+        if host == self.host {
+            return;
+        }
+        if let Err(why) = save_as(store, &host_document(&self.name), &host) {
+            error!(node = %self.name, "cannot record the host name of the node's primary: {why}");
+        }
+        self.host = host;
+    }
+
     /// What the router starts with.
     pub fn servers(&self) -> (NodeId, Servers) {
         (self.node, Servers { primary: self.watch.primary().copied(), readable: Vec::new(), primary_is_nearest: true })
@@ -125,7 +157,7 @@ async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running
         servers.insert(index, node.servers().1);
         if let Some(group) = &node.sentinel {
             for place in &group.sentinels {
-                tasks.spawn(sentinel::listen(index, place.clone(), group.clone(), sender.clone()));
+                tasks.spawn(sentinel::listen(index, place.clone(), group.clone(), node.access.tls.clone(), sender.clone()));
             }
         }
     }
@@ -134,6 +166,9 @@ async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running
             let stays = watched[*index].watch.servers().any(|known| known == server);
             if !stays {
                 task.abort();
+                if let Some(tls) = &watched[*index].access.tls {
+                    tls.forget_host(*server);
+                }
             }
             stays
         });
@@ -199,6 +234,7 @@ fn step(node: &mut Watched, event: Event<SocketAddr>, now_us: u64, servers: &mut
     node.watch.step(event, now_us, &mut actions);
     running.note_claim(&node.name, node.watch.has_claimant());
     apply(node, actions, servers, store, running);
+    node.keep_host(servers.primary, store);
 }
 
 fn apply(node: &Watched, actions: Vec<Action<SocketAddr>>, servers: &mut Servers, store: &RedbStore, running: &Running) {

@@ -75,6 +75,9 @@ impl Names {
             .unwrap_or(false);
         let name = node.names.get_mut(number).filter(|name| name.address != Some(to) && !of_others && !is_primary_of_another)?;
         let from = name.address.replace(to);
+        if let Some(tls) = &node.access.tls {
+            tls.note_host(to, name.endpoint.host());
+        }
         info!(node = %node.name, server = %name.endpoint, address = %to, "the name of a server leads to another address now");
         Some((index, Event::Renamed { from, to, is_first: name.is_first }))
     }

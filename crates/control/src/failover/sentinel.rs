@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use switchyard_policy::failover::Event;
 use switchyard_resp::reply;
-use switchyard_router::NodeAccess;
+use switchyard_router::{NodeAccess, NodeTls};
 use tracing::{debug, warn};
 
 use super::Sender;
@@ -20,12 +20,13 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// Between attempts to reach it.
 const RETRY: Duration = Duration::from_millis(500);
 
-pub(super) async fn listen(node: usize, place: SentinelPlace, group: SentinelAddress, sender: Sender) {
+/// `tls`: of the node, to note the host names of its servers.
+pub(super) async fn listen(node: usize, place: SentinelPlace, group: SentinelAddress, tls: Option<NodeTls>, sender: Sender) {
     let access = group.access(&place, None);
     let SentinelPlace { endpoint, .. } = place;
     let mut told = false;
     loop {
-        let why = match attend(node, &endpoint, &access, &group.master, &sender).await {
+        let why = match attend(node, &endpoint, &access, (&group.master, tls.as_ref()), &sender).await {
             Ok(()) => return, // nobody listens to us any more
             Err(why) => why,
         };
@@ -38,14 +39,14 @@ pub(super) async fn listen(node: usize, place: SentinelPlace, group: SentinelAdd
     }
 }
 
-async fn attend(node: usize, endpoint: &Endpoint, access: &NodeAccess, master: &str, sender: &Sender) -> io::Result<()> {
+async fn attend(node: usize, endpoint: &Endpoint, access: &NodeAccess, group: (&str, Option<&NodeTls>), sender: &Sender) -> io::Result<()> {
     let named = endpoint.clone();
     let address = tokio::task::spawn_blocking(move || named.resolve()).await?.map_err(io::Error::other)?;
     let mut questions = Connection::open(address, access).await?;
     let mut announcements = Connection::open(address, access).await?;
     refuse_error(&announcements.ask(&["SUBSCRIBE", "+switch-master"]).await?)?;
     loop {
-        for event in ask(&mut questions, master).await? {
+        for event in query(&mut questions, group).await? {
             if sender.send((node, event)).await.is_err() {
                 return Ok(());
             }
@@ -57,7 +58,7 @@ async fn attend(node: usize, endpoint: &Endpoint, access: &NodeAccess, master: &
     }
 }
 
-async fn ask(sentinel: &mut Connection, master: &str) -> io::Result<Vec<Event<SocketAddr>>> {
+async fn query(sentinel: &mut Connection, (master, tls): (&str, Option<&NodeTls>)) -> io::Result<Vec<Event<SocketAddr>>> {
     // Address and epoch come from two questions. If the epoch is the same before and after, the address belongs to it.
     let before = config_epoch(sentinel, master).await?;
     let answer = sentinel.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", master]).await?;
@@ -68,7 +69,7 @@ async fn ask(sentinel: &mut Connection, master: &str) -> io::Result<Vec<Event<So
     if before == after
         && let [host, port] = &parts[..]
     {
-        let primary = resolve(host, port).await?;
+        let primary = resolve(host, port, tls).await?;
         events.push(Event::Announced { primary, config_epoch: after });
     }
     let answer = sentinel.ask(&["SENTINEL", "REPLICAS", master]).await?;
@@ -78,7 +79,7 @@ async fn ask(sentinel: &mut Connection, master: &str) -> io::Result<Vec<Event<So
         let fields = texts(replica);
         let field = |name: &str| fields.chunks_exact(2).find(|pair| pair[0] == name).map(|pair| pair[1].clone());
         if let (Some(host), Some(port)) = (field("ip"), field("port"))
-            && let Ok(address) = resolve(&host, &port).await
+            && let Ok(address) = resolve(&host, &port, tls).await
         {
             replicas.push(address);
         }
@@ -99,14 +100,16 @@ fn texts(answer: &[u8]) -> Vec<String> {
     reply::elements(answer).map(|element| String::from_utf8_lossy(reply::text(element).unwrap_or_default()).into_owned()).collect()
 }
 
-/// An address as a Sentinel tells it; a host name where it is told to (`resolve-hostnames`).
-async fn resolve(host: &str, port: &str) -> io::Result<SocketAddr> {
+/// An address as a Sentinel sends it, noted with its host: a name if the Sentinel announces names (`announce-hostnames`).
+async fn resolve(host: &str, port: &str, tls: Option<&NodeTls>) -> io::Result<SocketAddr> {
     let wrong = || io::Error::new(io::ErrorKind::InvalidData, format!("it names the address {host}:{port}, which is none"));
     let port: u16 = port.parse().map_err(|_| wrong())?;
-    if let Ok(ip) = host.parse::<IpAddr>() {
-        return Ok(SocketAddr::new(ip, port));
+    let address = match host.parse::<IpAddr>() {
+        Ok(ip) => SocketAddr::new(ip, port),
+        Err(_) => tokio::net::lookup_host((host, port)).await?.min_by_key(|address| !address.is_ipv4()).ok_or_else(wrong)?,
+    };
+    if let Some(tls) = tls {
+        tls.note_host(address, host);
     }
-    let mut found: Vec<SocketAddr> = tokio::net::lookup_host((host, port)).await?.collect();
-    found.sort_by_key(|address| !address.is_ipv4());
-    found.first().copied().ok_or_else(wrong)
+    Ok(address)
 }

@@ -3,13 +3,13 @@
 //! Not the router's own connections: those belong to its workers, and a doctor must also work where no router runs.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use switchyard_resp::reply::{ReplyScan, ReplyScanner};
 use switchyard_resp::{encode, reply};
-use switchyard_router::{NodeAccess, NodeTls};
+use switchyard_router::{NodeAccess, NodeTls, node_failure};
 
 /// Largest reply that is taken: a dump of all functions may be large, and nothing else is.
 const REPLY_MAX: usize = 256 << 20;
@@ -57,36 +57,30 @@ impl Answer {
     }
 }
 
-/// An error of the socket in words: the system calls a time that has run out a resource that is missing.
+/// An error of the socket in words, with the remedy for a failure of TLS: the system calls a time that has run out a resource that is missing.
 fn silence(tcp: &TcpStream, error: io::Error) -> io::Error {
     let patience = tcp.read_timeout().ok().flatten();
-    match (error.kind(), patience) {
-        (io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut, Some(patience)) => {
+    match (error.kind(), patience, tls_failure(&error)) {
+        (kind, _, Some(why)) => io::Error::new(kind, why),
+        (io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut, Some(patience), None) => {
             io::Error::new(io::ErrorKind::TimedOut, format!("nothing came within {patience:?}"))
         }
         _ => error,
     }
 }
 
-/// What to do about a handshake that fails.
-fn tls_advice(error: &io::Error) -> &'static str {
-    use rustls::CertificateError::{NotValidForName, NotValidForNameContext};
-    match error.get_ref().and_then(|inner| inner.downcast_ref()) {
-        Some(rustls::Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. })) => {
-            "set tls-server-name to a name that the certificate has, in [nodes] or for this node"
-        }
-        Some(rustls::Error::InvalidCertificate(_)) => "set nodes.tls-ca-file to the authority that signed the certificate",
-        _ => "is this its TLS port, and is tls right for this node?",
-    }
+/// A failure of TLS within an error of the socket, with the remedy.
+pub(crate) fn tls_failure(error: &io::Error) -> Option<String> {
+    error.get_ref().and_then(|inner| inner.downcast_ref()).map(node_failure)
 }
 
 /// A server that does not speak TLS reads what we say as a command that is not finished, and is silent.
-fn handshake(tls: &NodeTls, mut tcp: TcpStream) -> Result<impl Stream + use<>, String> {
-    let mut session = rustls::ClientConnection::new(Arc::clone(&tls.config), tls.name.clone()).map_err(|e| format!("TLS: {e}"))?;
+fn handshake(tls: &NodeTls, address: SocketAddr, mut tcp: TcpStream) -> Result<impl Stream + use<>, String> {
+    let mut session = rustls::ClientConnection::new(Arc::clone(&tls.config), tls.name_at(address)).map_err(|e| format!("TLS: {e}"))?;
     while session.is_handshaking() {
-        session.complete_io(&mut tcp).map_err(|error| {
-            let advice = tls_advice(&error);
-            format!("makes no TLS connection ({}): {advice}", silence(&tcp, error))
+        session.complete_io(&mut tcp).map_err(|error| match tls_failure(&error) {
+            Some(why) => format!("makes no TLS connection: {why}"),
+            None => format!("makes no TLS connection ({}): is this its TLS port, and is tls right for this node?", silence(&tcp, error)),
         })?;
     }
     Ok(rustls::StreamOwned::new(session, tcp))
@@ -105,7 +99,7 @@ impl NodeConnection {
         let socket = tcp.try_clone().map_err(|error| error.to_string())?;
         let stream: Box<dyn Stream> = match &access.tls {
             None => Box::new(tcp),
-            Some(tls) => Box::new(handshake(tls, tcp)?),
+            Some(tls) => Box::new(handshake(tls, address, tcp)?),
         };
         let mut connection = Self { stream, tcp: socket, input: Vec::new(), answer_max: REPLY_MAX };
         if let Some(password) = &access.password {

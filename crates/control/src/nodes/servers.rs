@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
-use switchyard_router::NodeAccess;
+use switchyard_router::{NodeAccess, NodeTls};
 
 use super::{Answer, NodeAddress, NodeConnection, SentinelAddress, SentinelPlace};
 
@@ -28,7 +28,9 @@ pub fn servers(node: &NodeAddress) -> Vec<Server> {
 pub fn servers_of(node: &NodeAddress, in_force: Option<SocketAddr>) -> Vec<Server> {
     let access = node.access();
     let (primary, replicas) = match &node.sentinel {
-        Some(sentinel) => sentinel.sentinels.iter().find_map(|place| told_by_sentinel(sentinel, place)).unwrap_or((None, Vec::new())),
+        Some(sentinel) => {
+            sentinel.sentinels.iter().find_map(|place| from_sentinel(sentinel, place, access.tls.as_ref())).unwrap_or((None, Vec::new()))
+        }
         None => {
             let is_primary = |address: &SocketAddr| {
                 let candidate = NodeAccess { address: Some(*address), ..access.clone() };
@@ -50,10 +52,16 @@ pub fn servers_of(node: &NodeAddress, in_force: Option<SocketAddr>) -> Vec<Serve
     servers
 }
 
-/// Primary and replicas, as one Sentinel knows them. `None`: it does not answer.
-fn told_by_sentinel(group: &SentinelAddress, place: &SentinelPlace) -> Option<(Option<SocketAddr>, Vec<SocketAddr>)> {
+/// Primary and replicas, as one Sentinel knows them, with their host names noted in `tls`. `None`: the Sentinel does not answer.
+fn from_sentinel(group: &SentinelAddress, place: &SentinelPlace, tls: Option<&NodeTls>) -> Option<(Option<SocketAddr>, Vec<SocketAddr>)> {
     let mut connection = NodeConnection::open(&group.access(place, place.endpoint.resolve().ok()), PATIENCE).ok()?;
-    let resolve = |host: &str, port: &str| (host, port.parse().ok()?).to_socket_addrs().ok()?.next();
+    let resolve = |host: &str, port: &str| {
+        let address = (host, port.parse().ok()?).to_socket_addrs().ok()?.min_by_key(|address| !address.is_ipv4())?;
+        if let Some(tls) = tls {
+            tls.note_host(address, host);
+        }
+        Some(address)
+    };
     let answer = connection.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &group.master]).ok()?;
     let primary = match answer.items().as_slice() {
         [host, port] => resolve(&host.text(), &port.text()),

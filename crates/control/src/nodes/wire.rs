@@ -11,6 +11,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
+use super::connection::tls_failure;
+
 /// A server that takes longer counts as silent, by default.
 const PATIENCE: Duration = Duration::from_millis(500);
 
@@ -40,7 +42,13 @@ impl Connection {
             stream.set_nodelay(true)?;
             let stream: Box<dyn Duplex> = match &access.tls {
                 None => Box::new(stream),
-                Some(tls) => Box::new(TlsConnector::from(tls.config.clone()).connect(tls.name.clone(), stream).await?),
+                Some(tls) => {
+                    let secured = TlsConnector::from(tls.config.clone()).connect(tls.name_at(address), stream).await;
+                    Box::new(secured.map_err(|error| match tls_failure(&error) {
+                        Some(why) => io::Error::new(error.kind(), format!("TLS: {why}")),
+                        None => error,
+                    })?)
+                }
             };
             Ok(Self { stream, input: Vec::new(), patience })
         };

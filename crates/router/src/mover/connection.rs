@@ -73,7 +73,7 @@ impl Connection {
         let stream = TcpStream::connect_timeout(&address, patience).map_err(|e| e.to_string())?;
         stream.set_nodelay(true).map_err(|e| e.to_string())?;
         stream.set_nonblocking(true).map_err(|e| e.to_string())?;
-        let tls = access.tls.as_ref().map(|tls| Tls::connect(tls.config.clone(), tls.name.clone())).transpose();
+        let tls = access.tls.as_ref().map(|tls| Tls::connect(tls.config.clone(), tls.name_at(address))).transpose();
         let mut connection = Self {
             fd: OwnedFd::from(stream),
             tls: tls.map_err(|e| format!("TLS: {e}"))?,

@@ -101,7 +101,7 @@ impl Worker {
             self.attempt_failed(handle, &why);
             return;
         };
-        let tls = access.tls.as_ref().map(|tls| Tls::connect(tls.config.clone(), tls.name.clone())).transpose();
+        let tls = access.tls.as_ref().map(|tls| Tls::connect(tls.config.clone(), tls.name_at(address))).transpose();
         let tls = match tls {
             Ok(tls) => tls,
             Err(error) => {

@@ -17,6 +17,8 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
 
+use crate::tls::{client_failure, node_failure};
+
 /// Plaintext that is sealed before it is written: four records. More would only wait in rustls' buffer.
 const CHUNK: usize = 64 << 10;
 
@@ -122,9 +124,12 @@ impl Tls {
         self.session.wants_write()
     }
 
-    /// Why the session failed, if it has.
+    /// Why the session failed, if it has, and the remedy.
     pub(crate) fn failure(&self) -> Option<String> {
-        self.failure.as_ref().map(ToString::to_string)
+        self.failure.as_ref().map(match self.session {
+            Connection::Client(_) => node_failure,
+            Connection::Server(_) => client_failure,
+        })
     }
 
     /// Begins or goes on with the handshake without data: what we have to say first is written.

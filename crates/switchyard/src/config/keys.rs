@@ -488,7 +488,8 @@ keys! {
     "tls-key-file" Reload [] file nodes_tls.key = "\"/etc/switchyard/client.key\"",
         "Private key of that certificate: PEM.";
     "tls-server-name" Reload [] text nodes_tls.server_name = "\"redis.internal\"",
-        "Name that the nodes' certificates must have, where it is not the host of their address.";
+        "Name that the certificates of all servers must have. Without it, each server's certificate must have the server's own host name \
+         or IP address, as [[node]] or the Sentinels name it.";
     "tls-insecure" Reload ["insecure", "skip-verify"] switch nodes_tls.insecure,
         "Take any certificate from nodes. Whoever can get in between can then read and change everything: for trials only.";
     "sentinel-tls" Reload ["sentinels-tls"] switch sentinel_tls,
@@ -714,7 +715,7 @@ keys! {
     "tls" Reload [] optional(Raw::switch, |on| Some(on.to_string())) tls = "true",
         "Speak TLS to this node, or not; without it, as [nodes] says.";
     "tls-server-name" Reload [] text tls_server_name = "\"redis-a.internal\"",
-        "Name that this node's certificate must have, where it is not the host of its address.";
+        "Name that the certificates of this node's servers must have, instead of their own host names or IP addresses.";
     "password" Reload ["auth", "requirepass", "masterauth"] secret(Inline) password = "\"...\"",
         "The password of this node, in clear. Better kept out of this file, by one of the next two keys.";
     "password-file" Reload [] secret(File) password = "\"/run/secrets/password\"",

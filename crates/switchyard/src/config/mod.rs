@@ -653,22 +653,14 @@ impl Config {
                 problems.push(Problem { place, text });
                 continue;
             }
-            let mut tls = None;
-            if let Some(shared) = nodes_tls.as_ref().filter(|_| node.tls.unwrap_or(self.nodes_tls.on)) {
-                let name = node.tls_server_name.as_deref().or(self.nodes_tls.server_name.as_deref());
-                let Some(name) = name.or(node.address.as_ref().map(Endpoint::host)) else {
-                    let text = format!(
-                        "the node {name}: TLS to a node of Sentinels needs tls-server-name, the name in its servers' certificates",
-                        name = node.name().unwrap_or_default()
-                    );
-                    problems.push(Problem { place, text });
-                    continue;
-                };
-                match NodeFiles::node(shared, name) {
-                    Ok(node) => tls = Some(node),
-                    Err(text) => problems.push(Problem { place: place.clone(), text }),
+            let tls = nodes_tls.as_ref().filter(|_| node.tls.unwrap_or(self.nodes_tls.on)).map(|shared| {
+                let given = node.tls_server_name.as_deref().or(self.nodes_tls.server_name.as_deref());
+                match given.or(node.address.as_ref().filter(|_| node.replicas.is_empty()).map(Endpoint::host)) {
+                    Some(name) => NodeFiles::node(shared, name),
+                    None => NodeFiles::servers(shared, names.iter().map(|name| (name.endpoint.host(), name.address))),
                 }
-            }
+            });
+            let tls = tls.transpose().map_err(|text| problems.push(Problem { place: place.clone(), text })).unwrap_or_default();
             let own = node.password.as_ref().map(|source| {
                 let read = source.read().map_err(|error| problems.push(Problem { place, text: error.to_string() }));
                 if let Some(path) = source.readable_by_others() {

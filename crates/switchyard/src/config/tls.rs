@@ -4,6 +4,7 @@
 //! with the name of the file, before anything is applied.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
-use switchyard_router::{NodeTls, ServerTls};
+use switchyard_router::{KEY_KINDS, NodeTls, ServerTls};
 
 use super::secret::{others_may_read, others_may_write};
 
@@ -107,6 +108,15 @@ fn key(path: &Path, seen: &mut Seen, warnings: &mut Vec<String>) -> Result<Priva
         .map_err(|error| format!("{} has no private key that can be used (PEM, without a passphrase): {error}", path.display()))
 }
 
+/// Why a certificate and a key cannot be used.
+fn unfit(certificate: &Path, key: &Path, error: &rustls::Error) -> String {
+    match error {
+        // A key that no algorithm of rustls reads.
+        rustls::Error::General(_) => format!("{} has a key of a kind that cannot be used: it must be {KEY_KINDS}", key.display()),
+        _ => format!("{} and {} do not fit together: {error}", certificate.display(), key.display()),
+    }
+}
+
 fn roots(path: &Path, seen: &mut Seen) -> Result<RootCertStore, String> {
     let mut store = RootCertStore::empty();
     let (added, _) = store.add_parsable_certificates(certificates(path, seen)?);
@@ -138,9 +148,7 @@ impl ServerFiles {
                 builder.with_client_cert_verifier(verifier.build().map_err(|error| format!("{}: {error}", ca.display()))?)
             }
         };
-        let config = builder
-            .with_single_cert(chain, key)
-            .map_err(|error| format!("{} and {} do not fit together: {error}", certificate.display(), key_file.display()))?;
+        let config = builder.with_single_cert(chain, key).map_err(|error| unfit(certificate, key_file, &error))?;
         Ok(ServerTls { config: Arc::new(config), identity: seen.identity() })
     }
 
@@ -189,20 +197,34 @@ impl NodeFiles {
             (Some(certificate), Some(key_file)) => {
                 let chain = certificates(certificate, &mut seen)?;
                 let key = key(key_file, &mut seen, warnings)?;
-                builder
-                    .with_client_auth_cert(chain, key)
-                    .map_err(|error| format!("{} and {} do not fit together: {error}", certificate.display(), key_file.display()))?
+                builder.with_client_auth_cert(chain, key).map_err(|error| unfit(certificate, key_file, &error))?
             }
             _ => return Err("tls-cert-file and tls-key-file go together: both, or none".to_owned()),
         };
         Ok((Arc::new(config), seen.identity()))
     }
 
-    /// For one node.
+    /// For connections to one Sentinel, or to a node whose servers all have this name in their certificates.
     pub(super) fn node(shared: &(Arc<ClientConfig>, String), name: &str) -> Result<NodeTls, String> {
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| format!("{name:?} is neither a host name nor an IP address; give tls-server-name, the name in its certificate"))?;
-        Ok(NodeTls { config: Arc::clone(&shared.0), name, identity: shared.1.clone() })
+        Ok(NodeTls::with_name(Arc::clone(&shared.0), shared.1.clone(), name))
+    }
+
+    /// For a node whose servers have certificates for their own names. `names`: host names in the configuration, with the addresses that they have now.
+    pub(super) fn servers<'n>(
+        shared: &(Arc<ClientConfig>, String),
+        names: impl Iterator<Item = (&'n str, Option<SocketAddr>)>,
+    ) -> Result<NodeTls, String> {
+        let tls = NodeTls::with_own_names(Arc::clone(&shared.0), shared.1.clone());
+        for (host, address) in names {
+            // Only to check the name: an address may be found later.
+            Self::node(shared, host)?;
+            if let Some(address) = address {
+                tls.note_host(address, host);
+            }
+        }
+        Ok(tls)
     }
 }
 
@@ -275,6 +297,10 @@ mod tests {
         (certificate, key)
     }
 
+    const ED448: &str = "-----BEGIN PRIVATE KEY-----\n\
+        MEcCAQAwBQYDK2VxBDsEOe/zSVuVX1D099kU+WZ/cbGoxgXKH2fui4itrQebg8Tn\n\
+        1lmnUKAqhG7EPyGj+E/hxjqwVaWasJDdOg==\n-----END PRIVATE KEY-----\n";
+
     #[test]
     fn wrong_files_are_named() {
         use std::os::unix::fs::PermissionsExt;
@@ -289,6 +315,11 @@ mod tests {
 
         let error = ServerFiles { key: Some(other_key), ..good.clone() }.for_clients(&mut warnings).expect_err("another key");
         assert!(error.contains("b.key") && error.contains("do not fit"), "{error}");
+        let ed448 = dir.path().join("ed448.key");
+        std::fs::write(&ed448, ED448).expect("written");
+        let error = ServerFiles { key: Some(ed448), ..good.clone() }.for_clients(&mut warnings).expect_err("no kind of ours");
+        assert!(error.contains("ed448.key") && error.contains("RSA from 2048 bits"), "{error}");
+        warnings.clear();
         let error = ServerFiles { key: Some(certificate), ..good.clone() }.for_clients(&mut warnings).expect_err("no key");
         assert!(error.contains("no private key"), "{error}");
         let error = ServerFiles { certificate: Some(key.clone()), ..good.clone() }.for_clients(&mut warnings).expect_err("no certificate");
@@ -319,5 +350,6 @@ mod tests {
         assert!(NodeFiles { certificate: Some(certificate), ..NodeFiles::default() }.build(&mut warnings).is_err());
         assert!(NodeFiles::node(&checked, "redis a").is_err());
         assert!(NodeFiles::node(&checked, "10.0.0.1").is_ok() && NodeFiles::node(&checked, "redis-a.internal").is_ok());
+        assert!(NodeFiles::servers(&checked, [("redis a", None)].into_iter()).is_err());
     }
 }

@@ -206,7 +206,8 @@ impl Reloader {
         let changes = config.changes_since(&self.config);
         config.keep_until_restart(&self.config);
         let known = self.addresses();
-        let resolved = config.resolve(|name| known.get(name).copied()).map_err(told)?;
+        let mut resolved = config.resolve(|name| known.get(name).copied()).map_err(told)?;
+        keep_hosts(&self.nodes, &mut resolved.nodes);
         let warnings: Vec<String> = resolved.warnings().collect();
         let mut live = resolved.live;
         if let (Some(held), Some(new)) = (&self.admin_tls, &resolved.admin_tls) {
@@ -338,6 +339,16 @@ impl Reloader {
         self.observer = Observer::start(watched, store, Arc::clone(running))?;
         self.nodes = nodes;
         Ok(())
+    }
+}
+
+/// Host names that Sentinels have announced count for connections of the new configuration, too.
+fn keep_hosts(before: &[NodeAddress], nodes: &mut [NodeAddress]) {
+    for node in nodes {
+        let same = before.iter().find(|known| known.name == node.name);
+        if let (Some(tls), Some(known)) = (&mut node.tls, same.and_then(|known| known.tls.as_ref())) {
+            tls.keep_hosts(known);
+        }
     }
 }
 

@@ -294,6 +294,142 @@ fn nodes_that_cannot_be_trusted_get_nothing() {
     drop(node);
 }
 
+/// A primary and its replica, each with a certificate for one name only: the first for its IP address, the second for a host name.
+fn servers_with_own_names(authority: &Authority) -> [(Node, SocketAddr); 2] {
+    let more = ["--tls-auth-clients", "no", "--tls-replication", "yes"];
+    let named = |name: &str, more: &[&str]| secure_node(&authority.sign(&name.replace('.', "-"), &[name]), authority, more);
+    let first = named("127.0.0.1", &more);
+    let second = named("localhost", &[&more[..], &["--replica-announce-ip", "localhost"]].concat());
+    assert_eq!(second.0.cmd(&format!("REPLICAOF 127.0.0.1 {}", first.1.port())), ok());
+    until("the replica follows", || second.0.cmd("INFO replication").text().contains("master_link_status:up"));
+    [first, second]
+}
+
+#[test]
+fn servers_are_verified_by_their_own_names() {
+    if crate::support::direct() {
+        return;
+    }
+    let authority = Authority::new();
+    let [(first, first_at), (second, second_at)] = servers_with_own_names(&authority);
+    let start = |name: &str| {
+        let config = format!(
+            "[nodes]\ntls = true\ntls-ca-file = {:?}\n[[node]]\naddress = \"{first_at}\"\nreplicas = [\"localhost:{}\"]\n{name}\n",
+            authority.file(),
+            second_at.port()
+        );
+        Router::start(&[], &RouterOptions { config, nodes_may_be_down: true, ..RouterOptions::default() })
+    };
+    // One name for both servers, which only one of them has: an override counts for every server.
+    let router = start("tls-server-name = \"localhost\"");
+    let error = until("the first is refused", || {
+        Client::connect(router.address()).cmd("GET k").error().map(str::to_owned).filter(|error| error.contains("TLS"))
+    });
+    assert!(error.contains("not valid for name \"localhost\""), "{error}");
+    drop(router);
+
+    let router = start("");
+    let mut client = Client::connect(router.address());
+    until("the first is used", || client.cmd("SET k v") == ok());
+    until("the replica has it", || second.cmd("GET k") == bulk("v"));
+    drop(first);
+    assert_eq!(second.cmd("REPLICAOF NO ONE"), ok());
+    until("the second is used", || Client::connect(router.address()).cmd("SET k w") == ok());
+    assert_eq!(second.cmd("GET k"), bulk("w"));
+}
+
+#[test]
+fn names_from_sentinels_are_verified_through_a_failover() {
+    if crate::support::direct() {
+        return;
+    }
+    let authority = Authority::new();
+    let [(first, first_at), (second, second_at)] = servers_with_own_names(&authority);
+    let pair = authority.sign("sentinel", &["sentinel.internal"]);
+    let (mut sentinel, _) = secure_node(&pair, &authority, &["--sentinel", "--tls-auth-clients", "no", "--tls-replication", "yes"]);
+    for setting in ["resolve-hostnames", "announce-hostnames"] {
+        assert_eq!(sentinel.cmd(&format!("SENTINEL CONFIG SET {setting} yes")), ok());
+    }
+    assert_eq!(sentinel.cmd(&format!("SENTINEL MONITOR mymaster 127.0.0.1 {} 1", first_at.port())), ok());
+    until("the replica is known", || sentinel.cmd("SENTINEL MASTER mymaster").field("num-slaves") == bulk("1"));
+    let config = format!(
+        "[nodes]\ntls = true\ntls-ca-file = {:?}\n[[node]]\nsentinel-master = \"mymaster\"\nsentinels = [\"{}\"]\n",
+        authority.file(),
+        sentinel.address()
+    );
+    let mut router = Router::start(&[], &RouterOptions::config(config.clone()));
+    let mut client = Client::connect(router.address());
+    until("the first is used", || client.cmd("SET k v") == ok());
+    assert_eq!(first.cmd("GET k"), bulk("v"));
+    until("the Sentinel fails over", || sentinel.cmd("SENTINEL FAILOVER mymaster") == ok());
+    until("the second is used", || {
+        second.cmd("ROLE").items()[0] == bulk("master")
+            && Client::connect(router.address()).cmd("SET k w") == ok()
+            && second.cmd("GET k") == bulk("w")
+    });
+    // The announced name survives a reload, and a restart with the Sentinel and without it.
+    std::fs::write(router.config_file(), config.replace("[nodes]", "[nodes]\ncommand-timeout = \"4s\"")).expect("configuration");
+    router.process().signal(Signal::HUP);
+    router.process().expect_log(&["command-timeout", "reloaded: "]);
+    assert!(second.cmd("CLIENT KILL TYPE normal").int() > 0);
+    until("it is used again", || Client::connect(router.address()).cmd("SET k y") == ok());
+    router.restart(&[]);
+    until("it is used after a restart", || Client::connect(router.address()).cmd("GET k") == bulk("y"));
+    sentinel.kill();
+    router.restart(&[]);
+    until("it is used without the Sentinel", || Client::connect(router.address()).cmd("GET k") == bulk("y"));
+    assert!(
+        !router.process().log().contains("cannot be reached; trying again with increasing pauses node=mymaster why=\"TLS"),
+        "{first_at} {second_at}"
+    );
+}
+
+/// A certificate with a kind of key that rustls does not have.
+const ED448: [&str; 2] = [
+    "-----BEGIN CERTIFICATE-----\n\
+     MIIBkzCCAROgAwIBAgIUH9ukxwI5zowfR6gibNWswQJO0eowBQYDK2VxMBAxDjAM\n\
+     BgNVBAMMBWVkNDQ4MCAXDTI2MTEyNzIzMzIyNloYDzIxMjYxMTAzMjMzMjI2WjAQ\n\
+     MQ4wDAYDVQQDDAVlZDQ0ODBDMAUGAytlcQM6AA4ncc5YrRROUbEHA8jAwi9oW5ly\n\
+     GIlNFRDI+ZuYy+S26PAKaHWx5bbqmpCIkL8/7LVseXnppjLEAKNkMGIwHQYDVR0O\n\
+     BBYEFH+Ns3+JraVG8nApoZnxF5sHNuiFMB8GA1UdIwQYMBaAFH+Ns3+JraVG8nAp\n\
+     oZnxF5sHNuiFMA8GA1UdEwEB/wQFMAMBAf8wDwYDVR0RBAgwBocEfwAAATAFBgMr\n\
+     ZXEDcwA35sa6IQxb6w0F10RGqf5RBOuPqw5IV5qVlezQ8er8M6W+J+vn1am0qTrM\n\
+     O34vzBoMsO21QXVHBwC0T/2vtrMGih59zw3yrN6gTLChIYX4NG/VeO/GPo1maFVB\n\
+     74FHr0DXL7GWh62mbP0/dGgMDm3bBAA=\n\
+     -----END CERTIFICATE-----\n",
+    "-----BEGIN PRIVATE KEY-----\n\
+     MEcCAQAwBQYDK2VxBDsEOe/zSVuVX1D099kU+WZ/cbGoxgXKH2fui4itrQebg8Tn\n\
+     1lmnUKAqhG7EPyGj+E/hxjqwVaWasJDdOg==\n\
+     -----END PRIVATE KEY-----\n",
+];
+
+#[test]
+fn nodes_without_a_cipher_or_key_in_common_are_explained() {
+    if crate::support::direct() {
+        return;
+    }
+    let authority = Authority::new();
+    let pair = authority.sign("node", &["127.0.0.1"]);
+    let other = Pair { certificate: pair.certificate.with_file_name("ed448.pem"), key: pair.key.with_file_name("ed448.key") };
+    std::fs::write(&other.certificate, ED448[0]).and(std::fs::write(&other.key, ED448[1])).expect("written");
+    let open = ["--tls-auth-clients", "no"];
+    let old = [&open[..], &["--tls-protocols", "TLSv1.2", "--tls-ciphers", "ECDHE-ECDSA-AES128-SHA"]].concat();
+    for (pair, more, named) in [
+        (&pair, &old[..], "a cipher of AES-GCM or ChaCha20-Poly1305 (in TLS 1.2 with ECDHE)"),
+        (&other, &open[..], "a key of RSA from 2048 bits, ECDSA with P-256, P-384 or P-521, or Ed25519"),
+        (&pair, &["--tls-auth-clients", "yes"][..], "set nodes.tls-cert-file and nodes.tls-key-file"),
+    ] {
+        let (_node, address) = secure_node(pair, &authority, more);
+        let config = format!("[nodes]\ntls = true\ntls-ca-file = {:?}\n[[node]]\naddress = \"{address}\"\n", authority.file());
+        let router = Router::start(&[], &RouterOptions { config, nodes_may_be_down: true, ..RouterOptions::default() });
+        router.process().expect_log(&["node cannot be reached", named]);
+        let mut doctor = crate::support::process::tied(env!("CARGO_BIN_EXE_switchyard"));
+        let output = doctor.args(["doctor", "-c"]).arg(router.config_file()).output().expect("it runs");
+        let text = String::from_utf8_lossy(&output.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(text.contains(named), "{text}");
+    }
+}
+
 #[test]
 fn sentinels_over_tls() {
     if crate::support::direct() {
