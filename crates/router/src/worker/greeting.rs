@@ -527,7 +527,7 @@ impl Worker {
             self.attempt_failed(handle, "it is loading its data");
             return;
         }
-        self.note_process(handle, run_id.as_ref());
+        note_process(self, handle, run_id.as_ref());
         let Some(link) = self.links.get_mut(handle) else { return };
         if link.lane != Lane::Replica && !self.shared.are_others_left() {
             // A write here would be answered while others read at the primary before, or at the process before. They leave it within a turn.
@@ -598,39 +598,6 @@ impl Worker {
         self.links.mark(handle);
     }
 
-    /// Records the process to which a connection leads. If it is another process than before, all workers end their connections to that one: an address may lead to a
-    /// new primary while connections to the old one stay open, so clients would read and write at both.
-    fn note_process(&mut self, handle: Handle, run_id: Option<&Arc<str>>) {
-        let Some(link) = self.links.get(handle).filter(|link| link.lane != Lane::Replica) else { return };
-        let (node, holdings, start_database) = (link.node, link.holdings, link.start_database);
-        let sent = self.shared.changes_sent(node);
-        let restarted = self.shared.with_facts(node, |facts| {
-            if facts.run_id.as_ref() == run_id {
-                return false;
-            }
-            let restarted = facts.run_id.is_some();
-            if restarted {
-                // No write of a client has gone to a node before its first process is known.
-                self.shared.reigns.begin(node);
-                // Before any worker reads from it: values of the other process are outdated.
-                self.shared.hot.renew_node(node);
-                // Before any worker reads keys of a scan from it.
-                lock(&self.shared.scans).restarted(node, self.shared.scan_tick());
-            }
-            facts.commands = Commands::Unknown;
-            facts.databases = start_database + 1;
-            facts.run_id = run_id.cloned();
-            facts.is_marked = false;
-            // Later counts are those of `Router::note_data`.
-            facts.data = Data::met(holdings.unwrap_or(UNKNOWN), unix_ms(), sent);
-            restarted
-        });
-        if restarted {
-            warn!(node = %self.node_name(node), "node is another process than before: it was restarted, or a failover has replaced it; it has the keys that this process has");
-            self.shared.leave_other_processes();
-        }
-    }
-
     /// Adds commands that the node has and our table lacks (modules, renamed commands).
     pub(super) fn learn(&mut self, node: NodeId, answer: &[u8]) {
         let learnt = parse_command_reply(answer);
@@ -650,5 +617,38 @@ impl Worker {
         if count > 0 {
             info!(node = %self.node_name(node), commands = count, "learnt commands from node");
         }
+    }
+}
+
+/// Records the process to which a connection leads. If it is another process than before, all workers end their connections to that one: an address may lead to a
+/// new primary while connections to the old one stay open, so clients would read and write at both.
+fn note_process(worker: &Worker, handle: Handle, run_id: Option<&Arc<str>>) {
+    let Some(link) = worker.links.get(handle).filter(|link| link.lane != Lane::Replica) else { return };
+    let (node, holdings, start_database) = (link.node, link.holdings, link.start_database);
+    let sent = worker.shared.changes_sent(node);
+    let restarted = worker.shared.with_facts(node, |facts| {
+        if facts.run_id.as_ref() == run_id {
+            return false;
+        }
+        let restarted = facts.run_id.is_some();
+        if restarted {
+            // No write of a client has gone to a node before its first process is known.
+            worker.shared.reigns.begin(node);
+            // Before any worker reads from it: values of the other process are outdated.
+            worker.shared.hot.renew_node(node);
+            // Before any worker reads keys of a scan from it.
+            lock(&worker.shared.scans).restarted(node, worker.shared.scan_tick());
+        }
+        facts.commands = Commands::Unknown;
+        facts.databases = start_database + 1;
+        facts.run_id = run_id.cloned();
+        facts.is_marked = false;
+        // Later counts are those of `Router::note_data`.
+        facts.data = Data::met(holdings.unwrap_or(UNKNOWN), unix_ms(), sent);
+        restarted
+    });
+    if restarted {
+        warn!(node = %worker.node_name(node), "node is another process than before: it was restarted, or a failover has replaced it; it has the keys that this process has");
+        worker.shared.leave_other_processes();
     }
 }

@@ -477,25 +477,21 @@ impl Worker {
     }
 }
 
-impl Worker {
-    /// Closes clients that have selected a database which is not served any more, or are about to select one by a transaction.
-    pub(super) fn close_clients_elsewhere(&mut self) {
-        let live = Arc::clone(&self.plan.live);
-        let mut closed = 0_usize;
-        for handle in self.clients.handles() {
-            let Some(client) = self.clients.get(handle) else { continue };
-            let selected = client.session.iter().flat_map(|session| session.selects());
-            if selected.chain([client.database]).any(|database| other_database(&live, database).is_some()) {
-                self.close_client(handle);
-                closed += 1;
-            }
+/// Closes clients that have selected a database which is not served any more, or are about to select one by a transaction.
+pub(super) fn close_clients_elsewhere(worker: &mut Worker) {
+    let live = Arc::clone(&worker.plan.live);
+    let mut closed = 0_usize;
+    for handle in worker.clients.handles() {
+        let Some(client) = worker.clients.get(handle) else { continue };
+        let selected = client.session.iter().flat_map(|session| session.selects());
+        if selected.chain([client.database]).any(|database| other_database(&live, database).is_some()) {
+            worker.close_client(handle);
+            closed += 1;
         }
-        if closed > 0 {
-            let (clients, database) = (counted(closed, "client"), live.database);
-            warn!(
-                "closed {clients} with another database than {database}: a pool that ejects servers (auto_eject_hosts) serves no other one"
-            );
-        }
+    }
+    if closed > 0 {
+        let (clients, database) = (counted(closed, "client"), live.database);
+        warn!("closed {clients} with another database than {database}: a pool that ejects servers (auto_eject_hosts) serves no other one");
     }
 }
 

@@ -394,7 +394,7 @@ impl Worker {
         self.follow_servers();
         outage::adopt(self);
         if self.shared.are_others_to_be_left(known) {
-            self.leave_other_processes();
+            nodes::leave_other_processes(self);
         }
         self.shared.adopted(self.index, self.generation);
         let limits_changed = before.live.key_limits != self.plan.live.key_limits;
@@ -405,7 +405,7 @@ impl Worker {
             self.readmit_clients();
         }
         if self.plan.live.one_database && !Arc::ptr_eq(&before.live, &self.plan.live) {
-            self.close_clients_elsewhere();
+            local::close_clients_elsewhere(self);
         }
         self.place_topics_anew();
         self.place_tracking_anew();

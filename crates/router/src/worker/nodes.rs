@@ -43,19 +43,6 @@ impl Worker {
         self.shared.connections.forget_foreign(|node| self.plan.topology.node(node).is_some());
     }
 
-    /// Ends connections to processes that others have replaced. Connections to replicas lead to servers of their own.
-    pub(super) fn leave_other_processes(&mut self) {
-        for handle in self.links.handles() {
-            let Some(link) = self.links.get(handle).filter(|link| link.phase == Phase::Up && link.lane != Lane::Replica) else { continue };
-            let node = link.node;
-            if self.shared.with_facts(node, |facts| facts.run_id.is_some() && facts.run_id != link.run_id) {
-                self.break_link(handle, "another process serves the node now");
-                // It may have had writes until now.
-                self.shared.reigns.begin(node);
-            }
-        }
-    }
-
     /// The connection of a shared lane, made (not necessarily up) where there is none.
     pub(super) fn shared_link(&mut self, node: NodeId, lane: Lane, resp3: bool) -> Handle {
         if let Some(handle) = self.links.shared(node, lane, resp3) {
@@ -324,4 +311,17 @@ fn start_connect(address: std::net::SocketAddr) -> io::Result<OwnedFd> {
     }
     let _ = socket.as_fd();
     Ok(OwnedFd::from(socket))
+}
+
+/// Ends connections to processes that others have replaced. Connections to replicas lead to servers of their own.
+pub(super) fn leave_other_processes(worker: &mut Worker) {
+    for handle in worker.links.handles() {
+        let Some(link) = worker.links.get(handle).filter(|link| link.phase == Phase::Up && link.lane != Lane::Replica) else { continue };
+        let node = link.node;
+        if worker.shared.with_facts(node, |facts| facts.run_id.is_some() && facts.run_id != link.run_id) {
+            worker.break_link(handle, "another process serves the node now");
+            // It may have had writes until now.
+            worker.shared.reigns.begin(node);
+        }
+    }
 }
