@@ -94,6 +94,9 @@ pub(super) struct Change {
     /// Why the last one of them failed.
     #[serde(default)]
     pub(super) error: Option<String>,
+    /// The moves that this stage has ordered last.
+    #[serde(default)]
+    pub(super) moves: Vec<u64>,
     /// Standby servers that could not join.
     #[serde(default)]
     pub(super) tried: BTreeSet<String>,

@@ -28,7 +28,7 @@ use crate::planner::Mode;
 
 pub(crate) use intent::{Event, Started};
 pub use local::{default_directory, former_directory};
-pub(crate) use reconcile::{Autoscaler, Autoscaling, FleetActions, is_same};
+pub(crate) use reconcile::{Autoscaler, Autoscaling, FleetActions, OpenMoves, is_same};
 use removal::Proof;
 pub use removal::kept_directories;
 pub(crate) use removal::{Evidence, Inspected};

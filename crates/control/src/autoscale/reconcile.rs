@@ -36,6 +36,18 @@ const PAUSE_MAX: Millis = 10_000;
 /// Servers that should run are looked for so often, milliseconds.
 const REVIVED_EVERY: Millis = 5000;
 
+/// The longest wait for moves of others and for paused ones, milliseconds.
+const WAIT_MAX: Millis = 600_000;
+
+/// Moves that have not ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum OpenMoves {
+    /// Moves of the change itself, none of them paused.
+    Own,
+    /// A move of others, or a paused one, in words.
+    Other(String),
+}
+
 /// The loop's view of a fleet, and its hands.
 pub(crate) trait FleetActions: Evidence {
     /// All nodes.
@@ -52,18 +64,20 @@ pub(crate) trait FleetActions: Evidence {
     fn owns(&self, node: &str) -> bool;
     /// Whether a node owns slots.
     fn owns_slots(&self, node: &str) -> bool;
-    /// Whether a move is not over, whatever it concerns: the next one waits for it.
-    fn is_moving(&self) -> bool;
+    /// The open moves. `own`: the moves of the change itself. None: no move is open, and the next one can begin.
+    fn open_moves(&self, own: &[u64]) -> Option<OpenMoves>;
+    /// The part of a node's share that is missing, now that these moves have ended.
+    fn missing_share(&self, node: &str, moves: &[u64]) -> Option<String>;
     /// Returns address and credentials that the router would use for a server.
     fn place(&self, address: &str) -> Result<NodeAddress, String>;
     /// Lets a server join.
     fn join(&self, address: &str) -> Result<(), String>;
     /// Why a server that has not joined is not to be stopped either: it is a node, or belongs to another router.
     fn in_use(&self, address: &str) -> Option<String>;
-    /// Gives each node its share; `is_urgent`: as fast as the nodes can.
-    fn fill(&self, is_urgent: bool) -> Result<(), String>;
-    /// Moves everything away from a node.
-    fn drain(&self, node: &str) -> Result<(), String>;
+    /// Starts the moves by which each node owns its share, and returns these. `is_urgent`: as fast as the nodes can.
+    fn fill(&self, is_urgent: bool) -> Result<Vec<u64>, String>;
+    /// Moves everything away from a node. Returns the moves.
+    fn drain(&self, node: &str) -> Result<Vec<u64>, String>;
     /// Lets a node that was drained get slots again.
     fn undrain(&self, node: &str);
     /// Lets a node go that owns nothing.
@@ -133,8 +147,10 @@ impl Drop for Stopping<'_> {
 enum Outcome {
     /// It goes on by itself.
     Wait,
-    /// Moves were ordered. They are ordered again if they end early, but not for ever.
-    Ordered,
+    /// These moves were started, and this stage follows. The same stage again is an attempt that counts, for the missing part.
+    Ordered { next: Stage, moves: Vec<u64>, missing: Option<String> },
+    /// The change waits for moves that an operator may have to end.
+    Waits(String),
     /// The next one.
     Next(Stage),
     /// The place of a new server was chosen.
@@ -325,7 +341,7 @@ impl Autoscaler {
             Some(change) if now.run < change.again => Ok(()),
             Some(change) => {
                 let outcome = match provision(change.way) {
-                    Ok(provisioner) => self.carry_out(&change, hands, &config, &*provisioner),
+                    Ok(provisioner) => self.carry_out(&change, hands, &config, &*provisioner, now),
                     Err(why) => Outcome::Failed(why),
                 };
                 self.settle(&change, outcome, hands, now)
@@ -529,21 +545,39 @@ impl Autoscaler {
                 Stage::Provision(_) => format!("change {number}: a node is added: {why}"),
                 _ => format!("change {number}: {why}"),
             };
-            intent.change =
-                Some(Change { number, way, stage, is_urgent, since: now.wall, failures: 0, error: None, tried: BTreeSet::new(), again: 0 });
+            intent.change = Some(Change {
+                number,
+                way,
+                stage,
+                is_urgent,
+                since: now.wall,
+                failures: 0,
+                error: None,
+                moves: Vec::new(),
+                tried: BTreeSet::new(),
+                again: 0,
+            });
             Some(intent.note(now, Some(number), "decided", text))
         })
     }
 
-    fn carry_out(&self, change: &Change, hands: &dyn FleetActions, config: &AutoscaleConfig, provisioner: &dyn Provisioner) -> Outcome {
+    fn carry_out(
+        &self,
+        change: &Change,
+        hands: &dyn FleetActions,
+        config: &AutoscaleConfig,
+        provisioner: &dyn Provisioner,
+        now: Now,
+    ) -> Outcome {
         let nodes: BTreeSet<String> = hands.nodes().into_iter().map(|(_, name)| name).collect();
         let started = self.inner().intent.started.clone();
         let others = started.iter().filter(|(_, server)| server.number != change.number).map(|(address, _)| address.clone());
         let taken = hands.addresses().into_iter().chain(others).chain(change.tried.iter().cloned()).collect();
-        let or_failed = |result: Result<(), String>, outcome| match result {
-            Ok(()) => outcome,
+        let or_failed = |moves: Result<Vec<u64>, String>, next: &Stage| match moves {
+            Ok(moves) => Outcome::Ordered { next: next.clone(), moves, missing: None },
             Err(why) => Outcome::Failed(why),
         };
+        let no_slots = || "it owns no slots".to_owned();
         match &change.stage {
             Stage::Provision(chosen) if config.way() != Ok(change.way) => {
                 let why = format!("[autoscale.{}] was taken from the configuration meanwhile", change.way.name());
@@ -589,25 +623,42 @@ impl Autoscaler {
             Stage::Fill(address) | Stage::Share(address) if !nodes.contains(address) => {
                 Outcome::Next(Stage::Stop(address.clone(), Some("somebody removed the node meanwhile".to_owned())))
             }
-            Stage::Fill(_) | Stage::Share(_) | Stage::Drain(_) if hands.is_moving() => Outcome::Wait,
-            Stage::Fill(address) => or_failed(hands.fill(change.is_urgent), Outcome::Next(Stage::Share(address.clone()))),
-            Stage::Share(address) if hands.owns_slots(address) => {
-                Outcome::Done(format!("{address} has joined and has its share; there are {} now", counted(nodes.len(), "node")))
+            Stage::Fill(address) | Stage::Share(address) | Stage::Drain(address) => {
+                match (hands.open_moves(&change.moves), &change.stage) {
+                    (Some(OpenMoves::Own), _) => Outcome::Wait,
+                    (Some(OpenMoves::Other(what)), _) if now.wall.saturating_sub(change.since) < WAIT_MAX => Outcome::Waits(what),
+                    (Some(OpenMoves::Other(what)), _) => Outcome::Failed(format!("it has waited too long: {what}")),
+                    (None, Stage::Drain(_)) if !nodes.contains(address) => Outcome::Next(Stage::Stop(address.clone(), None)),
+                    (None, Stage::Drain(_)) if !started.contains_key(address) => self.keep(address, hands),
+                    (None, Stage::Drain(_)) if hands.owns(address) => or_failed(hands.drain(address), &change.stage),
+                    (None, Stage::Drain(_)) => Outcome::Next(Stage::Leave(address.clone())),
+                    (None, Stage::Fill(_)) => or_failed(hands.fill(change.is_urgent), &Stage::Share(address.clone())),
+                    (None, _) => {
+                        match hands.missing_share(address, &change.moves).or_else(|| (!hands.owns_slots(address)).then(no_slots)) {
+                            None => Outcome::Done(format!(
+                                "{address} has joined and has its share; there are {} now",
+                                counted(nodes.len(), "node")
+                            )),
+                            Some(missing) if change.failures + 1 >= ATTEMPTS => Outcome::Failed(missing),
+                            Some(missing) => match or_failed(hands.fill(change.is_urgent), &change.stage) {
+                                Outcome::Ordered { next, moves, .. } => Outcome::Ordered { next, moves, missing: Some(missing) },
+                                failed => failed,
+                            },
+                        }
+                    }
+                }
             }
-            Stage::Share(_) => or_failed(hands.fill(change.is_urgent), Outcome::Ordered),
-            Stage::Drain(node) | Stage::Leave(node) if !nodes.contains(node) => Outcome::Next(Stage::Stop(node.clone(), None)),
-            Stage::Drain(node) | Stage::Leave(node) if !started.contains_key(node) => {
-                hands.undrain(node);
-                Outcome::GivenUp(format!("an operator has listed or added {node}, so it stays"))
-            }
-            Stage::Drain(node) if hands.owns(node) => or_failed(hands.drain(node), Outcome::Ordered),
-            Stage::Drain(node) => Outcome::Next(Stage::Leave(node.clone())),
+            Stage::Leave(node) if !nodes.contains(node) => Outcome::Next(Stage::Stop(node.clone(), None)),
+            Stage::Leave(node) if !started.contains_key(node) => self.keep(node, hands),
             Stage::Leave(node) => {
                 // The last look at its process while it is a node.
                 if let (Some(server), Some(run_id)) = (started.get(node), hands.run_ids().remove(node)) {
                     self.note_seen(node, server, LastSeen::Process(run_id), provisioner);
                 }
-                or_failed(hands.leave(node), Outcome::Next(Stage::Stop(node.clone(), None)))
+                match hands.leave(node) {
+                    Ok(()) => Outcome::Next(Stage::Stop(node.clone(), None)),
+                    Err(why) => Outcome::Failed(why),
+                }
             }
             // It was withdrawn while it joined.
             Stage::Stop(address, Some(_)) if nodes.contains(address) && started.contains_key(address) => {
@@ -626,6 +677,12 @@ impl Autoscaler {
             Some(Process::Listens) => Outcome::Failed(why),
             _ => Outcome::GivenUp(format!("{why}. {address} is left alone: a server that could not join is not stopped")),
         }
+    }
+
+    /// Gives up the removal of a node that an operator has listed or added.
+    fn keep(&self, node: &str, hands: &dyn FleetActions) -> Outcome {
+        hands.undrain(node);
+        Outcome::GivenUp(format!("an operator has listed or added {node}, so it stays"))
     }
 
     /// Stops a server, if that is proven to be right.
@@ -700,11 +757,24 @@ impl Autoscaler {
         }
         match outcome {
             Outcome::Wait => Ok(()),
-            Outcome::Ordered if change.failures + 1 < attempts(change) => self.change(|intent| {
-                intent.change = Some(Change { failures: change.failures + 1, ..change.clone() });
+            Outcome::Ordered { next, moves, .. } if next != change.stage => self.change(|intent| {
+                intent.change = Some(Change { moves, ..change.at(next, now) });
                 None
             }),
-            Outcome::Ordered => self.settle(change, Outcome::Failed("its moves end early (`switchyard moves`)".to_owned()), hands, now),
+            Outcome::Ordered { moves, missing, .. } if change.failures + 1 < attempts(change) => self.change(|intent| {
+                intent.change = Some(Change { failures: change.failures + 1, moves, ..change.clone() });
+                let text =
+                    |missing| format!("change {number}: {}, and a part is missing: {missing}. It is ordered again", change.stage.text());
+                missing.map(|missing| intent.note(now, Some(number), "retried", text(missing)))
+            }),
+            Outcome::Ordered { .. } => {
+                self.settle(change, Outcome::Failed("its moves end early (`switchyard moves`)".to_owned()), hands, now)
+            }
+            Outcome::Waits(what) if change.error.as_ref() == Some(&what) => Ok(()),
+            Outcome::Waits(what) => self.change(|intent| {
+                intent.change = Some(Change { error: Some(what.clone()), ..change.clone() });
+                Some(intent.note(now, Some(number), "waits", format!("change {number} waits: {what}")))
+            }),
             Outcome::Chosen(Chosen { address, home, host }) => self.change(|intent| {
                 if home.is_some() {
                     let server = Started { home, host, ..Started::new(number, change.way) };
@@ -751,7 +821,7 @@ impl Autoscaler {
                 // Tried on, or given up before this by `give_up_join`.
                 Stage::Join(_) => Ok(()),
                 Stage::Fill(address) | Stage::Share(address) => {
-                    self.end(change, now, "failed", format!("change {number}: {address} has joined, and gets no share: {why}"))
+                    self.end(change, now, "failed", format!("change {number}: {address} has joined, and has not all of its share: {why}"))
                 }
                 Stage::Drain(node) => {
                     hands.undrain(node);

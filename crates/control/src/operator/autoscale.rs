@@ -6,15 +6,17 @@ use std::time::Instant;
 
 use switchyard_policy::autoscale::{self, Observed, What, minimum};
 use switchyard_policy::topology::{NodeId, Topology};
-use switchyard_resp::units::describe_time;
+use switchyard_resp::units::{counted, describe_time};
 use switchyard_router::{Link, Router};
 
 use super::Operator;
 use crate::admin::{
-    AddNodeRequest, AutomationState, AutoscaleChange, AutoscaleEvent, AutoscaleReport, AutoscaleRequest, HowRequest, NodeRequest,
-    PlanReport, Refused, conflict, wrong,
+    AddNodeRequest, AutomationState, AutoscaleChange, AutoscaleEvent, AutoscaleReport, AutoscaleRequest, HowRequest, MoveReport, MoveState,
+    NodeRequest, PlanReport, Refused, conflict, wrong,
 };
-use crate::autoscale::{AutoscaleConfig, Autoscaling, Evidence, FleetActions, Inspected, POLICIES, Started, Way, is_same, reason_text};
+use crate::autoscale::{
+    AutoscaleConfig, Autoscaling, Evidence, FleetActions, Inspected, OpenMoves, POLICIES, Started, Way, is_same, reason_text,
+};
 use crate::members::FleetFacts;
 use crate::metrics::Page;
 use crate::nodes::{NodeAddress, parse_endpoint};
@@ -203,6 +205,11 @@ impl OfFleet<'_> {
     }
 }
 
+/// The numbers of started moves.
+fn ids(begun: &PlanReport) -> Vec<u64> {
+    begun.moves.iter().filter_map(|planned| planned.id).collect()
+}
+
 fn text(refused: Refused) -> String {
     refused.text().to_owned()
 }
@@ -269,8 +276,38 @@ impl FleetActions for OfFleet<'_> {
         self.id(node).is_some_and(|id| self.topology.slots_of(id) > 0)
     }
 
-    fn is_moving(&self) -> bool {
-        !self.operator.moves.open_ids().is_empty()
+    fn open_moves(&self, own: &[u64]) -> Option<OpenMoves> {
+        let open = self.operator.moves.report().moves;
+        let first = open.first()?;
+        let paused = open.iter().find(|open| open.state == MoveState::Paused);
+        let is_own = |open: &MoveReport| own.contains(&open.id);
+        Some(match (paused, open.iter().find(|open| !is_own(open))) {
+            (Some(MoveReport { id, .. }), _) => OpenMoves::Other(format!("move {id} is paused (`switchyard moves resume {id}`)")),
+            (None, Some(MoveReport { id, from, to, .. })) => {
+                OpenMoves::Other(format!("move {id} from {from} to {to} has not ended (`switchyard moves`)"))
+            }
+            (None, None) => {
+                debug_assert!(is_own(first));
+                OpenMoves::Own
+            }
+        })
+    }
+
+    fn missing_share(&self, node: &str, moves: &[u64]) -> Option<String> {
+        let ended = self.operator.moves.report().ended;
+        let outcome = |id: &u64| ended.iter().find(|ended| ended.id == *id);
+        let cut = moves.iter().filter_map(outcome).find(|ended| ended.state != MoveState::Done).map(|ended| {
+            let MoveReport { id, slots, slots_done, doing, .. } = ended;
+            format!("move {id} has ended with {slots_done} of {} ({doing})", counted(*slots, "slot"))
+        });
+        // After a restart the outcome of a move may be unknown: the share itself is compared.
+        if cut.is_some() || (!moves.is_empty() && moves.iter().all(|id| outcome(id).is_some())) {
+            return cut;
+        }
+        let how = self.operator.moves.how(&HowRequest::default()).ok()?;
+        let rest = self.operator.share(self.topology, how, true).ok()?;
+        let slots: u64 = rest.moves.iter().filter(|planned| planned.to == node).map(|planned| planned.slots).sum();
+        (slots > 0).then(|| format!("{} are with other nodes", counted(slots, "slot")))
     }
 
     fn place(&self, address: &str) -> Result<NodeAddress, String> {
@@ -290,16 +327,17 @@ impl FleetActions for OfFleet<'_> {
         self.facts()?.in_use(&list.find(address).ok()?, moves.patience())
     }
 
-    fn fill(&self, is_urgent: bool) -> Result<(), String> {
+    fn fill(&self, is_urgent: bool) -> Result<Vec<u64>, String> {
         let goal = is_urgent.then(|| "fast".to_owned());
         let how = self.operator.moves.how(&HowRequest { goal, ..HowRequest::default() }).map_err(text)?;
         let _one = self.operator.plan();
         self.operator.nothing_under_way("a node gets its share").map_err(text)?;
-        self.operator.give_share(how).map(drop).map_err(text)
+        self.operator.give_share(how).map(|plan| ids(&plan)).map_err(text)
     }
 
-    fn drain(&self, node: &str) -> Result<(), String> {
-        self.operator.drain_node(&NodeRequest { address: node.to_owned(), ..NodeRequest::default() }).map(drop).map_err(text)
+    fn drain(&self, node: &str) -> Result<Vec<u64>, String> {
+        let request = NodeRequest { address: node.to_owned(), ..NodeRequest::default() };
+        self.operator.drain_node(&request).map(|plan| ids(&plan)).map_err(text)
     }
 
     fn undrain(&self, node: &str) {

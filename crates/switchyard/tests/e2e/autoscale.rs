@@ -191,6 +191,39 @@ fn a_new_server_that_is_killed_is_started_again() {
     assert_eq!(servers(&fleet.folder).len(), 1);
 }
 
+/// A move of the share that ends early is ordered again, and a paused one is named.
+#[test]
+fn a_share_that_is_cut_short_is_completed() {
+    let Some(fleet) = Fleet::start(&server(""), "max-nodes = 3") else { return };
+    let (router, value) = (fleet.site.router(), "x".repeat(10_000));
+    let mut client = fleet.site.client();
+    for number in 0..1500 {
+        assert_eq!(client.cmd(&format!("SET key:{number} {value}")), ok());
+    }
+    // Slow enough to be met by an abort.
+    std::fs::write(
+        router.config_file(),
+        std::fs::read_to_string(router.config_file()).expect("a file") + "\n[moves]\nmax-rate = \"1mb\"\n",
+    )
+    .expect("written");
+    router.process().signal(Signal::HUP);
+    std::thread::sleep(Duration::from_millis(500));
+    fleet.want(3);
+    let open = || json(router, "moves")["moves"].as_array().cloned().unwrap_or_default();
+    let id = until_within(PATIENCE, "its share moves", || open().first().and_then(|first| first["id"].as_u64()));
+    done(router, &format!("moves pause {id}"));
+    until_within(PATIENCE, "the paused move is named", || {
+        fleet.standing()["change"]["error"].as_str().is_some_and(|error| error.contains(&format!("move {id} is paused")))
+    });
+    done(router, &format!("moves abort {id}"));
+    fleet.wait_for_nodes(3);
+    let events = fleet.standing()["events"].to_string();
+    assert!(events.contains("a part is missing") && events.contains(&format!("move {id} has ended with")), "{events}");
+    let nodes = json(router, "nodes")["nodes"].as_array().cloned().expect("nodes");
+    let slots: Vec<u64> = nodes.iter().map(|node| node["slots"].as_u64().expect("a number")).collect();
+    assert!(slots.iter().all(|slots| (5461..=5462).contains(slots)), "{slots:?}");
+}
+
 /// Also if the configuration names another provisioner by then.
 #[test]
 fn the_server_of_a_node_that_people_remove_is_stopped() {
