@@ -10,7 +10,7 @@ use std::{panic, process};
 
 use switchyard_router::CountedHeap;
 
-use crate::cli::{Cli, Failure};
+use crate::cli::Cli;
 
 /// The system's allocator keeps freed memory of big values in the arena of the thread that freed it; jemalloc gives it back, and
 /// the workers do not meet in it. What is in use is counted, for `memory-max`.
@@ -37,11 +37,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("{failure}");
-            match failure {
-                Failure::Failed(_) => ExitCode::from(1),
-                Failure::Config(_) => ExitCode::from(2),
-                Failure::Outdated(_) | Failure::Replaced(_) => ExitCode::from(3),
-            }
+            ExitCode::from(failure.code())
         }
     }
 }

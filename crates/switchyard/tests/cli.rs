@@ -181,6 +181,25 @@ fn help_teaches() {
 }
 
 #[test]
+fn a_check_exits_with_the_state_of_the_router() {
+    let serve = Serve::start(&node(free_port()));
+    let check = |admin: SocketAddr, more: &[&str]| run(&[&["status", "--check", "--admin", &admin.to_string()], more].concat());
+    // Its node is not there.
+    let (code, out, err) = check(serve.admin, &[]);
+    assert_eq!((code, err.trim()), (2, "switchyard: keys of some slots cannot be used: no node serves them"), "{out}");
+    assert!(out.contains("NOT READY"), "{out}");
+    let (code, out, _) = check(serve.admin, &["--json"]);
+    assert_eq!((code, out.contains("\"ready\":false")), (2, true), "{out}");
+    let nothing = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let (code, out, err) = check(nothing, &[]);
+    assert_eq!((code, out.as_str()), (3, ""));
+    assert!(err.contains("no router answers"), "{err}");
+    // Without the flag the exit code is whether the router has replied.
+    assert_eq!(run(&["status", "--admin", &serve.admin.to_string()]).0, 0);
+    assert_eq!(run(&["status", "--admin", &nothing.to_string()]).0, 1);
+}
+
+#[test]
 fn a_wrong_command_line_is_2_and_suggests() {
     for (arguments, expected) in [
         (&["serv"][..], "'serve'"),

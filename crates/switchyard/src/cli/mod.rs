@@ -95,6 +95,20 @@ pub(crate) enum Failure {
     Outdated(switchyard_control::seat::Outdated),
     /// Another router has taken over from one that is no standby: exit code 3 as well.
     Replaced(String),
+    /// Result of `status --check`, with its exit code.
+    Checked { code: u8, why: String },
+}
+
+impl Failure {
+    /// The exit code of the process.
+    pub(crate) fn code(&self) -> u8 {
+        match self {
+            Self::Failed(_) => 1,
+            Self::Config(_) => 2,
+            Self::Outdated(_) | Self::Replaced(_) => 3,
+            Self::Checked { code, .. } => *code,
+        }
+    }
 }
 
 impl fmt::Display for Failure {
@@ -105,6 +119,7 @@ impl fmt::Display for Failure {
             Failure::Config(problems) => write!(f, "{problems}"),
             Failure::Outdated(why) => write!(f, "switchyard: {why}"),
             Failure::Replaced(why) => write!(f, "switchyard: {why}"),
+            Failure::Checked { why, .. } => f.write_str(why),
         }
     }
 }

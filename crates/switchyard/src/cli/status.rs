@@ -22,19 +22,83 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
         switchyard status\n  \
         switchyard status --watch                      the load of each node, again each second, until Ctrl-C\n  \
         switchyard status -c /etc/switchyard.toml      address and token of the admin port from there\n  \
+        switchyard status --check                      one verdict as the exit code, for monitoring\n  \
         switchyard status --json | jq .ready\n\n\
-        Exit codes: 0 the router answered, ready or not; 1 it did not"
+        Exit codes: 0 the router answered, ready or not; 1 it did not\n\
+        Exit codes with --check:\n  \
+        0  healthy: every slot is served\n  \
+        1  degraded: every slot is served, and something needs attention\n  \
+        2  keys of some slots cannot be used: no node serves them\n  \
+        3  no router: none answers at the admin address, or the configuration is wrong"
 )]
 pub(crate) struct Arguments {
     /// Show the load of each node, anew each second
     #[arg(long)]
     watch: bool,
 
+    /// Exit with 0 if the router is healthy, 1 if it is degraded, 2 if slots have no serving node, 3 if no router answers
+    #[arg(long, conflicts_with = "watch")]
+    check: bool,
+
     #[command(flatten)]
     flags: AdminFlags,
 }
 
+/// Result of `--check`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Verdict {
+    Healthy,
+    /// Every slot is served, and something needs attention.
+    Degraded,
+    /// Keys of some slots cannot be used.
+    Unserved,
+}
+
+impl Verdict {
+    fn of(status: &StatusReport) -> Self {
+        let readiness = status.readiness();
+        let has_unserved = readiness.slots_unserved() > 0 || status.troubles.iter().any(|trouble| trouble.slots > 0);
+        if has_unserved || !readiness.serves {
+            Self::Unserved
+        } else if !readiness.is_whole() || !readiness.automation.is_empty() {
+            Self::Degraded
+        } else {
+            Self::Healthy
+        }
+    }
+
+    /// The exit code and its meaning, unless healthy.
+    fn failure(self) -> Result<(), Failure> {
+        let (code, why) = match self {
+            Self::Healthy => return Ok(()),
+            Self::Degraded => (1, "degraded: something needs attention"),
+            Self::Unserved => (2, "keys of some slots cannot be used: no node serves them"),
+        };
+        Err(Failure::Checked { code, why: format!("switchyard: {why}") })
+    }
+}
+
+/// Exit code of `--check` if no router answers.
+const NO_ROUTER: u8 = 3;
+
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if !arguments.check {
+        return show(arguments);
+    }
+    check(arguments).map_err(|failure| match failure {
+        Failure::Checked { .. } => failure,
+        other => Failure::Checked { code: NO_ROUTER, why: other.to_string() },
+    })
+}
+
+fn check(arguments: &Arguments) -> Result<(), Failure> {
+    let client = AdminClient::new(&arguments.flags)?;
+    let body = client.get("/api/v1/status")?;
+    client.print(&body, render)?;
+    Verdict::of(&client.read(&body)?).failure()
+}
+
+fn show(arguments: &Arguments) -> Result<(), Failure> {
     let client = AdminClient::new(&arguments.flags)?;
     loop {
         let body = client.get("/api/v1/status")?;
@@ -141,6 +205,32 @@ fn render_state(status: &StatusReport) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_check_distinguishes_degraded_from_unserved() {
+        let verdict = |rest: &str, links: [&str; 2]| {
+            let node = |id: usize, slots: u64| {
+                format!(
+                    r#"{{"id":{id},"address":"a:{id}","link":{},"run_id":"r","version":null,"slots":{slots},"requests":0,"errors":0,"in_flight":0}}"#,
+                    links[id]
+                )
+            };
+            let body = format!(
+                r#"{{"version":"0.1.0","incarnation":3,"epoch":1,"uptime_seconds":1,"draining":false,"clients":2,"commands":4,"nodes":[{},{}]{rest}}}"#,
+                node(0, 16384),
+                node(1, 0)
+            );
+            Verdict::of(&serde_json::from_str(&body).expect("a status"))
+        };
+        let (up, down) = (r#"{"state":"up"}"#, r#"{"state":"down","reason":"refused"}"#);
+        assert_eq!(verdict("", [up, up]), Verdict::Healthy);
+        assert_eq!(verdict("", [up, down]), Verdict::Healthy, "the second node owns no slots");
+        assert_eq!(verdict("", [down, up]), Verdict::Unserved);
+        assert_eq!(verdict(r#","troubles":[{"slots":0,"what":"the disk is full"}]"#, [up, up]), Verdict::Degraded);
+        assert_eq!(verdict(r#","troubles":[{"id":1,"slots":3,"what":"move 1 waits"}]"#, [up, up]), Verdict::Unserved);
+        assert_eq!(verdict(r#","automation":[{"name":"planner","mode":"on","rests":"why"}]"#, [up, up]), Verdict::Degraded);
+        assert_eq!(verdict(r#","automation":[{"name":"planner","mode":"on"}]"#, [up, up]), Verdict::Healthy);
+    }
 
     #[test]
     fn a_node_that_is_down_makes_it_not_ready() {

@@ -274,6 +274,11 @@ fn health_and_readiness_tell_whether_nodes_are_there() {
     let admin = site.router().admin();
     assert_eq!(http::get(admin, "/healthz").0, 200);
     until("ready", || http::get(admin, "/readyz").0 == 200);
+    let checked = || {
+        let mut check = tied(env!("CARGO_BIN_EXE_switchyard"));
+        check.args(["status", "--check", "--admin", &admin.to_string()]).output().expect("it runs").status.code()
+    };
+    until("healthy", || checked() == Some(0));
     let dead = site.nodes()[1].address().to_string();
     site.node_mut(1).kill();
     until("ready in part, and says which node", || {
@@ -281,6 +286,7 @@ fn health_and_readiness_tell_whether_nodes_are_there() {
         status == 200 && body.contains(&dead)
     });
     assert_eq!(sum(&parse(&site.router().metrics()), "switchyard_slots_unserved", ""), 8192.0);
+    assert_eq!(checked(), Some(2));
     let other = site.nodes()[0].address().to_string();
     site.node_mut(0).kill();
     until("not ready where no slot can be served", || {
