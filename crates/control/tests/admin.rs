@@ -247,17 +247,20 @@ fn status_and_nodes() {
 }
 
 #[test]
-fn metrics_say_their_own_format() {
+fn metrics_are_classic_unless_openmetrics_is_requested() {
     let running = start(options(None, &[]));
-    let open = running.get("/metrics");
-    assert_eq!((open.status, open.body.as_str()), (200, "a_total 1\n# EOF\n"));
+    running.change(|(_, metrics)| *metrics = "# TYPE a counter\na_total 1\n# EOF\n".into());
+    let get = |more: &[&str]| running.ask(&[&["GET /metrics HTTP/1.1", "Host: localhost"], more].concat());
+    for accept in [&[][..], &["Accept: text/plain;version=0.0.4"]] {
+        let classic = get(accept);
+        assert_eq!((classic.status, classic.body.as_str()), (200, "# TYPE a_total counter\na_total 1\n"));
+        let kind = "\r\ncontent-type: text/plain; version=0.0.4; charset=utf-8\r\n";
+        assert!(classic.head.contains(kind) && classic.head.contains("\r\nvary: accept\r\n"), "{}", classic.head);
+    }
+    let open = get(&["Accept: application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"]);
+    assert_eq!((open.status, open.body.as_str()), (200, "# TYPE a counter\na_total 1\n# EOF\n"));
     let kind = "\r\ncontent-type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n";
     assert!(open.head.contains(kind), "{}", open.head);
-
-    running.change(|(_, metrics)| *metrics = "a_total 1\n".into());
-    let text = running.get("/metrics");
-    let kind = "\r\ncontent-type: text/plain; version=0.0.4; charset=utf-8\r\n";
-    assert!(text.head.contains(kind), "{}", text.head);
 }
 
 #[test]

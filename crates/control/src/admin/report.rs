@@ -13,7 +13,7 @@ pub trait Source: Send + Sync + 'static {
     /// The state of the router.
     fn status(&self) -> StatusReport;
 
-    /// All metrics, as Prometheus reads them: its text format, or OpenMetrics if it ends with `# EOF`.
+    /// All metrics, in OpenMetrics.
     fn metrics(&self) -> String;
 
     /// An operator accepts a node as it is: one that came back empty is served, and a server that claims without proof to be its primary is

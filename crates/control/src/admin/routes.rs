@@ -6,8 +6,8 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{ConnectInfo, Path, State};
-use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
-use axum::http::{HeaderValue, Method, StatusCode, Uri};
+use axum::http::header::{ACCEPT as ACCEPT_TYPES, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, VARY, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
@@ -25,6 +25,7 @@ use super::moves::{
 use super::page::{Entry, counted, page};
 use super::planner::{AutomationRequest, PlanRequest};
 use super::report::{NodesReport, Source, StatusReport, TokenReport};
+use crate::metrics;
 
 type Shared = Arc<dyn Source>;
 
@@ -48,7 +49,7 @@ const STYLED: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ances
 fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 29] {
     [
         ("/", "this page", get(index)),
-        ("/metrics", "all metrics as Prometheus reads them: a long page of text", get(metrics)),
+        ("/metrics", "all metrics as Prometheus reads them: a long page of text", get(metrics_page)),
         (HEALTH, "200 while the process is alive", get(health)),
         (
             READY,
@@ -158,14 +159,12 @@ async fn index(
     Ok((headers, page(&status, &moves, file.as_deref(), &entries)).into_response())
 }
 
-async fn metrics(State(source): State<Shared>) -> Result<Response, Response> {
+async fn metrics_page(State(source): State<Shared>, headers: HeaderMap) -> Result<Response, Response> {
     let text = ask("/metrics", source, |source| source.metrics()).await?;
-    let content_type = if text.ends_with("# EOF\n") || text.ends_with("# EOF") {
-        "application/openmetrics-text; version=1.0.0; charset=utf-8"
-    } else {
-        "text/plain; version=0.0.4; charset=utf-8"
-    };
-    Ok(([(CONTENT_TYPE, content_type)], text).into_response())
+    let open = metrics::prefers_openmetrics(headers.get_all(ACCEPT_TYPES).iter().filter_map(|accept| accept.to_str().ok()));
+    let (content_type, text) = if open { (metrics::OPENMETRICS, text) } else { (metrics::CLASSIC, metrics::classic(&text)) };
+    // A cache must not give one format to a reader of the other.
+    Ok(([(CONTENT_TYPE, content_type), (VARY, "Accept")], text).into_response())
 }
 
 async fn health() -> &'static str {
