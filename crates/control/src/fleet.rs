@@ -1,8 +1,8 @@
 //! One fleet: its slot map, its journal, its moves and its figures. Nothing of it is global, so that a process may serve several.
 
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use switchyard_policy::topology::Topology;
 use switchyard_router::{Limited, Link, Status};
@@ -37,6 +37,15 @@ pub struct Fleet {
     /// How many routers were started on its state directory, this one included.
     pub incarnation: u64,
     about_process: AboutProcess,
+    configuration: Mutex<Loaded>,
+}
+
+/// Result of the last load of the configuration: the start, or a reload.
+#[derive(Clone, Copy, Debug)]
+struct Loaded {
+    is_good: bool,
+    /// Time of the last load without a mistake.
+    last_good: SystemTime,
 }
 
 impl Fleet {
@@ -57,7 +66,24 @@ impl Fleet {
         let moves = Moves::open(directory, Arc::clone(&placement), Arc::clone(&running), sync)?;
         let operator = Operator::open(directory, Arc::clone(&moves), Arc::clone(&running), Arc::clone(placement.store()), list)?;
         let ejector = Ejector::open(Arc::clone(&moves), Arc::clone(&running), Arc::clone(&placement))?;
-        Ok(Arc::new(Self { running, placement, moves, operator, ejector, incarnation, about_process }))
+        let configuration = Mutex::new(Loaded { is_good: true, last_good: SystemTime::now() });
+        Ok(Arc::new(Self { running, placement, moves, operator, ejector, incarnation, about_process, configuration }))
+    }
+
+    /// Records for the metrics whether a reload was applied.
+    pub fn note_reload(&self, is_good: bool) {
+        let mut loaded = self.configuration.lock().unwrap_or_else(PoisonError::into_inner);
+        let last_good = if is_good { SystemTime::now() } else { loaded.last_good };
+        *loaded = Loaded { is_good, last_good };
+    }
+
+    fn add_reload_metrics(&self, page: &mut Page) {
+        let Loaded { is_good, last_good } = *self.configuration.lock().unwrap_or_else(PoisonError::into_inner);
+        let help = "1 if the last load of the configuration, at the start or by SIGHUP, was applied; 0 if it was refused";
+        page.gauge("config_last_reload_successful", help, f64::from(u8::from(is_good)));
+        let help = "Time of the last load of the configuration that was applied, in seconds since 1970";
+        let seconds = last_good.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        page.gauge("config_last_reload_success_timestamp_seconds", help, seconds);
     }
 
     fn report(&self, status: &Status, topology: &Topology, draining: bool) -> StatusReport {
@@ -150,6 +176,7 @@ impl Source for Fleet {
             "1 while a thread of automation or observation runs, 0 after an internal error has stopped it",
             samples,
         );
+        self.add_reload_metrics(&mut page);
         (self.about_process)(&mut page);
         page.finish()
     }

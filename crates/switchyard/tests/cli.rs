@@ -2,6 +2,7 @@
 //!
 //! No Redis server is needed here: what the router does for clients is the matter of the end-to-end tests.
 
+use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
@@ -125,6 +126,17 @@ impl Serve {
         self.signal(Signal::HUP);
         self.expect_notification("RELOADING=1");
         self.expect_notification("READY=1");
+    }
+
+    /// Whether the last load of the configuration was applied, and the time of the last that was.
+    fn last_reload(&self) -> (f64, f64) {
+        let mut stream = TcpStream::connect(self.admin).expect("a connection");
+        write!(stream, "GET /metrics HTTP/1.0\r\nHost: {}\r\n\r\n", self.admin).expect("sent");
+        let mut page = String::new();
+        stream.read_to_string(&mut page).expect("a page");
+        let value = |name: &str| page.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+        let value = |name: &str| value(name).unwrap_or_else(|| panic!("no {name}:\n{page}"));
+        (value("switchyard_config_last_reload_successful"), value("switchyard_config_last_reload_success_timestamp_seconds"))
     }
 
     fn nodes(&self) -> Vec<(u64, String, u64)> {
@@ -320,7 +332,6 @@ fn status_without_a_router_is_1_and_says_what_to_do() {
     let other = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = other.local_addr().expect("its address").to_string();
     std::thread::spawn(move || {
-        use std::io::{Read, Write};
         for stream in other.incoming() {
             let mut stream: TcpStream = stream.expect("a client");
             let _ = stream.read(&mut [0; 1024]);
@@ -372,7 +383,6 @@ fn the_admin_token_is_asked_for_and_found() {
 
 /// A POST as a script of somebody else on this machine makes it.
 fn post(admin: SocketAddr, path: &str, more: &str) -> String {
-    use std::io::{Read, Write};
     let mut stream = TcpStream::connect(admin).expect("a connection");
     write!(stream, "POST {path} HTTP/1.0\r\nHost: {admin}\r\nContent-Length: 0\r\n{more}\r\n").expect("sent");
     let mut answer = String::new();
@@ -427,7 +437,6 @@ fn without_a_token_nothing_changes_and_the_command_line_finds_it() {
 /// Whoever listens where a router was expected gets no token, and no other file's content.
 #[test]
 fn a_stranger_at_the_admin_port_learns_no_token() {
-    use std::io::{Read, Write};
     use std::os::unix::fs::PermissionsExt;
     let serve = Serve::start(&node(7001));
     let state = serve.dir.path().join("state");
@@ -489,6 +498,8 @@ fn a_reload_applies_what_it_can_and_survives_mistakes() {
     serve.signal(Signal::HUP);
     serve.expect_log("cannot read the configuration file");
     assert_eq!(serve.nodes().len(), 1, "it still runs");
+    let (is_good, since) = serve.last_reload();
+    assert_eq!(is_good, 0.0);
 
     // A secret's file that changes is noticed although the configuration says the same.
     let secret = serve.dir.path().join("pw");
@@ -496,6 +507,8 @@ fn a_reload_applies_what_it_can_and_survives_mistakes() {
     let with_password = format!("[clients]\npassword-file = \"pw\"\n{}", node(7001));
     serve.expect_notification("READY=1");
     serve.reload(&with_password);
+    let now = serve.last_reload();
+    assert!(now.0 == 1.0 && now.1 > since, "{now:?}, before that {since}");
     std::fs::write(&secret, "second-secret\n").expect("writing");
     serve.reload(&with_password);
     serve.expect_log("the password of clients has changed");

@@ -95,6 +95,7 @@ impl Reloader {
                 info!("what CONFIG SET had changed is as the configuration says again");
             }
         });
+        self.fleet.note_reload(applied.is_ok());
         match applied {
             Ok(0) => info!("reloaded: nothing has changed"),
             Ok(changes) => info!("reloaded: {changes} applied"),
