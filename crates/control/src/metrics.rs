@@ -112,10 +112,11 @@ impl Page {
         }
     }
 
-    /// A fact that is told by a label.
-    pub fn info(&mut self, name: &str, help: &str, label: &str, fact: &str) {
+    /// Facts as labels of one sample. They need no escape.
+    pub fn info(&mut self, name: &str, help: &str, facts: &[(&str, &str)]) {
         self.declare(&format!("switchyard_{name}"), "info", help);
-        let _ = writeln!(self.0, "switchyard_{name}_info{{{label}=\"{fact}\"}} 1");
+        let facts: Vec<String> = facts.iter().map(|(label, fact)| format!("{label}=\"{fact}\"")).collect();
+        let _ = writeln!(self.0, "switchyard_{name}_info{{{}}} 1", facts.join(","));
     }
 
     /// A figure by its whole name, of the type `gauge` or `counter`.

@@ -189,7 +189,15 @@ fn help_teaches() {
         assert!(out.contains("Examples:") && out.contains("Exit codes:"), "{command:?}:\n{out}");
     }
     let (code, out, _) = run(&["--version"]);
-    assert_eq!((code, out.trim()), (0, concat!("switchyard ", env!("CARGO_PKG_VERSION"))));
+    let commit = out.trim().strip_prefix(concat!("switchyard ", env!("CARGO_PKG_VERSION"), " (")).and_then(|rest| rest.strip_suffix(')'));
+    let commit = commit.unwrap_or_else(|| panic!("no commit: {out}"));
+    assert_eq!((code, commit), (0, env!("SWITCHYARD_COMMIT")));
+    // A working tree has a commit; an archive has no commit, except with SWITCHYARD_COMMIT.
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    if Path::new(root).join(".git").exists() && std::env::var_os("SWITCHYARD_COMMIT").is_none() {
+        let head = Command::new("git").args(["-C", root, "rev-parse", "--short=12", "HEAD"]).output().expect("git runs");
+        assert_eq!(commit.trim_end_matches("-dirty"), String::from_utf8_lossy(&head.stdout).trim());
+    }
 }
 
 #[test]

@@ -36,7 +36,7 @@ pub(crate) use admin_client::AdminClient;
 #[derive(Debug, Parser)]
 #[command(
     name = "switchyard",
-    version,
+    version = concat!(env!("CARGO_PKG_VERSION"), " (", env!("SWITCHYARD_COMMIT"), ")"),
     propagate_version = true,
     max_term_width = 100,
     long_about = "A switch for Redis and Valkey: one address in front of many ordinary servers.\n\n\

@@ -11,7 +11,8 @@ pub(super) fn add_process(page: &mut Page) {
     let (queue, repeated) = log_queue::left_out();
     let values = [("queue", queue as f64), ("repeated", repeated as f64)];
     page.counters("log_lines_left_out", "Lines of the log that were not written, by why", "why", values);
-    page.info("build", "The version of Switchyard that runs", "version", env!("CARGO_PKG_VERSION"));
+    let facts = [("version", env!("CARGO_PKG_VERSION")), ("commit", env!("SWITCHYARD_COMMIT"))];
+    page.info("build", "The version of Switchyard that runs, and the commit that it was built from", &facts);
     let cpu = clock_gettime(ClockId::ProcessCPUTime);
     let seconds = cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9;
     page.add("process_cpu_seconds", "counter", "Processor time that the process has used, of user and system", seconds);
