@@ -4,13 +4,17 @@
 //! see that it has started this server already.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde::{Deserialize, Serialize};
+use tracing::info;
 
 use super::removal::Proof;
 use super::{Chosen, CommandConfig, Provisioner, Settings, Started};
@@ -21,6 +25,12 @@ const ANSWER_MAX: u64 = 1 << 16;
 
 /// The part of a wrong answer that an error shows, characters.
 const SHOWN: usize = 200;
+
+/// The most that a program may write to its standard error, bytes. Later writes fail.
+const COMPLAINTS_MAX: u64 = 1 << 20;
+
+/// The last part of that which is read, bytes.
+const COMPLAINTS_READ: u64 = 1 << 12;
 
 /// A request.
 #[derive(Serialize)]
@@ -74,16 +84,66 @@ impl Provisioner for Program {
     }
 }
 
+/// Standard error of a program.
+///
+/// A file in memory rather than a pipe: a server that the program has started may keep its standard error, and would get SIGPIPE after the end of this router.
+struct Complaints(File);
+
+impl Complaints {
+    fn new() -> Result<Self, String> {
+        let file = memfd_create("stderr", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+        file.map(|file| Self(file.into())).map_err(|error| format!("cannot take the standard error of a program: {error}"))
+    }
+
+    fn sink(&self) -> Result<Stdio, String> {
+        self.0.try_clone().map(Stdio::from).map_err(|error| format!("cannot take the standard error of a program: {error}"))
+    }
+
+    fn length(&self) -> u64 {
+        self.0.metadata().map_or(0, |file| file.len())
+    }
+
+    /// Lets no process write more: each write that would do so fails.
+    fn seal(&self) {
+        // A second seal changes nothing.
+        let _ = fcntl_add_seals(&self.0, SealFlags::GROW);
+    }
+
+    /// Returns the last lines, without control characters.
+    fn lines(&self) -> Vec<String> {
+        let length = self.length();
+        let mut bytes = vec![0; length.min(COMPLAINTS_READ) as usize];
+        let start = length - bytes.len() as u64;
+        if self.0.read_exact_at(&mut bytes, start).is_err() {
+            return Vec::new();
+        }
+        let plain = |line: &str| -> String {
+            line.trim().chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+        };
+        String::from_utf8_lossy(&bytes).lines().map(plain).filter(|line| !line.is_empty()).collect()
+    }
+
+    /// Logs the lines and appends the last one to a failure.
+    fn explain(&self, program: &str, failure: Option<String>) -> Option<String> {
+        self.seal();
+        let lines = self.lines();
+        lines.iter().for_each(|line| info!(program, "stderr of a program of the configuration: {line}"));
+        let last = lines.last().map(|line| line.chars().take(SHOWN).collect::<String>());
+        failure.map(|failure| last.map_or(failure.clone(), |last| format!("{failure}: {last}")))
+    }
+}
+
 /// Runs a program with this line as its input, and returns its output.
 pub(super) fn run(words: &[String], line: &str, timeout: Duration) -> Result<Vec<u8>, String> {
     let Some((program, words)) = words.split_first() else {
         return Err("[autoscale.command] names no program: put back the one that was there".to_owned());
     };
+    let complaints = Complaints::new()?;
     let mut child = Command::new(program)
         .args(words)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .stderr(Stdio::inherit())
+        .stderr(complaints.sink()?)
         .env_remove("NOTIFY_SOCKET")
         .env_remove("WATCHDOG_USEC")
         // Its children end with it.
@@ -100,20 +160,24 @@ pub(super) fn run(words: &[String], line: &str, timeout: Duration) -> Result<Vec
         output.map(|output| output.take(ANSWER_MAX).read_to_end(&mut answer)).transpose().map(|_| answer)
     });
     let end = Instant::now() + timeout;
-    let status = loop {
+    let failure = loop {
+        if complaints.length() > COMPLAINTS_MAX {
+            complaints.seal();
+        }
         match child.try_wait() {
-            Ok(Some(status)) => break status,
+            Ok(Some(status)) if status.success() => break None,
+            Ok(Some(status)) => break Some(format!("{program} failed ({status})")),
             Ok(None) if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
             Ok(None) => {
                 let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
                 let _ = child.wait();
-                return Err(format!("{program} took longer than {timeout:?} and was ended"));
+                break Some(format!("{program} took longer than {timeout:?} and was ended"));
             }
             Err(error) => return Err(format!("cannot wait for {program}: {error}")),
         }
     };
-    if !status.success() {
-        return Err(format!("{program} failed ({status})"));
+    if let Some(failure) = complaints.explain(program, failure) {
+        return Err(failure);
     }
     // Something that it left behind may hold its output open: that is not waited for.
     let end = Instant::now() + Duration::from_secs(1);
@@ -156,6 +220,38 @@ mod tests {
         assert!(
             program("echo nonsense", patient).start(1, None, &none).is_err_and(|why| why.contains("HOST:PORT") && why.contains("nonsense"))
         );
+    }
+
+    #[test]
+    fn a_failure_ends_with_the_last_line_of_stderr() {
+        let failure = |script: &str| program(script, Duration::from_secs(20)).start(1, None, &none).expect_err("it fails");
+        assert_eq!(
+            failure("echo starting >&2; echo 'quota exceeded in zone b' >&2; exit 3"),
+            "sh failed (exit status: 3): quota exceeded in zone b"
+        );
+        assert_eq!(failure("exit 3"), "sh failed (exit status: 3)");
+        assert_eq!(failure("printf 'a\\033[31mb\\377\\n\\n' >&2; exit 1"), "sh failed (exit status: 1): a\\u{1b}[31mb\u{fffd}");
+        let long = failure("head -c 10000 /dev/zero | tr '\\0' x >&2; exit 1");
+        assert_eq!(long.chars().filter(|c| *c == 'x').count(), SHOWN + 1, "one is in \"exit\": {long}");
+        let late = program("echo 'waiting for a machine' >&2; sleep 60", Duration::from_millis(500)).start(1, None, &none);
+        assert_eq!(late, Err("sh took longer than 500ms and was ended: waiting for a machine".to_owned()));
+    }
+
+    #[test]
+    fn a_server_that_keeps_stderr_survives_its_writes_there() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (go, wrote) = (dir.path().join("go"), dir.path().join("wrote"));
+        let script = format!(
+            "(until [ -e {} ]; do sleep 0.01; done; echo late >&2; echo $? > {}) >/dev/null & echo '{{\"address\": \"10.0.0.9:7000\"}}'",
+            go.display(),
+            wrote.display()
+        );
+        assert_eq!(program(&script, Duration::from_secs(20)).start(1, None, &none), Ok("10.0.0.9:7000".to_owned()));
+        fs::write(go, "").expect("written");
+        // The write fails, and the server continues.
+        while !fs::read_to_string(&wrote).is_ok_and(|status| status.trim() == "1") {
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     #[test]
