@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
+use switchyard_policy::topology::Scheme;
+
 use super::keys::{self, Key, Section, Takes};
 use super::listener::ListenerConfig;
-use super::{Config, NodeConfig, Origin};
+use super::{Config, NodeConfig, Origin, PoolConfig};
 
 /// The effective configuration as TOML, each value with where it came from. Secrets are shown as `***`.
 pub(crate) fn render(config: &Config) -> String {
@@ -26,7 +28,22 @@ pub(crate) fn render(config: &Config) -> String {
     config.listeners.iter().for_each(|listener| item(&mut out, Section::Listener, keys::LISTENER, listener, listener.origin.as_ref()));
     config.limits.iter().for_each(|limit| item(&mut out, Section::Limit, keys::LIMIT, limit, None));
     config.nodes.iter().for_each(|node| item(&mut out, Section::Node, keys::NODE, node, node.origin.as_ref()));
+    if let Some(pool) = &config.pool {
+        render_pool(&mut out, pool, &config.nodes);
+    }
     out
+}
+
+/// The values of twemproxy's file that place keys. In comments, because no key of our own file gives them.
+fn render_pool(out: &mut String, pool: &PoolConfig, nodes: &[NodeConfig]) {
+    let Scheme { hash, tag, distribution } = &pool.scheme;
+    let tag = tag.map_or("none".to_owned(), |tag| format!("\"{}\"", tag.escape_ascii()));
+    let _ = writeln!(out, "\n# Keys of pool {} are placed by these values of twemproxy's file:", pool.name());
+    let _ = writeln!(out, "# hash = {}\n# distribution = {}\n# hash_tag = {tag}", hash.name(), distribution.name());
+    for node in nodes {
+        let address = node.address.as_ref().map_or("-".to_owned(), ToString::to_string);
+        let _ = writeln!(out, "# server {} = {address}, weight {}", node.name().unwrap_or_default(), node.weight.unwrap_or(1));
+    }
 }
 
 /// One of the tables in two brackets; where it came from stands beside its name.

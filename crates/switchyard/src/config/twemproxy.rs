@@ -417,7 +417,12 @@ mod tests {
         assert_eq!(config.command_timeout(), Duration::from_millis(400));
         assert_eq!(config.live.slow_command_timeout, Some(Duration::from_millis(400)));
         assert_eq!(config.live.wait_max, Some(Duration::ZERO));
+        let shown = crate::config::render(&config);
+        let placed = "\n# Keys of pool alpha are placed by these values of twemproxy's file:\n# hash = fnv1a_64\n# distribution = ketama\n# hash_tag = \"{}\"\n\
+            # server one = 127.0.0.1:6379, weight 1\n# server 127.0.0.1:6380 = 127.0.0.1:6380, weight 2\n# server cache = cache:11211, weight 1\n";
+        assert!(shown.ends_with(placed), "{shown}");
         pools.apply(Some("beta"), &mut config, &mut Vec::new());
+        assert!(crate::config::render(&config).contains("# hash = crc16\n# distribution = modula\n# hash_tag = none\n"));
         assert_eq!(config.node_names(), ["10.0.0.1:6379"]);
         let pool = config.pool.expect("a pool");
         assert_eq!(pool.scheme, Scheme { hash: Hash::Crc16, tag: None, distribution: Distribution::Modula });

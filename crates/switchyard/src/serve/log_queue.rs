@@ -55,6 +55,15 @@ struct Left {
 pub(super) struct LogQueue {
     sender: SyncSender<Message>,
     left: Arc<Left>,
+    /// The field at the end of every line: pools of one configuration share a log.
+    field: Option<Arc<Field>>,
+}
+
+/// A field as its format writes it, and the end of a line that it stands before.
+#[derive(Debug)]
+struct Field {
+    text: String,
+    before: &'static str,
 }
 
 impl std::fmt::Debug for Message {
@@ -78,7 +87,23 @@ impl LogQueue {
         let left = Arc::<Left>::default();
         let of_writer = left.clone();
         std::thread::Builder::new().name("log".into()).spawn(move || write_lines(sink, &receiver, &of_writer))?;
-        Ok(Self { sender, left })
+        Ok(Self { sender, left, field: None })
+    }
+
+    /// Ends every line of text with this field.
+    pub(super) fn with_field(self, name: &str, value: &str) -> Self {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        let value = if !value.is_empty() && value.bytes().all(is_plain) { value.to_owned() } else { format!("{value:?}") };
+        self.ending(format!(" {name}={value}"), "\n")
+    }
+
+    /// Adds this field to every line of JSON.
+    pub(super) fn with_json_field(self, name: &str, value: &str) -> Self {
+        self.ending(format!(",{}:{}", serde_json::Value::from(name), serde_json::Value::from(value)), "}\n")
+    }
+
+    fn ending(self, text: String, before: &'static str) -> Self {
+        Self { field: Some(Arc::new(Field { text, before })), ..self }
     }
 
     /// Lets no line through that has been said often in this second.
@@ -170,6 +195,12 @@ impl Write for Line<'_> {
 
 impl Drop for Line<'_> {
     fn drop(&mut self) {
+        if let Some(Field { text, before }) = self.queue.field.as_deref()
+            && let Some(end) = self.bytes.len().checked_sub(before.len())
+            && self.bytes.ends_with(before.as_bytes())
+        {
+            self.bytes.splice(end..end, text.bytes());
+        }
         if !self.bytes.is_empty() && self.queue.sender.try_send(Message::Line(std::mem::take(&mut self.bytes))).is_err() {
             self.queue.left.dropped.fetch_add(1, Ordering::Relaxed);
         }
@@ -249,6 +280,22 @@ mod tests {
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
         }
+    }
+
+    #[test]
+    fn lines_of_a_pool_end_with_its_name() {
+        let shown = |with: fn(LogQueue) -> LogQueue, line: &str| {
+            let gate = Gate::default();
+            gate.open();
+            let queue = with(LogQueue::to(gate.clone(), 10).expect("a thread"));
+            writeln!(queue.make_writer(), "{line}").expect("queued");
+            queue.flush(Duration::from_secs(60));
+            gate.lines()
+        };
+        assert_eq!(shown(|queue| queue.with_field("pool", "alpha"), "INFO move 2 is done"), ["INFO move 2 is done pool=alpha"]);
+        assert_eq!(shown(|queue| queue.with_field("pool", "a b"), "INFO x"), ["INFO x pool=\"a b\""]);
+        let json = shown(|queue| queue.with_json_field("pool", "a \"b\""), r#"{"level":"INFO","message":"x"}"#);
+        assert_eq!(json, [r#"{"level":"INFO","message":"x","pool":"a \"b\""}"#]);
     }
 
     #[test]

@@ -17,11 +17,16 @@ use crate::config::{LogFormat, LogLevel};
 pub(super) struct Logs(reload::Handle<Targets, Registry>);
 
 impl Logs {
-    /// Sends every log line of the process to stderr from here on; once per process.
-    pub(super) fn start(format: LogFormat, level: &LogLevel) -> anyhow::Result<Self> {
+    /// Sends every log line of the process to stderr from here on; once per process. `pool`: its name is in each line.
+    pub(super) fn start(format: LogFormat, level: &LogLevel, pool: Option<&str>) -> anyhow::Result<Self> {
         let (filter, handle) = reload::Layer::new(level.filter());
         let registry = tracing_subscriber::registry().with(filter);
         let queue = LogQueue::of_process().map_err(|error| anyhow!("cannot start the log: {error}"))?;
+        let queue = match (pool, &format) {
+            (None, _) => queue,
+            (Some(pool), LogFormat::Json) => queue.with_json_field("pool", pool),
+            (Some(pool), LogFormat::Text) => queue.with_field("pool", pool),
+        };
         let repeats = queue.without_repeats();
         match format {
             LogFormat::Json => registry.with(fmt::layer().with_writer(queue).json().flatten_event(true).with_filter(repeats)).try_init(),

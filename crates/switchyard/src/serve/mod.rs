@@ -45,7 +45,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
 use crate::cli::Failure;
-use crate::config::{Config, Names, NodeAddress, Problems, Resolved, Shared, Sources, counted};
+use crate::config::{Config, Names, NodeAddress, PoolConfig, Problems, Resolved, Shared, Sources, counted};
 pub(crate) use log_queue::flush as flush_log;
 use logs::Logs;
 use reload::{Ask, Asks, Reloader};
@@ -83,7 +83,7 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
     }
     let mut resolved = config.resolve(|_| None)?;
     let shared = twemproxy.shared(&config, &mut Names::default())?;
-    let logs = Logs::start(config.log_format, &config.log_level)?;
+    let logs = Logs::start(config.log_format, &config.log_level, config.pool.as_ref().map(PoolConfig::name))?;
     // The state directory first: whoever has it, has the right to route to these nodes. The ports next, so that a start that
     // is refused anyway leaves no slot map behind.
     let running = Arc::new(Running::default());

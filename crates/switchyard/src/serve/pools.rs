@@ -65,7 +65,7 @@ pub(super) fn run(pools: Vec<(String, Config)>, stats: Option<&str>, listed: imp
     let Some((_, config)) = pools.first() else { return Ok(()) };
     let mut common = config.clone();
     common.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
-    let _logs = Logs::start(common.log_format, &common.log_level)?;
+    let _logs = Logs::start(common.log_format, &common.log_level, None)?;
     let names: Vec<String> = pools.iter().map(|(name, _)| name.clone()).collect();
     let shown = ShownPools::new(pools);
     if let Some(stats) = StatsPort::bind(stats)? {

@@ -346,6 +346,11 @@ fn keys_of_another_pool_at_a_shared_server_stay() {
     for name in ["one", "two"] {
         let off = format!("auto_eject_hosts has no effect: pool {name} shares servers");
         assert_eq!(switchyard.log().matches(&off).count(), 1, "{}", switchyard.log());
+        // The two write to one log, so each line has its pool.
+        let lines_of = |what: &str| switchyard.log().lines().filter(|line| line.contains(what)).map(str::to_owned).collect::<Vec<_>>();
+        assert!(lines_of(&off).iter().all(|line| line.ends_with(&format!(" pool={name}"))));
+        let is_ready = |line: &String| line.contains("ready: clients connect to") && line.ends_with(&format!(" pool={name}"));
+        until("its line is written", || (lines_of("clients connect to").iter().filter(|line| is_ready(line)).count() == 1).then_some(()));
     }
     let mut clients = listen.map(client);
     for key in 0..100 {
