@@ -10,6 +10,7 @@ use switchyard_resp::units::{describe_size, describe_time};
 
 use super::Failure;
 use super::admin_client::{AdminClient, AdminFlags};
+use super::screen::Window;
 use super::table::{count, number, table, text};
 
 /// How often they are shown anew.
@@ -57,15 +58,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
             report.nodes.retain(|of| of.node == *node);
         }
-        let body = serde_json::to_string(&report).map_err(anyhow::Error::from)?;
-        client.print(&body, render)?;
+        match Window::of_stdout().filter(|_| arguments.watch && !arguments.flags.json) {
+            Some(window) => window.show(&render_window(&report, window.rows)),
+            None => {
+                let body = serde_json::to_string(&report).map_err(anyhow::Error::from)?;
+                client.print(&body, render)?;
+                if arguments.watch && !arguments.flags.json {
+                    println!();
+                }
+            }
+        }
         if !arguments.watch {
             return Ok(());
         }
         sleep(WATCH_EVERY);
-        if !arguments.flags.json {
-            println!();
-        }
     }
 }
 
@@ -86,6 +92,37 @@ fn render(report: &HotKeysReport) -> String {
     format!("{keys}\n{}", render_nodes(report))
 }
 
+/// One list of the keys of all nodes, the hottest first, in a window of this many rows. The nodes follow if they leave half of the rows to the keys.
+fn render_window(report: &HotKeysReport, rows: usize) -> String {
+    let columns = [number("READS/S"), number("WRITES/S"), number("HITS/S"), number("SHARE"), text("NODE"), number("DB"), text("KEY")];
+    let mut keys: Vec<_> = report.nodes.iter().flat_map(|node| node.keys.iter().map(move |key| (node, key))).collect();
+    let uses = |key: &HotKeyReport| key.reads_per_second + key.writes_per_second + key.hits_per_second;
+    keys.sort_by(|(_, one), (_, other)| uses(other).total_cmp(&uses(one)));
+    let nodes = render_nodes(report);
+    // The title of the list and an empty line.
+    let beside = nodes.lines().count() + 2;
+    let has_nodes = beside * 2 <= rows;
+    keys.truncate(if has_nodes { rows - beside } else { rows.saturating_sub(1) });
+    // The name is the last column: the window may cut it.
+    let row = |(node, key): &(&HotNodeReport, &HotKeyReport)| {
+        vec![
+            rate(key.reads_per_second),
+            rate(key.writes_per_second),
+            rate(key.hits_per_second),
+            format!("{:.1}%", key.percent),
+            node.node.clone(),
+            key.database.to_string(),
+            shown_name(key),
+        ]
+    };
+    let list = table(&columns, &keys.iter().map(row).collect::<Vec<_>>());
+    if has_nodes { format!("{list}\n{nodes}") } else { list }
+}
+
+fn shown_name(key: &HotKeyReport) -> String {
+    key.key.clone().unwrap_or_else(|| format!("({})", key.fingerprint))
+}
+
 fn render_keys(report: &HotKeysReport) -> String {
     let columns = [
         text("NODE"),
@@ -104,7 +141,7 @@ fn render_keys(report: &HotKeysReport) -> String {
     let row = |node: &HotNodeReport, key: &HotKeyReport| {
         vec![
             node.node.clone(),
-            key.key.clone().unwrap_or_else(|| format!("({})", key.fingerprint)),
+            shown_name(key),
             key.database.to_string(),
             format!("{:.1}%", key.percent),
             rate(key.reads_per_second),
@@ -151,6 +188,32 @@ fn render_nodes(report: &HotKeysReport) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_window_has_one_list_of_all_nodes_with_the_hottest_key_first() {
+        let key = |name: &str, reads: f64, writes: f64, hits: f64| HotKeyReport {
+            key: Some(name.to_owned()),
+            reads_per_second: reads,
+            writes_per_second: writes,
+            hits_per_second: hits,
+            ..HotKeyReport::default()
+        };
+        let node = |name: &str, keys: Vec<HotKeyReport>| HotNodeReport { node: name.to_owned(), keys, ..HotNodeReport::default() };
+        let first = (0..10).map(|n| key(&format!("a{n}"), f64::from(100 - n), 0.0, 0.0)).collect();
+        let second = vec![key("written", 0.0, 5_000.0, 0.0), key("copied", 1.0, 0.0, 9_000.0), key("cold", 1.0, 0.0, 0.0)];
+        let report = HotKeysReport { nodes: vec![node("a:1", first), node("b:1", second)] };
+        let names = |shown: &str| -> Vec<String> {
+            let keys = shown.lines().skip(1).take_while(|line| !line.is_empty());
+            keys.map(|line| line.rsplit(' ').next().expect("a name").to_owned()).collect()
+        };
+        let small = render_window(&report, 5);
+        assert_eq!((small.lines().count(), names(&small)), (5, ["copied", "written", "a0", "a1"].map(str::to_owned).to_vec()), "{small}");
+        let large = render_window(&report, 12);
+        assert_eq!((large.lines().count(), names(&large).len()), (12, 7), "{large}");
+        assert!(large.contains("\n\nNODE  REQUESTS/S") && large.ends_with('\n'), "{large}");
+        let all = render_window(&report, 50);
+        assert_eq!(names(&all).last().map(String::as_str), Some("cold"), "{all}");
+    }
 
     #[test]
     fn keys_are_shown_with_their_names_or_with_what_stands_for_them() {

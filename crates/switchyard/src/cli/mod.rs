@@ -20,6 +20,7 @@ mod moves;
 mod nodes;
 mod plan;
 mod recover;
+mod screen;
 mod serve;
 mod status;
 mod table;

@@ -8,6 +8,7 @@ use switchyard_control::admin::{LoadReport, NodeLoadReport, NodeReport, StatusRe
 use switchyard_resp::units::{describe_size, describe_time, plural};
 
 use super::admin_client::{AdminClient, AdminFlags};
+use super::screen::Window;
 use super::table::{count, number, table, text};
 use super::{Failure, nodes};
 
@@ -108,6 +109,8 @@ fn show(arguments: &Arguments) -> Result<(), Failure> {
         let (status, load): (StatusReport, LoadReport) = (client.read(&body)?, client.read(&client.get("/api/v1/load")?)?);
         if arguments.flags.json {
             println!("{}", serde_json::to_string(&load).map_err(anyhow::Error::from)?);
+        } else if let Some(window) = Window::of_stdout() {
+            window.show(&format!("{}{}", render_state(&status), render_load(&hottest_first(status, &load), &load)));
         } else {
             println!("{}{}", render_state(&status), render_load(&status, &load));
         }
@@ -115,7 +118,14 @@ fn show(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// The load of each node, in the order of the nodes.
+/// Orders the nodes by requests, so that the busiest are in a window that is too small for all.
+fn hottest_first(mut status: StatusReport, load: &LoadReport) -> StatusReport {
+    let rate = |node: &NodeReport| load.nodes.iter().find(|load| load.node == node.address).and_then(|load| load.requests_per_second);
+    status.nodes.sort_by(|one, other| rate(other).unwrap_or(0.0).total_cmp(&rate(one).unwrap_or(0.0)));
+    status
+}
+
+/// The load of each node, in the order of the report.
 fn render_load(status: &StatusReport, load: &LoadReport) -> String {
     let columns = [
         text("NODE"),
@@ -230,6 +240,24 @@ mod tests {
         assert_eq!(verdict(r#","troubles":[{"id":1,"slots":3,"what":"move 1 waits"}]"#, [up, up]), Verdict::Unserved);
         assert_eq!(verdict(r#","automation":[{"name":"planner","mode":"on","rests":"why"}]"#, [up, up]), Verdict::Degraded);
         assert_eq!(verdict(r#","automation":[{"name":"planner","mode":"on"}]"#, [up, up]), Verdict::Healthy);
+    }
+
+    #[test]
+    fn a_window_shows_the_busiest_node_first() {
+        let status = |nodes: [&str; 3]| {
+            StatusReport {
+            nodes: nodes
+                .map(|name| serde_json::from_str(&format!(
+                    r#"{{"id":0,"address":"{name}","link":{{"state":"up"}},"run_id":null,"version":null,"slots":1,"requests":0,"errors":0,"in_flight":0}}"#
+                )).expect("a node"))
+                .to_vec(),
+            ..StatusReport::default()
+        }
+        };
+        let load = |node: &str, rate| NodeLoadReport { node: node.to_owned(), requests_per_second: rate, ..NodeLoadReport::default() };
+        let load = LoadReport { nodes: vec![load("a", Some(10.0)), load("b", None), load("c", Some(900.0))], ..LoadReport::default() };
+        let names = hottest_first(status(["a", "b", "c"]), &load).nodes.into_iter().map(|node| node.address).collect::<Vec<_>>();
+        assert_eq!(names, ["c", "a", "b"]);
     }
 
     #[test]
