@@ -127,6 +127,7 @@ impl Fleet {
             troubles: Vec::new(),
             stopped_threads: self.running.threads().troubles(),
             automation: Vec::new(),
+            standby: None,
             limited: status
                 .limited
                 .iter()
@@ -177,6 +178,7 @@ impl Source for Fleet {
             samples,
         );
         self.add_reload_metrics(&mut page);
+        page.standby(false);
         (self.about_process)(&mut page);
         page.finish()
     }

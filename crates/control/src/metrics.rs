@@ -74,6 +74,11 @@ impl Page {
         self.0
     }
 
+    /// Whether the router waits as a standby.
+    pub fn standby(&mut self, waits: bool) {
+        self.gauge("standby_waits", "1 while the router waits as a standby, 0 once it serves", f64::from(u8::from(waits)));
+    }
+
     /// A figure of the router that may fall.
     pub fn gauge(&mut self, name: &str, help: &str, value: f64) {
         self.add(&format!("switchyard_{name}"), "gauge", help, value);

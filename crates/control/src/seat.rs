@@ -353,8 +353,35 @@ impl std::fmt::Display for Outdated {
 
 impl std::error::Error for Outdated {}
 
-/// How a standby waits: it is told what for, and how long at most. False if it was asked to stop meanwhile.
-pub type Wait<'a> = &'a mut dyn FnMut(&str, Duration) -> bool;
+/// Reason why a standby waits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Waiting {
+    /// The state directory is in use by another process.
+    #[default]
+    Directory,
+    /// The nodes are served by another router.
+    Router,
+    /// Too few nodes can be reached to know whether another router serves them.
+    CutOff {
+        /// Nodes that can be reached.
+        reached: usize,
+        /// All nodes.
+        nodes: usize,
+    },
+}
+
+impl std::fmt::Display for Waiting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Directory => f.write_str("waits for the state directory"),
+            Self::Router => f.write_str("another router serves the nodes"),
+            Self::CutOff { reached, nodes } => write!(f, "only {reached} of {nodes} nodes can be reached; more than half must be"),
+        }
+    }
+}
+
+/// Pauses a standby for a period. False if the process was asked to stop.
+pub type Wait<'a> = &'a mut dyn FnMut(Waiting, Duration) -> bool;
 
 /// Waits until no other process uses the state directory. `None` if this one was asked to stop meanwhile.
 pub fn wait_for_directory<T>(open: impl Fn() -> anyhow::Result<T>, with: Standby, wait: Wait<'_>) -> anyhow::Result<Option<T>> {
@@ -374,7 +401,7 @@ pub fn wait_for_directory<T>(open: impl Fn() -> anyhow::Result<T>, with: Standby
             }
             other => return other.map(Some),
         }
-        if !wait("standby: waits for the state directory", DIRECTORY_PERIOD) {
+        if !wait(Waiting::Directory, DIRECTORY_PERIOD) {
             return Ok(None);
         }
     }
@@ -451,10 +478,12 @@ pub fn look(
                 }
                 last = Some(turn);
             }
-            if turn == Turn::Now {
-                break;
-            }
-            if !wait("standby: another router serves the nodes", PERIOD) {
+            let waiting = match turn {
+                Turn::Now => break,
+                Turn::Waits => Waiting::Router,
+                Turn::CutOff { reached } => Waiting::CutOff { reached, nodes: nodes.len() },
+            };
+            if !wait(waiting, PERIOD) {
                 return Ok(None);
             }
             looks = lookout.look();

@@ -102,6 +102,7 @@ fn start(options: AdminOptions) -> Running {
         limited: Vec::new(),
         stopped_threads: Vec::new(),
         automation: Vec::new(),
+        standby: None,
     };
     let fake = Arc::new(Fake(Mutex::new((status, "a_total 1\n# EOF\n".into()))));
     let source = Arc::clone(&fake);

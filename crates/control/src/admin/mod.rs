@@ -43,8 +43,8 @@ pub use planner::{
     StepReport,
 };
 pub use report::{
-    AutomationState, LimitedReport, LinkReport, NodeReport, NodesReport, NotReady, Readiness, Silence, Source, StatusReport, TokenReport,
-    Trouble,
+    AutomationState, LimitedReport, LinkReport, NodeReport, NodesReport, NotReady, Readiness, Silence, Source, StandbyReport, StatusReport,
+    TokenReport, Trouble,
 };
 
 pub use thread::{AdminThread, access};

@@ -68,6 +68,7 @@ pub(super) fn page(status: &StatusReport, moves: &MovesReport, token_file: Optio
 fn state(status: &StatusReport) -> (&'static str, &'static str) {
     let readiness = status.readiness();
     match (readiness.is_ready(), readiness.is_whole()) {
+        _ if readiness.standby.is_some() => ("some", "waiting as a standby"),
         (true, true) => ("all", "ready"),
         (true, false) => ("some", "ready, but not for every key"),
         (false, _) => ("none", "not ready"),
@@ -85,6 +86,7 @@ fn add_state(page: &mut String, status: &StatusReport, (class, said): (&str, &st
     troubles
         .extend(readiness.not_ready.iter().map(|node| format!("node {} ({}): {}", node.address, counted(node.slots, "slot"), node.reason)));
     troubles.extend(readiness.troubles);
+    troubles.extend(readiness.standby);
     if !troubles.is_empty() {
         let items: String = troubles.iter().map(|trouble| format!("<li>{}</li>", escaped(trouble))).collect();
         let _ = writeln!(page, "<ul>{items}</ul>");

@@ -69,6 +69,18 @@ pub struct StatusReport {
     /// The planner and the autoscaler.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub automation: Vec<AutomationState>,
+    /// The router waits as a standby, and serves no nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standby: Option<StandbyReport>,
+}
+
+/// A standby that waits.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StandbyReport {
+    /// Reason, as a sentence for display.
+    pub waits_for: String,
+    /// Whether too few nodes can be reached to take over.
+    pub is_cut_off: bool,
 }
 
 /// Whether a part of automation acts.
@@ -229,6 +241,8 @@ pub struct Readiness {
     pub troubles: Vec<String>,
     /// Threads that have stopped, and automation that rests. No key is concerned.
     pub automation: Vec<String>,
+    /// The reason why the router waits as a standby.
+    pub standby: Option<String>,
 }
 
 impl Readiness {
@@ -295,7 +309,8 @@ impl StatusReport {
             others.map(|condition| format!("node {}: {condition}", node.address))
         });
         let troubles = conditions.chain(self.troubles.iter().map(|trouble| trouble.what.clone())).collect();
-        Readiness { draining: self.draining, not_ready, serves, troubles, automation: self.automation_troubles() }
+        let standby = self.standby.as_ref().map(|standby| standby.waits_for.clone());
+        Readiness { draining: self.draining, not_ready, serves, troubles, automation: self.automation_troubles(), standby }
     }
 
     /// A sentence for each thread that has stopped, and for each part of automation that rests.

@@ -53,7 +53,7 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 29] {
         (HEALTH, "200 while the process is alive", get(health)),
         (
             READY,
-            "200 while some slot can be served, with what cannot; 503 while none can, or the router is starting or stopping",
+            "200 while some slot can be served, with a list of the others; 503 while none can, the router waits as a standby, starts or stops",
             get(ready),
         ),
         (TOKEN, "the file with the token for what changes something, where one was made; as JSON", get(token_file)),
@@ -178,7 +178,13 @@ async fn token_file(Extension(TokenFile(file)): Extension<TokenFile>) -> Json<To
 async fn ready(State(source): State<Shared>, Extension(Trusted(trusted)): Extension<Trusted>) -> Result<Response, Response> {
     let readiness = ask(READY, source, |source| source.ready()).await?;
     let mut text = String::from(if readiness.is_ready() { "ready\n" } else { "not ready\n" });
+    if readiness.standby.is_some() {
+        text.push_str("waiting as a standby\n");
+    }
     if trusted {
+        if let Some(why) = &readiness.standby {
+            let _ = writeln!(text, "{why}");
+        }
         if readiness.draining {
             text.push_str("this router is draining: it was told to stop\n");
         }

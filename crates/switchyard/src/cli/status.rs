@@ -27,8 +27,8 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
         switchyard status --json | jq .ready\n\n\
         Exit codes: 0 the router answered, ready or not; 1 it did not\n\
         Exit codes with --check:\n  \
-        0  healthy: every slot is served\n  \
-        1  degraded: every slot is served, and something needs attention\n  \
+        0  healthy: every slot is served, or the router waits as a standby\n  \
+        1  degraded: every slot is served, and something needs attention; or a standby reaches too few nodes\n  \
         2  keys of some slots cannot be used: no node serves them\n  \
         3  no router: none answers at the admin address, or the configuration is wrong"
 )]
@@ -49,7 +49,7 @@ pub(crate) struct Arguments {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Verdict {
     Healthy,
-    /// Every slot is served, and something needs attention.
+    /// Every slot is served, and something needs attention; or a standby cannot take over.
     Degraded,
     /// Keys of some slots cannot be used.
     Unserved,
@@ -57,6 +57,9 @@ enum Verdict {
 
 impl Verdict {
     fn of(status: &StatusReport) -> Self {
+        if let Some(standby) = &status.standby {
+            return if standby.is_cut_off { Self::Degraded } else { Self::Healthy };
+        }
         let readiness = status.readiness();
         let has_unserved = readiness.slots_unserved() > 0 || status.troubles.iter().any(|trouble| trouble.slots > 0);
         if has_unserved || !readiness.serves {
@@ -171,7 +174,9 @@ fn render(status: &StatusReport) -> String {
 /// Everything but the nodes.
 fn render_state(status: &StatusReport) -> String {
     let readiness = status.readiness();
-    let state = if status.draining {
+    let state = if let Some(standby) = &status.standby {
+        format!("waits as a standby: {}", standby.waits_for)
+    } else if status.draining {
         "draining: it was told to stop".to_owned()
     } else if readiness.is_whole() {
         "ready: every slot is served".to_owned()

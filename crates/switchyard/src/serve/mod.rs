@@ -8,6 +8,7 @@ mod metrics;
 mod open_files;
 mod pools;
 mod reload;
+mod standby;
 mod twemproxy_stats;
 mod users;
 
@@ -49,6 +50,7 @@ use crate::config::{Config, Names, NodeAddress, PoolConfig, Problems, Resolved, 
 pub(crate) use log_queue::flush as flush_log;
 use logs::Logs;
 use reload::{Ask, Asks, Reloader};
+use standby::StandbyWait;
 use twemproxy_stats::{ShownPools, StatsPort};
 
 /// The flags about pools of twemproxy.
@@ -88,14 +90,14 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
     // is refused anyway leaves no slot map behind.
     let running = Arc::new(Running::default());
     let open = || Placement::open(&config.state_dir, Arc::clone(&running));
-    // A standby may wait for long, so signals mean something to it already.
     let is_standby = standby.is_some();
-    let mut signal_wait = match standby {
-        Some(_) => Some(SignalWait::new()?),
-        None => None,
-    };
-    let opened = match standby.zip(signal_wait.as_mut()) {
-        Some((with, waits)) => seat::wait_for_directory(open, with, &mut |what, period| waits.pause(what, period))?,
+    let admin_tls = resolved.admin_tls.as_ref().map(|tls| AdminTls::new(tls.config.clone()));
+    let admin_access = AdminAccess::new(standby::first_access(resolved.admin_token.as_ref()));
+    let options = AdminOptions { access: admin_access.clone(), host_names: config.admin_host_names.clone(), tls: admin_tls.clone() };
+    // A standby may wait for long: it handles signals already, and monitoring can see it.
+    let mut waits = standby.map(|with| StandbyWait::new(with, resolved.admin, options.clone())).transpose()?;
+    let opened = match &mut waits {
+        Some(waits) => seat::wait_for_directory(open, waits.with, &mut |what, period| waits.pause(what, period))?,
         None => Some(open().map_err(explain_state)?),
     };
     let Some(placement) = opened.map(Arc::new) else { return Ok(()) };
@@ -125,8 +127,9 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
         }
     }
     // First of all whether another router serves the nodes: what they hold can change until that is over.
-    let mut wait = signal_wait.as_mut().map(|waits| |what: &str, period| waits.pause(what, period));
-    let standby = standby.zip(wait.as_mut().map(|wait| wait as seat::Wait<'_>));
+    let with = waits.as_ref().map(|waits| waits.with);
+    let mut wait = waits.as_mut().map(|waits| |what, period| waits.pause(what, period));
+    let standby = with.zip(wait.as_mut().map(|wait| wait as seat::Wait<'_>));
     let Some(found) = seat::look(placement.store(), &config.state_dir, &resolved.nodes, standby)? else {
         return Ok(());
     };
@@ -139,12 +142,21 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
         }),
         Some(_) => None,
     };
-    let admin_tls = resolved.admin_tls.as_ref().map(|tls| AdminTls::new(tls.config.clone()));
-    let admin_access = AdminAccess::new(admin::access(resolved.admin_token.as_ref(), &config.state_dir));
-    let options = AdminOptions { access: admin_access.clone(), host_names: config.admin_host_names.clone(), tls: admin_tls.clone() };
+    // Read again while a standby waited, or for servers that have joined.
+    if let (Some(held), Some(now)) = (&admin_tls, &resolved.admin_tls) {
+        held.renew(now.config.clone());
+    }
+    admin_access.renew(admin::access(resolved.admin_token.as_ref(), &config.state_dir));
     // Of several pools, the process that watches them serves it.
     let stats = if pools::is_watched() { None } else { StatsPort::bind(stats)? };
-    let mut admin = AdminThread::bind(resolved.admin, options).map_err(explain_admin)?;
+    let (signal_wait, port) = match waits.map(StandbyWait::end) {
+        Some((signals, port)) => (Some(signals), port),
+        None => (None, None),
+    };
+    let (mut admin, shown) = match port {
+        Some((admin, shown)) => (admin, Some(shown)),
+        None => (AdminThread::bind(resolved.admin, options).map_err(explain_admin)?, None),
+    };
     let (asks, asked) = mpsc::sync_channel(4);
     let list = Arc::new(Asks(asks.clone()));
     let (sync, about) = (waits_for_disk(), metrics::add_process);
@@ -240,7 +252,11 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
         .collect();
     running.set_seats(Arc::clone(&seats));
     running.set(router, Arc::clone(&topology));
-    admin.serve(Arc::clone(&fleet) as Arc<dyn Source>);
+    let source = Arc::clone(&fleet) as Arc<dyn Source>;
+    match shown {
+        Some(shown) => shown.hand_over(source),
+        None => admin.serve(source),
+    }
     let (seat_thread, mut replaced) = SeatThread::start(seats, Arc::clone(&running))?;
     let executor = moves.start()?;
 

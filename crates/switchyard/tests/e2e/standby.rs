@@ -12,7 +12,7 @@ use crate::movectl::done;
 use crate::movectl_moves::{eventually, wait_for};
 use crate::support::process::{Process, tied};
 use crate::support::relay::Relay;
-use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Value, bulk, direct, int, ok, ports};
+use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Value, bulk, direct, http, int, ok, ports};
 
 /// A router before two nodes, and a place for another one.
 struct Scene {
@@ -42,8 +42,12 @@ impl Scene {
     }
 
     fn second(&self, args: &[&str], state: &Path) -> Process {
+        self.second_at(args, state, fresh())
+    }
+
+    fn second_at(&self, args: &[&str], state: &Path, admin: SocketAddr) -> Process {
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
-        self.first.start_beside(&RouterOptions { args, ..RouterOptions::default() }, self.listen, fresh(), state)
+        self.first.start_beside(&RouterOptions { args, ..RouterOptions::default() }, self.listen, admin, state)
     }
 
     /// A client of the second router, as soon as that serves all nodes.
@@ -119,6 +123,60 @@ fn a_standby_with_the_same_state_directory_takes_over_when_it_is_free() {
     scene.first.process_mut().kill();
     let mut client = scene.client_of(&mut standby);
     assert_eq!(client.cmd("GET k"), bulk("before"));
+}
+
+/// Exit code and output of the command line for the router with this admin port.
+fn command(admin: SocketAddr, line: &str) -> (Option<i32>, String) {
+    let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
+    let output = command.args(line.split(' ')).args(["--admin", &admin.to_string()]).output().expect("it runs");
+    (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[test]
+fn a_waiting_standby_shows_its_state_and_keeps_its_admin_port() {
+    for (with, reason) in [("copy", "another router serves the nodes"), ("shared", "waits for the state directory")] {
+        let Some(mut scene) = Scene::start() else { return };
+        scene.copy_state();
+        let (state, admin) = (if with == "copy" { scene.copy.path().to_owned() } else { scene.first.state_dir() }, fresh());
+        let token = std::fs::read(scene.first.state_dir().join("admin-token")).expect("the token of the first router");
+        let mut standby = scene.second_at(&["--standby", with], &state, admin);
+        let waits = format!("not ready\nwaiting as a standby\n{reason}\n");
+        eventually("it shows that it waits", || http::try_get(admin, "/readyz").is_ok_and(|answer| answer == (503, waits.clone())));
+        assert_eq!(http::get(admin, "/healthz"), (200, "ok\n".to_owned()));
+        let metrics = http::get(admin, "/metrics").1;
+        assert!(metrics.contains("\nswitchyard_standby_waits 1\n") && metrics.contains("\nprocess_open_fds "), "{metrics}");
+        assert!(scene.first.metrics().contains("\nswitchyard_standby_waits 0\n"));
+        let (code, shown) = command(admin, "status --check");
+        assert_eq!((code, shown.contains(&format!("waits as a standby: {reason}"))), (Some(0), true), "{shown}");
+        assert_eq!(command(admin, "balance").0, Some(1), "nothing changes through a standby");
+        assert_eq!(
+            std::fs::read(scene.first.state_dir().join("admin-token")).expect("a token"),
+            token,
+            "the token of another router is not its own"
+        );
+        done(&scene.first, "hot-copies off");
+        scene.first.process_mut().kill();
+        scene.client_of(&mut standby);
+        eventually("it is ready", || http::get(admin, "/readyz").0 == 200);
+        assert!(http::get(admin, "/metrics").1.contains("\nswitchyard_standby_waits 0\n"));
+        eventually("it is healthy", || command(admin, "status --check").0 == Some(0));
+        assert_eq!(command(admin, "hot-copies off").0, Some(0), "with the token that it has made now");
+    }
+}
+
+#[test]
+fn a_standby_waits_for_the_admin_address_of_the_router() {
+    let Some(mut scene) = Scene::start() else { return };
+    scene.copy_state();
+    let admin = scene.first.admin();
+    let mut standby = scene.second_at(&["--standby", "copy"], scene.copy.path(), admin);
+    eventually("it waits", || standby.log().contains("waits without an admin port") && standby.log().contains(WAITS));
+    assert!(scene.first.metrics().contains("\nswitchyard_standby_waits 0\n"), "the port is that of the first router");
+    assert_eq!(standby.ended(), None);
+    scene.first.process_mut().kill();
+    scene.client_of(&mut standby);
+    eventually("its port replies", || http::try_get(admin, "/readyz").is_ok_and(|(status, _)| status == 200));
+    assert_eq!(standby.log().matches("waits without an admin port").count(), 1, "{}", standby.log());
 }
 
 #[test]

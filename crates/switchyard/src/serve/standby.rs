@@ -1,0 +1,146 @@
+//! The admin port of a standby that waits: monitoring can see that it is there, and what it waits for.
+//!
+//! One port and one thread for the whole life of the process: after the take-over the same port serves the fleet, so that no scrape meets a closed port. An active
+//! router on the same host may have the address. Then the standby waits without the port, and tries again.
+
+use std::mem;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use switchyard_control::admin::{
+    Access, AdminOptions, AdminThread, Operation, Readiness, Refused, Source, StandbyReport, StatusReport, Token,
+};
+use switchyard_control::metrics::Page;
+use switchyard_control::seat::{Standby, Waiting};
+use switchyard_router::Secret;
+use tracing::{info, warn};
+
+use super::{SignalWait, metrics};
+
+/// Interval between attempts to open the admin port.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The access before the state directory is this router's own: no token is written to a directory that another router uses.
+pub(super) fn first_access(token: Option<&Secret>) -> Access {
+    match token.and_then(|token| Token::new(&token.0)) {
+        Some(token) => Access::Given(token),
+        None => Access::ReadOnly { why: "this router does not serve yet, so nothing can be changed here".to_owned() },
+    }
+}
+
+/// A standby that waits: for signals, and with an admin port.
+pub(super) struct StandbyWait {
+    pub(super) with: Standby,
+    pub(super) signals: SignalWait,
+    address: SocketAddr,
+    options: AdminOptions,
+    shown: Arc<Shown>,
+    port: Port,
+}
+
+enum Port {
+    Closed { next_attempt: Instant, has_logged: bool },
+    Open(AdminThread),
+}
+
+impl StandbyWait {
+    pub(super) fn new(with: Standby, address: SocketAddr, options: AdminOptions) -> anyhow::Result<Self> {
+        let port = Port::Closed { next_attempt: Instant::now(), has_logged: false };
+        Ok(Self { with, signals: SignalWait::new()?, address, options, shown: Arc::default(), port })
+    }
+
+    /// Waits for this period. False if the process was asked to stop.
+    pub(super) fn pause(&mut self, waiting: Waiting, period: Duration) -> bool {
+        self.shown.wait_for(waiting);
+        self.open();
+        self.signals.pause(&format!("standby: {waiting}"), period)
+    }
+
+    fn open(&mut self) {
+        let Port::Closed { next_attempt, has_logged } = &mut self.port else { return };
+        if Instant::now() < *next_attempt {
+            return;
+        }
+        match AdminThread::bind(self.address, self.options.clone()) {
+            Ok(mut thread) => {
+                thread.serve(Arc::clone(&self.shown) as Arc<dyn Source>);
+                info!("standby: the admin port is {}", thread.address);
+                self.port = Port::Open(thread);
+            }
+            Err(error) => {
+                *next_attempt = Instant::now() + RETRY;
+                if !mem::replace(has_logged, true) {
+                    warn!("standby: waits without an admin port until its address is free: {error:#}");
+                }
+            }
+        }
+    }
+
+    /// Ends the wait: signals are the caller's now, and so is the admin port, if it is open.
+    pub(super) fn end(self) -> (SignalWait, Option<(AdminThread, Arc<Shown>)>) {
+        let port = match self.port {
+            Port::Open(thread) => Some((thread, self.shown)),
+            Port::Closed { .. } => None,
+        };
+        (self.signals, port)
+    }
+}
+
+/// The source of the admin port: this standby, and after the take-over the fleet.
+#[derive(Default)]
+pub(super) struct Shown {
+    waiting: Mutex<Waiting>,
+    fleet: OnceLock<Arc<dyn Source>>,
+}
+
+impl Shown {
+    fn wait_for(&self, waiting: Waiting) {
+        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = waiting;
+    }
+
+    /// The router serves: replies are those of its fleet from now on.
+    pub(super) fn hand_over(&self, fleet: Arc<dyn Source>) {
+        // A second take-over of one process does not exist.
+        let _ = self.fleet.set(fleet);
+    }
+}
+
+const REFUSAL: &str = "this router waits as a standby: ask the router that serves";
+
+impl Source for Shown {
+    fn status(&self) -> StatusReport {
+        match self.fleet.get() {
+            Some(fleet) => fleet.status(),
+            None => {
+                let waiting = *self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+                let standby = StandbyReport { waits_for: waiting.to_string(), is_cut_off: matches!(waiting, Waiting::CutOff { .. }) };
+                StatusReport { version: env!("CARGO_PKG_VERSION").to_owned(), standby: Some(standby), ..StatusReport::default() }
+            }
+        }
+    }
+
+    fn metrics(&self) -> String {
+        match self.fleet.get() {
+            Some(fleet) => fleet.metrics(),
+            None => {
+                let mut page = Page::default();
+                page.standby(true);
+                metrics::add_process(&mut page);
+                page.finish()
+            }
+        }
+    }
+
+    fn accept(&self, node: &str) -> Result<(), Refused> {
+        self.fleet.get().map_or_else(|| Err(Refused::Unavailable(REFUSAL.to_owned())), |fleet| fleet.accept(node))
+    }
+
+    fn operate(&self, operation: Operation, who: &str) -> Result<serde_json::Value, Refused> {
+        self.fleet.get().map_or_else(|| Err(Refused::Unavailable(REFUSAL.to_owned())), |fleet| fleet.operate(operation, who))
+    }
+
+    fn ready(&self) -> Readiness {
+        self.fleet.get().map_or_else(|| self.status().readiness(), |fleet| fleet.ready())
+    }
+}
