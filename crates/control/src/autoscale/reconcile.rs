@@ -74,7 +74,7 @@ pub(crate) trait FleetActions: Evidence {
     fn join(&self, address: &str) -> Result<(), String>;
     /// Why a server that has not joined is not to be stopped either: it is a node, or belongs to another router.
     fn in_use(&self, address: &str) -> Option<String>;
-    /// Starts the moves by which each node owns its share, and returns these. `is_urgent`: as fast as the nodes can.
+    /// Starts the moves that give each node its share, and returns these. `is_urgent`: as fast as the nodes can.
     fn fill(&self, is_urgent: bool) -> Result<Vec<u64>, String>;
     /// Moves everything away from a node. Returns the moves.
     fn drain(&self, node: &str) -> Result<Vec<u64>, String>;

@@ -1,6 +1,6 @@
 //! The reasons why the planner does not act although its mode is `on`, and the log lines about them.
 //!
-//! Beside the planner's decisions, because `automation`, the status, the metrics and the log give the same reason.
+//! Apart from the decisions, because `automation`, the status, the metrics and the log give the same reason.
 
 use std::mem::{Discriminant, discriminant};
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ pub(super) enum Rest {
 }
 
 impl Rest {
-    /// The reason with its remedy, for people.
+    /// The reason with its remedy, in words.
     pub(super) fn text(&self) -> String {
         match self {
             Self::Off => "automation is switched off (`switchyard automation on`)".to_owned(),
@@ -62,7 +62,7 @@ pub(super) struct Rests {
 }
 
 impl Rests {
-    /// Begins the pause that follows so many failures in a row, or ends it.
+    /// Begins the pause after this number of failures in a row. Ends it below [`FAILURES_MAX`].
     pub(super) fn failed(&mut self, now: Instant, failures: u32) {
         let pause = |more: u32| PAUSE.saturating_mul(1 << more.min(16)).min(PAUSE_MAX);
         self.until = failures.checked_sub(FAILURES_MAX).map(|more| now + pause(more));

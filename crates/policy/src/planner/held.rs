@@ -1,6 +1,6 @@
 //! The reasons why a plan leaves nodes over their limits.
 //!
-//! Apart from [`solve`], because only people read them: a reason such as a cooldown is found by solving again without it.
+//! Apart from [`solve`], because only reports need them: a reason such as a cooldown is found by solving again without it.
 
 use super::{Fleet, Planted, Policy, Previous, Problem, State, memory, solve, unsplittable};
 use crate::topology::NodeId;
@@ -27,7 +27,7 @@ pub enum Why {
     Brief,
     /// One key or slot exceeds the limit alone: [`super::Advice::Unsplittable`].
     Unsplittable,
-    /// Keys or slots that would help have moved lately, and rest.
+    /// Keys or slots that would help have just moved, and rest.
     Cooldown,
     /// The budget of keys or bytes is spent.
     Budget,
@@ -37,7 +37,7 @@ pub enum Why {
     NoMemory,
 }
 
-/// Part of the load after a plan by which another plan has to be better to be the reason.
+/// Another plan is better if it leaves less than this part of the load.
 const BETTER: f64 = 0.98;
 
 /// The nodes that a plan by [`solve`] of this problem leaves over their limits, each with the reason.

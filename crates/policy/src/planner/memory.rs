@@ -41,7 +41,7 @@ pub(super) fn full(fleet: &Fleet<'_>) -> Vec<NodeId> {
     full.into_iter().map(|place| place.node.id).collect()
 }
 
-/// Slots for nodes with room, beside `steps` that are decided already.
+/// Adds steps that move idle slots to nodes with room. `steps`: the plan so far.
 pub(super) fn relieve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, steps: &[Step]) -> Relief {
     let mut loads: BTreeMap<NodeId, f64> = fleet.nodes.iter().map(|(id, place)| (*id, place.load)).collect();
     let mut used: BTreeMap<NodeId, u64> =
