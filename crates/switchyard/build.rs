@@ -1,7 +1,7 @@
 //! Names the commit of the build in `SWITCHYARD_COMMIT`, for `--version` and the metrics.
 //!
-//! The variable of that name in the environment takes precedence: packagers build without git. Else git is asked, and only if this is its working tree rather than
-//! an archive that was unpacked inside of another one.
+//! The variable of that name in the environment takes precedence: packagers build without git. Else git names it, but only if this is its working tree: an archive
+//! may have been unpacked inside of the tree of another project.
 
 use std::path::Path;
 use std::process::Command;

@@ -249,9 +249,14 @@ mod tests {
         assert_eq!(program(&script, Duration::from_secs(20)).start(1, None, &none), Ok("10.0.0.9:7000".to_owned()));
         fs::write(go, "").expect("written");
         // The write fails, and the server continues.
-        while !fs::read_to_string(&wrote).is_ok_and(|status| status.trim() == "1") {
+        let end = Instant::now() + Duration::from_secs(60);
+        let mut status = String::new();
+        while !status.ends_with('\n') {
+            assert!(Instant::now() < end, "the server has ended");
             std::thread::sleep(Duration::from_millis(10));
+            status = fs::read_to_string(&wrote).unwrap_or_default();
         }
+        assert_eq!(status, "1\n", "the status of echo");
     }
 
     #[test]

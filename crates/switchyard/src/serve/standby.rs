@@ -35,7 +35,7 @@ pub(super) struct StandbyWait {
     pub(super) signals: SignalWait,
     address: SocketAddr,
     options: AdminOptions,
-    shown: Arc<Shown>,
+    source: Arc<AdminSource>,
     port: Port,
 }
 
@@ -47,12 +47,12 @@ enum Port {
 impl StandbyWait {
     pub(super) fn new(with: Standby, address: SocketAddr, options: AdminOptions) -> anyhow::Result<Self> {
         let port = Port::Closed { next_attempt: Instant::now(), has_logged: false };
-        Ok(Self { with, signals: SignalWait::new()?, address, options, shown: Arc::default(), port })
+        Ok(Self { with, signals: SignalWait::new()?, address, options, source: Arc::default(), port })
     }
 
     /// Waits for this period. False if the process was asked to stop.
     pub(super) fn pause(&mut self, waiting: Waiting, period: Duration) -> bool {
-        self.shown.wait_for(waiting);
+        self.source.wait_for(waiting);
         self.open();
         self.signals.pause(&format!("standby: {waiting}"), period)
     }
@@ -64,7 +64,7 @@ impl StandbyWait {
         }
         match AdminThread::bind(self.address, self.options.clone()) {
             Ok(mut thread) => {
-                thread.serve(Arc::clone(&self.shown) as Arc<dyn Source>);
+                thread.serve(Arc::clone(&self.source) as Arc<dyn Source>);
                 info!("standby: the admin port is {}", thread.address);
                 self.port = Port::Open(thread);
             }
@@ -78,9 +78,9 @@ impl StandbyWait {
     }
 
     /// Ends the wait: signals are the caller's now, and so is the admin port, if it is open.
-    pub(super) fn end(self) -> (SignalWait, Option<(AdminThread, Arc<Shown>)>) {
+    pub(super) fn end(self) -> (SignalWait, Option<(AdminThread, Arc<AdminSource>)>) {
         let port = match self.port {
-            Port::Open(thread) => Some((thread, self.shown)),
+            Port::Open(thread) => Some((thread, self.source)),
             Port::Closed { .. } => None,
         };
         (self.signals, port)
@@ -89,17 +89,17 @@ impl StandbyWait {
 
 /// The source of the admin port: this standby, and after the take-over the fleet.
 #[derive(Default)]
-pub(super) struct Shown {
+pub(super) struct AdminSource {
     waiting: Mutex<Waiting>,
     fleet: OnceLock<Arc<dyn Source>>,
 }
 
-impl Shown {
+impl AdminSource {
     fn wait_for(&self, waiting: Waiting) {
         *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = waiting;
     }
 
-    /// The router serves: replies are those of its fleet from now on.
+    /// Lets the fleet reply from now on: the router serves.
     pub(super) fn hand_over(&self, fleet: Arc<dyn Source>) {
         // A second take-over of one process does not exist.
         let _ = self.fleet.set(fleet);
@@ -108,7 +108,7 @@ impl Shown {
 
 const REFUSAL: &str = "this router waits as a standby: ask the router that serves";
 
-impl Source for Shown {
+impl Source for AdminSource {
     fn status(&self) -> StatusReport {
         match self.fleet.get() {
             Some(fleet) => fleet.status(),
