@@ -37,7 +37,7 @@ pub enum Why {
     NoMemory,
 }
 
-/// Another plan is better if it leaves less than this part of the load.
+/// A plan is better than another if it leaves less than this part of the load.
 const BETTER: f64 = 0.98;
 
 /// The nodes that a plan by [`solve`] of this problem leaves over their limits, each with the reason.
