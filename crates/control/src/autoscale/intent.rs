@@ -97,6 +97,9 @@ pub(super) struct Change {
     /// The moves that this stage has ordered last.
     #[serde(default)]
     pub(super) moves: Vec<u64>,
+    /// Wall time since which the change waits for moves of others or for paused ones.
+    #[serde(default)]
+    pub(super) waits_since: Option<Millis>,
     /// Standby servers that could not join.
     #[serde(default)]
     pub(super) tried: BTreeSet<String>,
@@ -107,7 +110,7 @@ pub(super) struct Change {
 impl Change {
     /// It goes on with this stage.
     pub(super) fn at(&self, stage: Stage, now: Now) -> Self {
-        Self { stage, since: now.wall, failures: 0, error: None, again: 0, ..self.clone() }
+        Self { stage, since: now.wall, failures: 0, error: None, waits_since: None, again: 0, ..self.clone() }
     }
 }
 

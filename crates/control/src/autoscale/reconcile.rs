@@ -554,6 +554,7 @@ impl Autoscaler {
                 failures: 0,
                 error: None,
                 moves: Vec::new(),
+                waits_since: None,
                 tried: BTreeSet::new(),
                 again: 0,
             });
@@ -626,7 +627,9 @@ impl Autoscaler {
             Stage::Fill(address) | Stage::Share(address) | Stage::Drain(address) => {
                 match (hands.open_moves(&change.moves), &change.stage) {
                     (Some(OpenMoves::Own), _) => Outcome::Wait,
-                    (Some(OpenMoves::Other(what)), _) if now.wall.saturating_sub(change.since) < WAIT_MAX => Outcome::Waits(what),
+                    (Some(OpenMoves::Other(what)), _) if now.wall.saturating_sub(change.waits_since.unwrap_or(now.wall)) < WAIT_MAX => {
+                        Outcome::Waits(what)
+                    }
                     (Some(OpenMoves::Other(what)), _) => Outcome::Failed(format!("it has waited too long: {what}")),
                     (None, Stage::Drain(_)) if !nodes.contains(address) => Outcome::Next(Stage::Stop(address.clone(), None)),
                     (None, Stage::Drain(_)) if !started.contains_key(address) => self.keep(address, hands),
@@ -756,13 +759,17 @@ impl Autoscaler {
             };
         }
         match outcome {
+            Outcome::Wait if change.waits_since.is_some() => self.change(|intent| {
+                intent.change = Some(Change { waits_since: None, error: None, ..change.clone() });
+                None
+            }),
             Outcome::Wait => Ok(()),
             Outcome::Ordered { next, moves, .. } if next != change.stage => self.change(|intent| {
                 intent.change = Some(Change { moves, ..change.at(next, now) });
                 None
             }),
             Outcome::Ordered { moves, missing, .. } if change.failures + 1 < attempts(change) => self.change(|intent| {
-                intent.change = Some(Change { failures: change.failures + 1, moves, ..change.clone() });
+                intent.change = Some(Change { failures: change.failures + 1, moves, error: None, waits_since: None, ..change.clone() });
                 let text =
                     |missing| format!("change {number}: {}, and a part is missing: {missing}. It is ordered again", change.stage.text());
                 missing.map(|missing| intent.note(now, Some(number), "retried", text(missing)))
@@ -772,7 +779,8 @@ impl Autoscaler {
             }
             Outcome::Waits(what) if change.error.as_ref() == Some(&what) => Ok(()),
             Outcome::Waits(what) => self.change(|intent| {
-                intent.change = Some(Change { error: Some(what.clone()), ..change.clone() });
+                let waits_since = change.waits_since.or(Some(now.wall));
+                intent.change = Some(Change { error: Some(what.clone()), waits_since, ..change.clone() });
                 Some(intent.note(now, Some(number), "waits", format!("change {number} waits: {what}")))
             }),
             Outcome::Chosen(Chosen { address, home, host }) => self.change(|intent| {

@@ -279,17 +279,16 @@ impl FleetActions for OfFleet<'_> {
     fn open_moves(&self, own: &[u64]) -> Option<OpenMoves> {
         let open = self.operator.moves.report().moves;
         let first = open.first()?;
-        let paused = open.iter().find(|open| open.state == MoveState::Paused);
-        let is_own = |open: &MoveReport| own.contains(&open.id);
-        Some(match (paused, open.iter().find(|open| !is_own(open))) {
-            (Some(MoveReport { id, .. }), _) => OpenMoves::Other(format!("move {id} is paused (`switchyard moves resume {id}`)")),
-            (None, Some(MoveReport { id, from, to, .. })) => {
+        let paused = |open: &&MoveReport| open.state == MoveState::Paused;
+        let (own, others): (Vec<&MoveReport>, Vec<&MoveReport>) = open.iter().partition(|open| own.contains(&open.id));
+        let paused = own.iter().copied().find(paused).or_else(|| others.iter().copied().filter(|_| own.is_empty()).find(paused));
+        Some(match paused {
+            Some(MoveReport { id, .. }) => OpenMoves::Other(format!("move {id} is paused (`switchyard moves resume {id}`)")),
+            None if own.is_empty() => {
+                let MoveReport { id, from, to, .. } = first;
                 OpenMoves::Other(format!("move {id} from {from} to {to} has not ended (`switchyard moves`)"))
             }
-            (None, None) => {
-                debug_assert!(is_own(first));
-                OpenMoves::Own
-            }
+            None => OpenMoves::Own,
         })
     }
 
@@ -304,8 +303,11 @@ impl FleetActions for OfFleet<'_> {
         if cut.is_some() || (!moves.is_empty() && moves.iter().all(|id| outcome(id).is_some())) {
             return cut;
         }
-        let how = self.operator.moves.how(&HowRequest::default()).ok()?;
-        let rest = self.operator.share(self.topology, how, true).ok()?;
+        let how = self.operator.moves.how(&HowRequest::default());
+        let rest = match how.and_then(|how| self.operator.share(self.topology, how, true)) {
+            Ok(rest) => rest,
+            Err(why) => return Some(format!("its share cannot be computed: {}", why.text())),
+        };
         let slots: u64 = rest.moves.iter().filter(|planned| planned.to == node).map(|planned| planned.slots).sum();
         (slots > 0).then(|| format!("{} are with other nodes", counted(slots, "slot")))
     }

@@ -15,6 +15,7 @@ use super::hot_copies::{filled, link_lost};
 use super::keyed::Ended;
 use super::kind::Task;
 use super::outage;
+use super::output::deliver_of_node;
 use super::upstream::{Body, Lane, Pending, Phase, Purpose};
 use crate::busy::Busy;
 use crate::slab::Handle;
@@ -87,12 +88,15 @@ impl Worker {
                 } else if pending.purpose == Purpose::Wait {
                     self.forget_waiting(pending.who);
                 }
-                let waits = self.links.get(handle).is_some_and(|link| link.lane == Lane::Blocking);
+                let lane = self.links.get(handle).map(|link| link.lane);
                 if streamed {
                     // Half a reply has been sent: nothing can follow it but the end.
                     self.close_client(pending.who);
-                } else if waits {
+                } else if lane == Some(Lane::Blocking) {
                     self.end_as_a_server_would(pending.who, pending.seq);
+                } else if lane == Some(Lane::Replica) {
+                    // The node itself may be up.
+                    deliver_of_node(self, pending.who, pending.seq, error);
                 } else {
                     self.deliver(pending.who, pending.seq, error);
                 }

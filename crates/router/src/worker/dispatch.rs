@@ -21,6 +21,7 @@ use super::hot_copies::{copied, copies_of};
 use super::keyed::{Call, EndNumber, Keyed};
 use super::kind::Waited;
 use super::outage::waits;
+use super::output::refuse_read;
 use super::transit::Transit;
 use super::upstream::{Again, Lane, Pending, Purpose, UNSENT_HIGH};
 use super::wait::Since;
@@ -326,7 +327,10 @@ impl Worker {
         if client.reads != Reads::Primary && !self.detour && lane == Lane::Main && command.flags.has(Flags::READONLY) {
             replica = match self.replica_for(handle, node) {
                 Ok(link) => link,
-                Err(text) => return self.refuse(handle, command.class() as u8, &text),
+                Err(text) => {
+                    refuse_read(self, handle, command.class() as u8, &text);
+                    return Flow::Next;
+                }
             };
             lane = if replica.is_some() { Lane::Replica } else { Lane::Main };
         }

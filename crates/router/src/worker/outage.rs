@@ -19,6 +19,7 @@ use switchyard_resp::request::Args;
 use super::Worker;
 use super::downstream::{Client, Stall};
 use super::local::parse;
+use super::login::guard;
 use super::pause::renew_alert;
 use super::transit::parsed;
 use super::upstream::Lane;
@@ -137,6 +138,8 @@ pub(super) fn waits(worker: &mut Worker, plan: &Plan, handle: Handle, command: &
     if let Some(client) = worker.clients.get_mut(handle) {
         // A refusal of an exclusive connection, from before the loss: it is out of date at the node's return.
         client.refusal = None;
+        // The command has passed its limits, and is dispatched again.
+        client.was_counted = client.guard & guard::COUNTED != 0;
     }
     true
 }
@@ -196,7 +199,7 @@ fn needs_any(worker: &Worker, plan: &Plan) -> bool {
 /// Whether a lost node has keys of a command. `reader`: its client, if a replica may reply to it.
 fn needs_of_keys(worker: &mut Worker, plan: &Plan, reader: Option<Handle>, command: &Command, args: &Args<'_>) -> bool {
     if let Some(node) = plan.topology.only_node() {
-        return is_lost(worker, node) && !has_replica(worker, reader, command, node);
+        return is_lost(worker, node) && !has_replica(worker, reader, command, args, node);
     }
     let mut places = Vec::new();
     if command.find_keys(args, &mut places).is_err() {
@@ -206,14 +209,16 @@ fn needs_of_keys(worker: &mut Worker, plan: &Plan, reader: Option<Handle>, comma
     let keys = places.iter().filter_map(|place| args.get(*place as usize));
     match route(&plan.topology, keys.clone()) {
         Route::Anywhere => needs_any(worker, plan),
-        Route::Owner(_, node) | Route::Together(node) => is_lost(worker, node) && !has_replica(worker, reader, command, node),
+        Route::Owner(_, node) | Route::Together(node) => is_lost(worker, node) && !has_replica(worker, reader, command, args, node),
         Route::CrossSlot | Route::Parted(_) => keys.map(|key| plan.topology.lives_at(key)).any(|node| is_lost(worker, node)),
     }
 }
 
 /// Whether a replica of a lost node replies to a read, or the client accepts no other reply.
-fn has_replica(worker: &mut Worker, reader: Option<Handle>, command: &Command, node: NodeId) -> bool {
-    let is_read = command.flags.has(Flags::READONLY) && !command.flags.has(Flags::SLOW) && !worker.detour;
+fn has_replica(worker: &mut Worker, reader: Option<Handle>, command: &Command, args: &Args<'_>, node: NodeId) -> bool {
+    let needs_primary = [Flags::SLOW, Flags::CURSOR, Flags::BLOCKING].into_iter().any(|flag| command.flags.has(flag));
+    let is_large = args.get(1).is_some_and(|key| worker.large_keys.suggests(command, key));
+    let is_read = command.flags.has(Flags::READONLY) && !needs_primary && !is_large && !worker.detour;
     let reader = reader.filter(|reader| is_read && worker.clients.get(*reader).is_some_and(|client| client.reads != Reads::Primary));
     reader.is_some_and(|reader| !matches!(worker.replica_for(reader, node), Ok(None)))
 }

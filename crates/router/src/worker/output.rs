@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use rustix::net::RecvFlags;
-use switchyard_resp::reply;
+use switchyard_resp::{encode, reply};
 use tracing::warn;
 
 use super::downstream::{Client, Stall};
@@ -48,6 +48,19 @@ pub(super) fn deliver_of_node(worker: &mut Worker, handle: Handle, seq: u32, rep
         worker.settle_own_write(handle, seq, whole);
     }
     worker.after_delivery(handle);
+}
+
+/// Gives a client an error about replicas in reply to the command just read. The connection stays open, because the node itself may be up.
+pub(super) fn refuse_read(worker: &mut Worker, handle: Handle, class: u8, text: &str) {
+    let mut reply = Vec::new();
+    encode::error(&mut reply, text);
+    if worker.caught.takes(&reply) {
+        return;
+    }
+    if let Some(client) = worker.clients.get_mut(handle) {
+        let seq = client.owe(worker.now_us, class);
+        deliver_of_node(worker, handle, seq, &reply);
+    }
 }
 
 impl Worker {

@@ -297,3 +297,42 @@ fn a_reload_and_a_drain_end_the_wait() {
     assert_eq!(client.listen(PATIENCE), (Vec::new(), true));
     assert!(site.router_mut().process_mut().wait(PATIENCE).success());
 }
+
+#[test]
+fn a_command_that_waits_counts_once_for_a_limit() {
+    let Some(mut site) = site(1, &format!("{LONG}[[limit]]\nkey-requests-per-second = 2\n")) else { return };
+    assert_eq!(site.client().cmd("SET n 0"), ok());
+    lose(&mut site, 0);
+    let mut clients: Vec<Client> = (0..5).map(|_| site.client()).collect();
+    for client in &mut clients {
+        // Slowly enough for the limit.
+        std::thread::sleep(Duration::from_millis(600));
+        client.post("INCR n");
+        is_waiting(client, "INCR");
+    }
+    site.node_mut(0).restart();
+    let mut counts: Vec<i64> = clients.iter_mut().map(|client| client.reply().int()).collect();
+    counts.sort_unstable();
+    assert_eq!(counts, [1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn the_loss_of_a_replica_closes_no_connection() {
+    if direct() {
+        return;
+    }
+    let mut nodes = group(1);
+    let config = format!(
+        "{LONG}[clients]\nreads = \"replica\"\n[[node]]\naddress = \"{}\"\nreplicas = [\"{}\"]\n",
+        nodes[0].address(),
+        nodes[1].address()
+    );
+    let options = RouterOptions { waits_for_nodes: true, ..RouterOptions::config(config) };
+    let router = Router::start(&[nodes[0].address()], &options);
+    let mut client = Client::connect(router.address());
+    assert_eq!(client.cmd("SET k v"), ok());
+    until("the replica replies", || client.cmd("GET k") == bulk("v"));
+    nodes[1].kill();
+    until("no replica is fit", || matches!(client.cmd("GET k"), Value::Error(error) if error.starts_with("NODEDOWN")));
+    assert_eq!(client.cmd("SET k w"), ok(), "the connection is open, and the primary serves");
+}
