@@ -6,6 +6,7 @@
 //!
 //! One change at a time, and each has a number that is never used again. A server that was started has the number with it, so it is found again and not started twice.
 
+mod actions;
 mod command;
 mod intent;
 mod local;
@@ -26,9 +27,10 @@ use switchyard_policy::autoscale::{Knobs, Policy};
 use crate::nodes::parse_endpoint;
 use crate::planner::Mode;
 
+pub(crate) use actions::{FleetActions, OpenMoves};
 pub(crate) use intent::{Event, Started};
 pub use local::{default_directory, former_directory};
-pub(crate) use reconcile::{Autoscaler, Autoscaling, FleetActions, OpenMoves, is_same};
+pub(crate) use reconcile::{Autoscaler, Autoscaling, is_same};
 use removal::Proof;
 pub use removal::kept_directories;
 pub(crate) use removal::{Evidence, Inspected};

@@ -9,17 +9,17 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use switchyard_policy::autoscale::{Clock, Decision, Millis, Now, Observed, What, decide};
+use switchyard_policy::autoscale::{Clock, Decision, Millis, Now, What, decide};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::units::counted;
 use tracing::{info, warn};
 
+use super::actions::{FleetActions, OpenMoves};
 use super::intent::{Change, DOCUMENT, Intent, LastSeen, Stage, Started};
 use super::local::credentials;
 use super::notify::notify;
-use super::removal::{Evidence, prove};
+use super::removal::prove;
 use super::{AutoscaleConfig, Chosen, Event, Process, Provisioner, Way, reason_text};
-use crate::nodes::NodeAddress;
 use crate::planner::Mode;
 use crate::store::{RedbStore, StoreError, load_as, save_as};
 
@@ -38,51 +38,6 @@ const REVIVED_EVERY: Millis = 5000;
 
 /// The longest wait for moves of others and for paused ones, milliseconds.
 const WAIT_MAX: Millis = 600_000;
-
-/// Moves that have not ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum OpenMoves {
-    /// Moves of the change itself, none of them paused.
-    Own,
-    /// A move of others, or a paused one, in words.
-    Other(String),
-}
-
-/// The loop's view of a fleet, and its hands.
-pub(crate) trait FleetActions: Evidence {
-    /// All nodes.
-    fn nodes(&self) -> Vec<(NodeId, String)>;
-    /// The addresses of all nodes and of their replicas.
-    fn addresses(&self) -> BTreeSet<String>;
-    /// The load. `started`: nodes that may go.
-    fn observed(&self, started: &BTreeMap<String, Started>) -> Observed;
-    /// The `run_id` of each node's process, by name, as far as the router knows it.
-    fn run_ids(&self) -> BTreeMap<String, String>;
-    /// Somebody has switched all automation off.
-    fn is_automation_off(&self) -> bool;
-    /// Whether a node owns slots or keys.
-    fn owns(&self, node: &str) -> bool;
-    /// Whether a node owns slots.
-    fn owns_slots(&self, node: &str) -> bool;
-    /// The open moves. `own`: the moves of the change itself. None: no move is open, and the next one can begin.
-    fn open_moves(&self, own: &[u64]) -> Option<OpenMoves>;
-    /// The part of a node's share that is missing, now that these moves have ended.
-    fn missing_share(&self, node: &str, moves: &[u64]) -> Option<String>;
-    /// Returns address and credentials that the router would use for a server.
-    fn place(&self, address: &str) -> Result<NodeAddress, String>;
-    /// Lets a server join.
-    fn join(&self, address: &str) -> Result<(), String>;
-    /// Why a server that has not joined is not to be stopped either: it is a node, or belongs to another router.
-    fn in_use(&self, address: &str) -> Option<String>;
-    /// Starts the moves that give each node its share, and returns these. `is_urgent`: as fast as the nodes can.
-    fn fill(&self, is_urgent: bool) -> Result<Vec<u64>, String>;
-    /// Moves everything away from a node. Returns the moves.
-    fn drain(&self, node: &str) -> Result<Vec<u64>, String>;
-    /// Lets a node that was drained get slots again.
-    fn undrain(&self, node: &str);
-    /// Lets a node go that owns nothing.
-    fn leave(&self, node: &str) -> Result<(), String>;
-}
 
 #[derive(Debug, Default)]
 struct Inner {
