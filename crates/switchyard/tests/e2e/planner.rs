@@ -149,7 +149,8 @@ fn a_node_short_of_memory_gives_slots_to_nodes_with_room() {
     until_within(PATIENCE, "the node uses less than nine tenths", || used(node) < most / 10 * 9);
     let first = decisions(&site).pop().expect("a decision");
     assert!(first["says"].as_str().is_some_and(|says| says.contains("of memory, and its limit is")), "{first}");
-    until_within(PATIENCE, "no move is open", || json(site.router(), "moves")["open"].as_array().is_none_or(Vec::is_empty));
+    done(site.router(), "automation off");
+    until_within(PATIENCE, "no move is open", || json(site.router(), "moves")["moves"].as_array().is_none_or(Vec::is_empty));
     assert!((0..3000).all(|number| client.cmd(&format!("STRLEN key:{number}")).int() == 10_000), "no key is lost");
     // The other nodes have no room for a whole node.
     for other in &site.nodes()[1..] {
