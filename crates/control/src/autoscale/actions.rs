@@ -30,7 +30,7 @@ pub(crate) trait FleetActions: Evidence {
     fn observed(&self, started: &BTreeMap<String, Started>) -> Observed;
     /// The `run_id` of each node's process, by name, as far as the router knows it.
     fn run_ids(&self) -> BTreeMap<String, String>;
-    /// Somebody has switched all automation off.
+    /// Whether an operator has switched all automation off.
     fn is_automation_off(&self) -> bool;
     /// Whether a node owns slots or keys.
     fn owns(&self, node: &str) -> bool;
@@ -44,7 +44,7 @@ pub(crate) trait FleetActions: Evidence {
     fn place(&self, address: &str) -> Result<NodeAddress, String>;
     /// Lets a server join.
     fn join(&self, address: &str) -> Result<(), String>;
-    /// Why a server that has not joined is not to be stopped either: it is a node, or belongs to another router.
+    /// The reason why a server that has not joined must stay: it is a node, or belongs to another router.
     fn in_use(&self, address: &str) -> Option<String>;
     /// Starts the moves that give each node its share, and returns these. `is_urgent`: as fast as the nodes can.
     fn fill(&self, is_urgent: bool) -> Result<Vec<u64>, String>;

@@ -50,7 +50,7 @@ pub(super) fn deliver_of_node(worker: &mut Worker, handle: Handle, seq: u32, rep
     worker.after_delivery(handle);
 }
 
-/// Gives a client an error about replicas in reply to the command just read. The connection stays open, because the node itself may be up.
+/// Replies to the command just read with an error about replicas. The connection stays open, because the node itself may be up.
 pub(super) fn refuse_read(worker: &mut Worker, handle: Handle, class: u8, text: &str) {
     let mut reply = Vec::new();
     encode::error(&mut reply, text);
