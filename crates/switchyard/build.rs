@@ -1,12 +1,13 @@
 //! Names the commit of the build in `SWITCHYARD_COMMIT`, for `--version` and the metrics.
 //!
-//! The variable of that name in the environment takes precedence: packagers build without git. Else git names it, but only if this is its working tree: an archive
-//! may have been unpacked inside of the tree of another project.
+//! The variable of that name in the environment takes precedence: packagers build without git. Else git names it, but
+//! only if this is its working tree: an archive may have been unpacked inside of the tree of another project.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Files whose content is in the binary, relative to the root of the workspace. Cargo compiles this crate again after a change of them anyway.
+/// Files whose content is in the binary, relative to the root of the workspace. Cargo compiles this crate again after a
+/// change of them anyway.
 const SOURCES: [&str; 8] = [
     "Cargo.toml",
     "Cargo.lock",

@@ -1,5 +1,6 @@
-//! Arguments of commands: finding a command and its keys never panics, never names an argument that is not there, and says of a part
-//! of a command either what it says of the whole, or that it must wait. The same for commands that a node taught.
+//! Arguments of commands: finding a command and its keys never panics, never names an argument that is not there, and
+//! says of a part of a command either what it says of the whole, or that it must wait. The same for commands that a
+//! node taught.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -39,7 +40,8 @@ fn check(command: &Command, buf: &[u8], spans: &[Span], known: usize, declared_m
 }
 
 fuzz_target!(|input: &[u8]| {
-    // Two bytes choose a command, one how much of it is there; then arguments, separated by 0xff; then, after 0xfe, a COMMAND reply.
+    // Two bytes choose a command, one how much of it is there; then arguments, separated by 0xff; then, after 0xfe, a
+    // COMMAND reply.
     let Some((&[low, high, known, more], rest)) = input.split_first_chunk::<4>() else { return };
     let (call, lesson) = match rest.iter().position(|b| *b == 0xfe) {
         Some(at) => (&rest[..at], &rest[at + 1..]),

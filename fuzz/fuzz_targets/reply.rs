@@ -1,4 +1,5 @@
-//! Bytes of a node: the scanner, the follower and the readers of elements agree on where a reply ends, however it is cut.
+//! Bytes of a node: the scanner, the follower and the readers of elements agree on where a reply ends, however it is
+//! cut.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -37,7 +38,8 @@ fn follow_in_pieces(bytes: &[u8], piece: usize) -> Result<Option<usize>, ReplyEr
     }
 }
 
-/// Whether the elements of the whole reply at `bytes` fill it exactly; a few levels deep, because this recurses and the code does not.
+/// Whether the elements of the whole reply at `bytes` fill it exactly; a few levels deep, because this recurses and the
+/// code does not.
 fn check_elements(bytes: &[u8], depth: usize) {
     let _ = (reply::text(bytes), reply::integer(bytes), reply::is_error(bytes), reply::is_null(bytes));
     let mut elements = reply::elements(bytes);

@@ -1,5 +1,5 @@
-//! Bytes of a client: whatever they are and however they are cut, the scanner finds the same commands, and what it calls fit to be
-//! forwarded is exactly what an encoder would write.
+//! Bytes of a client: whatever they are and however they are cut, the scanner finds the same commands, and what it
+//! calls fit to be forwarded is exactly what an encoder would write.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! A configuration file of twemproxy, with any bytes: it is refused with lines that the file has, or each pool has servers and a place for each key.
+//! A configuration file of twemproxy, with any bytes: it is refused with lines that the file has, or each pool has
+//! servers and a place for each key.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

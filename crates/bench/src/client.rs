@@ -23,7 +23,8 @@ pub struct Client {
 impl Client {
     /// Connects.
     pub fn connect(address: SocketAddr) -> Result<Self> {
-        let stream = TcpStream::connect_timeout(&address, PATIENCE).with_context(|| format!("cannot connect to {address}"))?;
+        let stream =
+            TcpStream::connect_timeout(&address, PATIENCE).with_context(|| format!("cannot connect to {address}"))?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;

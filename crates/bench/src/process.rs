@@ -1,7 +1,9 @@
-//! Child processes that do not outlive us: found on PATH, started on free ports with their output in a file, ended by handle.
+//! Child processes that do not outlive us: found on PATH, started on free ports with their output in a file, ended by
+//! handle.
 //!
-//! Each child is put in a process group of its own, so that Ctrl-C in a terminal reaches only us and we end the children in order; were
-//! they told at the same time as we are, the last second of every run would look like a failure of theirs.
+//! Each child is put in a process group of its own, so that Ctrl-C in a terminal reaches only us and we end the
+//! children in order; were they told at the same time as we are, the last second of every run would look like a failure
+//! of theirs.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -29,10 +31,12 @@ pub fn free_address() -> Result<SocketAddr> {
     Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?)))
 }
 
-/// The first of `names` that can be executed: on PATH, or where Debian puts servers (`sbin`, which a user's PATH often lacks).
+/// The first of `names` that can be executed: on PATH, or where Debian puts servers (`sbin`, which a user's PATH often
+/// lacks).
 pub fn find_program(names: &[&str]) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders: Vec<_> = std::env::split_paths(&path).chain(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from)).collect();
+    let folders: Vec<_> =
+        std::env::split_paths(&path).chain(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from)).collect();
     names
         .iter()
         .flat_map(|name| folders.iter().map(move |folder| folder.join(name)))
@@ -45,7 +49,8 @@ pub fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }
 
-/// Raises the number of files that this process (and what it starts) may open to what the system allows, and says how many that is.
+/// Raises the number of files that this process (and what it starts) may open to what the system allows, and says how
+/// many that is.
 pub fn raise_file_limit() -> u64 {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -105,14 +110,19 @@ impl Process {
             if let Some(status) = self.ended() {
                 bail!("{} ended at once ({status}); the end of its output:\n{}", self.name, self.log_tail());
             }
-            // Not Client::connect alone: a listening socket accepts before its process reads, and a proxy may close on PING.
+            // Not Client::connect alone: a listening socket accepts before its process reads, and a proxy may close on
+            // PING.
             let answered = TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok()
                 && Client::connect(address).and_then(|mut c| c.call(&[b"GET", b"switchyard:ready?"], |_| ())).is_ok();
             if answered {
                 return Ok(());
             }
             if Instant::now() > end {
-                bail!("{} did not answer at {address} within {START_PATIENCE:?}; the end of its output:\n{}", self.name, self.log_tail());
+                bail!(
+                    "{} did not answer at {address} within {START_PATIENCE:?}; the end of its output:\n{}",
+                    self.name,
+                    self.log_tail()
+                );
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -125,7 +135,8 @@ impl Process {
         lines[lines.len().saturating_sub(8)..].iter().map(|l| format!("  | {l}\n")).collect()
     }
 
-    /// Asks it to end (SIGTERM), and kills it where it has not after `grace`. Its exit status, where it had to be killed `None`.
+    /// Asks it to end (SIGTERM), and kills it where it has not after `grace`. Its exit status, where it had to be
+    /// killed `None`.
     pub fn stop(&mut self, grace: Duration) -> Option<ExitStatus> {
         if let Some(status) = self.ended() {
             return Some(status);
@@ -150,8 +161,9 @@ impl Process {
     }
 }
 
-/// The same command, which the kernel kills where we end without having been able to (SIGKILL), if the machine has util-linux's `setpriv`:
-/// asking the kernel ourselves would take unsafe code between fork and exec. The signal comes when the *thread* that started it ends.
+/// The same command, which the kernel kills where we end without having been able to (SIGKILL), if the machine has
+/// util-linux's `setpriv`: asking the kernel ourselves would take unsafe code between fork and exec. The signal comes
+/// when the *thread* that started it ends.
 fn tied(command: &Command) -> Command {
     let Some(setpriv) = find_program(&["setpriv"]).filter(|_| is_found(command)) else {
         return copied(command, Command::new(command.get_program()));
@@ -201,7 +213,12 @@ pub fn start_redis(program: &Path, name: &str, folder: &Path) -> Result<(Process
 }
 
 /// Starts a redis-server with further arguments on a free port, with its files in `folder`.
-pub fn start_redis_with(program: &Path, name: &str, folder: &Path, arguments: &[&str]) -> Result<(Process, SocketAddr)> {
+pub fn start_redis_with(
+    program: &Path,
+    name: &str,
+    folder: &Path,
+    arguments: &[&str],
+) -> Result<(Process, SocketAddr)> {
     // A port may be taken between being found free and being bound; another one then.
     for attempt in 1.. {
         let address = free_address()?;
@@ -215,7 +232,13 @@ pub fn start_redis_with(program: &Path, name: &str, folder: &Path, arguments: &[
 }
 
 /// Starts a redis-server at this address, with the files in `folder` that an earlier one of this name has left.
-pub fn start_redis_at(address: SocketAddr, program: &Path, name: &str, folder: &Path, arguments: &[&str]) -> Result<Process> {
+pub fn start_redis_at(
+    address: SocketAddr,
+    program: &Path,
+    name: &str,
+    folder: &Path,
+    arguments: &[&str],
+) -> Result<Process> {
     let home = folder.join(name);
     std::fs::create_dir_all(&home).with_context(|| format!("cannot create {}", home.display()))?;
     let port = address.port().to_string();
@@ -251,7 +274,8 @@ mod tests {
     fn a_server_that_ends_at_once_is_reported_with_its_own_words() {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let mut process =
-            Process::start("sad", Command::new("sh").args(["-c", "echo no such luck; exit 3"]), dir.path()).expect("sh starts");
+            Process::start("sad", Command::new("sh").args(["-c", "echo no such luck; exit 3"]), dir.path())
+                .expect("sh starts");
         let error = process.wait_ready(free_address().expect("a port")).expect_err("it does not listen").to_string();
         assert!(error.contains("no such luck") && error.contains("3"), "{error}");
     }

@@ -1,8 +1,8 @@
-//! Random numbers and key popularity: seeded, so that a run can be repeated, and Zipfian exactly as YCSB has it, so that a skew of 0.99
-//! here means what it means in the papers.
+//! Random numbers and key popularity: seeded, so that a run can be repeated, and Zipfian exactly as YCSB has it, so
+//! that a skew of 0.99 here means what it means in the papers.
 //!
-//! Own code because each is a dozen lines, and because the crates that have a Zipf distribution sample it by other methods, whose
-//! numbers for one seed and constant are not YCSB's.
+//! Own code because each is a dozen lines, and because the crates that have a Zipf distribution sample it by other
+//! methods, whose numbers for one seed and constant are not YCSB's.
 
 /// SplitMix64: one add and three mixes per number, passes BigCrush, any seed is a good one.
 #[derive(Debug, Clone)]
@@ -20,7 +20,8 @@ impl Rng {
         mix(self.0)
     }
 
-    /// A number below `n` (0 where `n` is 0), without the bias of a remainder that matters: 64 bits against any `n` used here.
+    /// A number below `n` (0 where `n` is 0), without the bias of a remainder that matters: 64 bits against any `n`
+    /// used here.
     pub fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(n)) >> 64) as u64
     }
@@ -45,7 +46,8 @@ const SCRAMBLED_ITEMS: u64 = 10_000_000_000;
 /// YCSB's `ScrambledZipfianGenerator.ZETAN`: zeta(10^10, 0.99), which would take minutes to sum.
 const SCRAMBLED_ZETA: f64 = 26.469_028_201_783_02;
 
-/// YCSB's `ZipfianGenerator` (after Gray et al., "Quickly generating billion-record synthetic databases"): item 0 is the hottest.
+/// YCSB's `ZipfianGenerator` (after Gray et al., "Quickly generating billion-record synthetic databases"): item 0 is
+/// the hottest.
 #[derive(Debug, Clone, Copy)]
 pub struct Zipfian {
     items: u64,
@@ -228,7 +230,8 @@ mod tests {
     fn tiny_key_spaces_stay_in_range() {
         let mut rng = Rng::new(5);
         for keys in [1, 2, 3] {
-            for popularity in [Popularity::uniform(keys), Popularity::zipfian(keys, 0.99), Popularity::scrambled(keys)] {
+            for popularity in [Popularity::uniform(keys), Popularity::zipfian(keys, 0.99), Popularity::scrambled(keys)]
+            {
                 assert!((0..1000).all(|_| popularity.next(&mut rng) < keys));
             }
         }

@@ -1,13 +1,13 @@
 //! Requests as bytes, and replies read back from bytes.
 //!
-//! The reader is the bench's own although `switchyard-resp` has one: the load generator is what checks the router, and a checker that
-//! shares a parser with the code it checks cannot see that parser's mistakes. It reads RESP2, which is all that a client that never says
-//! HELLO 3 is sent.
+//! The reader is the bench's own although `switchyard-resp` has one: the load generator is what checks the router, and
+//! a checker that shares a parser with the code it checks cannot see that parser's mistakes. It reads RESP2, which is
+//! all that a client that never says HELLO 3 is sent.
 
 use std::fmt;
 
-/// How deep arrays may be nested. The commands that we send never get more than two levels; the bound keeps a broken peer from
-/// overflowing our stack.
+/// How deep arrays may be nested. The commands that we send never get more than two levels; the bound keeps a broken
+/// peer from overflowing our stack.
 const MAX_DEPTH: usize = 8;
 
 /// One reply, borrowed from the buffer it was read from.
@@ -69,7 +69,8 @@ pub fn encode(out: &mut Vec<u8>, args: &[&[u8]]) {
     switchyard_resp::encode::command(out, args.iter().copied());
 }
 
-/// Reads one reply from the front of `buf`: the reply and how many bytes it took, or `None` where more bytes are needed.
+/// Reads one reply from the front of `buf`: the reply and how many bytes it took, or `None` where more bytes are
+/// needed.
 pub fn parse(buf: &[u8]) -> Result<Option<(Reply<'_>, usize)>, Malformed> {
     parse_at(buf, 0, 0)
 }
@@ -103,7 +104,9 @@ fn parse_at(buf: &[u8], start: usize, depth: usize) -> Result<Option<(Reply<'_>,
             match buf.get(end..end.saturating_add(2)) {
                 None => Ok(None),
                 Some(b"\r\n") => Ok(Some((Reply::Bulk(&buf[after..end]), end + 2))),
-                Some(other) => Err(Malformed(format!("a bulk string of {len} bytes ended with \"{}\"", other.escape_ascii()))),
+                Some(other) => {
+                    Err(Malformed(format!("a bulk string of {len} bytes ended with \"{}\"", other.escape_ascii())))
+                }
             }
         }
         b'*' => {

@@ -39,8 +39,11 @@ fn settings(target: SocketAddr) -> Settings {
 fn a_real_server_gives_no_wrong_reply() {
     let (_node, address, _folder) = redis();
     for sharing in [Sharing::Owned, Sharing::Shared] {
-        let settings =
-            Settings { sharing, skew: if sharing == Sharing::Owned { Skew::Zipfian(0.99) } else { Skew::Scrambled }, ..settings(address) };
+        let settings = Settings {
+            sharing,
+            skew: if sharing == Sharing::Owned { Skew::Zipfian(0.99) } else { Skew::Scrambled },
+            ..settings(address)
+        };
         let summary = load::start(&settings).expect("it starts").finish().expect("it ends");
         assert!(summary.total.is_clean(), "{:?}", summary.complaints);
         assert!(summary.total.replies > 100, "{}", summary.total.replies);

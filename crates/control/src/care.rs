@@ -1,14 +1,15 @@
 //! Keeps what nodes have in common the same on each: functions, which a node that joins or returns empty does not have.
 //!
-//! It also renews the check of scripts in libraries that an older router has stored, and has the state directory remember the nodes' processes. And it removes
-//! copies that moves have left, and strays where that is asked for.
+//! It also renews the check of scripts in libraries that an older router has stored, and has the state directory
+//! remember the nodes' processes. And it removes copies that moves have left, and strays where that is asked for.
 //!
-//! A thread of its own, because it asks nodes and waits. It acts only where a node has no functions at all and the others agree on
-//! theirs; whatever else differs is somebody's decision, and is told. Scripts need no such care: the workers give a node what it lacks
-//! when it is called.
+//! A thread of its own, because it asks nodes and waits. It acts only where a node has no functions at all and the
+//! others agree on theirs; whatever else differs is somebody's decision, and is told. Scripts need no such care: the
+//! workers give a node what it lacks when it is called.
 //!
-//! While somebody copies them, no client changes functions ([`switchyard_router::CopyTurn`]): what was deleted or replaced meanwhile would come back at one
-//! node. That holds until what was asked is answered, or the end of its connection is confirmed: also what a mover has asked, which may be gone by then.
+//! While somebody copies them, no client changes functions ([`switchyard_router::CopyTurn`]): what was deleted or
+//! replaced meanwhile would come back at one node. That holds until what was asked is answered, or the end of its
+//! connection is confirmed: also what a mover has asked, which may be gone by then.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -72,7 +73,8 @@ impl Care {
         Ok(Self { thread, remember })
     }
 
-    /// Ends it, while the router still serves: the state directory then knows what the router knows. A question to a node that is under way is left behind.
+    /// Ends it, while the router still serves: the state directory then knows what the router knows. A question to a
+    /// node that is under way is left behind.
     pub fn stop(self) {
         (self.remember)();
         self.thread.stop();
@@ -131,7 +133,8 @@ struct Known {
     was_one: bool,
 }
 
-/// Looks whether a node is a new process, or whether one node has become several or several one; then, at their functions.
+/// Looks whether a node is a new process, or whether one node has become several or several one; then, at their
+/// functions.
 fn look_after(running: &Running, known: &mut Known) {
     let looked = running.with(|router| (router.status(), router.node_access(), router.is_one_node()));
     let Some((status, access, is_one)) = looked else { return };
@@ -139,17 +142,20 @@ fn look_after(running: &Running, known: &mut Known) {
         status.nodes.iter().filter(|n| n.link == Link::Up).filter_map(|n| Some((n.id, n.run_id.clone()?))).collect();
     let changed = is_one != known.was_one || up.iter().any(|(id, run_id)| known.processes.get(id) != Some(run_id));
     // Nothing is read at a node that may still store something, and it is given nothing.
-    if !changed || running.with(|router| router.functions_left().iter().all(|(node, _)| !up.contains_key(node))) != Some(true) {
+    if !changed
+        || running.with(|router| router.functions_left().iter().all(|(node, _)| !up.contains_key(node))) != Some(true)
+    {
         return;
     }
     // Before the turn is taken: clients that change functions do not wait for a node that does not answer.
-    let mut nodes = match up.keys().filter_map(|id| Some((*id, access.get(id)?))).map(meet).collect::<Result<Vec<_>, _>>() {
-        Ok(nodes) => nodes,
-        Err(why) => {
-            debug!("functions of the nodes are compared later: {why}");
-            return;
-        }
-    };
+    let mut nodes =
+        match up.keys().filter_map(|id| Some((*id, access.get(id)?))).map(meet).collect::<Result<Vec<_>, _>>() {
+            Ok(nodes) => nodes,
+            Err(why) => {
+                debug!("functions of the nodes are compared later: {why}");
+                return;
+            }
+        };
     // Else somebody copies, or a change takes long: tried again with the next look.
     let Some(turn) = running.with(|router| router.turn_to_copy_functions()).flatten() else { return };
     let until = Instant::now() + PATIENCE;
@@ -175,7 +181,12 @@ fn look_after(running: &Running, known: &mut Known) {
 }
 
 /// Asks a node to store functions. Gives the text of its error.
-fn store(connection: &mut NodeConnection, id: NodeId, node: &NodeAccess, args: &[&[u8]]) -> Result<Option<String>, Trouble> {
+fn store(
+    connection: &mut NodeConnection,
+    id: NodeId,
+    node: &NodeAccess,
+    args: &[&[u8]],
+) -> Result<Option<String>, Trouble> {
     let failed = |why: &str| Trouble::Failed(format!("node {}: {why}", node.name));
     // So that its end can be confirmed.
     let client_id = connection.ask(&["CLIENT", "ID"]).map_err(|error| failed(&error.to_string()))?;
@@ -184,13 +195,16 @@ fn store(connection: &mut NodeConnection, id: NodeId, node: &NodeAccess, args: &
     let run_id = run_id(connection).ok_or_else(|| failed("its INFO names no run_id"))?;
     match connection.ask(args) {
         Ok(answer) => Ok(answer.error()),
-        Err(error) => {
-            Err(Trouble::Left { why: format!("node {}: {error}", node.name), node: id, connection: Process { run_id, client_id } })
-        }
+        Err(error) => Err(Trouble::Left {
+            why: format!("node {}: {error}", node.name),
+            node: id,
+            connection: Process { run_id, client_id },
+        }),
     }
 }
 
-/// Puts the check before libraries that lack it or have that of an older router; takes it away at the only node. True where there were any such.
+/// Puts the check before libraries that lack it or have that of an older router; takes it away at the only node. True
+/// where there were any such.
 fn renew(
     running: &Running,
     connection: &mut NodeConnection,
@@ -208,7 +222,9 @@ fn renew(
                 }
                 any = true;
             }
-            Some(Err(why)) => warn!("library {name} of node {} cannot be kept to the keys that its callers name: {why}", node.name),
+            Some(Err(why)) => {
+                warn!("library {name} of node {} cannot be kept to the keys that its callers name: {why}", node.name)
+            }
         }
     }
     Ok(any)

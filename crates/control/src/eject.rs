@@ -1,13 +1,17 @@
 //! Ejects servers of a pool that fail, and brings them back: `auto_eject_hosts` of twemproxy's file.
 //!
-//! [`switchyard_policy::eject`] decides. Here is the thread that gives it facts once a second and carries its steps out. The order of each step is the safety of it:
+//! [`switchyard_policy::eject`] decides. Here is the thread that gives it facts once a second and carries its steps
+//! out. The order of each step is the safety of it:
 //!
-//! - **Ejection.** Strays of the slots go from the servers that stand in. Then requests for the slots wait until nothing that was sent to the lost server can be
-//!   answered. Then it is on record which slots are to come back, and one map gives all of them to others.
-//! - **Return.** A server that answers waits until nothing that it was sent before can still be executed there. Then moves take its slots back, which first remove
-//!   their keys there: all of them, or only keys written elsewhere in the meantime if the process is unchanged. So no value is ever read that was written over.
+//! - **Ejection.** Strays of the slots go from the servers that stand in. Then requests for the slots wait until
+//!   nothing that was sent to the lost server can be answered. Then it is on record which slots are to come back, and
+//!   one map gives all of them to others.
+//! - **Return.** A server that answers waits until nothing that it was sent before can still be executed there. Then
+//!   moves take its slots back, which first remove their keys there: all of them, or only keys written elsewhere in the
+//!   meantime if the process is unchanged. So no value is ever read that was written over.
 //!
-//! Not the planner's thread: a look there may wait for servers, and here every second counts. Not the workers: what they see is one connection each.
+//! Not the planner's thread: a look there may wait for servers, and here every second counts. Not the workers: what
+//! they see is one connection each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -76,10 +80,15 @@ impl Ejector {
     ///
     /// # Errors
     /// If the store cannot be read.
-    pub(crate) fn open(moves: Arc<Moves>, running: Arc<Running>, placement: Arc<Placement>) -> anyhow::Result<Arc<Self>> {
+    pub(crate) fn open(
+        moves: Arc<Moves>,
+        running: Arc<Running>,
+        placement: Arc<Placement>,
+    ) -> anyhow::Result<Arc<Self>> {
         let store = Arc::clone(placement.store());
         let kept: BTreeMap<u16, Vec<Slot>> = load_as(&*store, EJECTED)?;
-        let ejected: BTreeMap<NodeId, Vec<Slot>> = kept.into_iter().map(|(node, slots)| (NodeId(node), slots)).collect();
+        let ejected: BTreeMap<NodeId, Vec<Slot>> =
+            kept.into_iter().map(|(node, slots)| (NodeId(node), slots)).collect();
         moves.keep_away_from(ejected.clone());
         let inner = Inner {
             ejections: Ejections::new(NEVER, ejected),
@@ -93,7 +102,8 @@ impl Ejector {
         Ok(Arc::new(Self { moves, running, placement, store, started: Instant::now(), inner: Mutex::new(inner) }))
     }
 
-    /// Takes over the rule of the pool's file (`None`: it asks for no ejections), how long a node may take to answer, and the nodes that the file lists no longer.
+    /// Takes over the rule of the pool's file (`None`: it asks for no ejections), how long a node may take to answer,
+    /// and the nodes that the file lists no longer.
     pub fn tune(&self, rule: Option<Rule>, patience: Duration, leaving: Vec<String>) {
         let mut inner = self.inner();
         inner.ejections.tune(rule.unwrap_or(NEVER));
@@ -119,11 +129,19 @@ impl Ejector {
         let of = |node: &NodeReport, figure: u64| (vec![("node", node.address.clone())], figure as f64);
         let counted = |node: &NodeReport| count.get(&NodeId(node.id)).copied().unwrap_or_default();
         let ejected = nodes.iter().map(|node| of(node, u64::from(node.ejected.is_some())));
-        page.gauges("node_ejected", "1 where the node is ejected (auto_eject_hosts), and others have its slots", ejected);
+        page.gauges(
+            "node_ejected",
+            "1 where the node is ejected (auto_eject_hosts), and others have its slots",
+            ejected,
+        );
         let times = nodes.iter().map(|node| of(node, counted(node).0));
         page.counters_of("node_ejections", "How often the node was ejected", times);
         let at = nodes.iter().map(|node| of(node, counted(node).1));
-        page.gauges("node_ejected_at_seconds", "When the node was ejected last, in seconds since 1970; 0: not since the start", at);
+        page.gauges(
+            "node_ejected_at_seconds",
+            "When the node was ejected last, in seconds since 1970; 0: not since the start",
+            at,
+        );
     }
 
     fn keep(&self, ejected: &BTreeMap<NodeId, Vec<Slot>>) -> Result<(), String> {
@@ -143,7 +161,10 @@ impl Ejector {
 
     /// Looks at the nodes, and does what is to be done.
     fn look(&self) {
-        let Some(topology) = self.placement.topology().filter(|topology| topology.placement().continuum().is_some()) else { return };
+        let Some(topology) = self.placement.topology().filter(|topology| topology.placement().continuum().is_some())
+        else {
+            return;
+        };
         let (is_on, patience, leaving, ejected) = {
             let inner = self.inner();
             (inner.is_on, inner.patience, inner.leaving.clone(), inner.ejections.ejected())
@@ -151,11 +172,17 @@ impl Ejector {
         if self.placement.is_provisional() || !is_on && ejected.is_empty() {
             return;
         }
-        for (node, _) in ejected.iter().filter(|(node, _)| topology.node(**node).is_none_or(|node| leaving.contains(&node.name))) {
+        for (node, _) in
+            ejected.iter().filter(|(node, _)| topology.node(**node).is_none_or(|node| leaving.contains(&node.name)))
+        {
             if !self.moves.moves_at(*node).0.is_empty() {
                 // Slots are on their way to it: they arrive, or these moves end without it.
                 if let Err(refused) = self.moves.end_without(*node) {
-                    self.note_trouble(*node, format!("it has left the list, and moves to it are not over: {}", refused.text()), None);
+                    self.note_trouble(
+                        *node,
+                        format!("it has left the list, and moves to it are not over: {}", refused.text()),
+                        None,
+                    );
                 }
                 continue;
             }
@@ -175,7 +202,11 @@ impl Ejector {
                 Step::GiveUp { node } => {
                     self.running.with(|router| router.return_was_interrupted(node));
                     if let Err(refused) = self.moves.end_without(node) {
-                        self.note_trouble(node, format!("it fails, and moves to it do not end yet: {}", refused.text()), None);
+                        self.note_trouble(
+                            node,
+                            format!("it fails, and moves to it do not end yet: {}", refused.text()),
+                            None,
+                        );
                     }
                 }
                 Step::Eject { node, to } => self.eject(node, &to, &topology, patience),
@@ -186,7 +217,12 @@ impl Ejector {
     }
 
     /// The facts about the nodes; `None` while the router does not serve.
-    fn facts(&self, topology: &Topology, ejected: &BTreeMap<NodeId, Vec<Slot>>, patience: Duration) -> Option<BTreeMap<NodeId, Facts>> {
+    fn facts(
+        &self,
+        topology: &Topology,
+        ejected: &BTreeMap<NodeId, Vec<Slot>>,
+        patience: Duration,
+    ) -> Option<BTreeMap<NodeId, Facts>> {
         let now = Instant::now();
         let (status, held) = self.running.with(|router| (router.status(), router.held_nodes()))?;
         let of = |node: &switchyard_router::NodeStatus| {
@@ -201,7 +237,9 @@ impl Ejector {
                 (Condition::Answers, Link::Up) => Condition::Answers,
                 (Condition::Fails, Link::Connecting | Link::Down(_)) => Condition::Fails,
                 // A worker that sends it nothing does not notice.
-                (Condition::Fails, Link::Up) if node.slow_for.is_none() && self.running.health().is_late(node.id, patience, now) => {
+                (Condition::Fails, Link::Up)
+                    if node.slow_for.is_none() && self.running.health().is_late(node.id, patience, now) =>
+                {
                     Condition::Fails
                 }
                 _ => Condition::Unknown,
@@ -219,7 +257,8 @@ impl Ejector {
         if self.inner().trouble.get(&node).is_some_and(|(_, again)| again.is_some_and(|again| Instant::now() < again)) {
             return;
         }
-        // A removal of keys would go by the map that is about to change, and a move would change the map for the removal at the stand-ins.
+        // A removal of keys would go by the map that is about to change, and a move would change the map for the
+        // removal at the stand-ins.
         let Some(_turn) = self.moves.turn_to_eject(node, to) else { return };
         let (before, after) = {
             let inner = self.inner();
@@ -256,10 +295,15 @@ impl Ejector {
             inner.ejections.ejected()
         };
         self.moves.keep_away_from(ejected);
-        warn!("node {name} is ejected: {} went to {}, without the keys that it has", counted(slots, "slot"), others.join(", "));
+        warn!(
+            "node {name} is ejected: {} went to {}, without the keys that it has",
+            counted(slots, "slot"),
+            others.join(", ")
+        );
     }
 
-    /// That a node has not begun to answer while its ejection was prepared. One that is held has lost its keys, and answers.
+    /// That a node has not begun to answer while its ejection was prepared. One that is held has lost its keys, and
+    /// answers.
     fn still_fails(&self, node: NodeId, patience: Duration) -> Result<(), String> {
         let is_held = self.running.with(|router| router.held_nodes().contains_key(&node)).unwrap_or(false);
         match self.running.health().condition(node, patience, Instant::now()) {
@@ -275,20 +319,26 @@ impl Ejector {
             inner.returning.contains(&node)
         };
         if was_tried {
-            // Moves to it have ended early, or brought some of its slots: not all that it has can be told apart any more.
+            // Moves to it have ended early, or brought some of its slots: not all that it has can be told apart any
+            // more.
             self.running.with(|router| router.return_was_interrupted(node));
         }
         match self.moves.bring_back(node, from) {
             Ok(plan) => {
                 self.inner().returning.insert(node);
-                let ids: Vec<String> = plan.moves.iter().filter_map(|planned| planned.id).map(|id| id.to_string()).collect();
+                let ids: Vec<String> =
+                    plan.moves.iter().filter_map(|planned| planned.id).map(|id| id.to_string()).collect();
                 info!(
                     "node {} answers again: outdated keys are removed there, and its slots move back (moves {})",
                     self.moves.name(node),
                     ids.join(", ")
                 );
             }
-            Err(refused) => self.note_trouble(node, format!("it answers, and its slots cannot move back yet: {}", refused.text()), None),
+            Err(refused) => self.note_trouble(
+                node,
+                format!("it answers, and its slots cannot move back yet: {}", refused.text()),
+                None,
+            ),
         }
     }
 
@@ -315,9 +365,12 @@ fn kept_text(why: &Kept) -> String {
     match why {
         Kept::IsLast => "it fails, and is not ejected: no other server is live".to_owned(),
         Kept::OthersMove => {
-            "it fails, and is not ejected while the other servers that are live take part in moves (`switchyard moves`)".to_owned()
+            "it fails, and is not ejected while the other servers that are live take part in moves (`switchyard moves`)"
+                .to_owned()
         }
-        Kept::HasExceptions(keys) => format!("it fails, and is not ejected: {} moved there alone", counted(*keys, "key")),
+        Kept::HasExceptions(keys) => {
+            format!("it fails, and is not ejected: {} moved there alone", counted(*keys, "key"))
+        }
         Kept::Moves => "it fails, and is not ejected while it takes part in a move (`switchyard moves`)".to_owned(),
     }
 }

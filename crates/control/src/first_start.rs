@@ -1,7 +1,9 @@
-//! The first start: a slot map is made from what the nodes hold, and no key is served before each of them was looked at.
+//! The first start: a slot map is made from what the nodes hold, and no key is served before each of them was looked
+//! at.
 //!
-//! Where all nodes answer, that is decided before anything listens, and a fleet whose keys no map fits is refused. Where one does not, no map can be
-//! right for sure: the router starts, holds all nodes, and looks again until it knows.
+//! Where all nodes answer, that is decided before anything listens, and a fleet whose keys no map fits is refused.
+//! Where one does not, no map can be right for sure: the router starts, holds all nodes, and looks again until it
+//! knows.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -24,7 +26,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// The same where all answer and no map fits: somebody has to do something.
 const AGAIN_REFUSED: Duration = Duration::from_secs(10);
 
-/// How long a node may take for each answer, at most, before anybody is served. One that takes longer is looked at again while the router runs.
+/// How long a node may take for each answer, at most, before anybody is served. One that takes longer is looked at
+/// again while the router runs.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long nodes may take to notice that a router has ended.
@@ -62,9 +65,16 @@ pub fn begin(nodes: &[NodeAddress], patience: Duration, beside: bool, tell: Tell
     }
 }
 
-/// The same where the list of servers says where each key belongs: a map that does not depend on what the nodes hold. Keys elsewhere are normal in a
-/// fleet that was twemproxy's. They do no harm but use memory, and so they are not looked for.
-pub fn begin_on(continuum: Continuum, nodes: &[NodeAddress], patience: Duration, beside: bool, tell: Tell) -> anyhow::Result<Beginning> {
+/// The same where the list of servers says where each key belongs: a map that does not depend on what the nodes hold.
+/// Keys elsewhere are normal in a fleet that was twemproxy's. They do no harm but use memory, and so they are not
+/// looked for.
+pub fn begin_on(
+    continuum: Continuum,
+    nodes: &[NodeAddress],
+    patience: Duration,
+    beside: bool,
+    tell: Tell,
+) -> anyhow::Result<Beginning> {
     let primaries = primaries(nodes);
     if !beside {
         refuse_beside_another(&primaries, patience, tell)?;
@@ -75,7 +85,8 @@ pub fn begin_on(continuum: Continuum, nodes: &[NodeAddress], patience: Duration,
     Ok(Beginning { topology: Topology::on_continuum(Arc::new(continuum)), held: None })
 }
 
-/// Another router on these nodes has a map of its own. A new one may fit the keys now, and no longer once the other moves some.
+/// Another router on these nodes has a map of its own. A new one may fit the keys now, and no longer once the other
+/// moves some.
 fn refuse_beside_another(primaries: &[NodeAccess], patience: Duration, tell: Tell) -> anyhow::Result<()> {
     let until = Instant::now() + GONE;
     let mut told = false;
@@ -122,7 +133,8 @@ pub struct Look {
 }
 
 impl Look {
-    /// The router serves and holds all nodes, for the reason told. `own`: the site of its state directory, where no other router may serve them.
+    /// The router serves and holds all nodes, for the reason told. `own`: the site of its state directory, where no
+    /// other router may serve them.
     pub fn start(
         placement: Arc<Placement>,
         running: Arc<Running>,
@@ -164,9 +176,16 @@ impl Look {
 }
 
 /// Looks once more, and lets the router use its nodes if it may. Otherwise, why not, and when to look again.
-fn look(placement: &Placement, running: &Running, own: Option<&str>, patience: Duration, tell: Tell) -> Result<(), (String, Duration)> {
+fn look(
+    placement: &Placement,
+    running: &Running,
+    own: Option<&str>,
+    patience: Duration,
+    tell: Tell,
+) -> Result<(), (String, Duration)> {
     let again = |error: anyhow::Error| (yet_to_look(&format!("{error:#}")), AGAIN);
-    let (Some(topology), Some(access)) = (placement.topology(), running.with(switchyard_router::Router::node_access)) else {
+    let (Some(topology), Some(access)) = (placement.topology(), running.with(switchyard_router::Router::node_access))
+    else {
         return Err(again(anyhow!("the router is stopping")));
     };
     let nodes: Vec<NodeAccess> = topology.nodes().filter_map(|node| access.get(&node.id).cloned()).collect();

@@ -1,4 +1,5 @@
-//! One fleet: its slot map, its journal, its moves and its figures. Nothing of it is global, so that a process may serve several.
+//! One fleet: its slot map, its journal, its moves and its figures. Nothing of it is global, so that a process may
+//! serve several.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,7 +8,9 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use switchyard_policy::topology::Topology;
 use switchyard_router::{Limited, Link, Status};
 
-use crate::admin::{LimitedReport, LinkReport, NodeReport, NotReady, Operation, Readiness, Refused, Source, StatusReport};
+use crate::admin::{
+    LimitedReport, LinkReport, NodeReport, NotReady, Operation, Readiness, Refused, Source, StatusReport,
+};
 use crate::eject::Ejector;
 use crate::health;
 use crate::journal::Sync;
@@ -49,8 +52,8 @@ struct Loaded {
 }
 
 impl Fleet {
-    /// Counts this start, and opens the journal in the state directory of `placement`. From here on the map says what the journal says: what is open is
-    /// in transit, and nodes that take part stay.
+    /// Counts this start, and opens the journal in the state directory of `placement`. From here on the map says what
+    /// the journal says: what is open is in transit, and nodes that take part stay.
     ///
     /// # Errors
     /// If journal or store cannot be used.
@@ -64,7 +67,8 @@ impl Fleet {
     ) -> anyhow::Result<Arc<Self>> {
         let incarnation = placement.next_incarnation()?;
         let moves = Moves::open(directory, Arc::clone(&placement), Arc::clone(&running), sync)?;
-        let operator = Operator::open(directory, Arc::clone(&moves), Arc::clone(&running), Arc::clone(placement.store()), list)?;
+        let operator =
+            Operator::open(directory, Arc::clone(&moves), Arc::clone(&running), Arc::clone(placement.store()), list)?;
         let ejector = Ejector::open(Arc::clone(&moves), Arc::clone(&running), Arc::clone(&placement))?;
         let configuration = Mutex::new(Loaded { is_good: true, last_good: SystemTime::now() });
         Ok(Arc::new(Self { running, placement, moves, operator, ejector, incarnation, about_process, configuration }))
@@ -79,7 +83,8 @@ impl Fleet {
 
     fn add_reload_metrics(&self, page: &mut Page) {
         let Loaded { is_good, last_good } = *self.configuration.lock().unwrap_or_else(PoisonError::into_inner);
-        let help = "1 if the last load of the configuration, at the start or by SIGHUP, was applied; 0 if it was refused";
+        let help =
+            "1 if the last load of the configuration, at the start or by SIGHUP, was applied; 0 if it was refused";
         page.gauge("config_last_reload_successful", help, f64::from(u8::from(is_good)));
         let help = "Time of the last load of the configuration that was applied, in seconds since 1970";
         let seconds = last_good.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
@@ -171,7 +176,9 @@ impl Source for Fleet {
         health::add_metrics(&mut page, &status.nodes);
         self.ejector.add_metrics(&mut page, &status.nodes);
         let threads = self.running.threads().all();
-        let samples = threads.into_iter().map(|(name, is_stopped)| (vec![("thread", name.to_owned())], f64::from(u8::from(!is_stopped))));
+        let samples = threads
+            .into_iter()
+            .map(|(name, is_stopped)| (vec![("thread", name.to_owned())], f64::from(u8::from(!is_stopped))));
         page.gauges(
             "automation_thread_up",
             "1 while a thread of automation or observation runs, 0 after an internal error has stopped it",

@@ -1,7 +1,9 @@
-//! What the journal of the moves says: which moves are open, which numbers were given, and what moves have left behind at nodes.
+//! What the journal of the moves says: which moves are open, which numbers were given, and what moves have left behind
+//! at nodes.
 //!
-//! Between policy, whose records these are, and [`crate::journal`], which knows bytes. It keeps in memory what a shorter journal would
-//! have to say, so that the file is rewritten without what no restart will ask for: the keys of legs that have ended.
+//! Between policy, whose records these are, and [`crate::journal`], which knows bytes. It keeps in memory what a
+//! shorter journal would have to say, so that the file is rewritten without what no restart will ask for: the keys of
+//! legs that have ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -137,7 +139,8 @@ fn site_of(fingerprints: Fingerprinter) -> String {
 }
 
 fn number_in(store: &dyn Store, text: &str) -> Result<u128, StoreError> {
-    u128::from_str_radix(text, 16).map_err(|error| store.damaged_document(IDENTITY, &format!("{text:?} is no number: {error}")))
+    u128::from_str_radix(text, 16)
+        .map_err(|error| store.damaged_document(IDENTITY, &format!("{text:?} is no number: {error}")))
 }
 
 /// The ledger, open.
@@ -180,9 +183,13 @@ impl Ledger {
         if !known {
             save_as(store, IDENTITY, &identity)?;
         }
-        let contradiction = |what: String| LedgerError::Contradiction { directory: directory.display().to_string(), what };
-        let unknown =
-            |what: String| LedgerError::Unknown { directory: directory.display().to_string(), what, version: store.newest_version() };
+        let contradiction =
+            |what: String| LedgerError::Contradiction { directory: directory.display().to_string(), what };
+        let unknown = |what: String| LedgerError::Unknown {
+            directory: directory.display().to_string(),
+            what,
+            version: store.newest_version(),
+        };
         let mut found = State::default();
         let mut replay = Replay::default();
         for entry in &opened.entries {
@@ -202,7 +209,8 @@ impl Ledger {
             }
         }
         *state.lock().unwrap_or_else(PoisonError::into_inner) = found;
-        let ledger = Self { journal: opened.journal, fingerprints: Fingerprinter::new(number(&identity.secret)?), state };
+        let ledger =
+            Self { journal: opened.journal, fingerprints: Fingerprinter::new(number(&identity.secret)?), state };
         Ok(OpenedLedger { ledger, replay, torn: opened.torn })
     }
 
@@ -241,13 +249,15 @@ impl Ledger {
         MoveId(state.last)
     }
 
-    /// Slots of which keys may be at the node although it does not own them, because moves of ours took them away from it.
+    /// Slots of which keys may be at the node although it does not own them, because moves of ours took them away from
+    /// it.
     #[must_use]
     pub fn left_at(&self, node: NodeId) -> Vec<Slot> {
         self.state().left.get(&node).map(|slots| slots.iter().copied().collect()).unwrap_or_default()
     }
 
-    /// By node: slots of which it may have copies that nobody uses, ascending, and a number of them that changes with every leg that copies there.
+    /// By node: slots of which it may have copies that nobody uses, ascending, and a number of them that changes with
+    /// every leg that copies there.
     #[must_use]
     pub fn copies(&self) -> BTreeMap<NodeId, (u64, Vec<Slot>)> {
         let state = self.state();
@@ -265,12 +275,15 @@ impl Ledger {
         }
     }
 
-    /// Slots get parts of others, while no move is open: a node that may have keys of a slot may have keys of its parts. `parts`: new number, and old slot.
+    /// Slots get parts of others, while no move is open: a node that may have keys of a slot may have keys of its
+    /// parts. `parts`: new number, and old slot.
     pub fn split(&self, parts: &[(Slot, Slot)]) {
         let mut state = self.state();
-        let parts_of =
-            |slots: &BTreeSet<Slot>| -> Vec<Slot> { parts.iter().filter(|(_, old)| slots.contains(old)).map(|(new, _)| *new).collect() };
-        let copies: Vec<(NodeId, Vec<Slot>)> = state.copies.iter().map(|(node, (_, slots))| (*node, parts_of(slots))).collect();
+        let parts_of = |slots: &BTreeSet<Slot>| -> Vec<Slot> {
+            parts.iter().filter(|(_, old)| slots.contains(old)).map(|(new, _)| *new).collect()
+        };
+        let copies: Vec<(NodeId, Vec<Slot>)> =
+            state.copies.iter().map(|(node, (_, slots))| (*node, parts_of(slots))).collect();
         copies.iter().filter(|(_, new)| !new.is_empty()).for_each(|(node, new)| state.may_have_copies(*node, new));
         for slots in state.left.values_mut() {
             let new = parts_of(slots);
@@ -290,10 +303,11 @@ impl Ledger {
         }));
     }
 
-    /// Makes records of a move durable, after all of it that were given before; then calls `done`, from the thread of the journal. Several moves may begin
-    /// together.
+    /// Makes records of a move durable, after all of it that were given before; then calls `done`, from the thread of
+    /// the journal. Several moves may begin together.
     ///
-    /// A move is refused where there is no room to end it, and a leg waits until there is, with what its move records after it. The rest waits for room.
+    /// A move is refused where there is no room to end it, and a leg waits until there is, with what its move records
+    /// after it. The rest waits for room.
     pub fn record(&self, records: Vec<Record>, done: Done) {
         let kind = Kind::of(&records);
         let Some(of) = records.first().map(Record::move_id) else { return done(Ok(())) };
@@ -305,7 +319,9 @@ impl Ledger {
         };
         let entries: Vec<Vec<u8>> = records.iter().map(entry).collect();
         let gives_up = |record: &Record| matches!(record, Record::LegBegun { leg, .. } if *leg > 0);
-        let shorter = records.iter().any(|record| matches!(record, Record::LegEnded { .. } | Record::Ended { .. }) || gives_up(record));
+        let shorter = records
+            .iter()
+            .any(|record| matches!(record, Record::LegEnded { .. } | Record::Ended { .. }) || gives_up(record));
         let state = Arc::clone(&self.state);
         let noted = entries.clone();
         // On the thread of the journal.
@@ -377,10 +393,14 @@ impl State {
             Record::LegBegun { move_id, leg, slots, .. } => {
                 if let Some(open) = self.open.get_mut(move_id) {
                     // What began before and never moved is given up with this.
-                    let given_up = |leg: Option<u32>| leg.and_then(|leg| open.legs.get(&leg)).is_some_and(|leg| !leg.moving);
+                    let given_up =
+                        |leg: Option<u32>| leg.and_then(|leg| open.legs.get(&leg)).is_some_and(|leg| !leg.moving);
                     open.entries.retain(|entry| !given_up(entry.begins) && !given_up(entry.until_end_of));
                     open.legs.retain(|_, leg| leg.moving);
-                    open.legs.insert(*leg, OpenLeg { slots: slots.clone(), moving: false, target_given_up: false, source_given_up: false });
+                    open.legs.insert(
+                        *leg,
+                        OpenLeg { slots: slots.clone(), moving: false, target_given_up: false, source_given_up: false },
+                    );
                     if open.copies_first {
                         let target = open.target;
                         self.left.entry(target).or_default().extend(slots.iter().copied());
@@ -413,8 +433,11 @@ impl State {
                 add(self, move_id, None);
                 let Some(open) = self.open.get_mut(move_id) else { return };
                 open.entries.retain(|entry| entry.until_end_of != Some(*leg));
-                let Some(OpenLeg { slots, moving, target_given_up, source_given_up }) = open.legs.remove(leg) else { return };
-                // A leg that goes back ends when its target has nothing of it any more: what is found there later is none of ours.
+                let Some(OpenLeg { slots, moving, target_given_up, source_given_up }) = open.legs.remove(leg) else {
+                    return;
+                };
+                // A leg that goes back ends when its target has nothing of it any more: what is found there later is
+                // none of ours.
                 let leaves_some = moving && (*owner == Side::Target || target_given_up);
                 let (owner, other) = match owner {
                     Side::Source => (open.source, open.target),
@@ -454,7 +477,12 @@ impl State {
 
     /// A journal that says no more than is needed.
     fn content(&self) -> Content {
-        let left = self.left.iter().filter(|(_, slots)| !slots.is_empty()).map(|(node, slots)| (node.0, ranges(slots))).collect();
+        let left = self
+            .left
+            .iter()
+            .filter(|(_, slots)| !slots.is_empty())
+            .map(|(node, slots)| (node.0, ranges(slots)))
+            .collect();
         let mut kept = vec![KEPT];
         let copies = self.copies.iter().filter(|(_, (_, slots))| !slots.is_empty());
         let copies = copies.map(|(node, (_, slots))| (node.0, ranges(slots))).collect();
@@ -506,7 +534,13 @@ mod tests {
 
     fn leg(number: u32, range: std::ops::Range<u16>) -> [Record; 2] {
         [
-            Record::LegBegun { move_id: MOVE, leg: number, slots: slots(range), source: process("a"), target: process("b") },
+            Record::LegBegun {
+                move_id: MOVE,
+                leg: number,
+                slots: slots(range),
+                source: process("a"),
+                target: process("b"),
+            },
             Record::LegMoving { move_id: MOVE, leg: number },
         ]
     }
@@ -584,7 +618,10 @@ mod tests {
         record(&opened.ledger, &[Record::LegEnded { move_id: MOVE, leg: 1, owner: Side::Source }]);
         record(&opened.ledger, &leg(2, 10..15));
         record(&opened.ledger, &[Record::GivenUp { move_id: MOVE, leg: 2, side: Side::Target }]);
-        record(&opened.ledger, &[Record::LegEnded { move_id: MOVE, leg: 2, owner: Side::Source }, Record::Ended { move_id: MOVE }]);
+        record(
+            &opened.ledger,
+            &[Record::LegEnded { move_id: MOVE, leg: 2, owner: Side::Source }, Record::Ended { move_id: MOVE }],
+        );
         drop((opened, store));
 
         let (opened, _store) = open(dir.path());
@@ -592,7 +629,11 @@ mod tests {
         assert_eq!(opened.ledger.next_move(), MoveId(2), "numbers are never given twice");
         assert_eq!(opened.ledger.left_at(NodeId(0)), slots(0..10));
         let left = slots(10..15);
-        assert_eq!(opened.ledger.left_at(NodeId(1)), left, "a leg that went back has left nothing, unless its target was given up");
+        assert_eq!(
+            opened.ledger.left_at(NodeId(1)),
+            left,
+            "a leg that went back has left nothing, unless its target was given up"
+        );
         assert!(opened.ledger.status().length < 300, "nothing else is kept: {:?}", opened.ledger.status());
         // Keys that are left of a slot may be keys of its parts.
         let slot = |number| Slot::new(number).expect("a slot");
@@ -681,7 +722,8 @@ mod tests {
 
     impl LegRecords {
         fn of(move_id: MoveId) -> Self {
-            let begun = Record::LegBegun { move_id, leg: 0, slots: slots(0..10), source: process("a"), target: process("b") };
+            let begun =
+                Record::LegBegun { move_id, leg: 0, slots: slots(0..10), source: process("a"), target: process("b") };
             Self(begun, Record::LegMoving { move_id, leg: 0 })
         }
     }

@@ -5,14 +5,15 @@
 //! - [`planner`]: moves what is hot by itself. [`autoscale`]: starts and stops servers.
 //! - [`moves`]: the executor of moves. [`eject`]: others serve for a server of a pool that fails.
 //! - [`placement`]: the slot map in force, and its one owner. [`first_start`] makes the first one.
-//! - [`failover`], [`seat`], [`care`], [`health`]: threads that watch primaries, other routers, functions of nodes, and how nodes are.
+//! - [`failover`], [`seat`], [`care`], [`health`]: threads that watch primaries, other routers, functions of nodes, and
+//!   how nodes are.
 //! - [`nodes`]: nodes, asked directly. `loads`: what these have to do, for people who ask.
 //! - [`store`], [`journal`], [`ledger`]: what survives a restart.
 //! - [`sockets`]: listening sockets of this machine, and their holders.
 //! - [`admin`], [`metrics`]: what people and their tools talk to.
 //!
-//! It sees the router through [`Running`] and never its workers; the router does not know that it is there. So whatever waits for a disk, a node or a
-//! person is here, and nothing here is on the path of a command.
+//! It sees the router through [`Running`] and never its workers; the router does not know that it is there. So whatever
+//! waits for a disk, a node or a person is here, and nothing here is on the path of a command.
 
 pub mod admin;
 pub mod autoscale;

@@ -1,9 +1,11 @@
 //! How much each node has to do, for people who ask which keys are hot (`switchyard hotkeys`).
 //!
-//! [`crate::health`] asks nodes once a second, with all else that is wanted of INFO. Here it is remembered. Not asked when somebody wants the report: CPU is a difference over time, so the first answer would have none, two who ask at a time would
-//! shorten each other's time, and whoever asks would wait for a node that is silent.
+//! [`crate::health`] asks nodes once a second, with all else that is wanted of INFO. Here it is remembered. Not asked
+//! when somebody wants the report: CPU is a difference over time, so the first answer would have none, two who ask at a
+//! time would shorten each other's time, and whoever asks would wait for a node that is silent.
 //!
-//! What goes to a node is counted by workers since the start ([`Traffic`]); the same thread looks at that once a second.
+//! What goes to a node is counted by workers since the start ([`Traffic`]); the same thread looks at that once a
+//! second.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -47,14 +49,18 @@ impl ServerLoad {
             keys: Some(keys),
             evicted: bytes("evicted_keys"),
             clients: bytes("connected_clients"),
-            replica_lag: bytes("master_repl_offset").zip(slowest_replica(info)).map(|(all, slowest)| all.saturating_sub(slowest)),
+            replica_lag: bytes("master_repl_offset")
+                .zip(slowest_replica(info))
+                .map(|(all, slowest)| all.saturating_sub(slowest)),
         }
     }
 }
 
 /// How far the slowest replica is: `slave0:ip=127.0.0.1,port=7002,state=online,offset=42,lag=0`.
 fn slowest_replica(info: &str) -> Option<u64> {
-    let offset = |line: &str| line.strip_prefix("slave")?.split(',').find_map(|field| field.strip_prefix("offset=")?.parse::<u64>().ok());
+    let offset = |line: &str| {
+        line.strip_prefix("slave")?.split(',').find_map(|field| field.strip_prefix("offset=")?.parse::<u64>().ok())
+    };
     info.lines().filter_map(offset).min()
 }
 
@@ -154,9 +160,12 @@ impl Loads {
         let traffic = inner.traffic.get(&node).filter(|lately| lately.is_fresh(now));
         let both = traffic.and_then(Lately::both);
         let server = inner.servers.get(&node).map(|(_, lately)| lately).filter(|lately| lately.is_fresh(now));
-        let cpu = |(seconds, before, last): (f64, &ServerLoad, &ServerLoad)| Some((last.cpu? - before.cpu?).max(0.0) / seconds);
-        let evictions =
-            |(seconds, before, last): (f64, &ServerLoad, &ServerLoad)| Some(last.evicted?.saturating_sub(before.evicted?) as f64 / seconds);
+        let cpu = |(seconds, before, last): (f64, &ServerLoad, &ServerLoad)| {
+            Some((last.cpu? - before.cpu?).max(0.0) / seconds)
+        };
+        let evictions = |(seconds, before, last): (f64, &ServerLoad, &ServerLoad)| {
+            Some(last.evicted?.saturating_sub(before.evicted?) as f64 / seconds)
+        };
         let answers = |(_, before, last): (f64, &Traffic, &Traffic)| {
             let count = last.answers.count_since(&before.answers);
             Some(Answers {
@@ -166,7 +175,8 @@ impl Loads {
             })
         };
         NodeLoad {
-            requests: both.map(|(seconds, before, last)| last.requests.saturating_sub(before.requests) as f64 / seconds),
+            requests: both
+                .map(|(seconds, before, last)| last.requests.saturating_sub(before.requests) as f64 / seconds),
             answers: both.and_then(answers),
             in_flight: traffic.map_or(0, |lately| lately.last.1.in_flight),
             cpu: server.and_then(Lately::both).and_then(cpu),
@@ -210,7 +220,10 @@ mod tests {
             ServerLoad::parse("used_cpu_sys:1\r\nused_memory:x\r\nmaxmemory:5\r\n", 0),
             ServerLoad { memory_max: Some(5), keys: Some(0), ..<_>::default() }
         );
-        assert_eq!(ServerLoad::parse("used_cpu_sys:nan\nused_cpu_user:1\n", 0), ServerLoad { keys: Some(0), ..<_>::default() });
+        assert_eq!(
+            ServerLoad::parse("used_cpu_sys:nan\nused_cpu_user:1\n", 0),
+            ServerLoad { keys: Some(0), ..<_>::default() }
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Text for the metrics page, beside what the router counts of itself.
 //!
-//! The page is written in OpenMetrics, and converted for readers of the classic format: the other way round types and units would be lost.
+//! The page is written in OpenMetrics, and converted for readers of the classic format: the other way round types and
+//! units would be lost.
 
 use std::fmt::Write as _;
 
@@ -10,7 +11,8 @@ pub(crate) const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.
 /// Content type of a page in the classic format.
 pub(crate) const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Whether a request with these `Accept` headers prefers OpenMetrics to the classic format. Without one it does not: not every reader knows OpenMetrics.
+/// Whether a request with these `Accept` headers prefers OpenMetrics to the classic format. Without one it does not:
+/// not every reader knows OpenMetrics.
 pub(crate) fn prefers_openmetrics<'a>(accept: impl IntoIterator<Item = &'a str>) -> bool {
     let (mut open, mut plain) = (0.0, 0.0);
     for range in accept.into_iter().flat_map(|header| header.split(',')) {
@@ -27,7 +29,8 @@ pub(crate) fn prefers_openmetrics<'a>(accept: impl IntoIterator<Item = &'a str>)
     open > 0.0 && open >= plain
 }
 
-/// Converts a page in OpenMetrics to the classic format (0.0.4): a family has the name of its samples there, `info` is a gauge, and there are no units.
+/// Converts a page in OpenMetrics to the classic format (0.0.4): a family has the name of its samples there, `info` is
+/// a gauge, and there are no units.
 pub(crate) fn classic(page: &str) -> String {
     let mut out = String::with_capacity(page.len());
     // The type is in the line after the help text, and the name there depends on the type.
@@ -76,7 +79,11 @@ impl Page {
 
     /// Whether the router waits as a standby.
     pub fn standby(&mut self, waits: bool) {
-        self.gauge("standby_waits", "1 while the router waits as a standby, 0 once it serves", f64::from(u8::from(waits)));
+        self.gauge(
+            "standby_waits",
+            "1 while the router waits as a standby, 0 once it serves",
+            f64::from(u8::from(waits)),
+        );
     }
 
     /// A figure of the router that may fall.
@@ -89,8 +96,15 @@ impl Page {
         self.add(&format!("switchyard_{name}"), "counter", help, value);
     }
 
-    /// Counters of one name that differ by a label. Its values are our words, or names of commands: nothing in them needs an escape.
-    pub fn counters<'a>(&mut self, name: &str, help: &str, label: &str, values: impl IntoIterator<Item = (&'a str, f64)>) {
+    /// Counters of one name that differ by a label. Its values are our words, or names of commands: nothing in them
+    /// needs an escape.
+    pub fn counters<'a>(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: impl IntoIterator<Item = (&'a str, f64)>,
+    ) {
         self.declare(&format!("switchyard_{name}"), "counter", help);
         for (of, value) in values {
             let _ = writeln!(self.0, "switchyard_{name}_total{{{label}=\"{of}\"}} {value}");
@@ -98,13 +112,23 @@ impl Page {
     }
 
     /// Figures of one name that may fall and differ by labels. Their values may come from people.
-    pub fn gauges(&mut self, name: &str, help: &str, samples: impl IntoIterator<Item = (Vec<(&'static str, String)>, f64)>) {
+    pub fn gauges(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (Vec<(&'static str, String)>, f64)>,
+    ) {
         self.declare(&format!("switchyard_{name}"), "gauge", help);
         self.samples(name, samples);
     }
 
     /// The same of figures that only grow.
-    pub fn counters_of(&mut self, name: &str, help: &str, samples: impl IntoIterator<Item = (Vec<(&'static str, String)>, f64)>) {
+    pub fn counters_of(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (Vec<(&'static str, String)>, f64)>,
+    ) {
         self.declare(&format!("switchyard_{name}"), "counter", help);
         self.samples(&format!("{name}_total"), samples);
     }
@@ -154,7 +178,10 @@ mod tests {
         ] {
             assert_eq!(prefers_openmetrics([accept]), open, "{accept}");
         }
-        assert!(prefers_openmetrics(["text/plain;q=0.1", "application/openmetrics-text;q=0.2"]), "two headers count as one");
+        assert!(
+            prefers_openmetrics(["text/plain;q=0.1", "application/openmetrics-text;q=0.2"]),
+            "two headers count as one"
+        );
     }
 
     #[test]

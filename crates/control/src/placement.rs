@@ -1,5 +1,6 @@
-//! From the nodes that the user names to the topology that the router gets: the stored slot map, the numbers of the nodes in
-//! it, and how each is reached. A map is stored before anybody sees it; what is in transit is in the journal of moves instead.
+//! From the nodes that the user names to the topology that the router gets: the stored slot map, the numbers of the
+//! nodes in it, and how each is reached. A map is stored before anybody sees it; what is in transit is in the journal
+//! of moves instead.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,12 +19,14 @@ use crate::store::{RedbStore, Store, load_as, save_as};
 /// The document of the store that keeps an epoch which no map has reached yet.
 const EPOCHS: &str = "epochs";
 
-/// How many epochs one write to the store keeps free: maps that only say what is in transit are published often and are not stored.
+/// How many epochs one write to the store keeps free: maps that only say what is in transit are published often and are
+/// not stored.
 const EPOCHS_KEPT_FREE: u64 = 100;
 
 /// The slot map in force: the one place where it changes. A change is stored before anybody sees it.
 ///
-/// What is in transit is not stored: the journal of the moves is the authority on that, and it is named anew by whoever moves it.
+/// What is in transit is not stored: the journal of the moves is the authority on that, and it is named anew by whoever
+/// moves it.
 #[derive(Debug)]
 pub struct Placement {
     store: Arc<RedbStore>,
@@ -45,7 +48,8 @@ struct Map {
 }
 
 impl Map {
-    /// Has the next start begin above this epoch. A move does not fail where that cannot be kept: nothing is decided by epochs of two starts.
+    /// Has the next start begin above this epoch. A move does not fail where that cannot be kept: nothing is decided by
+    /// epochs of two starts.
     fn keep_free(&mut self, store: &RedbStore, epoch: u64) {
         if epoch < self.free_from {
             return;
@@ -72,7 +76,8 @@ pub struct Settled {
 }
 
 impl Placement {
-    /// Opens the state directory, which no other process may have open. Changes are published to the router in `running`, once it is there.
+    /// Opens the state directory, which no other process may have open. Changes are published to the router in
+    /// `running`, once it is there.
     pub fn open(directory: &Path, running: Arc<Running>) -> anyhow::Result<Self> {
         let store = Arc::new(RedbStore::open(directory)?);
         let free_from = load_as(&*store, EPOCHS)?;
@@ -132,18 +137,23 @@ impl Placement {
         self.map().is_provisional
     }
 
-    /// Reconciles the map with the nodes wanted, and makes the outcome durable. `before` is called before anybody sees it: nodes that join
-    /// must be reachable by then.
+    /// Reconciles the map with the nodes wanted, and makes the outcome durable. `before` is called before anybody sees
+    /// it: nodes that join must be reachable by then.
     pub fn settle(&self, wanted: &[String], before: impl FnOnce(&Settled)) -> anyhow::Result<Settled> {
         let mut map = self.map();
         let placed = Topology::place(map.topology.as_deref(), wanted)?;
         for node in &placed.removed {
             if let Some(id) = map.taking_part.iter().find(|(_, nodes)| nodes.contains(&node.id)).map(|(id, _)| id.0) {
-                bail!("node {} takes part in move {id}, so it must stay in the list; see `switchyard moves`", node.name);
+                bail!(
+                    "node {} takes part in move {id}, so it must stay in the list; see `switchyard moves`",
+                    node.name
+                );
             }
         }
         if map.is_provisional && placed.changed {
-            bail!("this is a first start, and it is not yet known what each node holds: restart to begin with another list of nodes");
+            bail!(
+                "this is a first start, and it is not yet known what each node holds: restart to begin with another list of nodes"
+            );
         }
         let topology = match &map.topology {
             Some(stored) if !placed.changed => Arc::clone(stored),
@@ -167,11 +177,18 @@ impl Placement {
         Ok(settled)
     }
 
-    /// Lays a list of servers over the continuum ([`Topology::laid_over`]). `split` gets new numbers of slots, each with a slot that it has a part of, before
-    /// anything else has them. Returns the map that is in force then, and the slots that the list gives to other servers than before.
-    pub(crate) fn lay_over(&self, list: &[Server], split: impl FnOnce(&[(Slot, Slot)])) -> anyhow::Result<(Arc<Topology>, Vec<Slot>)> {
+    /// Lays a list of servers over the continuum ([`Topology::laid_over`]). `split` gets new numbers of slots, each
+    /// with a slot that it has a part of, before anything else has them. Returns the map that is in force then, and the
+    /// slots that the list gives to other servers than before.
+    pub(crate) fn lay_over(
+        &self,
+        list: &[Server],
+        split: impl FnOnce(&[(Slot, Slot)]),
+    ) -> anyhow::Result<(Arc<Topology>, Vec<Slot>)> {
         let mut map = self.map();
-        let Some(topology) = map.topology.as_deref().filter(|_| !map.is_provisional) else { bail!("there is no slot map yet") };
+        let Some(topology) = map.topology.as_deref().filter(|_| !map.is_provisional) else {
+            bail!("there is no slot map yet")
+        };
         if !map.transits.is_empty() {
             bail!("a move is under way: the list of servers waits for it");
         }
@@ -196,7 +213,10 @@ impl Placement {
 
     /// Whether keys of the move may be anywhere else than the map says.
     pub(crate) fn is_in_transit(&self, id: MoveId) -> bool {
-        self.map().transits.get(&id).is_some_and(|transits| transits.iter().any(|(t, _)| matches!(t.stage, Stage::Moving { .. })))
+        self.map()
+            .transits
+            .get(&id)
+            .is_some_and(|transits| transits.iter().any(|(t, _)| matches!(t.stage, Stage::Moving { .. })))
     }
 
     /// Whether keys of any move are.
@@ -204,7 +224,8 @@ impl Placement {
         self.map().transits.values().flatten().any(|(transit, _)| matches!(transit.stage, Stage::Moving { .. }))
     }
 
-    /// These slots are in transit for this move, instead of those named before. Returns the epoch of the map that says so.
+    /// These slots are in transit for this move, instead of those named before. Returns the epoch of the map that says
+    /// so.
     pub(crate) fn set_transits(&self, id: MoveId, transits: Vec<(Transit, Vec<Slot>)>) -> Result<u64, String> {
         let mut map = self.map();
         let Some(topology) = map.topology.clone() else { return Err("there is no slot map yet".to_owned()) };
@@ -229,8 +250,15 @@ impl Placement {
         }
     }
 
-    /// `owner` owns these slots, or (where keys are named) those of the keys that are in these slots live there. The slots are in transit no more.
-    pub(crate) fn hand_over(&self, id: MoveId, slots: &[Slot], keys: Option<&[Key]>, owner: NodeId) -> Result<(), String> {
+    /// `owner` owns these slots, or (where keys are named) those of the keys that are in these slots live there. The
+    /// slots are in transit no more.
+    pub(crate) fn hand_over(
+        &self,
+        id: MoveId,
+        slots: &[Slot],
+        keys: Option<&[Key]>,
+        owner: NodeId,
+    ) -> Result<(), String> {
         let mut map = self.map();
         let Some(topology) = map.topology.clone().filter(|topology| topology.node(owner).is_some()) else {
             return Err(format!("there is no node number {}", owner.0));
@@ -275,8 +303,8 @@ impl Placement {
     }
 }
 
-/// How each node of the topology is reached, by its number. Every node of the topology is among the addresses, because the
-/// topology was made from their names.
+/// How each node of the topology is reached, by its number. Every node of the topology is among the addresses, because
+/// the topology was made from their names.
 pub fn access(topology: &Topology, addresses: &[NodeAddress]) -> BTreeMap<NodeId, NodeAccess> {
     let by_name: BTreeMap<&str, &NodeAddress> = addresses.iter().map(|node| (node.name.as_str(), node)).collect();
     topology
@@ -298,7 +326,8 @@ mod tests {
 
     /// How they are reached.
     fn addresses(names: &[String]) -> Vec<NodeAddress> {
-        let one = |name: &String| NodeAddress { name: name.clone(), address: name.parse().ok(), ..NodeAddress::default() };
+        let one =
+            |name: &String| NodeAddress { name: name.clone(), address: name.parse().ok(), ..NodeAddress::default() };
         names.iter().map(one).collect()
     }
 

@@ -1,7 +1,9 @@
-//! What the state directory knows of the servers that its slot map was used with: their processes, and whether these had keys.
+//! What the state directory knows of the servers that its slot map was used with: their processes, and whether these
+//! had keys.
 //!
-//! By that a start notices a state directory that belongs to other servers, and the guard of nodes that come back empty outlives the router. It is
-//! kept here and not at the nodes: a server has no place for it that clients do not see and that its own restart keeps.
+//! By that a start notices a state directory that belongs to other servers, and the guard of nodes that come back empty
+//! outlives the router. It is kept here and not at the nodes: a server has no place for it that clients do not see and
+//! that its own restart keeps.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -65,7 +67,9 @@ impl Process {
     /// Whether it need not be kept anew.
     fn is_as(&self, other: &Self) -> bool {
         let facts = |process: &Self| (process.had_keys, process.persists, process.is_held, process.is_marked);
-        let is_near = |(a, b): (Option<u64>, Option<u64>)| a.is_some() == b.is_some() && a.unwrap_or(0).abs_diff(b.unwrap_or(0)) < NEWS_MS;
+        let is_near = |(a, b): (Option<u64>, Option<u64>)| {
+            a.is_some() == b.is_some() && a.unwrap_or(0).abs_diff(b.unwrap_or(0)) < NEWS_MS
+        };
         self.run_id == other.run_id
             && facts(self) == facts(other)
             && is_near((self.gone_by_ms, other.gone_by_ms))
@@ -73,7 +77,8 @@ impl Process {
     }
 }
 
-/// Whether the map looks elsewhere for a key of a node, and no move explains it. `left`: slots of which the node may still have keys that have left it.
+/// Whether the map looks elsewhere for a key of a node, and no move explains it. `left`: slots of which the node may
+/// still have keys that have left it.
 pub(crate) fn is_misplaced(topology: &Topology, node: NodeId, left: &[Slot], key: &[u8]) -> bool {
     let slot = topology.slot_of(key);
     topology.lives_at(key) != node && topology.transit(slot).is_none() && left.binary_search(&slot).is_err()
@@ -107,13 +112,18 @@ pub(crate) fn samples<'a>(
         let left = left(*id);
         sample(access, patience, site, at_most, |key| is_elsewhere(*id, &left, key)).ok()
     };
-    placed.iter().zip(at_once(&placed, look)).filter_map(|((_, access), found)| Some((access.name.as_str(), found?))).collect()
+    placed
+        .iter()
+        .zip(at_once(&placed, look))
+        .filter_map(|((_, access), found)| Some((access.name.as_str(), found?)))
+        .collect()
 }
 
 /// Keys that an owner is asked for, at most.
 const ASKED_MAX: usize = 10_000;
 
-/// Keys at nodes that moves took them away from, by the owner that should have them: what is left over is there a second time. `at`: where it was found.
+/// Keys at nodes that moves took them away from, by the owner that should have them: what is left over is there a
+/// second time. `at`: where it was found.
 #[derive(Debug, Default)]
 struct LeftOver {
     of: BTreeMap<NodeId, Vec<(NodeId, Vec<u8>)>>,
@@ -127,15 +137,18 @@ impl LeftOver {
         }
     }
 
-    /// By the node that has them: how many their owners do not have, so that they are no leftovers but all that is left. A server was restored from a snapshot of before
-    /// the move, say. An owner that does not answer is taken to have all.
+    /// By the node that has them: how many their owners do not have, so that they are no leftovers but all that is
+    /// left. A server was restored from a snapshot of before the move, say. An owner that does not answer is taken to
+    /// have all.
     fn only_there(&self, topology: &Topology, nodes: &[NodeAccess], patience: Duration) -> BTreeMap<NodeId, u64> {
         let mut only_there = BTreeMap::new();
         for (owner, keys) in &self.of {
             let names: Vec<&[u8]> = keys.iter().map(|(_, key)| &key[..]).collect();
             let access = topology.node(*owner).and_then(|owner| nodes.iter().find(|access| access.name == owner.name));
             let connection = access.and_then(|access| NodeConnection::open(access, patience).ok());
-            let Some(has) = connection.and_then(|mut connection| has_each(&mut connection, &names).ok()) else { continue };
+            let Some(has) = connection.and_then(|mut connection| has_each(&mut connection, &names).ok()) else {
+                continue;
+            };
             for ((at, _), _) in keys.iter().zip(has).filter(|(_, has)| !has) {
                 *only_there.entry(*at).or_default() += 1;
             }
@@ -174,11 +187,13 @@ impl Processes {
     /// Remembers what the router knows by now, where that is news.
     pub(crate) fn note(&self, store: &RedbStore, running: &Running) {
         let Some(known) = running.with(Router::processes) else { return };
-        let known: BTreeMap<String, Process> = known.into_iter().map(|(name, process)| (name, Process::of(process))).collect();
+        let known: BTreeMap<String, Process> =
+            known.into_iter().map(|(name, process)| (name, Process::of(process))).collect();
         let mut processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
         // Where no node was met yet, what is remembered of them is not news: it may be that nothing is.
         let is_as = |before: &BTreeMap<String, Process>| {
-            before.len() == known.len() && known.iter().all(|(name, process)| before.get(name).is_some_and(|before| before.is_as(process)))
+            before.len() == known.len()
+                && known.iter().all(|(name, process)| before.get(name).is_some_and(|before| before.is_as(process)))
         };
         if processes.as_ref().map_or(known.is_empty(), is_as) {
             return;
@@ -190,23 +205,26 @@ impl Processes {
         }
     }
 
-    /// Whether this process is the one that was met last. Where nothing was ever remembered nobody is a stranger: an earlier version has made the
-    /// state directory, or `recover` has.
+    /// Whether this process is the one that was met last. Where nothing was ever remembered nobody is a stranger: an
+    /// earlier version has made the state directory, or `recover` has.
     fn is_known(&self, name: &str, run_id: &str) -> bool {
         let processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
         processes.as_ref().is_none_or(|known| known.get(name).is_some_and(|process| process.run_id == run_id))
     }
 
-    /// Whether a node has lost the mark of this state directory, though its process is the one that had it: somebody has loaded its users anew.
+    /// Whether a node has lost the mark of this state directory, though its process is the one that had it: somebody
+    /// has loaded its users anew.
     fn has_lost_mark(&self, name: &str, found: &Sampled) -> bool {
         let processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
-        let had =
-            processes.as_ref().and_then(|known| known.get(name)).is_some_and(|process| process.is_marked && process.run_id == found.run_id);
+        let had = processes
+            .as_ref()
+            .and_then(|known| known.get(name))
+            .is_some_and(|process| process.is_marked && process.run_id == found.run_id);
         had && found.is_marked == Some(false)
     }
 
-    /// Looks at some keys of each node that answers, and says which are elsewhere than a stored map looks for them. `left`: slots of which a node may still
-    /// have keys that have left it.
+    /// Looks at some keys of each node that answers, and says which are elsewhere than a stored map looks for them.
+    /// `left`: slots of which a node may still have keys that have left it.
     ///
     /// # Errors
     /// If the map is that of other nodes.
@@ -235,7 +253,10 @@ impl Processes {
         }
         // A mark at any node tells an old copy from the newest. Without one only the keys do: all of them.
         let is_vouched_for = found.iter().any(|(_, found)| found.is_marked == Some(true));
-        let unmarked = found.iter().find(|(name, found)| !is_vouched_for && self.has_lost_mark(name, found)).map(|(name, _)| *name);
+        let unmarked = found
+            .iter()
+            .find(|(name, found)| !is_vouched_for && self.has_lost_mark(name, found))
+            .map(|(name, _)| *name);
         let has_keys = found.iter().any(|(_, found)| found.sample.keys > 0);
         let no_witness = if is_vouched_for || !has_keys {
             None
@@ -253,7 +274,9 @@ impl Processes {
         }
         let left_over = left_over.into_inner().unwrap_or_else(PoisonError::into_inner);
         let only_there = left_over.only_there(topology, nodes, patience);
-        let only_at = |name: &str| topology.nodes().find(|node| node.name == name).and_then(|node| only_there.get(&node.id)).copied();
+        let only_at = |name: &str| {
+            topology.nodes().find(|node| node.name == name).and_then(|node| only_there.get(&node.id)).copied()
+        };
         let looked: Vec<(&str, Sample)> = found
             .into_iter()
             .map(|(name, found)| {

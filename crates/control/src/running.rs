@@ -18,8 +18,8 @@ use crate::seat::Seats;
 /// How often it is looked at whether an accepted node is served.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Holds the router from its start until it is drained. Everything that looks does so under the lock for a moment; draining
-/// takes the router out.
+/// Holds the router from its start until it is drained. Everything that looks does so under the lock for a moment;
+/// draining takes the router out.
 #[derive(Debug)]
 pub struct Running {
     phase: RwLock<Phase>,
@@ -109,17 +109,21 @@ impl Running {
         })
     }
 
-    /// An operator accepts a node as it is: one that came back empty is served, and whoever claims to be its primary without proof is
-    /// followed. It is when this returns.
+    /// An operator accepts a node as it is: one that came back empty is served, and whoever claims to be its primary
+    /// without proof is followed. It is when this returns.
     ///
     /// # Errors
-    /// If there is no such node, or nothing that waits for an operator's word: said beforehand, it would hide a later loss. Also where it was accepted, and
-    /// still cannot be served.
+    /// If there is no such node, or nothing that waits for an operator's word: said beforehand, it would hide a later
+    /// loss. Also where it was accepted, and still cannot be served.
     pub(crate) fn accept(&self, node: &str) -> Result<(), Refused> {
         let is_held = self
             .with(|router| router.accept_empty(node))
-            .ok_or_else(|| Refused::Unavailable("the router is not serving: it is starting, or was told to stop".to_owned()))?
-            .ok_or_else(|| Refused::Wrong(format!("this router serves no node \"{node}\"; `switchyard nodes list` shows them")))?;
+            .ok_or_else(|| {
+                Refused::Unavailable("the router is not serving: it is starting, or was told to stop".to_owned())
+            })?
+            .ok_or_else(|| {
+                Refused::Wrong(format!("this router serves no node \"{node}\"; `switchyard nodes list` shows them"))
+            })?;
         if !is_held && !self.is_claimed(node) {
             return Err(Refused::Conflict(format!(
                 "nothing of node {node} waits to be accepted: it is not held because it came back empty, and no server claims to be its primary without \
@@ -130,14 +134,17 @@ impl Running {
         loop {
             let is_claimed = self.is_claimed(node);
             if is_claimed {
-                // Again and again: it counts once the present primary has been silent for long enough. Nobody listens where no node has replicas.
+                // Again and again: it counts once the present primary has been silent for long enough. Nobody listens
+                // where no node has replicas.
                 let _ = self.accepted.send(node.to_owned());
             } else if self.with(|router| router.is_served(node)).unwrap_or(false) {
                 return Ok(());
             }
             if Instant::now() >= until {
                 return Err(Refused::Failed(if is_claimed {
-                    format!("node {node} keeps its primary, which still answers; accept the other server once that is gone")
+                    format!(
+                        "node {node} keeps its primary, which still answers; accept the other server once that is gone"
+                    )
                 } else {
                     format!(
                         "node {node} is accepted as it is, and does not serve yet: `switchyard status` says why. It is served as soon as it can be"

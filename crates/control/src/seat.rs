@@ -1,7 +1,9 @@
-//! One router at a time: what this one leaves at the nodes, how it finds out that another has taken over, and how a standby waits for its turn.
+//! One router at a time: what this one leaves at the nodes, how it finds out that another has taken over, and how a
+//! standby waits for its turn.
 //!
-//! The rules are in [`switchyard_policy::seat`]. Workers and movers claim nodes and keep to them; here the mark is kept up to date, once a second and
-//! before a leg of a move begins, and a state directory that is older than what the nodes were served under is refused.
+//! The rules are in [`switchyard_policy::seat`]. Workers and movers claim nodes and keep to them; here the mark is kept
+//! up to date, once a second and before a leg of a move begins, and a state directory that is older than what the nodes
+//! were served under is refused.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -56,7 +58,8 @@ struct Kept {
     /// That router, as its marks name it.
     #[serde(default)]
     holder: String,
-    /// The store that it had locked ([`RedbStore::lock_identity`]). A process that locks the same store proves that the router has ended.
+    /// The store that it had locked ([`RedbStore::lock_identity`]). A process that locks the same store proves that the
+    /// router has ended.
     #[serde(default)]
     store: Option<String>,
 }
@@ -66,7 +69,9 @@ impl Kept {
     fn predecessor(&self, found: &Found, store: Option<&str>) -> Predecessor {
         match store {
             _ if self.term == 0 && found.term == 0 => Predecessor::None,
-            Some(store) if self.store.as_deref() == Some(store) && !self.holder.is_empty() => Predecessor::Ended(self.holder.clone()),
+            Some(store) if self.store.as_deref() == Some(store) && !self.holder.is_empty() => {
+                Predecessor::Ended(self.holder.clone())
+            }
             _ => Predecessor::Unknown,
         }
     }
@@ -154,7 +159,8 @@ impl Seats {
         Arc::clone(&self.seat)
     }
 
-    /// Where keys are is about to change: copies of the state directory that exist now are older. Nodes hear of it with the next mark.
+    /// Where keys are is about to change: copies of the state directory that exist now are older. Nodes hear of it with
+    /// the next mark.
     pub(crate) fn raise(&self) -> Result<(), String> {
         let mut kept = locked(&self.kept);
         let next = Kept { version: kept.version + 1, ..kept.clone() };
@@ -165,9 +171,14 @@ impl Seats {
         Ok(())
     }
 
-    /// A leg of a move between these nodes is about to begin: when this returns, all of them know that older copies of the state directory will not do. They are
-    /// told that keys are moving until what is returned is dropped, and from then on as long as the slot map says so.
-    pub(crate) fn leg_begins(&self, running: &Running, nodes: impl IntoIterator<Item = NodeId>) -> Result<Beginning<'_>, String> {
+    /// A leg of a move between these nodes is about to begin: when this returns, all of them know that older copies of
+    /// the state directory will not do. They are told that keys are moving until what is returned is dropped, and from
+    /// then on as long as the slot map says so.
+    pub(crate) fn leg_begins(
+        &self,
+        running: &Running,
+        nodes: impl IntoIterator<Item = NodeId>,
+    ) -> Result<Beginning<'_>, String> {
         self.beginning.fetch_add(1, Ordering::AcqRel);
         let beginning = Beginning(&self.beginning);
         self.raise()?;
@@ -194,15 +205,21 @@ impl Seats {
         let Connected { run_id, connection, .. } = match &mut at.connection {
             Some(made) if made.access == *access => made,
             other => {
-                let name = running.with(|router| router.connection_name("seat")).ok_or("is not asked: the router is being stopped")?;
+                let name = running
+                    .with(|router| router.connection_name("seat"))
+                    .ok_or("is not asked: the router is being stopped")?;
                 let mut connection = NodeConnection::open(access, PATIENCE)?;
                 // First of all: whoever takes over ends what has a name, and what has none yet reads the new mark.
-                let named = connection.ask(&["CLIENT", "SETNAME", &name]).map_err(|error| format!("does not answer: {error}"))?;
+                let named = connection
+                    .ask(&["CLIENT", "SETNAME", &name])
+                    .map_err(|error| format!("does not answer: {error}"))?;
                 if let Some(error) = named.error() {
                     return Err(format!("refuses CLIENT SETNAME: {error}"));
                 }
-                let server = connection.ask(&["INFO", "server"]).map_err(|error| format!("does not answer: {error}"))?.text();
-                let run_id = server.lines().find_map(|line| line.strip_prefix("run_id:")).map_or("", str::trim).to_owned();
+                let server =
+                    connection.ask(&["INFO", "server"]).map_err(|error| format!("does not answer: {error}"))?.text();
+                let run_id =
+                    server.lines().find_map(|line| line.strip_prefix("run_id:")).map_or("", str::trim).to_owned();
                 other.insert(Connected { access: access.clone(), run_id, connection })
             }
         };
@@ -217,7 +234,9 @@ impl Seats {
         }
         let mut refusal = answer.error();
         if standing != Standing::Untold {
-            let answer = connection.ask(&self.seat.replacement(&self.mark_now())).map_err(|error| format!("does not answer: {error}"))?;
+            let answer = connection
+                .ask(&self.seat.replacement(&self.mark_now()))
+                .map_err(|error| format!("does not answer: {error}"))?;
             refusal = answer.error();
         }
         // Without marks it works as well, but for a standby.
@@ -231,18 +250,26 @@ impl Seats {
     /// What stands at the nodes from now on.
     fn mark_now(&self) -> Mark {
         let is_moving = self.beginning.load(Ordering::Acquire) > 0 || self.placement.is_moving();
-        Mark { is_moving, beat: self.beat.load(Ordering::Relaxed), nodes: self.having_keys(is_moving), ..self.seat.mark() }
+        Mark {
+            is_moving,
+            beat: self.beat.load(Ordering::Relaxed),
+            nodes: self.having_keys(is_moving),
+            ..self.seat.mark()
+        }
     }
 
-    /// The names of the nodes that have keys, or are about to get some. None before it is known where keys are: a first start that found a node away may
-    /// begin anew without it.
+    /// The names of the nodes that have keys, or are about to get some. None before it is known where keys are: a first
+    /// start that found a node away may begin anew without it.
     fn having_keys(&self, is_moving: bool) -> Vec<String> {
-        let Some(topology) = self.placement.topology().filter(|_| !self.placement.is_provisional()) else { return Vec::new() };
+        let Some(topology) = self.placement.topology().filter(|_| !self.placement.is_provisional()) else {
+            return Vec::new();
+        };
         let keepers = topology.keepers();
         topology.nodes().filter(|node| is_moving || keepers.contains(&node.id)).map(|node| node.name.clone()).collect()
     }
 
-    /// A node has left the fleet: who served it last stays there, and it says no more that others belong to it. It may begin anew alone.
+    /// A node has left the fleet: who served it last stays there, and it says no more that others belong to it. It may
+    /// begin anew alone.
     fn leave(&self, at: &mut AtNode) {
         self.leave_mark(at, &self.seat.mark());
     }
@@ -250,16 +277,18 @@ impl Seats {
     /// Replaces the mark at a node by a last one, if it is still ours.
     fn leave_mark(&self, at: &mut AtNode, mark: &Mark) {
         let Some(Connected { access, connection, .. }) = &mut at.connection else { return };
-        let replaced = connection.ask(&self.seat.question()).and_then(|answer| match self.seat.judge(&access.name, &answer.0) {
-            Standing::Ours => connection.ask(&self.seat.replacement(mark)).map(drop),
-            _ => Ok(()),
-        });
+        let replaced =
+            connection.ask(&self.seat.question()).and_then(|answer| match self.seat.judge(&access.name, &answer.0) {
+                Standing::Ours => connection.ask(&self.seat.replacement(mark)).map(drop),
+                _ => Ok(()),
+            });
         if let Err(error) = replaced {
             debug!(node = %access.name, %error, "the last mark of this router cannot be left at a node");
         }
     }
 
-    /// Records at all nodes that this router has stopped, so that its successor does not wait for its hot copies. To be called after the last worker has ended.
+    /// Records at all nodes that this router has stopped, so that its successor does not wait for its hot copies. To be
+    /// called after the last worker has ended.
     fn leave_stopped(&self) {
         let mark = Mark { is_stopped: true, ..self.mark_now() };
         let nodes: Vec<_> = locked(&self.nodes).values().cloned().collect();
@@ -321,8 +350,8 @@ impl SeatThread {
         Ok((Self { stop, thread, seats }, replaced))
     }
 
-    /// Ends the thread. If the workers have ended, records at the nodes that the router has stopped. A node that does not reply delays this by at most [`PATIENCE`] for each
-    /// of three questions.
+    /// Ends the thread. If the workers have ended, records at the nodes that the router has stopped. A node that does
+    /// not reply delays this by at most [`PATIENCE`] for each of three questions.
     pub fn stop(self, have_workers_ended: bool) {
         drop(self.stop);
         if have_workers_ended {
@@ -375,7 +404,9 @@ impl std::fmt::Display for Waiting {
         match self {
             Self::Directory => f.write_str("waits for the state directory"),
             Self::Router => f.write_str("another router serves the nodes"),
-            Self::CutOff { reached, nodes } => write!(f, "only {reached} of {nodes} nodes can be reached; more than half must be"),
+            Self::CutOff { reached, nodes } => {
+                write!(f, "only {reached} of {nodes} nodes can be reached; more than half must be")
+            }
         }
     }
 }
@@ -384,7 +415,11 @@ impl std::fmt::Display for Waiting {
 pub type Wait<'a> = &'a mut dyn FnMut(Waiting, Duration) -> bool;
 
 /// Waits until no other process uses the state directory. `None` if this one was asked to stop meanwhile.
-pub fn wait_for_directory<T>(open: impl Fn() -> anyhow::Result<T>, with: Standby, wait: Wait<'_>) -> anyhow::Result<Option<T>> {
+pub fn wait_for_directory<T>(
+    open: impl Fn() -> anyhow::Result<T>,
+    with: Standby,
+    wait: Wait<'_>,
+) -> anyhow::Result<Option<T>> {
     let mut told = false;
     loop {
         match open() {
@@ -407,8 +442,8 @@ pub fn wait_for_directory<T>(open: impl Fn() -> anyhow::Result<T>, with: Standby
     }
 }
 
-/// Refuses a state directory that is older than what the nodes were served under. A standby first waits until no other router serves them;
-/// `None` if it was asked to stop meanwhile.
+/// Refuses a state directory that is older than what the nodes were served under. A standby first waits until no other
+/// router serves them; `None` if it was asked to stop meanwhile.
 pub fn look(
     store: &RedbStore,
     directory: &Path,
@@ -538,8 +573,11 @@ impl Lookout {
     fn look(&mut self) -> Vec<Looked> {
         let site = self.site.as_str();
         std::thread::scope(|scope| {
-            let asked: Vec<_> =
-                self.nodes.iter_mut().map(|(access, connection)| scope.spawn(move || look_at(access, connection, site))).collect();
+            let asked: Vec<_> = self
+                .nodes
+                .iter_mut()
+                .map(|(access, connection)| scope.spawn(move || look_at(access, connection, site)))
+                .collect();
             asked.into_iter().map(|thread| thread.join().unwrap_or(Ok(Look::Unreachable))).collect()
         })
     }
@@ -552,7 +590,8 @@ fn look_at(access: &NodeAccess, connection: &mut Option<NodeConnection>, site: &
             none => {
                 let mut opened = NodeConnection::open(access, PATIENCE)?;
                 // Where connections have no names, those of the other router are not found.
-                let named = opened.ask(&["CLIENT", "SETNAME", "switchyard-standby"]).map_err(|error| error.to_string())?;
+                let named =
+                    opened.ask(&["CLIENT", "SETNAME", "switchyard-standby"]).map_err(|error| error.to_string())?;
                 if let Some(error) = named.error() {
                     return Ok(Err(error));
                 }

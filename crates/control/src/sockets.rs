@@ -1,7 +1,8 @@
 //! Listening sockets and the processes that hold them, read from /proc.
 //!
-//! The tables of TCP sockets map a port to inodes, and the open files of processes map an inode to its holders. A start names the process that holds its port, and the
-//! autoscaler proves that a listener is a server that it has started. Files of other users' processes are readable only as root: such a holder is unknown, never assumed.
+//! The tables of TCP sockets map a port to inodes, and the open files of processes map an inode to its holders. A start
+//! names the process that holds its port, and the autoscaler proves that a listener is a server that it has started.
+//! Files of other users' processes are readable only as root: such a holder is unknown, never assumed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -29,7 +30,9 @@ pub fn holder_of(address: SocketAddr) -> Option<Holder> {
 /// Inodes of the sockets that listen on `address`, or on its port at every address.
 pub(crate) fn listener_inodes(address: SocketAddr) -> BTreeSet<u64> {
     let tables = TABLES.into_iter().filter_map(|table| fs::read_to_string(table).ok());
-    tables.flat_map(|table| table.lines().skip(1).filter_map(|line| listener_inode(line, address)).collect::<Vec<_>>()).collect()
+    tables
+        .flat_map(|table| table.lines().skip(1).filter_map(|line| listener_inode(line, address)).collect::<Vec<_>>())
+        .collect()
 }
 
 /// Processes that hold each of these sockets, by inode. A socket without a visible holder is missing.
@@ -39,7 +42,9 @@ pub(crate) fn holders(inodes: &BTreeSet<u64>) -> BTreeMap<u64, Vec<u32>> {
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         for file in fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten() {
             let target = fs::read_link(file.path()).ok();
-            let inode = target.as_deref().and_then(|target| target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok());
+            let inode = target
+                .as_deref()
+                .and_then(|target| target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok());
             if let Some(inode) = inode.filter(|inode| inodes.contains(inode)) {
                 found.entry(inode).or_default().push(pid);
             }

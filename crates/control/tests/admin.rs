@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use switchyard_control::admin::{
-    Access, Admin, AdminAccess, AdminError, AdminOptions, AutomationState, LinkReport, NodeReport, NodesReport, Operation, Refused, Source,
-    StatusReport, Token, Trouble,
+    Access, Admin, AdminAccess, AdminError, AdminOptions, AutomationState, LinkReport, NodeReport, NodesReport,
+    Operation, Refused, Source, StatusReport, Token, Trouble,
 };
 use tokio::sync::oneshot;
 
@@ -85,7 +85,11 @@ fn options(token: Option<&str>, host_names: &[&str]) -> AdminOptions {
         Some(text) => Access::Given(Token::new(text).expect("a token")),
         None => Access::Made { token: Token::new("made").expect("a token"), file: "/state/admin-token".into() },
     };
-    AdminOptions { access: AdminAccess::new(access), host_names: host_names.iter().map(|&name| name.to_owned()).collect(), tls: None }
+    AdminOptions {
+        access: AdminAccess::new(access),
+        host_names: host_names.iter().map(|&name| name.to_owned()).collect(),
+        tls: None,
+    }
 }
 
 fn start(options: AdminOptions) -> Running {
@@ -202,7 +206,8 @@ fn a_node_is_accepted_by_post_and_by_whoever_may() {
     assert_eq!(ask("POST", "10.0.0.1:6379", &[]).status, 401);
     assert_eq!(ask("POST", "10.0.0.1:6379", &["Authorization: Bearer other"]).status, 401);
     assert_eq!(ask("POST", "10.0.0.1:6379", &[token, "Origin: http://evil.example"]).status, 403);
-    let wrong_host = ["POST /api/v1/nodes/10.0.0.1:6379/accept HTTP/1.1", "Host: evil.example", "Content-Length: 0", token];
+    let wrong_host =
+        ["POST /api/v1/nodes/10.0.0.1:6379/accept HTTP/1.1", "Host: evil.example", "Content-Length: 0", token];
     assert_eq!(running.ask(&wrong_host).status, 421);
     let read = ask("GET", "10.0.0.1:6379", &[token]);
     assert_eq!((read.status, read.json()["error"].as_str()), (405, Some("this path changes something: use POST")));
@@ -273,9 +278,16 @@ fn health_and_readiness() {
 
     running.change(|(status, _)| status.stopped_threads = vec!["the thread planner has stopped".to_owned()]);
     let ready = running.get("/readyz");
-    assert_eq!((ready.status, ready.body.as_str()), (200, "ready\nthe thread planner has stopped\n"), "clients are served as before");
+    assert_eq!(
+        (ready.status, ready.body.as_str()),
+        (200, "ready\nthe thread planner has stopped\n"),
+        "clients are served as before"
+    );
     let status = running.get("/api/v1/status").body;
-    assert!(status.contains(r#""ready":true,"whole":true"#) && status.contains("the thread planner has stopped"), "{status}");
+    assert!(
+        status.contains(r#""ready":true,"whole":true"#) && status.contains("the thread planner has stopped"),
+        "{status}"
+    );
     running.change(|(status, _)| {
         status.stopped_threads.clear();
         let state = |name: &str, rests: Option<&str>| AutomationState {
@@ -299,7 +311,10 @@ fn health_and_readiness() {
     });
     let ready = running.get("/readyz");
     assert_eq!(ready.status, 503);
-    assert_eq!(ready.body, "not ready\nnode 10.0.0.1:6379 (5000 slots): connection refused\nnode 10.0.0.2:6379 (6384 slots): connecting\n");
+    assert_eq!(
+        ready.body,
+        "not ready\nnode 10.0.0.1:6379 (5000 slots): connection refused\nnode 10.0.0.2:6379 (6384 slots): connecting\n"
+    );
     assert_eq!(running.get("/healthz").status, 200, "alive all the same");
 
     // Whoever uses the keys of the other nodes is served.
@@ -344,7 +359,11 @@ fn the_start_page_lists_what_there_is() {
     ] {
         assert!(page.body.contains(shown), "{shown}: {}", page.body);
     }
-    assert!(page.head.contains("\r\ncontent-security-policy: default-src 'none'; style-src 'unsafe-inline'"), "{}", page.head);
+    assert!(
+        page.head.contains("\r\ncontent-security-policy: default-src 'none'; style-src 'unsafe-inline'"),
+        "{}",
+        page.head
+    );
     let paths: Vec<&str> = page.body.split("href=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
     assert!(paths.contains(&"/metrics") && paths.contains(&"/api/v1/nodes"), "{paths:?}");
     for path in paths {
@@ -366,7 +385,11 @@ fn other_paths_and_methods() {
     assert_eq!(answer.status, 404);
     assert!(answer.json()["error"].as_str().is_some_and(|text| text.contains("/api/v1/nodes")));
     for method in ["POST", "PUT", "DELETE", "PATCH"] {
-        let answer = running.ask(&[&format!("{method} /api/v1/status HTTP/1.1"), "Host: localhost", "Authorization: Bearer made"]);
+        let answer = running.ask(&[
+            &format!("{method} /api/v1/status HTTP/1.1"),
+            "Host: localhost",
+            "Authorization: Bearer made",
+        ]);
         assert_eq!(answer.status, 405, "{method}");
         assert!(answer.head.contains("\r\nallow: get,head\r\n"), "{}", answer.head);
     }
@@ -380,11 +403,17 @@ fn what_changes_something_is_asked_by_post() {
     let token = "Authorization: Bearer made";
     let json_type = &["Content-Type: application/json", token][..];
     let asked = |answer: &Answer| answer.json()["asked"].as_str().expect("a text").to_owned();
-    let begun = running.post("/api/v1/moves", json_type, r#"{"from":"a:1","to":"b:1","slots":"0-5","goal":"fast","max_rate":1000}"#);
+    let begun = running.post(
+        "/api/v1/moves",
+        json_type,
+        r#"{"from":"a:1","to":"b:1","slots":"0-5","goal":"fast","max_rate":1000}"#,
+    );
     assert_eq!(begun.status, 200, "{}", begun.body);
     let text = asked(&begun);
     assert!(
-        text.contains(r#"slots: Some("0-5")"#) && text.contains(r#"goal: Some("fast")"#) && text.contains("max_rate: Some(1000)"),
+        text.contains(r#"slots: Some("0-5")"#)
+            && text.contains(r#"goal: Some("fast")"#)
+            && text.contains("max_rate: Some(1000)"),
         "{text}"
     );
     for wrong in [r#"{"to":1}"#, r#"{"from":"a:1","to":"b:1","slot":"0-5"}"#, "{", r#"{"from":1,"to":"b:1"}"#] {
@@ -405,8 +434,13 @@ fn what_changes_something_is_asked_by_post() {
         415,
         "pages of others can send forms, not JSON"
     );
-    for (verb, what) in [("pause", "Pause"), ("resume", "Resume"), ("abort", "Abort(AbortRequest { lose: None, dry_run: false })")] {
-        assert_eq!(asked(&running.post(&format!("/api/v1/moves/7/{verb}"), &[token], "")), format!("Steer {{ id: 7, what: {what} }}"));
+    for (verb, what) in
+        [("pause", "Pause"), ("resume", "Resume"), ("abort", "Abort(AbortRequest { lose: None, dry_run: false })")]
+    {
+        assert_eq!(
+            asked(&running.post(&format!("/api/v1/moves/7/{verb}"), &[token], "")),
+            format!("Steer {{ id: 7, what: {what} }}")
+        );
     }
     let goal = running.post("/api/v1/moves/7/goal", json_type, r#"{"goal":"fast"}"#);
     assert_eq!(asked(&goal), r#"Steer { id: 7, what: Goal("fast") }"#);
@@ -417,12 +451,19 @@ fn what_changes_something_is_asked_by_post() {
     assert!(matches!(running.post("/api/v1/moves/7/goal", json_type, "{}").status, 400 | 422));
     assert_eq!(running.post("/api/v1/moves/x/pause", &[token], "").status, 400);
     let drained = running.post("/api/v1/nodes/10.0.0.1:6379/drain", json_type, r#"{"goal":"gentle"}"#);
-    assert!(asked(&drained).contains(r#"address: "10.0.0.1:6379""#) && asked(&drained).contains("gentle"), "{}", drained.body);
+    assert!(
+        asked(&drained).contains(r#"address: "10.0.0.1:6379""#) && asked(&drained).contains("gentle"),
+        "{}",
+        drained.body
+    );
     let refused = running.post("/api/v1/nodes/10.0.0.1:6379/remove", &[token], "");
     assert_eq!((refused.status, refused.json()["error"].as_str()), (409, Some("10.0.0.1:6379 still owns slots")));
     assert!(asked(&running.post("/api/v1/balance", &[token], "")).contains("dry_run: false"));
     assert!(asked(&running.post("/api/v1/balance", json_type, r#"{"dry_run":true}"#)).contains("dry_run: true"));
-    assert!(asked(&running.post("/api/v1/nodes", json_type, r#"{"address":"c:1","rebalance":true}"#)).contains("rebalance: true"));
+    assert!(
+        asked(&running.post("/api/v1/nodes", json_type, r#"{"address":"c:1","rebalance":true}"#))
+            .contains("rebalance: true")
+    );
 
     let foreign = running.post("/api/v1/moves/7/abort", &["Origin: http://evil.example"], "");
     assert_eq!(foreign.status, 403);
@@ -475,7 +516,8 @@ fn another_token_holds_from_the_next_request() {
     let options = options(Some("first"), &[]);
     let access = options.access.clone();
     let running = start(options);
-    let abort = |token: &str| running.post("/api/v1/moves/7/abort", &[&format!("Authorization: Bearer {token}")], "").status;
+    let abort =
+        |token: &str| running.post("/api/v1/moves/7/abort", &[&format!("Authorization: Bearer {token}")], "").status;
     assert_eq!((abort("first"), abort("second")), (200, 401));
     access.renew(Access::Given(Token::new("second").expect("a token")));
     assert_eq!((abort("first"), abort("second")), (401, 200));
@@ -582,10 +624,13 @@ fn the_start_page_says_what_is_wrong() {
         let mut fake = running.fake.0.lock().expect("not poisoned");
         fake.0.nodes[0].link = LinkReport::Down { reason: "<refused>".into() };
         fake.0.nodes[1] = node(1, LinkReport::Up, 5);
-        fake.0.troubles = vec![serde_json::from_value(json!({ "id": 1, "slots": 1, "what": "move 1 waits" })).expect("a trouble")];
+        fake.0.troubles =
+            vec![serde_json::from_value(json!({ "id": 1, "slots": 1, "what": "move 1 waits" })).expect("a trouble")];
     }
     let page = running.get("/").body;
-    for shown in ["ready, but not for every key", "node 10.0.0.0:6379 (16384 slots): &lt;refused&gt;", "<li>move 1 waits</li>"] {
+    for shown in
+        ["ready, but not for every key", "node 10.0.0.0:6379 (16384 slots): &lt;refused&gt;", "<li>move 1 waits</li>"]
+    {
         assert!(page.contains(shown), "{shown}: {page}");
     }
 }

@@ -42,7 +42,8 @@ fn fleet(directory: &Path, nodes: &[TcpListener]) -> Arc<Fleet> {
     let names: Vec<String> = addresses.iter().map(|node| node.name.clone()).collect();
     let running = Arc::new(Running::default());
     let placement = Arc::new(Placement::open(directory, Arc::clone(&running)).expect("a state directory of its own"));
-    let fleet = Fleet::open(directory, Arc::clone(&running), placement, Arc::new(Fixed), Sync::Always, |_| {}).expect("opens");
+    let fleet =
+        Fleet::open(directory, Arc::clone(&running), placement, Arc::new(Fixed), Sync::Always, |_| {}).expect("opens");
     let topology = fleet.placement.settle(&names, |_| {}).expect("places").topology;
     let live = Live { nodes: access(&topology, &addresses), ..Live::default() };
     let settings = Settings {
@@ -78,12 +79,19 @@ fn two_fleets_in_one_process_know_nothing_of_each_other() {
     let owner = |fleet: &Fleet| fleet.placement.topology().expect("a map").owner(slot);
     let (source, others_owner) = (owner(&one), owner(&other));
     let target = NodeId(1 - source.0);
-    let order = MoveOrder { source, target, slots: vec![slot], keys: None, how: How::default(), cause: Cause::Asked(None) };
+    let order =
+        MoveOrder { source, target, slots: vec![slot], keys: None, how: How::default(), cause: Cause::Asked(None) };
     let (told, durable) = mpsc::channel();
     one.moves.record(order.records(MoveId(1)), Box::new(move |outcome| told.send(outcome).expect("awaited")));
     durable.recv().expect("told").expect("written");
     let (told, handed_over) = mpsc::channel();
-    one.moves.hand_over(MoveId(1), &[slot], None, target, Box::new(move |outcome| told.send(outcome).expect("awaited")));
+    one.moves.hand_over(
+        MoveId(1),
+        &[slot],
+        None,
+        target,
+        Box::new(move |outcome| told.send(outcome).expect("awaited")),
+    );
     handed_over.recv().expect("told").expect("stored");
     assert_eq!((owner(&one), owner(&other)), (target, others_owner), "one map has changed");
 
@@ -118,14 +126,19 @@ fn a_panic_in_an_automation_thread_leaves_the_router_serving() {
     let directory = tempfile::tempdir().expect("a directory");
     let nodes = nodes(1);
     let fleet = fleet(directory.path(), &nodes);
-    let options =
-        AdminOptions { access: AdminAccess::new(Access::Given(Token::new("secret").expect("a token"))), host_names: Vec::new(), tls: None };
+    let options = AdminOptions {
+        access: AdminAccess::new(Access::Given(Token::new("secret").expect("a token"))),
+        host_names: Vec::new(),
+        tls: None,
+    };
     let mut admin = AdminThread::bind("127.0.0.1:0".parse().expect("an address"), options).expect("bound");
     admin.serve(Arc::clone(&fleet) as Arc<dyn Source>);
     let get = |path: &str| {
         exchange(
             admin.address,
-            &format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\nConnection: close\r\n\r\n"),
+            &format!(
+                "GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\nConnection: close\r\n\r\n"
+            ),
         )
     };
     assert!(!get("/readyz").contains("has stopped"));
@@ -141,7 +154,10 @@ fn a_panic_in_an_automation_thread_leaves_the_router_serving() {
         assert!(body.contains("the thread planner has stopped") && !body.contains("the thread autoscaler"), "{body}");
     }
     let metrics = get("/metrics");
-    for line in ["switchyard_automation_thread_up{thread=\"planner\"} 0", "switchyard_automation_thread_up{thread=\"autoscaler\"} 1"] {
+    for line in [
+        "switchyard_automation_thread_up{thread=\"planner\"} 0",
+        "switchyard_automation_thread_up{thread=\"autoscaler\"} 1",
+    ] {
         assert!(metrics.contains(line), "{metrics}");
     }
     assert!(get("/api/v1/automation").contains("its thread has stopped"));

@@ -1,4 +1,5 @@
-//! A key belongs to the server at which twemproxy puts it: many odd keys through a real `nutcracker`, before servers that say which one they are.
+//! A key belongs to the server at which twemproxy puts it: many odd keys through a real `nutcracker`, before servers
+//! that say which one they are.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -104,7 +105,8 @@ fn every_key_is_at_the_server_at_which_nutcracker_puts_it() {
     pools.push(Pool { port: free_port(), scheme: Scheme::default(), servers: crowd });
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("nutcracker.yml");
-    std::fs::write(&file, pools.iter().enumerate().map(|(i, pool)| text_of(i, pool, &ports)).collect::<String>()).expect("written");
+    std::fs::write(&file, pools.iter().enumerate().map(|(i, pool)| text_of(i, pool, &ports)).collect::<String>())
+        .expect("written");
     let process = Command::new("nutcracker")
         .arg("-c")
         .arg(&file)
@@ -122,7 +124,8 @@ fn every_key_is_at_the_server_at_which_nutcracker_puts_it() {
         for (key, number) in keys.iter().zip(asked(pool.port, &keys)) {
             let home = continuum.home(continuum.slot_of(key)).expect("a slot in use");
             // The crowd shares seven processes.
-            let expected = pool.servers.iter().position(|(name, _)| *name == home.name).expect("one of them") % ports.len();
+            let expected =
+                pool.servers.iter().position(|(name, _)| *name == home.name).expect("one of them") % ports.len();
             assert_eq!(number, expected, "{}, {} servers: {}", pool.scheme, pool.servers.len(), key.escape_ascii());
             used |= 1 << number;
         }
@@ -155,7 +158,8 @@ fn text_of(number: usize, pool: &Pool, ports: &[u16]) -> String {
 /// The number of the server that answers for each key.
 fn asked(port: u16, keys: &[Vec<u8>]) -> Vec<usize> {
     let connect = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok();
-    let connected = (0..500).find_map(|_| connect().or_else(|| (std::thread::sleep(Duration::from_millis(20)), None).1));
+    let connected =
+        (0..500).find_map(|_| connect().or_else(|| (std::thread::sleep(Duration::from_millis(20)), None).1));
     let mut stream = connected.expect("nutcracker listens");
     stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
     let mut answers = BufReader::new(stream.try_clone().expect("a second handle"));
@@ -171,8 +175,12 @@ fn asked(port: u16, keys: &[Vec<u8>]) -> Vec<usize> {
         for _ in some {
             let mut line = String::new();
             answers.read_line(&mut line).expect("an answer");
-            numbers
-                .push(line.trim().strip_prefix(':').and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("it says {line:?}")));
+            numbers.push(
+                line.trim()
+                    .strip_prefix(':')
+                    .and_then(|number| number.parse().ok())
+                    .unwrap_or_else(|| panic!("it says {line:?}")),
+            );
         }
     }
     numbers

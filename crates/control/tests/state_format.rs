@@ -1,7 +1,7 @@
 //! State directories of earlier versions, kept as they were written: this version must read them.
 //!
-//! `fixtures/state/VERSION/` holds `state.redb`, `moves.journal` and `facts`, what was true of them when they were made. Every release adds its
-//! own, and none is made anew:
+//! `fixtures/state/VERSION/` holds `state.redb`, `moves.journal` and `facts`, what was true of them when they were
+//! made. Every release adds its own, and none is made anew:
 //!
 //! ```sh
 //! cargo test -p switchyard-control --test state_format -- --ignored make
@@ -38,9 +38,21 @@ fn process(name: &str, client_id: u64) -> Process {
 /// The records of a move that has ended, and of one in the middle of its second leg.
 fn records() -> Vec<Record> {
     let (one, two) = (MoveId(1), MoveId(2));
-    let begun =
-        |move_id, source, target, slots, protocol| Record::Begun { move_id, source, target, slots, protocol, durability: Durability::Aof };
-    let leg = |move_id, leg, slots| Record::LegBegun { move_id, leg, slots, source: process("a", 7), target: process("b", 9) };
+    let begun = |move_id, source, target, slots, protocol| Record::Begun {
+        move_id,
+        source,
+        target,
+        slots,
+        protocol,
+        durability: Durability::Aof,
+    };
+    let leg = |move_id, leg, slots| Record::LegBegun {
+        move_id,
+        leg,
+        slots,
+        source: process("a", 7),
+        target: process("b", 9),
+    };
     let keys = |first: u128| (first..first + 3).map(Fingerprint).collect::<Vec<_>>();
     vec![
         begun(one, NodeId(0), NodeId(1), slots(0..100), Protocol::Switchyard),
@@ -69,7 +81,11 @@ fn record(ledger: &Ledger, records: Vec<Record>) {
 }
 
 fn primary() -> failover::Record<SocketAddr> {
-    failover::Record { primary: "127.0.0.1:6379".parse().expect("an address"), config_epoch: 5, replication_id: Some("r".repeat(40)) }
+    failover::Record {
+        primary: "127.0.0.1:6379".parse().expect("an address"),
+        config_epoch: 5,
+        replication_id: Some("r".repeat(40)),
+    }
 }
 
 /// Everything that a directory of this version can say.
@@ -93,11 +109,13 @@ fn write(directory: &Path) {
     }
 }
 
-/// What is true of a directory, a fact a line. A later version may know more of them, so facts that a fixture does not list are not looked at.
+/// What is true of a directory, a fact a line. A later version may know more of them, so facts that a fixture does not
+/// list are not looked at.
 fn facts(directory: &Path) -> Vec<String> {
     let store = RedbStore::open(directory).expect("opens");
     let topology = store.load_topology().expect("reads").expect("there is one");
-    let mut facts = vec![format!("epoch {}", topology.epoch()), format!("next number of a node {}", topology.next_id())];
+    let mut facts =
+        vec![format!("epoch {}", topology.epoch()), format!("next number of a node {}", topology.next_id())];
     for node in topology.nodes() {
         facts.push(format!("node {} is {} and owns {:?}", node.id.0, node.name, topology.ranges_of(node.id)));
     }
@@ -105,7 +123,10 @@ fn facts(directory: &Path) -> Vec<String> {
         facts.push(format!("the key {} lives at {}", key.escape_ascii(), node.0));
     }
     let primary = store.load_primary("a.invalid:6379").expect("reads").expect("there is one");
-    facts.push(format!("the primary of a is {} at {} with {:?}", primary.primary, primary.config_epoch, primary.replication_id));
+    facts.push(format!(
+        "the primary of a is {} at {} with {:?}",
+        primary.primary, primary.config_epoch, primary.replication_id
+    ));
     facts.push(format!("the next start is number {}", store.next_incarnation().expect("counts")));
     let OpenedLedger { ledger, replay, torn } = Ledger::open(directory, &store, Sync::Always).expect("opens");
     facts.push(format!("{torn} torn bytes"));
@@ -117,7 +138,10 @@ fn facts(directory: &Path) -> Vec<String> {
     }
     for (id, open) in &replay.open {
         let named = [("its slots are", &open.slots), ("of these are handed over", &open.handed_over)];
-        facts.push(format!("move {} goes from {} to {} by {:?}, {:?}", id.0, open.source.0, open.target.0, open.protocol, open.durability));
+        facts.push(format!(
+            "move {} goes from {} to {} by {:?}, {:?}",
+            id.0, open.source.0, open.target.0, open.protocol, open.durability
+        ));
         facts.extend(named.map(|(what, slots)| format!("move {}: {what} {}", id.0, numbers(slots))));
         let Some(leg) = &open.leg else { continue };
         facts.push(format!(

@@ -1,4 +1,5 @@
-//! Documents that people edit and measurements rewrite: generated text between two marks, and the date of a measurement.
+//! Documents that people edit and measurements rewrite: generated text between two marks, and the date of a
+//! measurement.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -23,7 +24,8 @@ pub(crate) fn today() -> String {
     format!("{year}-{month:02}-{day:02}")
 }
 
-/// Year, month and day of the Gregorian calendar for a number of days since 1970-01-01 (counting from March, so that leap days come last).
+/// Year, month and day of the Gregorian calendar for a number of days since 1970-01-01 (counting from March, so that
+/// leap days come last).
 fn civil_date(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468; // since 0000-03-01
     let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));

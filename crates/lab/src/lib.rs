@@ -1,7 +1,8 @@
 //! Measurements and trials of the router: what its developers run, and its operators need not.
 //!
-//! Everything here sees the router from outside, as a client does: over a socket. Nothing imports router internals, so that a
-//! number measured here is one that a user gets, and a check made here cannot share a mistake with the code it checks.
+//! Everything here sees the router from outside, as a client does: over a socket. Nothing imports router internals, so
+//! that a number measured here is one that a user gets, and a check made here cannot share a mistake with the code it
+//! checks.
 //!
 //! - [`peers`]: the router beside the proxies that a user could pick instead, in one run on one machine.
 //! - [`moves`]: what moving slots costs, beside `redis-cli --cluster reshard`.

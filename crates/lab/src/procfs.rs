@@ -1,8 +1,9 @@
 //! What a process costs, from /proc.
 //!
-//! CPU comes from `/proc/PID/task/*/schedstat` (nanoseconds) summed over the threads: `/proc/PID/schedstat` is the main thread alone (it
-//! reads 0 for a proxy that works in another thread), and `/proc/PID/stat` counts all threads, also those that have ended, but in ticks of
-//! 10 ms. Where a thread ended in between, `stat` has the last word, since that thread's nanoseconds left with it.
+//! CPU comes from `/proc/PID/task/*/schedstat` (nanoseconds) summed over the threads: `/proc/PID/schedstat` is the main
+//! thread alone (it reads 0 for a proxy that works in another thread), and `/proc/PID/stat` counts all threads, also
+//! those that have ended, but in ticks of 10 ms. Where a thread ended in between, `stat` has the last word, since that
+//! thread's nanoseconds left with it.
 
 use std::fs;
 use std::path::Path;
@@ -24,11 +25,14 @@ impl CpuReading {
     /// Reads it for one process.
     pub(crate) fn of(pid: u32) -> Result<Self> {
         let stat = read(format!("/proc/{pid}/stat"))?;
-        let ticks = parse_stat_cpu(&stat).with_context(|| format!("/proc/{pid}/stat is not of the known form: {stat}"))?;
+        let ticks =
+            parse_stat_cpu(&stat).with_context(|| format!("/proc/{pid}/stat is not of the known form: {stat}"))?;
         let mut threads = Vec::new();
         for tid in threads_of(pid)? {
             // A thread may end between being listed and being read; kernels without schedstat have none to read.
-            if let Some(ran) = fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).ok().and_then(|s| parse_schedstat(&s)) {
+            if let Some(ran) =
+                fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).ok().and_then(|s| parse_schedstat(&s))
+            {
                 threads.push((tid, ran));
             }
         }
@@ -58,7 +62,11 @@ impl CpuReading {
         let ticks = self.ticks.saturating_sub(earlier.ticks);
         let ran = |threads: &[(u32, Duration)]| threads.iter().map(|(_, d)| *d).sum::<Duration>();
         let lost_thread = earlier.threads.iter().any(|(tid, _)| !self.threads.iter().any(|(t, _)| t == tid));
-        if lost_thread || self.threads.is_empty() { ticks } else { ran(&self.threads).saturating_sub(ran(&earlier.threads)) }
+        if lost_thread || self.threads.is_empty() {
+            ticks
+        } else {
+            ran(&self.threads).saturating_sub(ran(&earlier.threads))
+        }
     }
 }
 
@@ -87,21 +95,32 @@ impl MachineReading {
     /// Reads both.
     pub(crate) fn now() -> Result<Self> {
         let busy = parse_machine_busy(&read("/proc/stat")?).context("/proc/stat is not of the known form")?;
-        let ended_children = parse_stat_children_cpu(&read("/proc/self/stat")?).context("/proc/self/stat is not of the known form")?;
+        let ended_children =
+            parse_stat_children_cpu(&read("/proc/self/stat")?).context("/proc/self/stat is not of the known form")?;
         Ok(Self { at: Instant::now(), busy, ended_children })
     }
 
     /// CPU used from `earlier` to now by the whole machine and by children that ended since, and how long that was.
     pub(crate) fn since(&self, earlier: &Self) -> (Duration, Duration, Duration) {
-        (self.busy.saturating_sub(earlier.busy), self.ended_children.saturating_sub(earlier.ended_children), self.at - earlier.at)
+        (
+            self.busy.saturating_sub(earlier.busy),
+            self.ended_children.saturating_sub(earlier.ended_children),
+            self.at - earlier.at,
+        )
     }
 }
 
 /// One line about the machine, for the head of a table: processor, CPUs, kernel.
 pub(crate) fn describe_machine() -> String {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let field =
-        |name: &str| cpuinfo.lines().find(|l| l.starts_with(name)).and_then(|l| l.split_once(':')).map_or("", |(_, v)| v.trim()).to_owned();
+    let field = |name: &str| {
+        cpuinfo
+            .lines()
+            .find(|l| l.starts_with(name))
+            .and_then(|l| l.split_once(':'))
+            .map_or("", |(_, v)| v.trim())
+            .to_owned()
+    };
     let model = field("model name");
     let model = if model.is_empty() { std::env::consts::ARCH.to_owned() } else { model };
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);
@@ -142,14 +161,20 @@ fn parse_schedstat(schedstat: &str) -> Option<Duration> {
 }
 
 fn parse_rss(status: &str) -> Option<u64> {
-    let kib: u64 = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    let kib: u64 =
+        status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
 }
 
 /// user, nice, system, irq, softirq and steal of the first line; idle and iowait are not work.
 fn parse_machine_busy(stat: &str) -> Option<Duration> {
-    let fields: Vec<u64> =
-        stat.lines().next()?.strip_prefix("cpu ")?.split_ascii_whitespace().map(|f| f.parse().ok()).collect::<Option<_>>()?;
+    let fields: Vec<u64> = stat
+        .lines()
+        .next()?
+        .strip_prefix("cpu ")?
+        .split_ascii_whitespace()
+        .map(|f| f.parse().ok())
+        .collect::<Option<_>>()?;
     let busy: u64 = [0, 1, 2, 5, 6, 7].iter().filter_map(|&i| fields.get(i)).sum();
     Some(Duration::from_millis(busy.checked_mul(10)?))
 }
@@ -202,13 +227,16 @@ mod tests {
             let mut n = 0_u64;
             let path = format!("/proc/self/task/{tid}/schedstat");
             // Until this thread has used 200 ms, however long that takes on a busy machine.
-            while parse_schedstat(&fs::read_to_string(&path).expect("schedstat")).expect("a number") < Duration::from_millis(200) {
+            while parse_schedstat(&fs::read_to_string(&path).expect("schedstat")).expect("a number")
+                < Duration::from_millis(200)
+            {
                 n = std::hint::black_box((0..100_000).fold(n, |a, b| a ^ b));
             }
             CpuReading::of(std::process::id()).expect("our own /proc")
         });
         let after = thread_cpu.join().expect("the thread ends");
-        // Where a thread of another test has ended meanwhile, ticks are counted, of which a kernel may give some to nobody.
+        // Where a thread of another test has ended meanwhile, ticks are counted, of which a kernel may give some to
+        // nobody.
         assert!(after.since(&before) >= Duration::from_millis(100));
         assert!(resident_bytes(pid).expect("our own /proc") > 100_000);
     }

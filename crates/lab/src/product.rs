@@ -9,10 +9,14 @@ use switchyard_bench::process::is_executable;
 pub fn find(given: Option<&Path>) -> Result<PathBuf> {
     match given {
         Some(path) if is_executable(path) => std::path::absolute(path).with_context(|| path.display().to_string()),
-        Some(path) => bail!("--switchyard {}: no program is there; name the router's binary, or leave the flag out", path.display()),
+        Some(path) => bail!(
+            "--switchyard {}: no program is there; name the router's binary, or leave the flag out",
+            path.display()
+        ),
         None => {
-            let own = std::env::current_exe()
-                .context("cannot tell where this program is, to find the router beside it; name it with --switchyard")?;
+            let own = std::env::current_exe().context(
+                "cannot tell where this program is, to find the router beside it; name it with --switchyard",
+            )?;
             beside(&own)
         }
     }

@@ -1,4 +1,5 @@
-//! Servers that keep what they acknowledge, and a router: killed, started again at the same place, stopped and continued.
+//! Servers that keep what they acknowledge, and a router: killed, started again at the same place, stopped and
+//! continued.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -34,13 +35,19 @@ impl Place {
                 bail!("{} ended at once ({status}); the end of its output:\n{}", self.name, process.log_tail());
             }
             // A server that loads its file answers LOADING, and a router whose nodes are away an error: both are up.
-            let asked = Client::connect(self.address).and_then(|mut c| c.call(&[b"PING"], |reply| matches!(reply, Reply::Status(b"PONG"))));
+            let asked = Client::connect(self.address)
+                .and_then(|mut c| c.call(&[b"PING"], |reply| matches!(reply, Reply::Status(b"PONG"))));
             if asked.unwrap_or(false) {
                 self.process = Some(process);
                 return Ok(());
             }
             if Instant::now() > end {
-                bail!("{} does not answer at {}; the end of its output:\n{}", self.name, self.address, process.log_tail());
+                bail!(
+                    "{} does not answer at {}; the end of its output:\n{}",
+                    self.name,
+                    self.address,
+                    process.log_tail()
+                );
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -69,7 +76,14 @@ impl Site {
             let home = folder.join(format!("node{i}"));
             std::fs::create_dir_all(&home).with_context(|| format!("cannot create {}", home.display()))?;
             let mut command = Command::new(&server);
-            command.current_dir(&home).args(["--bind", "127.0.0.1", "--port", &address.port().to_string(), "--save", ""]);
+            command.current_dir(&home).args([
+                "--bind",
+                "127.0.0.1",
+                "--port",
+                &address.port().to_string(),
+                "--save",
+                "",
+            ]);
             command.args(["--appendonly", "yes", "--appendfsync", "always"]);
             let mut place = Place { name: format!("node{i}"), address, command, process: None, starts: 0 };
             place.start(folder)?;
@@ -77,7 +91,10 @@ impl Site {
         }
         let (entry, admin) = (process::free_address()?, process::free_address()?);
         let mut command = Command::new(switchyard);
-        command.args(["serve", "--listen", &entry.to_string(), "--admin", &admin.to_string()]).arg("--state-dir").arg(folder.join("state"));
+        command
+            .args(["serve", "--listen", &entry.to_string(), "--admin", &admin.to_string()])
+            .arg("--state-dir")
+            .arg(folder.join("state"));
         for place in &places {
             command.args(["--node", &place.address.to_string()]);
         }
@@ -105,7 +122,8 @@ impl Site {
     /// Keys that a node has, by its own count.
     pub fn keys_of(&self, index: usize) -> Result<u64> {
         let mut node = Client::connect(self.node(index))?;
-        // Beginnings of big keys that a killed router has left end by themselves, or with the next move of slots; they are nobody's keys.
+        // Beginnings of big keys that a killed router has left end by themselves, or with the next move of slots; they
+        // are nobody's keys.
         let count: [&[u8]; 4] = [b"EVAL", b"return #redis.call('KEYS', ARGV[1])", b"0", b"switchyard:temporary:*"];
         let (all, temporary) = (node.integer(&[b"DBSIZE"])?, node.integer(&count)?);
         Ok((all - temporary).unsigned_abs())

@@ -1,4 +1,5 @@
-//! What telemetry costs a command: `cargo bench -p switchyard-policy`. The least of several rounds, because other programs only add to it.
+//! What telemetry costs a command: `cargo bench -p switchyard-policy`. The least of several rounds, because other
+//! programs only add to it.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -50,7 +51,9 @@ fn main() {
     ] {
         let hashes = hashes(keys, skew);
         let (mut segment, mut recent) = (Segment::new(256), Recent::of_one_in(1));
-        let counted = least(&hashes, |hash| segment.note(Identity::new(hash, 0, b"user:1234567890"), Use { how: How::Read, bytes: 40 }));
+        let counted = least(&hashes, |hash| {
+            segment.note(Identity::new(hash, 0, b"user:1234567890"), Use { how: How::Read, bytes: 40 })
+        });
         let noticed = least(&hashes, |hash| {
             black_box(recent.note(hash));
         });

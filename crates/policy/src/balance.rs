@@ -1,7 +1,7 @@
 //! Which slots go where, so that every node has its share: by weight, with as little moved as can be.
 //!
-//! Slots are counted, not loads: what the planner will do with measured loads is another question. The outcome depends on nothing but the
-//! arguments, and asking again after it was done gives nothing to do.
+//! Slots are counted, not loads: what the planner will do with measured loads is another question. The outcome depends
+//! on nothing but the arguments, and asking again after it was done gives nothing to do.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,7 +29,9 @@ pub enum BalanceError {
 impl fmt::Display for BalanceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoWeight => f.write_str("no node is left that may have slots; add a node, or give one a weight above 0"),
+            Self::NoWeight => {
+                f.write_str("no node is left that may have slots; add a node, or give one a weight above 0")
+            }
         }
     }
 }
@@ -38,26 +40,32 @@ impl std::error::Error for BalanceError {}
 
 /// Moves that give every node slots in proportion to its weight (1 where none is given; 0: none), to within one slot.
 ///
-/// As few slots as possible change their owner: a node gives only what it has above its share, and where shares do not come out even the
-/// odd slots stay with nodes that have them already.
+/// As few slots as possible change their owner: a node gives only what it has above its share, and where shares do not
+/// come out even the odd slots stay with nodes that have them already.
 ///
 /// # Errors
 /// If no node has a weight above 0.
 pub fn even(topology: &Topology, weights: &BTreeMap<NodeId, u32>) -> Result<Vec<Shift>, BalanceError> {
     let members: Vec<Member> = topology
         .nodes()
-        .map(|node| Member { id: node.id, weight: u64::from(weights.get(&node.id).copied().unwrap_or(1)), has: topology.slots_of(node.id) })
+        .map(|node| Member {
+            id: node.id,
+            weight: u64::from(weights.get(&node.id).copied().unwrap_or(1)),
+            has: topology.slots_of(node.id),
+        })
         .collect();
     Ok(shifts(topology, &members, &shares(&members, topology.placement().slots())?))
 }
 
-/// Moves that take all slots from a node and give each to whoever has the least for its weight; nothing moves among the others.
+/// Moves that take all slots from a node and give each to whoever has the least for its weight; nothing moves among the
+/// others.
 ///
 /// # Errors
 /// If no other node has a weight above 0.
 pub fn drain(topology: &Topology, node: NodeId, weights: &BTreeMap<NodeId, u32>) -> Result<Vec<Shift>, BalanceError> {
     let weight = |id| if id == node { 0 } else { u64::from(weights.get(&id).copied().unwrap_or(1)) };
-    let members: Vec<Member> = topology.nodes().map(|n| Member { id: n.id, weight: weight(n.id), has: topology.slots_of(n.id) }).collect();
+    let members: Vec<Member> =
+        topology.nodes().map(|n| Member { id: n.id, weight: weight(n.id), has: topology.slots_of(n.id) }).collect();
     let mut wanted: Vec<usize> = members.iter().map(|m| m.has).collect();
     let Some(leaving) = members.iter().position(|m| m.id == node) else { return Ok(Vec::new()) };
     for _ in 0..std::mem::take(&mut wanted[leaving]) {
@@ -89,7 +97,9 @@ fn shares(members: &[Member], slots: usize) -> Result<Vec<usize>, BalanceError> 
     let mut shares: Vec<usize> = exact.iter().map(|e| (e / u128::from(weights)) as usize).collect();
     let odd = slots - shares.iter().sum::<usize>();
     let mut order: Vec<usize> = (0..members.len()).filter(|i| !exact[*i].is_multiple_of(u128::from(weights))).collect();
-    order.sort_by_key(|i| (members[*i].has <= shares[*i], std::cmp::Reverse(exact[*i] % u128::from(weights)), members[*i].id));
+    order.sort_by_key(|i| {
+        (members[*i].has <= shares[*i], std::cmp::Reverse(exact[*i] % u128::from(weights)), members[*i].id)
+    });
     for i in order.into_iter().take(odd) {
         shares[i] += 1;
     }

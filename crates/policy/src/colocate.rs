@@ -1,18 +1,20 @@
-//! Keys that live elsewhere than their slots come home because commands need them together with other keys: which moves bring them, and who waits for
-//! what.
+//! Keys that live elsewhere than their slots come home because commands need them together with other keys: which moves
+//! bring them, and who waits for what.
 //!
-//! A function of what is wanted, of where keys live and of the moves that are open; whoever asks begins these moves, and asks again when something has
-//! changed. A slot takes part in one move at a time, so what it has at several nodes comes home from one after the other.
+//! A function of what is wanted, of where keys live and of the moves that are open; whoever asks begins these moves,
+//! and asks again when something has changed. A slot takes part in one move at a time, so what it has at several nodes
+//! comes home from one after the other.
 //!
-//! Not a decision of the workers that meet such commands: they do not know of moves that wait to begin, and several of them want the same keys at once.
+//! Not a decision of the workers that meet such commands: they do not know of moves that wait to begin, and several of
+//! them want the same keys at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::topology::{MoveId, NodeId, Placement, Slot, Topology};
 
-/// Moves that bring keys from one node to another because commands need them, at the same time. What is wanted beyond that goes together in the next
-/// one, so that many commands do not begin as many moves.
+/// Moves that bring keys from one node to another because commands need them, at the same time. What is wanted beyond
+/// that goes together in the next one, so that many commands do not begin as many moves.
 pub const COLOCATE_MAX: usize = 4;
 
 /// What a command needs to live together.
@@ -36,7 +38,9 @@ impl Wanted {
     /// Those that are not at home, each with the node at which it lives.
     fn away(&self, topology: &Topology) -> Vec<(Arc<[u8]>, NodeId)> {
         match self {
-            Self::Keys(keys) => keys.iter().filter_map(|key| Some((Arc::clone(key), topology.exception(key)?))).collect(),
+            Self::Keys(keys) => {
+                keys.iter().filter_map(|key| Some((Arc::clone(key), topology.exception(key)?))).collect()
+            }
             Self::Slot(slot) => topology.exceptions_in(*slot).map(|(key, node)| (Arc::clone(key), node)).collect(),
         }
     }
@@ -115,7 +119,8 @@ pub fn plan(topology: &Topology, wanted: &[&Wanted], open: &[Open<'_>], is_away:
             plan.standings.push(Standing::Home);
             continue;
         };
-        // Also where its keys are at home by the topology: this move may take them away, and workers know of that before the topology does.
+        // Also where its keys are at home by the topology: this move may take them away, and workers know of that
+        // before the topology does.
         if let Some(busy) = open.iter().find(|open| open.slots.binary_search(&slot).is_ok()) {
             plan.standings.push(match [busy.source, busy.target].into_iter().find(|node| is_away(*node)) {
                 _ if busy.is_paused => Standing::Paused(busy.id),
@@ -136,7 +141,8 @@ pub fn plan(topology: &Topology, wanted: &[&Wanted], open: &[Open<'_>], is_away:
         }
         plan.standings.push(Standing::Wait);
         let source = from.get(&slot).copied().unwrap_or(*first);
-        let under_way = open.iter().filter(|open| open.colocates && (open.source, open.target) == (source, target)).count();
+        let under_way =
+            open.iter().filter(|open| open.colocates && (open.source, open.target) == (source, target)).count();
         if under_way >= COLOCATE_MAX {
             continue;
         }

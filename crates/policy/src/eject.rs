@@ -1,7 +1,9 @@
-//! Ejection of servers that fail, as a pool of twemproxy asks for it (`auto_eject_hosts`): who is ejected when, who stands in for it, and when it returns.
+//! Ejection of servers that fail, as a pool of twemproxy asks for it (`auto_eject_hosts`): who is ejected when, who
+//! stands in for it, and when it returns.
 //!
-//! It is a rule of caches: what an ejected server has is given up, so a key may be missing. It is apart from moves, in which no key ever is. nutcracker makes its
-//! continuum anew from the servers that are live; here the places of the ejected server alone go elsewhere, so the others' keys stay.
+//! It is a rule of caches: what an ejected server has is given up, so a key may be missing. It is apart from moves, in
+//! which no key ever is. nutcracker makes its continuum anew from the servers that are live; here the places of the
+//! ejected server alone go elsewhere, so the others' keys stay.
 //!
 //! Nothing here waits or asks. The caller gives facts, carries the steps out, and reports the outcome.
 
@@ -149,7 +151,8 @@ impl Ejections {
         matches!(self.nodes.get(&node), Some(State::Ejected { .. }))
     }
 
-    /// Looks at all nodes at this time, in milliseconds, and says what is to be done. Each step is to be carried out at most once.
+    /// Looks at all nodes at this time, in milliseconds, and says what is to be done. Each step is to be carried out at
+    /// most once.
     pub fn look(&mut self, now_ms: u64, topology: &Topology, facts: &BTreeMap<NodeId, Facts>) -> Vec<Step> {
         let limit = self.rule.failure_limit.max(1);
         self.nodes.retain(|node, _| topology.node(*node).is_some());
@@ -166,8 +169,10 @@ impl Ejections {
                 failing.push(node.id);
             }
         }
-        let mut steps: Vec<Step> = failing.iter().filter_map(|node| self.against(*node, now_ms, topology, facts)).collect();
-        // Not of those that fail: the next look sees their slots. Slots that come back come from nodes that answer, so their owners stay as they are now.
+        let mut steps: Vec<Step> =
+            failing.iter().filter_map(|node| self.against(*node, now_ms, topology, facts)).collect();
+        // Not of those that fail: the next look sees their slots. Slots that come back come from nodes that answer, so
+        // their owners stay as they are now.
         let others = topology.nodes().filter(|node| !failing.contains(&node.id));
         steps.extend(others.filter_map(|node| self.back(node.id, now_ms, topology, facts)));
         steps
@@ -225,7 +230,8 @@ impl Ejections {
         (!from.is_empty() && self.is_fit(node, now_ms, facts)).then_some(Step::Return { node, from })
     }
 
-    /// Others are about to get these slots of a node: the slots of each that are ejected then. It is to be durable before anybody sees the new owners.
+    /// Others are about to get these slots of a node: the slots of each that are ejected then. It is to be durable
+    /// before anybody sees the new owners.
     #[must_use]
     pub fn with(&self, node: NodeId, to: &BTreeMap<NodeId, Vec<Slot>>) -> BTreeMap<NodeId, Vec<Slot>> {
         let mut ejected = self.ejected();
@@ -259,8 +265,8 @@ impl Ejections {
     }
 }
 
-/// Whether a key found at a stand-in must be removed before the stand-in gets these slots (ascending): a key of the slots that lives elsewhere. A key that lives there
-/// without its slot stays.
+/// Whether a key found at a stand-in must be removed before the stand-in gets these slots (ascending): a key of the
+/// slots that lives elsewhere. A key that lives there without its slot stays.
 #[must_use]
 pub fn is_stray_at(topology: &Topology, stand_in: NodeId, slots: &[Slot], key: &[u8]) -> bool {
     slots.binary_search(&topology.slot_of(key)).is_ok() && topology.lives_at(key) != stand_in
@@ -269,8 +275,8 @@ pub fn is_stray_at(topology: &Topology, stand_in: NodeId, slots: &[Slot], key: &
 /// Fingerprints in the list of an ejection, at most: a million of 16 bytes need up to 40 MB in a hash set.
 const WRITTEN_MAX: usize = 1_000_000;
 
-/// Keys written or deleted elsewhere while slots of an ejected node are with others. When the node returns as the same process, it has all other keys of these slots as
-/// they were written last, because nothing was sent to it.
+/// Keys written or deleted elsewhere while slots of an ejected node are with others. When the node returns as the same
+/// process, it has all other keys of these slots as they were written last, because nothing was sent to it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Elsewhere {
     /// These keys.
@@ -280,15 +286,18 @@ pub enum Elsewhere {
         /// Fingerprints of the keys.
         written: FingerprintSet,
     },
-    /// Perhaps any key: a command did not name its keys, they are more than the list takes, or the data of the node were not in use.
+    /// Perhaps any key: a command did not name its keys, they are more than the list takes, or the data of the node
+    /// were not in use.
     Any,
 }
 
 impl Elsewhere {
-    /// Returns an empty list. `process`: the `run_id` of the node whose data clients used; `None`: they used no data of the node.
+    /// Returns an empty list. `process`: the `run_id` of the node whose data clients used; `None`: they used no data of
+    /// the node.
     #[must_use]
     pub fn new(process: Option<&str>) -> Self {
-        process.map_or(Self::Any, |process| Self::Keys { process: process.to_owned(), written: FingerprintSet::default() })
+        process
+            .map_or(Self::Any, |process| Self::Keys { process: process.to_owned(), written: FingerprintSet::default() })
     }
 
     /// Records a key that a command may change. Must be called before the command is sent.
@@ -311,15 +320,21 @@ impl Elsewhere {
         matches!(self, Self::Keys { process, .. } if now == Some(process))
     }
 
-    /// Whether the node, which is this process now, has a key as it was written last. All other keys that it has of the slots must be removed there.
+    /// Whether the node, which is this process now, has a key as it was written last. All other keys that it has of the
+    /// slots must be removed there.
     #[must_use]
     pub fn is_current(&self, now: &str, key: Fingerprint) -> bool {
         matches!(self, Self::Keys { process, written } if process == now && !written.contains(&key))
     }
 }
 
-/// The stand-ins of a node, with their slots: each slot goes to the first server that is fit, from the slot's own place in the continuum on. `None` where no other is fit.
-fn stand_ins(topology: &Topology, node: NodeId, is_fit: impl Fn(NodeId) -> bool) -> Option<BTreeMap<NodeId, Vec<Slot>>> {
+/// The stand-ins of a node, with their slots: each slot goes to the first server that is fit, from the slot's own place
+/// in the continuum on. `None` where no other is fit.
+fn stand_ins(
+    topology: &Topology,
+    node: NodeId,
+    is_fit: impl Fn(NodeId) -> bool,
+) -> Option<BTreeMap<NodeId, Vec<Slot>>> {
     let ring = topology.placement().continuum()?;
     let numbers: BTreeMap<&str, NodeId> = topology.nodes().map(|node| (node.name.as_str(), node.id)).collect();
     let number = |name: &str| numbers.get(name).copied().filter(|other| *other != node && is_fit(*other));
@@ -345,7 +360,9 @@ mod tests {
 
     fn fleet(distribution: Distribution, weights: &[u32]) -> Topology {
         let servers = weights.iter().enumerate().map(|(n, weight)| Server { name: format!("s{n}"), weight: *weight });
-        Topology::on_continuum(Arc::new(Continuum::new(Scheme { distribution, ..Scheme::default() }, servers).expect("a continuum")))
+        Topology::on_continuum(Arc::new(
+            Continuum::new(Scheme { distribution, ..Scheme::default() }, servers).expect("a continuum"),
+        ))
     }
 
     /// Of nodes that answer or fail; those that answer are drained.
@@ -373,7 +390,11 @@ mod tests {
         let fails = facts(&topology, |node| node == NodeId(2));
         assert_eq!(ejections.look(0, &topology, &fails), [], "one failure is no reason");
         let [Step::Eject { node, to }] = &ejections.look(0, &topology, &fails)[..] else { panic!("it is ejected") };
-        assert_eq!((node, to.keys().collect::<Vec<_>>()), (&NodeId(2), vec![&NodeId(0)]), "behind the last place comes the first");
+        assert_eq!(
+            (node, to.keys().collect::<Vec<_>>()),
+            (&NodeId(2), vec![&NodeId(0)]),
+            "behind the last place comes the first"
+        );
         let mut ejections = Ejections::new(RULE, BTreeMap::new());
         let fails = facts(&topology, |node| node == NodeId(0) || node == NodeId(1));
         ejections.look(0, &topology, &fails);
@@ -386,8 +407,9 @@ mod tests {
     fn failures_in_a_row_count() {
         let topology = fleet(Distribution::Ketama, &[1, 1]);
         let mut ejections = Ejections::new(RULE, BTreeMap::new());
-        let look =
-            |ejections: &mut Ejections, fails: bool| ejections.look(0, &topology, &facts(&topology, |node| fails && node == NodeId(0)));
+        let look = |ejections: &mut Ejections, fails: bool| {
+            ejections.look(0, &topology, &facts(&topology, |node| fails && node == NodeId(0)))
+        };
         for _ in 0..3 {
             assert_eq!(look(&mut ejections, true), []);
             assert_eq!(look(&mut ejections, false), []);
@@ -434,7 +456,8 @@ mod tests {
     fn a_failed_ejection_does_not_keep_others_from_returning() {
         let home = fleet(Distribution::Ketama, &[1, 1, 1]);
         let (back, lost) = (NodeId(0), NodeId(1));
-        let (mut topology, mut ejections) = (home.clone(), Ejections::new(Rule { failure_limit: 1, ..RULE }, BTreeMap::new()));
+        let (mut topology, mut ejections) =
+            (home.clone(), Ejections::new(Rule { failure_limit: 1, ..RULE }, BTreeMap::new()));
         let Some(Step::Eject { to, .. }) = ejections.look(0, &home, &facts(&home, |node| node == back)).pop() else {
             panic!("it is ejected")
         };
@@ -443,7 +466,9 @@ mod tests {
         // Nobody carries the other ejection out.
         let fails = facts(&topology, |node| node == lost);
         assert!(matches!(ejections.look(999, &topology, &fails)[..], [Step::Eject { node: NodeId(1), .. }]));
-        let [Step::Eject { .. }, Step::Return { node, from }] = &ejections.look(1000, &topology, &fails)[..] else { panic!("it returns") };
+        let [Step::Eject { .. }, Step::Return { node, from }] = &ejections.look(1000, &topology, &fails)[..] else {
+            panic!("it returns")
+        };
         assert!(*node == back && !from.contains_key(&lost), "from those that answer");
     }
 
@@ -455,8 +480,12 @@ mod tests {
         let mut ejections = Ejections::new(Rule { failure_limit: 1, ..RULE }, BTreeMap::new());
         fails.get_mut(&node).expect("known").move_targets = vec![NodeId(1)];
         assert_eq!(ejections.look(0, &topology, &fails), [Step::Keep { node, why: Kept::Moves }]);
-        let key: Arc<[u8]> =
-            (0..).map(|n| format!("k{n}")).find(|key| topology.owner_of(key.as_bytes()) != node).expect("a key").into_bytes().into();
+        let key: Arc<[u8]> = (0..)
+            .map(|n| format!("k{n}"))
+            .find(|key| topology.owner_of(key.as_bytes()) != node)
+            .expect("a key")
+            .into_bytes()
+            .into();
         let with_key = topology.keys_handed_over(&[topology.slot_of(&key)], [&key], node);
         fails.get_mut(&node).expect("known").move_targets = Vec::new();
         assert_eq!(ejections.look(0, &with_key, &fails), [Step::Keep { node, why: Kept::HasExceptions(1) }]);
@@ -510,7 +539,8 @@ mod tests {
     }
 
     proptest! {
-        /// Servers fail and answer in any order. Others' slots never move by an ejection, one server at least keeps slots, and in the end all are at home.
+        /// Servers fail and answer in any order. Others' slots never move by an ejection, one server at least keeps
+        /// slots, and in the end all are at home.
         #[test]
         fn others_slots_stay_and_all_come_home(
             is_modula: bool,

@@ -1,12 +1,16 @@
-//! The guard of nodes that come back without their data: whether a process that answers in the place of another has what that one had.
+//! The guard of nodes that come back without their data: whether a process that answers in the place of another has
+//! what that one had.
 //!
-//! A node may be empty for good reasons: its queue was consumed, its keys were deleted or have expired. Only keys that must still be there are missed.
-//! A count of keys a second ago is not enough for that, so commands that may remove keys since the count are known too.
+//! A node may be empty for good reasons: its queue was consumed, its keys were deleted or have expired. Only keys that
+//! must still be there are missed. A count of keys a second ago is not enough for that, so commands that may remove
+//! keys since the count are known too.
 
-/// A process with fewer than this part of the keys that were there has lost them. Some may be gone rightly: they were written after the last snapshot.
+/// A process with fewer than this part of the keys that were there has lost them. Some may be gone rightly: they were
+/// written after the last snapshot.
 const LOST_BELOW: (u64, u64) = (1, 10);
 
-/// Once that was found, keys are put back one by one, and all that are not there yet would be answered with nil: so many must be there before it is served.
+/// Once that was found, keys are put back one by one, and all that are not there yet would be answered with nil: so
+/// many must be there before it is served.
 const BACK_FROM: (u64, u64) = (9, 10);
 
 /// The numbers of `INFO keyspace`, all databases together.
@@ -42,7 +46,8 @@ impl Holdings {
 
     /// When its keys are gone, on average, if all of them have a time to live; milliseconds since 1970.
     fn gone_by(&self, at_ms: u64) -> Option<u64> {
-        (self.keys > 0 && self.expires >= self.keys && self.avg_ttl_ms > 0).then(|| at_ms.saturating_add(self.avg_ttl_ms))
+        (self.keys > 0 && self.expires >= self.keys && self.avg_ttl_ms > 0)
+            .then(|| at_ms.saturating_add(self.avg_ttl_ms))
     }
 }
 
@@ -140,7 +145,8 @@ impl Data {
     }
 }
 
-/// Whether a process with `now` keys has lost what the one in its place had, which were `before`. `is_held`: it was found so already.
+/// Whether a process with `now` keys has lost what the one in its place had, which were `before`. `is_held`: it was
+/// found so already.
 fn has_lost(before: u64, now: u64, is_held: bool) -> bool {
     let (part, of) = if is_held { BACK_FROM } else { LOST_BELOW };
     now.saturating_mul(of) < before.saturating_mul(part)
@@ -172,7 +178,8 @@ mod tests {
 
     #[test]
     fn keyspace_is_read_over_all_databases() {
-        let info = "# Keyspace\r\ndb0:keys=3,expires=1,avg_ttl=4000,subexpiry=0\r\ndb7:keys=2,expires=2,avg_ttl=1000\r\n";
+        let info =
+            "# Keyspace\r\ndb0:keys=3,expires=1,avg_ttl=4000,subexpiry=0\r\ndb7:keys=2,expires=2,avg_ttl=1000\r\n";
         assert_eq!(Holdings::of_info(info), Holdings { keys: 5, expires: 3, avg_ttl_ms: 2000 });
         assert_eq!(Holdings::of_info("# Keyspace\r\n"), Holdings::default());
     }
@@ -198,7 +205,11 @@ mod tests {
         assert_eq!(data.judge(sent(102, ANY_NUMBER), 0, 9, false), Return::Removed(100), "a flush");
         // The count falls to nothing.
         data.counted(holdings(0), 0, sent(103, 1));
-        assert_eq!(data.judge(sent(103, 1), 0, 9, false), Return::Lost(1), "a write may have been under way at the count");
+        assert_eq!(
+            data.judge(sent(103, 1), 0, 9, false),
+            Return::Lost(1),
+            "a write may have been under way at the count"
+        );
         data.counted(holdings(0), 0, sent(103, 1));
         assert_eq!(data.judge(sent(103, 1), 0, 9, false), Return::Intact);
     }

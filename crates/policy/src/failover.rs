@@ -1,16 +1,17 @@
 //! Which server of a node is its primary, and which replicas may be read: for nodes that have replicas.
 //!
-//! A [`Watch`] is stepped with what was seen - a server's own account of its role, its silence, a Sentinel's announcement - and
-//! says when the primary changes and which replicas are fit to be read. It elects nobody: promoting a replica is the business of
-//! Sentinel, an operator or an orchestrator. It finds out that it has happened, and refuses to be fooled: following a server that
-//! merely claims to be a primary (a detached copy, the old primary that came back) would make writes disappear.
+//! A [`Watch`] is stepped with what was seen - a server's own account of its role, its silence, a Sentinel's
+//! announcement - and says when the primary changes and which replicas are fit to be read. It elects nobody: promoting
+//! a replica is the business of Sentinel, an operator or an orchestrator. It finds out that it has happened, and
+//! refuses to be fooled: following a server that merely claims to be a primary (a detached copy, the old primary that
+//! came back) would make writes disappear.
 //!
-//! - **With Sentinel** the announcement with the highest configuration epoch counts. A Sentinel that was cut off repeats the old
-//!   primary with an older epoch: it is not believed, not even while the present primary is silent, unless its primary proves its descent
-//!   as below (Sentinels that were set up anew count from 0 again).
-//! - **Without**, servers are believed what they say of themselves, with proof: a promoted replica knows the replication id of
-//!   the primary that it followed (`master_replid2`). It is followed once the old primary has itself become a replica, or has been
-//!   silent for a while.
+//! - **With Sentinel** the announcement with the highest configuration epoch counts. A Sentinel that was cut off
+//!   repeats the old primary with an older epoch: it is not believed, not even while the present primary is silent,
+//!   unless its primary proves its descent as below (Sentinels that were set up anew count from 0 again).
+//! - **Without**, servers are believed what they say of themselves, with proof: a promoted replica knows the
+//!   replication id of the primary that it followed (`master_replid2`). It is followed once the old primary has itself
+//!   become a replica, or has been silent for a while.
 //!
 //! Addresses are opaque here: whoever steps the watch knows how to compare them.
 
@@ -66,8 +67,9 @@ pub enum Role<A> {
     },
 }
 
-/// Why a server that was just connected to is not a replica whose data may be read, by its `INFO replication` and `INFO persistence`; `None`: it may. A server
-/// that has just started may be empty until its first synchronisation has ended.
+/// Why a server that was just connected to is not a replica whose data may be read, by its `INFO replication` and
+/// `INFO persistence`; `None`: it may. A server that has just started may be empty until its first synchronisation has
+/// ended.
 #[must_use]
 pub fn why_not_readable(info: &str) -> Option<&'static str> {
     let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
@@ -105,7 +107,8 @@ pub enum Event<A> {
         /// Its configuration epoch for this primary.
         config_epoch: u64,
     },
-    /// Slots were moved to the node: a replica that has not what the primary had here would answer that their keys are not there.
+    /// Slots were moved to the node: a replica that has not what the primary had here would answer that their keys are
+    /// not there.
     Needed(Position),
     /// An operator says that the server which nothing proves to be the successor is the primary all the same.
     Accepted,
@@ -186,8 +189,8 @@ pub struct Watch<A> {
     seen: BTreeMap<A, Seen<A>>,
     readable: Vec<A>,
     primary_is_nearest: bool,
-    /// What a replica must have to be read: what the primary had when it was first seen (a router before us may have moved slots to it just before), and
-    /// what was moved to it since. `None` until the primary has told where it is.
+    /// What a replica must have to be read: what the primary had when it was first seen (a router before us may have
+    /// moved slots to it just before), and what was moved to it since. `None` until the primary has told where it is.
     needed: Option<Position>,
     /// The address that the name of the primary leads to now, where that is another.
     heir: Option<A>,
@@ -196,14 +199,16 @@ pub struct Watch<A> {
 }
 
 impl<A: Clone + Ord> Watch<A> {
-    /// Watches `servers`. Without Sentinel the first of them is the primary, unless `stored` says otherwise; with Sentinel nobody is
-    /// before one has announced it, unless `stored` knows.
+    /// Watches `servers`. Without Sentinel the first of them is the primary, unless `stored` says otherwise; with
+    /// Sentinel nobody is before one has announced it, unless `stored` knows.
     pub fn new(servers: Vec<A>, has_sentinel: bool, stored: Option<Record<A>>) -> Self {
         let stored = stored.filter(|record| has_sentinel || servers.contains(&record.primary));
         let record = match stored {
             Some(record) => Some(record),
             None if has_sentinel => None,
-            None => servers.first().map(|first| Record { primary: first.clone(), config_epoch: 0, replication_id: None }),
+            None => {
+                servers.first().map(|first| Record { primary: first.clone(), config_epoch: 0, replication_id: None })
+            }
         };
         let mut watch = Self {
             record,
@@ -222,7 +227,8 @@ impl<A: Clone + Ord> Watch<A> {
         watch
     }
 
-    /// The same for a node whose primary has a name that does not resolve yet: nobody is the primary before it does, unless `stored` says which of `replicas` is.
+    /// The same for a node whose primary has a name that does not resolve yet: nobody is the primary before it does,
+    /// unless `stored` says which of `replicas` is.
     pub fn without_first(replicas: Vec<A>, stored: Option<Record<A>>) -> Self {
         let is_known = stored.as_ref().is_some_and(|record| replicas.contains(&record.primary));
         let watch = Self::new(replicas, false, stored);
@@ -250,7 +256,9 @@ impl<A: Clone + Ord> Watch<A> {
             Event::Told { address, role, round_trip_us } => {
                 let seen = self.notice(address.clone());
                 seen.silent_since_us = None;
-                let mean = seen.round_trip_us.map_or(round_trip_us, |mean| ((u64::from(mean) * 7 + u64::from(round_trip_us)) / 8) as u32);
+                let mean = seen
+                    .round_trip_us
+                    .map_or(round_trip_us, |mean| ((u64::from(mean) * 7 + u64::from(round_trip_us)) / 8) as u32);
                 seen.round_trip_us = Some(mean);
                 let id = match &role {
                     Role::Primary { replication_id, .. } => Some(replication_id.clone()),
@@ -279,8 +287,8 @@ impl<A: Clone + Ord> Watch<A> {
                 if newer {
                     self.change_primary(primary, config_epoch, Why::Announced, same, actions);
                 } else if !same && self.fall(now_us).is_some() && self.is_primary(&primary) {
-                    // An old announcement and a server that agrees: Sentinels that were set up anew, or the old primary and its Sentinel
-                    // back together. Only descent tells them apart.
+                    // An old announcement and a server that agrees: Sentinels that were set up anew, or the old primary
+                    // and its Sentinel back together. Only descent tells them apart.
                     if self.is_proven(&primary) {
                         self.change_primary(primary, config_epoch, Why::Announced, false, actions);
                     } else {
@@ -290,7 +298,8 @@ impl<A: Clone + Ord> Watch<A> {
             }
             Event::Needed(position) => match &mut self.needed {
                 Some(needed) if needed.has(&position) => {}
-                // Of another history, it is newer than what was seen of the primary: else what that tells next takes its place.
+                // Of another history, it is newer than what was seen of the primary: else what that tells next takes
+                // its place.
                 needed => *needed = Some(position),
             },
             Event::Accepted => {
@@ -331,10 +340,13 @@ impl<A: Clone + Ord> Watch<A> {
     }
 
     fn is_primary(&self, address: &A) -> bool {
-        self.seen.get(address).is_some_and(|s| s.silent_since_us.is_none() && matches!(s.role, Some(Role::Primary { .. })))
+        self.seen
+            .get(address)
+            .is_some_and(|s| s.silent_since_us.is_none() && matches!(s.role, Some(Role::Primary { .. })))
     }
 
-    /// Whether a server was promoted from among the replicas of the primary that we hold: it knows the replication id that it followed.
+    /// Whether a server was promoted from among the replicas of the primary that we hold: it knows the replication id
+    /// that it followed.
     fn is_proven(&self, address: &A) -> bool {
         let ours = self.record.as_ref().and_then(|record| record.replication_id.as_ref());
         match self.seen.get(address).and_then(|s| s.role.as_ref()) {
@@ -396,7 +408,8 @@ impl<A: Clone + Ord> Watch<A> {
             Some(Role::Primary { replication_id, .. }) => Some(replication_id.clone()),
             _ => None,
         };
-        let replication_id = told_id.or_else(|| self.record.as_ref().filter(|_| same).and_then(|r| r.replication_id.clone()));
+        let replication_id =
+            told_id.or_else(|| self.record.as_ref().filter(|_| same).and_then(|r| r.replication_id.clone()));
         let record = Record { primary: address.clone(), config_epoch, replication_id };
         self.record = Some(record.clone());
         (self.unproven, self.heir) = (None, None);
@@ -425,7 +438,8 @@ impl<A: Clone + Ord> Watch<A> {
         })
     }
 
-    /// Replicas that follow the primary closely; nearest first, with hysteresis, because every change reaches every worker.
+    /// Replicas that follow the primary closely; nearest first, with hysteresis, because every change reaches every
+    /// worker.
     fn choose_readable(&mut self, actions: &mut Vec<Action<A>>) {
         let primary = self.primary().cloned();
         let fit = |address: &A| {
@@ -451,7 +465,8 @@ impl<A: Clone + Ord> Watch<A> {
         }
         let ours = primary.as_ref().map_or(u32::MAX, &round_trip);
         let best = replicas.first().map_or(u32::MAX, &round_trip);
-        let primary_is_nearest = if self.primary_is_nearest { !clearly_less(best, ours) } else { clearly_less(ours, best) };
+        let primary_is_nearest =
+            if self.primary_is_nearest { !clearly_less(best, ours) } else { clearly_less(ours, best) };
         let set = |list: &[A]| list.iter().cloned().collect::<std::collections::BTreeSet<A>>();
         let unchanged = self.readable.first() == replicas.first() && set(&self.readable) == set(&replicas);
         if unchanged && primary_is_nearest == self.primary_is_nearest {
@@ -507,7 +522,10 @@ mod tests {
     }
 
     fn changes(actions: &[Action<u8>]) -> Vec<(u8, Why)> {
-        actions.iter().filter_map(|a| if let Action::Primary { address, why } = a { Some((*address, *why)) } else { None }).collect()
+        actions
+            .iter()
+            .filter_map(|a| if let Action::Primary { address, why } = a { Some((*address, *why)) } else { None })
+            .collect()
     }
 
     /// OLD with its replica NEW, both seen.
@@ -534,7 +552,10 @@ mod tests {
             ("slave", "up", "0", "1"),
             ("master", "up", "0", "0"),
         ] {
-            assert!(why_not_readable(&info(role, link, syncing, loading)).is_some(), "{role} {link} {syncing} {loading}");
+            assert!(
+                why_not_readable(&info(role, link, syncing, loading)).is_some(),
+                "{role} {link} {syncing} {loading}"
+            );
         }
         assert!(why_not_readable("").is_some());
     }
@@ -557,16 +578,23 @@ mod tests {
         let renamed = |from, to| Event::Renamed { from, to, is_first: true };
         let mut watch = settled();
         assert_eq!(changes(&step(&mut watch, 0, renamed(Some(OLD), OTHER))), []);
-        // It follows nobody whom the name alone shows: the server must call itself a primary, and the old one must be silent.
+        // It follows nobody whom the name alone shows: the server must call itself a primary, and the old one must be
+        // silent.
         assert_eq!(changes(&step(&mut watch, 0, told(OTHER, primary("z", None)))), []);
         step(&mut watch, 10, Event::Silent { address: OLD });
         assert_eq!(changes(&step(&mut watch, 10 + SILENCE_US - 1, told(OTHER, primary("z", None)))), []);
         let mut promoted = watch.clone();
-        assert_eq!(changes(&step(&mut watch, 10 + SILENCE_US, told(OTHER, primary("z", None)))), [(OTHER, Why::Renamed)]);
+        assert_eq!(
+            changes(&step(&mut watch, 10 + SILENCE_US, told(OTHER, primary("z", None)))),
+            [(OTHER, Why::Renamed)]
+        );
         assert_eq!(watch.servers().copied().collect::<Vec<_>>(), [NEW, OTHER], "the old address is asked no more");
         // A replica that was promoted in its place comes first.
         step(&mut promoted, 20, told(NEW, primary("b", Some("a"))));
-        assert_eq!(changes(&step(&mut promoted, 10 + SILENCE_US, Event::Silent { address: OLD })), [(NEW, Why::Silence)]);
+        assert_eq!(
+            changes(&step(&mut promoted, 10 + SILENCE_US, Event::Silent { address: OLD })),
+            [(NEW, Why::Silence)]
+        );
         // The name leads back before anything has come of it.
         let mut back = settled();
         step(&mut back, 0, renamed(Some(OLD), OTHER));
@@ -649,7 +677,9 @@ mod tests {
     fn the_highest_epoch_of_the_sentinels_counts() {
         let mut watch = Watch::new(Vec::new(), true, None);
         assert_eq!(watch.primary(), None);
-        let announce = |watch: &mut Watch<u8>, primary, config_epoch| changes(&step(watch, 0, Event::Announced { primary, config_epoch }));
+        let announce = |watch: &mut Watch<u8>, primary, config_epoch| {
+            changes(&step(watch, 0, Event::Announced { primary, config_epoch }))
+        };
         assert_eq!(announce(&mut watch, OLD, 1), [(OLD, Why::Announced)]);
         assert_eq!(announce(&mut watch, NEW, 2), [(NEW, Why::Announced)]);
         assert_eq!(announce(&mut watch, OLD, 1), [], "a Sentinel that was cut off");
@@ -680,7 +710,8 @@ mod tests {
         assert_eq!(step(&mut watch, now, old.clone()), [Action::Unproven { address: OLD }]);
         assert_eq!(step(&mut watch, now, old), [], "told once");
         assert_eq!(watch.primary(), Some(&NEW));
-        // Where the Sentinels and their primary really are new, somebody must say so. What they announce then has the lower epoch.
+        // Where the Sentinels and their primary really are new, somebody must say so. What they announce then has the
+        // lower epoch.
         let actions = step(&mut watch, now, Event::Accepted);
         assert_eq!(changes(&actions), [(OLD, Why::Accepted)]);
         assert!(matches!(&actions[0], Action::Record(Record { config_epoch: 0, .. })), "{actions:?}");
@@ -696,7 +727,11 @@ mod tests {
 
     #[test]
     fn sentinels_that_were_set_up_anew_are_followed_to_a_primary_that_proves_its_descent() {
-        let mut watch = Watch::new(Vec::new(), true, Some(Record { primary: OLD, config_epoch: 7, replication_id: Some("a".into()) }));
+        let mut watch = Watch::new(
+            Vec::new(),
+            true,
+            Some(Record { primary: OLD, config_epoch: 7, replication_id: Some("a".into()) }),
+        );
         step(&mut watch, 0, told(NEW, primary("b", Some("a"))));
         let announced = Event::Announced { primary: NEW, config_epoch: 1 };
         step(&mut watch, 0, Event::Silent { address: OLD });
@@ -722,7 +757,11 @@ mod tests {
         let mut watch = settled();
         let behind = |watch: &Watch<u8>| watch.behind(&at("a", 150)).copied().collect::<Vec<_>>();
         assert_eq!(behind(&watch), [NEW]);
-        assert_eq!(readable(step(&mut watch, 0, told(NEW, replica_at(OLD, at("a", 149))))), None, "nothing was moved yet");
+        assert_eq!(
+            readable(step(&mut watch, 0, told(NEW, replica_at(OLD, at("a", 149))))),
+            None,
+            "nothing was moved yet"
+        );
         assert_eq!(readable(step(&mut watch, 0, Event::Needed(at("a", 150)))), Some(vec![]));
         assert_eq!(readable(step(&mut watch, 0, Event::Needed(at("a", 120)))), None, "it still has to have the other");
         assert_eq!(readable(step(&mut watch, 0, told(NEW, replica_at(OLD, at("a", 149))))), None);
@@ -755,9 +794,15 @@ mod tests {
         let seen = |address, role, round_trip_us| Event::Told { address, role, round_trip_us };
         step(&mut watch, 0, seen(OLD, primary("a", None), 300));
         let nearest = |actions: &[Action<u8>]| {
-            actions.iter().find_map(|a| if let Action::Readable { primary_is_nearest, .. } = a { Some(*primary_is_nearest) } else { None })
+            actions.iter().find_map(|a| {
+                if let Action::Readable { primary_is_nearest, .. } = a { Some(*primary_is_nearest) } else { None }
+            })
         };
-        assert_eq!(nearest(&step(&mut watch, 0, seen(NEW, replica(OLD), 280))), Some(true), "280 is not clearly less than 300");
+        assert_eq!(
+            nearest(&step(&mut watch, 0, seen(NEW, replica(OLD), 280))),
+            Some(true),
+            "280 is not clearly less than 300"
+        );
         let mut last = None;
         for _ in 0..40 {
             last = nearest(&step(&mut watch, 0, seen(NEW, replica(OLD), 100))).or(last);

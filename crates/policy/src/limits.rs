@@ -1,12 +1,13 @@
 //! Limits on how often something may be done: a token bucket, as one number.
 //!
-//! The bucket of a limit is the instant at which it will be full again, in nanoseconds of whatever clock the caller has (the "theoretical
-//! arrival time" of GCRA). Full and forgotten are the same, so idle buckets need no keeping; and one number can be shared by workers as
-//! one atomic word.
+//! The bucket of a limit is the instant at which it will be full again, in nanoseconds of whatever clock the caller has
+//! (the "theoretical arrival time" of GCRA). Full and forgotten are the same, so idle buckets need no keeping; and one
+//! number can be shared by workers as one atomic word.
 //!
-//! Workers take from a shared bucket in slices ([`Rate::slice`]) and use them up by themselves, so that a command does not write to memory that
-//! all of them share. What they have taken and not used is at most [`SLICES_PERCENT`] of the limit: by so much, and no more, may be exceeded what
-//! the bucket allows in any span of time, and by so much less may be left to one of them while the others are idle.
+//! Workers take from a shared bucket in slices ([`Rate::slice`]) and use them up by themselves, so that a command does
+//! not write to memory that all of them share. What they have taken and not used is at most [`SLICES_PERCENT`] of the
+//! limit: by so much, and no more, may be exceeded what the bucket allows in any span of time, and by so much less may
+//! be left to one of them while the others are idle.
 
 /// So many per second, of which as many may come at once after a quiet second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,13 +37,14 @@ impl Rate {
         1_000_000_000 / u64::from(self.per_second.clamp(1, 1_000_000_000))
     }
 
-    /// Takes one from the bucket that is full at `full_at_ns`. Gives the bucket as it is then, or the time after which to try again, ns.
+    /// Takes one from the bucket that is full at `full_at_ns`. Gives the bucket as it is then, or the time after which
+    /// to try again, ns.
     pub fn take(self, full_at_ns: u64, now_ns: u64) -> Result<u64, u64> {
         self.take_up_to(1, full_at_ns, now_ns).map(|(next, _)| next)
     }
 
-    /// Takes as many as there are, up to `wanted`, and at least one. Gives the bucket as it is then and how many were taken, or the time after
-    /// which to try again, ns.
+    /// Takes as many as there are, up to `wanted`, and at least one. Gives the bucket as it is then and how many were
+    /// taken, or the time after which to try again, ns.
     pub fn take_up_to(self, wanted: u32, full_at_ns: u64, now_ns: u64) -> Result<(u64, u32), u64> {
         let interval = self.interval_ns();
         let full_at = full_at_ns.max(now_ns);
@@ -138,7 +140,11 @@ mod tests {
             for begin in (0..times.len()).step_by(step) {
                 for end in (begin..times.len()).step_by(step) {
                     let (count, span) = ((end - begin + 1) as u64, times[end] - times[begin]);
-                    assert!(count <= most(span), "seed {seed}: {count} in {span} ns, {} per second, {holders} holders", rate.per_second);
+                    assert!(
+                        count <= most(span),
+                        "seed {seed}: {count} in {span} ns, {} per second, {holders} holders",
+                        rate.per_second
+                    );
                 }
             }
             // And nobody is refused while more is left than the others may have unused.
@@ -151,7 +157,9 @@ mod tests {
                 }
             }
             let used = holders as u64 - 1;
-            while own > 0 || rate.take_up_to(slice, full_at, now).map(|(next, taken)| (full_at, own) = (next, taken)).is_ok() {
+            while own > 0
+                || rate.take_up_to(slice, full_at, now).map(|(next, taken)| (full_at, own) = (next, taken)).is_ok()
+            {
                 own -= 1;
                 alone += 1;
             }
@@ -174,6 +182,10 @@ mod tests {
         assert_eq!(admitted(rate, &mut bucket, 0, 1000, 1), 10);
         let wait = rate.take(bucket, 1000).expect_err("empty");
         assert!(rate.take(bucket, 1000 + wait).is_ok() && rate.take(bucket, 999 + wait).is_err());
-        assert_eq!(admitted(rate, &mut bucket, 100 * SECOND, 100 * SECOND + 1000, 1), 10, "never more than a second's worth");
+        assert_eq!(
+            admitted(rate, &mut bucket, 100 * SECOND, 100 * SECOND + 1000, 1),
+            10,
+            "never more than a second's worth"
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! The load of a fleet as it was measured: the one value by which planner, autoscaler and simulator decide.
 //!
-//! The router counts ([`SlotCount`], and its own counters of nodes); control takes two looks and makes rates of them. Nothing here knows where the numbers come from, so
-//! a simulator fills the same value.
+//! The router counts ([`SlotCount`], and its own counters of nodes); control takes two looks and makes rates of them.
+//! Nothing here knows where the numbers come from, so a simulator fills the same value.
 //!
 //! Rates are for each second. `None`: nobody has said, or it is too long ago.
 
@@ -96,10 +96,12 @@ impl Default for SlotRates {
 }
 
 impl SlotRates {
-    /// Share of the newest look. A slot is one of many and its count a sample, so it is smaller than that of keys: the last ten seconds count.
+    /// Share of the newest look. A slot is one of many and its count a sample, so it is smaller than that of keys: the
+    /// last ten seconds count.
     const NEWEST: f64 = 0.2;
 
-    /// All slots were counted again, so many seconds after the last time. `counts` has a place for each slot; a count that fell has begun anew.
+    /// All slots were counted again, so many seconds after the last time. `counts` has a place for each slot; a count
+    /// that fell has begun anew.
     pub fn counted(&mut self, counts: Vec<SlotCount>, seconds: f64) {
         if counts.len() != SLOT_COUNT || seconds <= 0.0 {
             return;
@@ -111,10 +113,14 @@ impl SlotRates {
             weigh(&mut rate.commands, before.commands, now.commands);
             weigh(&mut rate.writes, before.writes, now.writes);
             weigh(&mut rate.bytes, before.bytes, now.bytes);
-            // Each sample stands for so many uses. Samples come by chance, so the variance of their number is this number.
-            let (uses, samples) =
-                (now.commands.saturating_sub(before.commands) as f64, now.samples.saturating_sub(before.samples).max(1) as f64);
-            rate.noise = (1.0 - Self::NEWEST).powi(2) * rate.noise + (Self::NEWEST / seconds).powi(2) * uses * uses / samples;
+            // Each sample stands for so many uses. Samples come by chance, so the variance of their number is this
+            // number.
+            let (uses, samples) = (
+                now.commands.saturating_sub(before.commands) as f64,
+                now.samples.saturating_sub(before.samples).max(1) as f64,
+            );
+            rate.noise =
+                (1.0 - Self::NEWEST).powi(2) * rate.noise + (Self::NEWEST / seconds).powi(2) * uses * uses / samples;
         }
         self.before = counts;
     }
@@ -128,8 +134,9 @@ impl SlotRates {
 
 /// The expected loads of slots, given estimates with noise.
 ///
-/// Of many slots those with the highest estimates are mostly those with the most luck in the sample: a plan that moves them moves less load than it counts on. So
-/// each estimate is drawn to the mean by the part of all differences that noise explains (empirical Bayes, linear).
+/// Of many slots those with the highest estimates are mostly those with the most luck in the sample: a plan that moves
+/// them moves less load than it counts on. So each estimate is drawn to the mean by the part of all differences that
+/// noise explains (empirical Bayes, linear).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Expected {
     mean: f64,
@@ -142,8 +149,8 @@ impl Expected {
     pub fn of(estimates: impl Iterator<Item = (f64, f64)> + Clone) -> Self {
         let count = estimates.clone().count().max(1) as f64;
         let mean = estimates.clone().map(|(load, _)| load).sum::<f64>() / count;
-        let (differences, noise) =
-            estimates.fold((0.0, 0.0), |(all, noise), (load, variance)| (all + (load - mean).powi(2), noise + variance));
+        let (differences, noise) = estimates
+            .fold((0.0, 0.0), |(all, noise), (load, variance)| (all + (load - mean).powi(2), noise + variance));
         let real = if differences > 0.0 { (1.0 - noise / differences).max(0.0) } else { 0.0 };
         Self { mean, real }
     }
@@ -167,8 +174,8 @@ impl SampledRate {
     /// Deviations below the estimate that [`Self::certain`] allows for.
     const DEVIATIONS: f64 = 2.0;
 
-    /// A rate of `rate` uses per second, estimated from one in `one_in` uses of the last `seconds` seconds. Samples come by chance, so the variance of
-    /// their number is this number.
+    /// A rate of `rate` uses per second, estimated from one in `one_in` uses of the last `seconds` seconds. Samples
+    /// come by chance, so the variance of their number is this number.
     #[must_use]
     pub fn new(rate: f64, one_in: u32, seconds: f64) -> Self {
         Self { rate, variance: rate * f64::from(one_in.max(1)) / seconds }
@@ -188,13 +195,15 @@ impl SampledRate {
 
 /// The lower bound of a node's load over a window without a break, requests per second. 0 without loads.
 ///
-/// `loads` are measurements of equal intervals, oldest first; only the newest `alike` of them were made under the present assignment of keys. The newest
-/// `window` of these have to exceed the result. So does the mean of the newest n of them, for some n of at least `window`, by `errors` standard errors: a
-/// small excess takes longer to prove than a large one. The standard deviation is estimated by the median difference of neighbours, which a step of the load
-/// does not change, and is raised if there are few of them.
+/// `loads` are measurements of equal intervals, oldest first; only the newest `alike` of them were made under the
+/// present assignment of keys. The newest `window` of these have to exceed the result. So does the mean of the newest n
+/// of them, for some n of at least `window`, by `errors` standard errors: a small excess takes longer to prove than a
+/// large one. The standard deviation is estimated by the median difference of neighbours, which a step of the load does
+/// not change, and is raised if there are few of them.
 #[must_use]
 pub fn lasting_load(loads: &[f64], alike: usize, window: usize, errors: f64) -> f64 {
-    /// The median of |difference of neighbours| over the standard deviation, for normal noise: 0.6745 times the square root of 2.
+    /// The median of |difference of neighbours| over the standard deviation, for normal noise: 0.6745 times the square
+    /// root of 2.
     const MEDIAN_DIFFERENCE: f64 = 0.954;
     /// With d differences the estimate is raised by this over the square root of d.
     const FEW: f64 = 3.0;
@@ -251,7 +260,8 @@ mod tests {
 
     #[test]
     fn a_small_excess_takes_longer_to_prove_than_a_large_one() {
-        let noisy = |mean: f64, count: usize| -> Vec<f64> { (0..count).map(|at| mean + [-100.0, 100.0][at % 2]).collect() };
+        let noisy =
+            |mean: f64, count: usize| -> Vec<f64> { (0..count).map(|at| mean + [-100.0, 100.0][at % 2]).collect() };
         let of = |loads: &[f64]| lasting_load(loads, loads.len(), 4, 3.0);
         assert!(of(&noisy(3000.0, 4)) > 1900.0, "{}", of(&noisy(3000.0, 4)));
         // Differences of 200 are a deviation of 210: four looks prove 330 of 1,200, and sixty prove 1,090.
@@ -276,7 +286,8 @@ mod tests {
             (commands - 1000.0).abs() < 1.0 && (writes - 200.0).abs() < 1.0 && (bytes - 18_000.0).abs() < 10.0,
             "{commands} {writes} {bytes}"
         );
-        // Of 20 samples that stand for 25 uses each, in half a second: 1000 +- 224; of the last ten seconds a third of that.
+        // Of 20 samples that stand for 25 uses each, in half a second: 1000 +- 224; of the last ten seconds a third of
+        // that.
         assert!((noise.sqrt() - 224.0 / 3.0).abs() < 1.0, "{noise}");
         assert_eq!(rates.rates()[8], SlotLoad::default());
         // A router that began anew counts from nothing.
@@ -290,21 +301,30 @@ mod tests {
 
     #[test]
     fn the_busiest_slots_of_a_sample_carry_what_is_expected() {
-        // 4,000 slots alike but for 100 that have four times as much; some samples for each, and every sample stands for 14 uses.
+        // 4,000 slots alike but for 100 that have four times as much; some samples for each, and every sample stands
+        // for 14 uses.
         let mut state = 1_u64;
         let mut draw = move || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) as usize
         };
         let truth: Vec<f64> = (0..4000).map(|slot| if slot % 40 == 0 { 56.0 } else { 14.0 }).collect();
-        let places: Vec<usize> =
-            truth.iter().enumerate().flat_map(|(slot, load)| std::iter::repeat_n(slot, (load / 14.0) as usize)).collect();
+        let places: Vec<usize> = truth
+            .iter()
+            .enumerate()
+            .flat_map(|(slot, load)| std::iter::repeat_n(slot, (load / 14.0) as usize))
+            .collect();
         for looks in [1, 3, 9, 40] {
             let mut rates = SlotRates::default();
             let mut counts = vec![SlotCount::default(); SLOT_COUNT];
             for _ in 0..looks {
                 for _ in 0..places.len() {
-                    counts[places[draw() % places.len()]].add(SlotCount { commands: 14, writes: 0, bytes: 0, samples: 1 });
+                    counts[places[draw() % places.len()]].add(SlotCount {
+                        commands: 14,
+                        writes: 0,
+                        bytes: 0,
+                        samples: 1,
+                    });
                 }
                 rates.counted(counts.clone(), 1.0);
             }
@@ -312,7 +332,8 @@ mod tests {
             let expected = Expected::of(estimates());
             let mut order: Vec<usize> = (0..truth.len()).collect();
             order.sort_by(|one, other| rates.rates()[*other].commands.total_cmp(&rates.rates()[*one].commands));
-            let part = |load: &dyn Fn(usize) -> f64, all: f64| order[..400].iter().map(|slot| load(*slot)).sum::<f64>() / all;
+            let part =
+                |load: &dyn Fn(usize) -> f64, all: f64| order[..400].iter().map(|slot| load(*slot)).sum::<f64>() / all;
             let all = estimates().map(|(load, _)| load).sum::<f64>();
             let says = part(&|slot| expected.load(rates.rates()[slot].commands), all);
             let carries = part(&|slot| truth[slot], truth.iter().sum());

@@ -1,7 +1,7 @@
 //! The bug that a test has planted, if any.
 //!
-//! The bugs are in the code itself, as questions that are answered no at compile time unless the feature `planted-bugs` is on: a copy of the code
-//! with bugs in it would drift away from it.
+//! The bugs are in the code itself, as questions that are answered no at compile time unless the feature `planted-bugs`
+//! is on: a copy of the code with bugs in it would drift away from it.
 
 use std::marker::PhantomData;
 

@@ -1,7 +1,7 @@
 //! Where a command goes, given its keys and the topology.
 //!
-//! A function of its arguments and nothing else: the worker hands in keys and gets nodes back. What a command *is* (where its
-//! keys are, whether it may be split) is the command table's knowledge and does not appear here.
+//! A function of its arguments and nothing else: the worker hands in keys and gets nodes back. What a command *is*
+//! (where its keys are, whether it may be split) is the command table's knowledge and does not appear here.
 
 use crate::topology::{NodeId, Slot, Topology};
 
@@ -20,8 +20,9 @@ pub enum Route {
     Parted(Slot),
 }
 
-/// Routes a command that must be executed at one node: its keys must share a slot, as in a Redis Cluster, unless there is one node only. Several nodes
-/// refuse keys in different slots even where one node owns both today, because a move may part them tomorrow.
+/// Routes a command that must be executed at one node: its keys must share a slot, as in a Redis Cluster, unless there
+/// is one node only. Several nodes refuse keys in different slots even where one node owns both today, because a move
+/// may part them tomorrow.
 #[inline]
 pub fn route<'k>(topology: &Topology, mut keys: impl Iterator<Item = &'k [u8]> + Clone) -> Route {
     let all = keys.clone();
@@ -30,7 +31,11 @@ pub fn route<'k>(topology: &Topology, mut keys: impl Iterator<Item = &'k [u8]> +
     if !keys.all(|key| topology.slot_of(key) == slot) {
         return topology.only_node().map_or(Route::CrossSlot, Route::Together);
     }
-    if topology.is_exceptional(slot) { route_exceptional(topology, slot, all) } else { Route::Owner(slot, topology.owner(slot)) }
+    if topology.is_exceptional(slot) {
+        route_exceptional(topology, slot, all)
+    } else {
+        Route::Owner(slot, topology.owner(slot))
+    }
 }
 
 /// The same for keys of one slot that has exceptions.
@@ -49,7 +54,8 @@ pub struct Part {
     pub keys: Vec<u32>,
 }
 
-/// Splits a command over the nodes at which its keys live; parts are in order of first use, and every key is in exactly one.
+/// Splits a command over the nodes at which its keys live; parts are in order of first use, and every key is in exactly
+/// one.
 pub fn split<'k>(topology: &Topology, keys: impl Iterator<Item = &'k [u8]>) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
     // Index of a node's part plus one, by node number: a command of a million keys must not search a list for each.
@@ -66,7 +72,8 @@ pub fn split<'k>(topology: &Topology, keys: impl Iterator<Item = &'k [u8]>) -> V
     parts
 }
 
-/// Chooses a node for a command that any node can answer: round robin by `turn` over those that are up, or `None` where none is.
+/// Chooses a node for a command that any node can answer: round robin by `turn` over those that are up, or `None` where
+/// none is.
 pub fn anywhere(topology: &Topology, turn: usize, is_up: impl Fn(NodeId) -> bool) -> Option<NodeId> {
     let count = topology.nodes().len();
     let start = turn.checked_rem(count)?;
@@ -87,7 +94,9 @@ mod tests {
     fn keys_of_one_slot_go_to_its_owner_and_others_nowhere() {
         let topology = three();
         let owner = topology.owner_of(b"{a}1");
-        assert!(matches!(route(&topology, [&b"{a}1"[..], b"{a}2"].into_iter()), Route::Owner(_, node) if node == owner));
+        assert!(
+            matches!(route(&topology, [&b"{a}1"[..], b"{a}2"].into_iter()), Route::Owner(_, node) if node == owner)
+        );
         assert_eq!(route(&topology, [&b"a"[..], b"b"].into_iter()), Route::CrossSlot);
         assert_eq!(route(&topology, std::iter::empty()), Route::Anywhere);
     }
@@ -100,7 +109,11 @@ mod tests {
         assert_eq!(route(&one, keys()), Route::Together(NodeId(0)));
         assert!(matches!(route(&one, [&b"{a}1"[..], b"{a}2"].into_iter()), Route::Owner(..)));
         let two = Topology::place(Some(&one), &names).expect("one joins").topology;
-        assert_eq!((two.keepers(), route(&two, keys())), (vec![NodeId(0)], Route::CrossSlot), "the second may own something soon");
+        assert_eq!(
+            (two.keepers(), route(&two, keys())),
+            (vec![NodeId(0)], Route::CrossSlot),
+            "the second may own something soon"
+        );
     }
 
     #[test]

@@ -1,16 +1,18 @@
 //! SCAN over all nodes: which node is asked next, and when every key that was there all the time has been given.
 //!
-//! One pass over the nodes misses a key that moves from a node not yet asked to one that was. So for every slot the time is kept at which
-//! something last *happened* to it: it began or ceased to move, a leg of it rolled back, its owner or its exceptions changed, a node that
-//! has it became another process. A slot is *covered* by a pass in which nothing happened to it, and in which a node that it leaves was
-//! asked before the one it goes to. What a pass has not covered the next one asks for, at the nodes that have such slots, and passes go
-//! up and down the nodes in turn: a move that does not end lies in the right direction in one of two. The scan ends when all is covered.
+//! One pass over the nodes misses a key that moves from a node not yet asked to one that was. So for every slot the
+//! time is kept at which something last *happened* to it: it began or ceased to move, a leg of it rolled back, its
+//! owner or its exceptions changed, a node that has it became another process. A slot is *covered* by a pass in which
+//! nothing happened to it, and in which a node that it leaves was asked before the one it goes to. What a pass has not
+//! covered the next one asks for, at the nodes that have such slots, and passes go up and down the nodes in turn: a
+//! move that does not end lies in the right direction in one of two. The scan ends when all is covered.
 //!
-//! A cursor holds the pass and when it began, the run of the router, the node, and the node's own cursor. So it is good at every worker, may be used twice, and
-//! can be left unused without a trace. Only which slots a later pass is about is remembered here; where that is forgotten, all are.
+//! A cursor holds the pass and when it began, the run of the router, the node, and the node's own cursor. So it is good
+//! at every worker, may be used twice, and can be left unused without a trace. Only which slots a later pass is about
+//! is remembered here; where that is forgotten, all are.
 //!
-//! Not the moves since the scan began, by number: their number has no bound, a cursor has. Not a list of the keys that moved either: it
-//! would grow with the move.
+//! Not the moves since the scan began, by number: their number has no bound, a cursor has. Not a list of the keys that
+//! moved either: it would grow with the move.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,10 +26,12 @@ pub const TICK_MS: u64 = 500;
 const TICK_BITS: u32 = 18;
 /// Bits of a cursor for the run of the router, so that no clock decides whether a cursor is of this run.
 const RUN_BITS: u32 = 3;
-/// Ticks by which the count may be ahead of the clock, and of its start: it grows by one if a pass begins in the tick of a change.
+/// Ticks by which the count may be ahead of the clock, and of its start: it grows by one if a pass begins in the tick
+/// of a change.
 const LEAD: u64 = 64;
 const PASS_BITS: u32 = 2;
-/// Bits for the place of a node among the nodes: few for the first of them, as many as [`crate::topology::MAX_NODES`] needs for others.
+/// Bits for the place of a node among the nodes: few for the first of them, as many as [`crate::topology::MAX_NODES`]
+/// needs for others.
 const NEAR_BITS: u32 = 5;
 const FAR_BITS: u32 = 10;
 /// Cursors stay below 2^63: some clients take them for signed.
@@ -134,8 +138,8 @@ pub struct Scans {
 }
 
 impl Scans {
-    /// Returns the state of a router that starts. `now` in ticks, here and below. `run` counts the routers of a fleet: a scan whose cursor is of another run, out of
-    /// 2^[`RUN_BITS`] in order, starts from the beginning.
+    /// Returns the state of a router that starts. `now` in ticks, here and below. `run` counts the routers of a fleet:
+    /// a scan whose cursor is of another run, out of 2^[`RUN_BITS`] in order, starts from the beginning.
     #[must_use]
     pub fn new(topology: Arc<Topology>, now: u64, run: u64) -> Self {
         // If the clocks agree, also above all ticks of earlier runs that the bits of the run do not distinguish.
@@ -167,8 +171,8 @@ impl Scans {
         }
     }
 
-    /// A tick for a pass that begins now: later than all that has happened, unless the count is too far ahead of the clock. Then what
-    /// happened in this tick counts as later, and is looked at once more than needed.
+    /// A tick for a pass that begins now: later than all that has happened, unless the count is too far ahead of the
+    /// clock. Then what happened in this tick counts as later, and is looked at once more than needed.
     fn fresh(&mut self, now: u64) -> u64 {
         self.advance(now);
         if self.touched == self.tick && self.tick < now.max(self.started) + LEAD {
@@ -244,8 +248,8 @@ impl Scans {
         Position { pass: Pass::First, since, node: first, inner: 0 }
     }
 
-    /// Takes a client's cursor apart. One from before the router's start, or too old, begins anew. `None`: the scan is over; so is one whose
-    /// cursor was never given out, as in Redis.
+    /// Takes a client's cursor apart. One from before the router's start, or too old, begins anew. `None`: the scan is
+    /// over; so is one whose cursor was never given out, as in Redis.
     pub fn decode(&mut self, cursor: u64, now: u64) -> Option<Position> {
         if cursor == 0 {
             return Some(self.begin(now));
@@ -262,7 +266,8 @@ impl Scans {
         let ago = self.tick.wrapping_sub(take(TICK_BITS)) & low_bits(TICK_BITS);
         let is_of_this_run = take(RUN_BITS) == self.run;
         let inner = rest;
-        let Some(since) = self.tick.checked_sub(ago).filter(|since| is_of_this_run && *since >= self.known_since) else {
+        let Some(since) = self.tick.checked_sub(ago).filter(|since| is_of_this_run && *since >= self.known_since)
+        else {
             return Some(self.begin(now));
         };
         let node = *self.members(since).get(place)?;
@@ -288,7 +293,8 @@ impl Scans {
             Pass::Up => 2,
         };
         let tick = at.since & low_bits(TICK_BITS);
-        let fields = [(PASS_BITS, pass), (1, u64::from(is_far)), (place_bits, place), (TICK_BITS, tick), (RUN_BITS, self.run)];
+        let fields =
+            [(PASS_BITS, pass), (1, u64::from(is_far)), (place_bits, place), (TICK_BITS, tick), (RUN_BITS, self.run)];
         for (bits, value) in fields {
             cursor |= value << used;
             used += bits;
@@ -296,7 +302,8 @@ impl Scans {
         (at.inner <= low_bits(CURSOR_BITS - used)).then(|| cursor | at.inner << used)
     }
 
-    /// All that have been nodes since then, in order: their places in it stay the same, because newcomers have higher numbers.
+    /// All that have been nodes since then, in order: their places in it stay the same, because newcomers have higher
+    /// numbers.
     fn members(&self, since: u64) -> Vec<NodeId> {
         let gone = self.removed.iter().filter(|(tick, _)| *tick >= since).map(|(_, node)| *node);
         let mut members: Vec<NodeId> = self.topology.nodes().map(|node| node.id).chain(gone).collect();
@@ -360,7 +367,8 @@ impl Scans {
         let mut open = SlotSet::none();
         let mut is_any = false;
         for slot in wanted.iter() {
-            let goes_against = self.motion(slot).is_some_and(|motion| (motion.from < motion.to) != at.pass.is_upwards());
+            let goes_against =
+                self.motion(slot).is_some_and(|motion| (motion.from < motion.to) != at.pass.is_upwards());
             if self.happened[slot.index()] >= at.since || goes_against {
                 open.insert(slot);
                 is_any = true;
@@ -378,7 +386,8 @@ fn motion(topology: &Topology, back: &BTreeSet<(MoveId, u32)>, slot: Slot) -> Op
     let transit = topology.transit(slot)?;
     let Stage::Moving { leg } = transit.stage else { return None };
     let leg = (transit.move_id, leg);
-    let (from, to) = if back.contains(&leg) { (transit.target, transit.source) } else { (transit.source, transit.target) };
+    let (from, to) =
+        if back.contains(&leg) { (transit.target, transit.source) } else { (transit.source, transit.target) };
     Some(Motion { from, to, leg })
 }
 
@@ -419,7 +428,9 @@ mod tests {
 
     #[test]
     fn a_new_list_of_servers_begins_scans_anew() {
-        let servers = |names: &[&str]| names.iter().map(|name| Server { name: (*name).to_owned(), weight: 1 }).collect::<Vec<_>>();
+        let servers = |names: &[&str]| {
+            names.iter().map(|name| Server { name: (*name).to_owned(), weight: 1 }).collect::<Vec<_>>()
+        };
         let ring = Continuum::new(Scheme::default(), servers(&["a", "b"])).expect("a ring");
         let names = ["a", "b", "c"].map(str::to_owned);
         let topology = Topology::place(Some(&Topology::on_continuum(ring.into())), &names).expect("one joins").topology;
@@ -443,9 +454,12 @@ mod tests {
         let names: Vec<String> = (0..3).map(|i| format!("127.0.0.1:{}", 7000 + i)).collect();
         let topology = Arc::new(Topology::place(Some(&two), &names).expect("one joins").topology);
         let mut scans = Scans::new(topology.clone(), NOW, 1);
-        let nodes = |all: &[(Pass, u16, u64)]| all.iter().filter(|(_, _, inner)| *inner == 0).map(|(_, node, _)| *node).collect::<Vec<_>>();
+        let nodes = |all: &[(Pass, u16, u64)]| {
+            all.iter().filter(|(_, _, inner)| *inner == 0).map(|(_, node, _)| *node).collect::<Vec<_>>()
+        };
         assert_eq!(nodes(&asked(&mut scans, 0, |_| {})), [0, 1]);
-        // It is drained while a scan is at it, and again keeps nothing: the cursor goes on, and a later pass asks where its keys are now.
+        // It is drained while a scan is at it, and again keeps nothing: the cursor goes on, and a later pass asks where
+        // its keys are now.
         let slots: Vec<Slot> = Slot::all().filter(|slot| topology.owner(*slot) == NodeId(1)).collect();
         let drained = Arc::new(topology.handed_over(&slots, NodeId(0)));
         let mut step = 0;
@@ -456,8 +470,13 @@ mod tests {
             }
         });
         assert_eq!(nodes(&all), [0, 1, 0], "{all:?}");
-        let transit =
-            Transit { move_id: MoveId(1), source: NodeId(0), target: NodeId(2), stage: Stage::Moving { leg: 0 }, keys_only: false };
+        let transit = Transit {
+            move_id: MoveId(1),
+            source: NodeId(0),
+            target: NodeId(2),
+            stage: Stage::Moving { leg: 0 },
+            keys_only: false,
+        };
         scans.observe(&Arc::new(drained.with_transits([(transit, &slots[..])]).expect("few")), BTreeSet::new(), NOW);
         assert_eq!(nodes(&asked(&mut scans, 0, |_| {})), [0, 2]);
     }
@@ -467,8 +486,13 @@ mod tests {
         let topology = of(3);
         let mut scans = Scans::new(topology.clone(), NOW, 1);
         let slots = topology.ranges_of(NodeId(2))[0].clone().take(3).filter_map(Slot::new).collect::<Vec<_>>();
-        let transit =
-            Transit { move_id: MoveId(1), source: NodeId(2), target: NodeId(0), stage: Stage::Moving { leg: 0 }, keys_only: false };
+        let transit = Transit {
+            move_id: MoveId(1),
+            source: NodeId(2),
+            target: NodeId(0),
+            stage: Stage::Moving { leg: 0 },
+            keys_only: false,
+        };
         let moving = Arc::new(topology.with_transits([(transit, &slots[..])]).expect("few"));
         // It does not end: the pass downwards finds all of it.
         let mut step = 0;
@@ -478,7 +502,8 @@ mod tests {
                 scans.observe(&moving, BTreeSet::new(), NOW);
             }
         });
-        let later: Vec<_> = all.iter().filter(|(pass, _, inner)| *pass != Pass::First && *inner == 0).copied().collect();
+        let later: Vec<_> =
+            all.iter().filter(|(pass, _, inner)| *pass != Pass::First && *inner == 0).copied().collect();
         assert_eq!(later, [(Pass::Down, 2, 0), (Pass::Down, 0, 0)]);
         let at = Position { pass: Pass::Down, since: scans.tick, node: NodeId(0), inner: 0 };
         assert_eq!(scans.wanted(at).map(|set| set.iter().collect::<Vec<_>>()), Some(slots.clone()));
@@ -516,8 +541,10 @@ mod tests {
         let drained = Arc::new(topology.handed_over(&owned, NodeId(3)));
         let mut scans = Scans::new(drained.clone(), NOW, 1);
         let begun = scans.begin(NOW);
-        let cursors = [1, 2, 3].map(|node| scans.encode(Position { node: NodeId(node), inner: 9, ..begun }).expect("small"));
-        let names: Vec<String> = drained.nodes().filter(|node| node.id != NodeId(1)).map(|node| node.name.clone()).collect();
+        let cursors =
+            [1, 2, 3].map(|node| scans.encode(Position { node: NodeId(node), inner: 9, ..begun }).expect("small"));
+        let names: Vec<String> =
+            drained.nodes().filter(|node| node.id != NodeId(1)).map(|node| node.name.clone()).collect();
         let removed = Arc::new(Topology::place(Some(&drained), &names).expect("it is empty").topology);
         scans.observe(&removed, BTreeSet::new(), NOW + 9);
         let at = cursors.map(|cursor| scans.decode(cursor, NOW + 9).map(|at| (at.node.0, at.inner)));

@@ -1,12 +1,14 @@
-//! Which router serves a fleet: what a router leaves at its nodes, what another makes of it, and when a standby takes over.
+//! Which router serves a fleet: what a router leaves at its nodes, what another makes of it, and when a standby takes
+//! over.
 //!
-//! A node holds one *mark* for a fleet: who serves it, in which *term*, and under which version of the state directory. A router that takes over names
-//! its connection, reads the mark, writes its own with a higher term, ends all connections of other routers of the fleet, and reads again. Whoever read
-//! an older mark was named before that, so its connection is among those that are ended; whoever is named later reads the new mark. So one router at a
-//! time sends commands to a node, and a router that stood still meanwhile finds out with its first new connection.
+//! A node holds one *mark* for a fleet: who serves it, in which *term*, and under which version of the state directory.
+//! A router that takes over names its connection, reads the mark, writes its own with a higher term, ends all
+//! connections of other routers of the fleet, and reads again. Whoever read an older mark was named before that, so its
+//! connection is among those that are ended; whoever is named later reads the new mark. So one router at a time sends
+//! commands to a node, and a router that stood still meanwhile finds out with its first new connection.
 //!
-//! Words of a mark may be added without an answer to what is there (a worker claims) or replace all (the holder, once a second); so they may stand
-//! there more than once, and the highest counts.
+//! Words of a mark may be added without an answer to what is there (a worker claims) or replace all (the holder, once a
+//! second); so they may stand there more than once, and the highest counts.
 
 /// What a node holds of the router that serves its fleet.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -59,7 +61,14 @@ impl Mark {
                 is_moving = true;
             }
         }
-        found.map(|mark| Mark { version, beat, is_moving, nodes, is_stopped: stopped.contains(&mark.holder.as_str()), ..mark })
+        found.map(|mark| Mark {
+            version,
+            beat,
+            is_moving,
+            nodes,
+            is_stopped: stopped.contains(&mark.holder.as_str()),
+            ..mark
+        })
     }
 
     /// The words that say it.
@@ -79,7 +88,8 @@ impl Mark {
         words
     }
 
-    /// The nodes that had keys of the fleet and are not among these: a slot map over these alone would answer nil for keys that are there.
+    /// The nodes that had keys of the fleet and are not among these: a slot map over these alone would answer nil for
+    /// keys that are there.
     #[must_use]
     pub fn missing(&self, listed: &[&str]) -> Vec<String> {
         self.nodes.iter().filter(|node| !listed.contains(&node.as_str())).cloned().collect()
@@ -97,8 +107,9 @@ impl Mark {
     }
 }
 
-/// Time for which a router sends no command to a node after it has ended the connections of an earlier router there, microseconds: the lease of hot copies
-/// ([`LEASE_US`](crate::hot_copies::LEASE_US)), and a tenth for clocks that run at different rates.
+/// Time for which a router sends no command to a node after it has ended the connections of an earlier router there,
+/// microseconds: the lease of hot copies ([`LEASE_US`](crate::hot_copies::LEASE_US)), and a tenth for clocks that run
+/// at different rates.
 pub const TAKE_OVER_WAIT_US: u64 = crate::hot_copies::LEASE_US / 10 * 11;
 
 /// The router that used the state directory before this one.
@@ -114,8 +125,9 @@ pub enum Predecessor {
 }
 
 impl Predecessor {
-    /// Whether an earlier router may still reply from hot copies of a node. `words` are those of the node's mark, read after the node has confirmed the end of all
-    /// connections of other routers; `own` is the holder of this router. `is_inherited`: an earlier router may have served the node, and this one has not yet.
+    /// Whether an earlier router may still reply from hot copies of a node. `words` are those of the node's mark, read
+    /// after the node has confirmed the end of all connections of other routers; `own` is the holder of this router.
+    /// `is_inherited`: an earlier router may have served the node, and this one has not yet.
     pub fn may_have_copies<'a>(&self, words: impl IntoIterator<Item = &'a str>, own: &str, is_inherited: bool) -> bool {
         let (mut others, mut stopped) = (Vec::new(), Vec::new());
         for word in words {
@@ -125,10 +137,12 @@ impl Predecessor {
                 stopped.extend(word.strip_prefix(STOPPED));
             }
         }
-        let has_ended = |holder: &&str| stopped.contains(holder) || matches!(self, Self::Ended(ended) if ended == holder);
+        let has_ended =
+            |holder: &&str| stopped.contains(holder) || matches!(self, Self::Ended(ended) if ended == holder);
         match self {
             Self::None => false,
-            // The node has restarted since it was served, and has lost the mark: nothing proves that the last holder has ended.
+            // The node has restarted since it was served, and has lost the mark: nothing proves that the last holder
+            // has ended.
             _ if others.is_empty() => is_inherited,
             _ => !others.iter().all(has_ended),
         }
@@ -173,10 +187,12 @@ pub enum Look {
 /// How long marks must stand still before the router that beats them counts as gone, us.
 pub const SILENCE_US: u64 = 10_000_000;
 
-/// How long a node must be without connections of the fleet's routers before they count as gone: longer than a restart of the node, us.
+/// How long a node must be without connections of the fleet's routers before they count as gone: longer than a restart
+/// of the node, us.
 pub const ABSENCE_US: u64 = 2_000_000;
 
-/// Whether it is a standby's turn. Only a question of when: what the old router may still send, taking over ends, whatever was decided here.
+/// Whether it is a standby's turn. Only a question of when: what the old router may still send, taking over ends,
+/// whatever was decided here.
 #[derive(Debug)]
 pub struct Watch {
     nodes: Vec<Seen>,
@@ -232,7 +248,8 @@ impl Watch {
     pub fn turn(&self, now_us: u64) -> Turn {
         let reached = self.nodes.iter().filter(|seen| seen.is_reached).count();
         let is_over = |since: Option<u64>, bound| since.is_some_and(|since| now_us.saturating_sub(since) >= bound);
-        // Connections without a mark are those of a version that leaves none, and beats nowhere: they must go by themselves.
+        // Connections without a mark are those of a version that leaves none, and beats nowhere: they must go by
+        // themselves.
         let is_silent = |seen: &Seen| seen.mark.is_some() && is_over(seen.still_since_us, SILENCE_US);
         let is_served = |seen: &Seen| !is_over(seen.bare_since_us, ABSENCE_US) && !is_silent(seen);
         if self.nodes.iter().any(|seen| seen.is_reached && is_served(seen)) {
@@ -284,7 +301,10 @@ mod tests {
         assert!(!waits(&ended, &[&silent, &claim], true) && !waits(&Predecessor::Unknown, &[&stopped, &claim], true));
         let third = mark(1, "third", 0).words();
         assert!(waits(&ended, &[&third, &silent, &claim], true), "the third router may still run");
-        assert!(waits(&Predecessor::Unknown, &[&claim], true) && !waits(&Predecessor::Unknown, &[&claim], false), "the mark is lost");
+        assert!(
+            waits(&Predecessor::Unknown, &[&claim], true) && !waits(&Predecessor::Unknown, &[&claim], false),
+            "the mark is lost"
+        );
         assert!(!waits(&Predecessor::None, &[&claim], true), "the first router of a fleet");
     }
 

@@ -1,9 +1,12 @@
-//! twemproxy's configuration file, read as its `nutcracker` reads it: pools of servers, and of each the values of its keys.
+//! twemproxy's configuration file, read as its `nutcracker` reads it: pools of servers, and of each the values of its
+//! keys.
 //!
-//! The events of a YAML parser and not a derived structure: nutcracker knows no types but text, and so does this. Its refusals are refusals here as well,
-//! with the line. A key that Switchyard cannot honour is refused with the reason and a way out, and never left out silently.
+//! The events of a YAML parser and not a derived structure: nutcracker knows no types but text, and so does this. Its
+//! refusals are refusals here as well, with the line. A key that Switchyard cannot honour is refused with the reason
+//! and a way out, and never left out silently.
 //!
-//! Here and not beside the other configuration: a file from elsewhere is read by code without I/O, which a fuzz target reaches without the router.
+//! Here and not beside the other configuration: a file from elsewhere is read by code without I/O, which a fuzz target
+//! reaches without the router.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -112,7 +115,10 @@ pub fn parse(text: &str) -> Result<Vec<Pool>, Vec<Mistake>> {
     let mut listens: Vec<&Pool> = Vec::new();
     for pool in &pools {
         if let Some(other) = listens.iter().find(|other| other.listen.is_at(&pool.listen)) {
-            wrong(pool.line, format!("pools '{}' and '{}' have the same listen address '{}'", other.name, pool.name, pool.listen));
+            wrong(
+                pool.line,
+                format!("pools '{}' and '{}' have the same listen address '{}'", other.name, pool.name, pool.listen),
+            );
         }
         listens.push(pool);
     }
@@ -159,10 +165,13 @@ impl Pool {
             match value {
                 Value::List(list) if key.text == "servers" => servers.extend(list),
                 Value::List(_) => wrong(key.line, format!("directive \"{}\" is no list", key.text)),
-                Value::Text(_) if key.text == "servers" => {
-                    wrong(key.line, "directive \"servers\" is a list: each server on a line of its own, after \"- \"".to_owned())
+                Value::Text(_) if key.text == "servers" => wrong(
+                    key.line,
+                    "directive \"servers\" is a list: each server on a line of its own, after \"- \"".to_owned(),
+                ),
+                Value::Text(_) if !KNOWN.contains(&key.text.as_str()) => {
+                    wrong(key.line, format!("directive \"{}\" is unknown", key.text))
                 }
-                Value::Text(_) if !KNOWN.contains(&key.text.as_str()) => wrong(key.line, format!("directive \"{}\" is unknown", key.text)),
                 Value::Text(value) => {
                     if texts.insert(key.text.clone(), Word { line: key.line, ..value }).is_some() {
                         wrong(key.line, format!("directive \"{}\" is a duplicate", key.text));
@@ -173,7 +182,8 @@ impl Pool {
         let mut read = Read { texts, wrong };
         let listen = read.with("listen", listen_of);
         let hash = read.with("hash", |text| {
-            Hash::by_name(text).ok_or_else(|| format!("is not a valid hash; there are: {}", Hash::ALL.map(Hash::name).join(", ")))
+            Hash::by_name(text)
+                .ok_or_else(|| format!("is not a valid hash; there are: {}", Hash::ALL.map(Hash::name).join(", ")))
         });
         let distribution = read.with("distribution", |text| match text {
             "ketama" => Ok(Distribution::Ketama),
@@ -191,7 +201,8 @@ impl Pool {
         let timeout = read.number("timeout").map(|ms| Duration::from_millis(u64::from(ms).max(1)));
         let (database, client_connections) =
             (read.number("redis_db").unwrap_or(0), read.number("client_connections").filter(|most| *most > 0));
-        // Switchyard does these in its own way: it keeps connections up and alive, and shares the listener's port among its workers.
+        // Switchyard does these in its own way: it keeps connections up and alive, and shares the listener's port among
+        // its workers.
         for name in ["backlog", "server_connections"] {
             if read.number(name) == Some(0) && name == "server_connections" {
                 (read.wrong)(line, "directive \"server_connections:\" cannot be 0".to_owned());
@@ -201,7 +212,10 @@ impl Pool {
             read.flag(name);
         }
         let (limit, retry_ms) = (read.number("server_failure_limit"), read.number("server_retry_timeout"));
-        let rule = Rule { failure_limit: limit.unwrap_or(FAILURE_LIMIT).max(1), retry_ms: retry_ms.unwrap_or(RETRY_MS).into() };
+        let rule = Rule {
+            failure_limit: limit.unwrap_or(FAILURE_LIMIT).max(1),
+            retry_ms: retry_ms.unwrap_or(RETRY_MS).into(),
+        };
         let ejection = read.flag("auto_eject_hosts").unwrap_or(false).then_some(rule);
         let password = read.with("redis_auth", |text| Ok(text.to_owned()));
         if read.flag("redis") != Some(true) {
@@ -222,7 +236,10 @@ impl Pool {
         let mut names: BTreeMap<&str, usize> = BTreeMap::new();
         for server in &servers {
             if names.insert(&server.server.name, server.line).is_some() {
-                (read.wrong)(server.line, format!("pool '{}' has servers with same name '{}'", name.text, server.server.name));
+                (read.wrong)(
+                    server.line,
+                    format!("pool '{}' has servers with same name '{}'", name.text, server.server.name),
+                );
             }
         }
         let Some(listen) = listen else {
@@ -273,7 +290,9 @@ impl Read<'_> {
     /// nutcracker's numbers are digits only.
     fn number(&mut self, name: &str) -> Option<u32> {
         let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-        self.with(name, |text| text.parse().ok().filter(|_| is_number(text)).ok_or_else(|| "is not a number".to_owned()))
+        self.with(name, |text| {
+            text.parse().ok().filter(|_| is_number(text)).ok_or_else(|| "is not a number".to_owned())
+        })
     }
 
     fn flag(&mut self, name: &str) -> Option<bool> {
@@ -285,7 +304,11 @@ impl Read<'_> {
 fn listen_of(text: &str) -> Result<Listen, String> {
     if !text.starts_with('/') {
         let (host, port) = text.rsplit_once(':').ok_or("has an invalid \"hostname:port\" format string")?;
-        let port = port.parse().ok().filter(|port| *port > 0).ok_or("has an invalid port in \"hostname:port\" format string")?;
+        let port = port
+            .parse()
+            .ok()
+            .filter(|port| *port > 0)
+            .ok_or("has an invalid port in \"hostname:port\" format string")?;
         return Ok(Listen::Tcp { host: host.to_owned(), port });
     }
     let (path, mode) = match text.split_once(' ') {
@@ -299,7 +322,9 @@ fn listen_of(text: &str) -> Result<Listen, String> {
 }
 
 fn mode_of(text: &str) -> Result<u32, String> {
-    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777 && text.bytes().all(|byte| byte.is_ascii_digit()));
+    let mode = u32::from_str_radix(text, 8)
+        .ok()
+        .filter(|mode| *mode <= 0o777 && text.bytes().all(|byte| byte.is_ascii_digit()));
     mode.ok_or_else(|| "has an invalid mode of the file: give it in octal, such as \"660\"".to_owned())
 }
 
@@ -320,7 +345,8 @@ fn server_of(word: &Word) -> Result<PoolServer, String> {
     let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     let port: Option<u16> = port.parse().ok().filter(|_| is_number(port));
     let port = port.filter(|port| *port > 0).ok_or("directive \"servers\" has an invalid port")?;
-    let weight: u32 = weight.parse().ok().filter(|_| is_number(weight)).ok_or("directive \"servers\" has an invalid weight")?;
+    let weight: u32 =
+        weight.parse().ok().filter(|_| is_number(weight)).ok_or("directive \"servers\" has an invalid weight")?;
     if weight == 0 {
         return Err("directive \"servers\" has a zero weight".to_owned());
     }
@@ -344,11 +370,14 @@ fn tree(text: &str) -> Result<Vec<(Word, Keys)>, (usize, String)> {
     let mut key: Option<Word> = None;
     let mut documents = 0;
     for event in Parser::new_from_str(text) {
-        let (event, span) = event.map_err(|error| (error.marker().line(), format!("not valid YAML: {}", error.info())))?;
+        let (event, span) =
+            event.map_err(|error| (error.marker().line(), format!("not valid YAML: {}", error.info())))?;
         let line = span.start.line();
         let refused = |text: &str| Err((line, text.to_owned()));
         match event {
-            Event::Scalar(_, _, anchor, tag) if anchor > 0 || tag.is_some() => return refused("anchors and tags are disallowed"),
+            Event::Scalar(_, _, anchor, tag) if anchor > 0 || tag.is_some() => {
+                return refused("anchors and tags are disallowed");
+            }
             Event::Alias(_) => return refused("aliases are disallowed"),
             Event::DocumentStart(_) => {
                 documents += 1;
@@ -429,7 +458,8 @@ mod tests {
             Err(mistakes) => {
                 let lines = lines(text);
                 assert!(
-                    !mistakes.is_empty() && mistakes.iter().all(|mistake| mistake.line.is_none_or(|line| (1..=lines).contains(&line))),
+                    !mistakes.is_empty()
+                        && mistakes.iter().all(|mistake| mistake.line.is_none_or(|line| (1..=lines).contains(&line))),
                     "{mistakes:?}"
                 );
             }
@@ -439,11 +469,23 @@ mod tests {
     #[test]
     fn a_file_is_read_as_it_is() {
         let pools = parse(GOOD).expect("good");
-        assert_eq!(pools.iter().map(|pool| (pool.name.as_str(), pool.line)).collect::<Vec<_>>(), [("alpha", 1), ("beta", 16)]);
+        assert_eq!(
+            pools.iter().map(|pool| (pool.name.as_str(), pool.line)).collect::<Vec<_>>(),
+            [("alpha", 1), ("beta", 16)]
+        );
         assert_eq!(pools[1].listen, Listen::Unix { path: "/run/beta.sock".to_owned(), mode: Some(0o666) });
-        assert_eq!((pools[0].database, pools[0].ejection, pools[1].ejection), (3, Some(Rule { failure_limit: 2, retry_ms: 30_000 }), None));
-        let servers = pools[0].servers.iter().map(|server| (server.server.name.as_str(), server.server.weight, server.port, server.line));
-        assert_eq!(servers.collect::<Vec<_>>(), [("one", 1, 6379, 12), ("127.0.0.1:6380", 2, 6380, 13), ("cache", 1, 11211, 14)]);
+        assert_eq!(
+            (pools[0].database, pools[0].ejection, pools[1].ejection),
+            (3, Some(Rule { failure_limit: 2, retry_ms: 30_000 }), None)
+        );
+        let servers = pools[0]
+            .servers
+            .iter()
+            .map(|server| (server.server.name.as_str(), server.server.weight, server.port, server.line));
+        assert_eq!(
+            servers.collect::<Vec<_>>(),
+            [("one", 1, 6379, 12), ("127.0.0.1:6380", 2, 6380, 13), ("cache", 1, 11211, 14)]
+        );
     }
 
     #[test]
@@ -467,7 +509,10 @@ mod tests {
         ] {
             assert!(GOOD.contains(from), "{from}");
             let mistakes = parse(&GOOD.replacen(from, to, 1)).expect_err(to);
-            assert!(mistakes.iter().any(|mistake| mistake.line == Some(line) && mistake.text.contains(text)), "{to}: {mistakes:?}");
+            assert!(
+                mistakes.iter().any(|mistake| mistake.line == Some(line) && mistake.text.contains(text)),
+                "{to}: {mistakes:?}"
+            );
         }
         assert!(problems(&GOOD.replacen("  redis: true\n", "", 1)).contains("pool of memcached"));
         let one = parse(&GOOD.replacen("modula", "random", 1)).expect("one server has every key");

@@ -1,15 +1,19 @@
-//! Who waits for keys of a slot (BLPOP and relatives), in the order in which they began: nobody overtakes anybody when the slot changes its node.
+//! Who waits for keys of a slot (BLPOP and relatives), in the order in which they began: nobody overtakes anybody when
+//! the slot changes its node.
 //!
-//! Redis serves those who wait for one key first come first served. When their slot moves, the waits end at one node and begin at another, on
-//! connections of several workers, which have no order between them. So each wait has a ticket, and two rules make the order at a node that of
-//! the tickets, whatever workers know of the move and when:
+//! Redis serves those who wait for one key first come first served. When their slot moves, the waits end at one node
+//! and begin at another, on connections of several workers, which have no order between them. So each wait has a
+//! ticket, and two rules make the order at a node that of the tickets, whatever workers know of the move and when:
 //!
-//! - Nobody is sent to a node while somebody with a **lower** ticket is *recalled*: its wait was ended, and it is not yet seen to wait at a node again. That it was
-//!   sent is not enough: what was sent on one connection can arrive behind what was sent later on another.
-//! - Nobody who was recalled is sent to a node while somebody with a **higher** ticket may be at one: that one is recalled first. So it is where a
-//!   leg was withdrawn, and some workers had recalled their waits already while others never heard of it.
+//! - Nobody is sent to a node while somebody with a **lower** ticket is *recalled*: its wait was ended, and it is not
+//!   yet seen to wait at a node again. That it was sent is not enough: what was sent on one connection can arrive
+//!   behind what was sent later on another.
+//! - Nobody who was recalled is sent to a node while somebody with a **higher** ticket may be at one: that one is
+//!   recalled first. So it is where a leg was withdrawn, and some workers had recalled their waits already while others
+//!   never heard of it.
 //!
-//! Per slot and not per key, because a command may wait for several keys, and the orders of all of them have to fit together.
+//! Per slot and not per key, because a command may wait for several keys, and the orders of all of them have to fit
+//! together.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +44,8 @@ pub enum Turn<W> {
 }
 
 impl<W: Copy> WaitQueues<W> {
-    /// A command begins to wait, with a ticket above all others of its slot. True where it is sent to its node now; else it is recalled, and with its worker.
+    /// A command begins to wait, with a ticket above all others of its slot. True where it is sent to its node now;
+    /// else it is recalled, and with its worker.
     pub fn enter(&mut self, slot: Slot, ticket: u64, whose: W) -> bool {
         let goes = !self.is_somebody_recalled(slot, ticket);
         if goes { &mut self.at_nodes } else { &mut self.recalled }.insert((slot, ticket), whose);
@@ -200,7 +205,8 @@ mod tests {
 
         /// One of the waits of which this is true.
         fn any(&self, number: usize, is: impl Fn(usize, usize, At) -> bool) -> Option<usize> {
-            let found: Vec<usize> = (0..self.waits.len()).filter(|t| is(*t, self.waits[*t].0, self.waits[*t].1)).collect();
+            let found: Vec<usize> =
+                (0..self.waits.len()).filter(|t| is(*t, self.waits[*t].0, self.waits[*t].1)).collect();
             (!found.is_empty()).then(|| found[number % found.len()])
         }
 
@@ -255,7 +261,8 @@ mod tests {
                 }
                 // What was sent arrives: in any order.
                 8 => {
-                    let ticket = self.any(number, |t, _, at| matches!(at, At::Sent(_) | At::Ending(_)) && !self.is_queued(t))?;
+                    let ticket =
+                        self.any(number, |t, _, at| matches!(at, At::Sent(_) | At::Ending(_)) && !self.is_queued(t))?;
                     self.arrive(ticket, self.waits[ticket].1.node()?);
                 }
                 // It is seen.

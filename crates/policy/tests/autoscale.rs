@@ -1,7 +1,9 @@
 //! The autoscaler in a model of a fleet: any load, any policy, and triggers from all sides.
 
 use proptest::prelude::*;
-use switchyard_policy::autoscale::{Clock, Decision, Knobs, Node, Now, Observed, Policy, Reason, Schedule, State, What, decide, minimum};
+use switchyard_policy::autoscale::{
+    Clock, Decision, Knobs, Node, Now, Observed, Policy, Reason, Schedule, State, What, decide, minimum,
+};
 use switchyard_policy::topology::NodeId;
 
 /// One node answers so many requests in a second.
@@ -21,7 +23,14 @@ struct Fleet {
 impl Fleet {
     fn new(nodes: u16) -> Fleet {
         let state = State::default();
-        Fleet { now: 1_000_000_000_000, nodes: (0..nodes).map(NodeId).collect(), next: nodes, load: 0.0, change: None, state }
+        Fleet {
+            now: 1_000_000_000_000,
+            nodes: (0..nodes).map(NodeId).collect(),
+            next: nodes,
+            load: 0.0,
+            change: None,
+            state,
+        }
     }
 
     fn observed(&self) -> Observed {
@@ -66,17 +75,19 @@ impl Fleet {
 fn policies() -> impl Strategy<Value = Knobs> {
     let policy = prop_oneof![Just(Policy::Threshold), Just(Policy::Static), Just(Policy::Model)];
     let times = (0..60_000_u64, 0..120_000_u64, 0..60_000_u64, 0..120_000_u64);
-    (policy, 1..4_usize, 0..8_usize, times).prop_map(|(policy, nodes_min, more, (up_after, down_after, up_pause, down_pause))| Knobs {
-        policy,
-        nodes_min,
-        nodes_max: nodes_min + more,
-        up_after,
-        down_after,
-        up_pause,
-        down_pause,
-        capacity: Some(CAPACITY),
-        ..Knobs::default()
-    })
+    (policy, 1..4_usize, 0..8_usize, times).prop_map(
+        |(policy, nodes_min, more, (up_after, down_after, up_pause, down_pause))| Knobs {
+            policy,
+            nodes_min,
+            nodes_max: nodes_min + more,
+            up_after,
+            down_after,
+            up_pause,
+            down_pause,
+            capacity: Some(CAPACITY),
+            ..Knobs::default()
+        },
+    )
 }
 
 proptest! {
@@ -157,7 +168,10 @@ fn a_provisioner_that_failed_is_left_alone_for_a_while() {
     assert_eq!(state.failed_pause(1_090_000, &knobs), Some(3_600_000));
     // After a change that went well the next one begins at once.
     state.ended(1_100_000, false);
-    assert_eq!((decide(&at(1_100_001), &knobs, &mut state).what, state.failed_pause(1_100_001, &knobs)), (What::Add, None));
+    assert_eq!(
+        (decide(&at(1_100_001), &knobs, &mut state).what, state.failed_pause(1_100_001, &knobs)),
+        (What::Add, None)
+    );
 }
 
 #[test]
@@ -202,15 +216,29 @@ fn a_node_goes_only_where_the_others_have_memory() {
         may_go,
     };
     let of = |nodes: [Node; 3]| Observed { now: Now::default(), nodes: nodes.into() }.cheapest();
-    assert_eq!(of([node(0, 100, true, false), node(1, 300, true, true), node(2, 200, true, true)]), Ok(NodeId(2)), "the fewest bytes");
-    assert_eq!(of([node(0, 100, true, false), node(1, 300, true, false), node(2, 200, true, false)]), Err(Reason::NoneMayGo));
-    assert_eq!(of([node(0, 850, true, false), node(1, 850, true, false), node(2, 200, true, true)]), Err(Reason::NoMemory(NodeId(2))));
-    assert_eq!(of([node(0, 100, false, false), node(1, 300, true, true), node(2, 200, true, true)]), Err(Reason::Down(NodeId(0))));
+    assert_eq!(
+        of([node(0, 100, true, false), node(1, 300, true, true), node(2, 200, true, true)]),
+        Ok(NodeId(2)),
+        "the fewest bytes"
+    );
+    assert_eq!(
+        of([node(0, 100, true, false), node(1, 300, true, false), node(2, 200, true, false)]),
+        Err(Reason::NoneMayGo)
+    );
+    assert_eq!(
+        of([node(0, 850, true, false), node(1, 850, true, false), node(2, 200, true, true)]),
+        Err(Reason::NoMemory(NodeId(2)))
+    );
+    assert_eq!(
+        of([node(0, 100, false, false), node(1, 300, true, true), node(2, 200, true, true)]),
+        Err(Reason::Down(NodeId(0)))
+    );
 }
 
 #[test]
 fn the_schedule_raises_the_minimum() {
-    let schedule = Schedule::parse(&["Fri 18:00 at least 6".to_owned(), "Sat 02:00 at least 1".to_owned()]).expect("a schedule");
+    let schedule =
+        Schedule::parse(&["Fri 18:00 at least 6".to_owned(), "Sat 02:00 at least 1".to_owned()]).expect("a schedule");
     let knobs = Knobs { schedule, nodes_max: 5, ..Knobs::default() };
     // 2026-11-27 is a Friday.
     let friday = 1_795_737_600_000;

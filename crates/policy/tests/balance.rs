@@ -17,7 +17,8 @@ fn placements() -> impl Strategy<Value = (Topology, BTreeMap<NodeId, u32>)> {
             let starts: Vec<u16> = std::iter::once(0).chain(cuts).collect();
             let ends = starts.iter().skip(1).map(|s| s - 1).chain([SLOT_COUNT as u16 - 1]);
             let owner = |i: usize| NodeId((seed.rotate_left(i as u32 * 7) % u64::from(nodes)) as u16);
-            let ranges: Vec<_> = starts.iter().zip(ends).enumerate().map(|(i, (start, end))| (owner(i), *start..=end)).collect();
+            let ranges: Vec<_> =
+                starts.iter().zip(ends).enumerate().map(|(i, (start, end))| (owner(i), *start..=end)).collect();
             let all = (0..nodes).map(|i| Node { id: NodeId(i), name: format!("10.0.0.1:{i}") }).collect();
             let topology = Topology::from_parts(1, all, ranges, u32::from(nodes)).expect("a placement");
             let weights = weights.into_iter().enumerate().map(|(i, w)| (NodeId(i as u16), w)).collect();

@@ -103,10 +103,13 @@ fn a_slot_that_is_part_of_a_move_is_waited_for_or_said_to_be_stuck() {
 fn many_who_ask_do_not_begin_as_many_moves() {
     let topology = parted();
     let (home, near) = (node(&topology, 0), node(&topology, 1));
-    let others: Vec<[Slot; 1]> =
-        (0..COLOCATE_MAX as u16).map(|n| [Slot::new((crc16_slot(b"{a}").number() + 1 + n) % 16384).expect("a slot")]).collect();
-    let open: Vec<Open<'_>> =
-        others.iter().map(|slots| Open { id: MoveId(1), source: near, target: home, slots, is_paused: false, colocates: true }).collect();
+    let others: Vec<[Slot; 1]> = (0..COLOCATE_MAX as u16)
+        .map(|n| [Slot::new((crc16_slot(b"{a}").number() + 1 + n) % 16384).expect("a slot")])
+        .collect();
+    let open: Vec<Open<'_>> = others
+        .iter()
+        .map(|slots| Open { id: MoveId(1), source: near, target: home, slots, is_paused: false, colocates: true })
+        .collect();
     let plan = asked(&topology, &[keys(&["{a}1"])], &open, &[]);
     assert_eq!((plan.standings, plan.moves.len()), (vec![Standing::Wait], 0));
     let plan = asked(&topology, &[keys(&["{a}1"])], &open[1..], &[]);

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use switchyard_policy::migration::{
-    Begin, Copied, Do, DoubleRead, Driver, Durability, Event, Fingerprinter, Happened, Io, Key, Orders, Outcome, Process, Protocol, Side,
+    Begin, Copied, Do, DoubleRead, Driver, Durability, Event, Fingerprinter, Happened, Io, Key, Orders, Outcome,
+    Process, Protocol, Side,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, crc16_slot};
 
@@ -102,8 +103,11 @@ fn keys_come_from_the_list_as_they_are_asked_for() {
     driven.tell(Happened::Taken(Some((vec![key("{t}1")], false))));
     assert_eq!(driven.take(), [Do::TakeListed], "until there are as many as were asked for");
     driven.tell(Happened::Taken(Some((vec![key("{t}2")], true))));
-    let copied: Vec<usize> =
-        driven.take().iter().filter_map(|what| if let Do::Io(Io::Copy { keys, .. }) = what { Some(keys.len()) } else { None }).collect();
+    let copied: Vec<usize> = driven
+        .take()
+        .iter()
+        .filter_map(|what| if let Do::Io(Io::Copy { keys, .. }) = what { Some(keys.len()) } else { None })
+        .collect();
     assert_eq!(copied, [2]);
 }
 
@@ -122,13 +126,16 @@ fn a_list_of_another_process_or_one_that_cannot_be_read_does_not_count() {
 
 #[test]
 fn what_lives_elsewhere_is_neither_purged_nor_moved() {
-    let topology = Topology::even(&["0".to_owned(), "1".to_owned()]).expect("two nodes").handed_over(&[slot()], NodeId(0));
+    let topology =
+        Topology::even(&["0".to_owned(), "1".to_owned()]).expect("two nodes").handed_over(&[slot()], NodeId(0));
     let apart = key("{t}apart");
     let topology = topology.keys_handed_over(&[slot()], [&apart], NodeId(1));
     let mut driven = Driven::new(Begin { target_is_clean: false, ..patient(Protocol::Switchyard) });
     driven.record();
     let said = driven.take();
-    let [Do::Scan { walk, side: Side::Target, .. }] = said[..] else { panic!("it looks at the target first: {said:?}") };
+    let [Do::Scan { walk, side: Side::Target, .. }] = said[..] else {
+        panic!("it looks at the target first: {said:?}")
+    };
     let found: [&[u8]; 4] = [b"{t}left over", &apart, b"of another slot", b"switchyard:temporary:{t}"];
     driven.driver.scanned(walk, b"0", found.into_iter(), &topology, driven.now_us, &mut driven.said);
     assert_eq!(driven.take(), [Do::Unlink { walk, side: Side::Target, database: 0, keys: vec![key("{t}left over")] }]);
@@ -183,12 +190,14 @@ fn a_record_that_is_durable_before_another_is_a_bug() {
     driven.tell(Happened::Recorded(2..=2));
 }
 
-/// A read of a key that is on its way may go to both nodes, as long as they are the processes that the leg has met, and until it goes back.
+/// A read of a key that is on its way may go to both nodes, as long as they are the processes that the leg has met, and
+/// until it goes back.
 #[test]
 fn netmigrate_reads_at_both_nodes() {
     let mut driven = Driven::new(patient(Protocol::NetMigrate));
     driven.record();
-    let double_read = |fetches_one_in| Some(Arc::new(DoubleRead { source: "a".to_owned(), target: "b".to_owned(), fetches_one_in }));
+    let double_read =
+        |fetches_one_in| Some(Arc::new(DoubleRead { source: "a".to_owned(), target: "b".to_owned(), fetches_one_in }));
     assert_eq!(driven.take(), [Do::View { away: None, double_read: double_read(0) }, Do::Publish]);
     let mut driven = Driven::new(patient(Protocol::Fulva));
     driven.record();
@@ -205,9 +214,15 @@ fn of_double_reads_a_sample_is_fetched() {
 /// Rocksteady, as NetMigrate's agents have it: sixteen missing keys at a time, or those of a tenth of a second.
 #[test]
 fn rocksteady_fetches_missing_keys_together() {
-    let wanted = |numbers: std::ops::Range<u32>| Event::Wanted { keys: numbers.map(|number| key(&format!("{{t}}{number}"))).collect() };
+    let wanted = |numbers: std::ops::Range<u32>| Event::Wanted {
+        keys: numbers.map(|number| key(&format!("{{t}}{number}"))).collect(),
+    };
     let copied = |driven: &mut Driven| -> Vec<usize> {
-        driven.take().iter().filter_map(|what| if let Do::Io(Io::Copy { keys, .. }) = what { Some(keys.len()) } else { None }).collect()
+        driven
+            .take()
+            .iter()
+            .filter_map(|what| if let Do::Io(Io::Copy { keys, .. }) = what { Some(keys.len()) } else { None })
+            .collect()
     };
     let mut driven = Driven::new(patient(Protocol::Rocksteady));
     driven.drain();
@@ -229,7 +244,8 @@ fn rocksteady_fetches_missing_keys_together() {
     assert_eq!(copied(&mut driven), [3], "at once");
 }
 
-/// Once a leg went back while its target was away, and what clients had written there in a database that was new stayed there.
+/// Once a leg went back while its target was away, and what clients had written there in a database that was new stayed
+/// there.
 #[test]
 fn what_a_node_has_is_not_known_while_it_is_away() {
     let mut driven = Driven::new(patient(Protocol::Switchyard));
@@ -240,11 +256,15 @@ fn what_a_node_has_is_not_known_while_it_is_away() {
     let batch = *batch;
     driven.tell(Event::Copied { batch, outcomes: vec![Copied::Absent] });
     let said = driven.take();
-    assert!(said.iter().all(|what| !matches!(what, Do::Record { .. })), "first what the target may have of it is removed: {said:?}");
+    assert!(
+        said.iter().all(|what| !matches!(what, Do::Record { .. })),
+        "first what the target may have of it is removed: {said:?}"
+    );
     driven.tell(Event::Removed { batch });
     driven.record();
     driven.take();
-    // Its clients use it at the target from now on, in database 3. Then the target is cut off, and the leg is to go back.
+    // Its clients use it at the target from now on, in database 3. Then the target is cut off, and the leg is to go
+    // back.
     driven.tell(Happened::Lost { side: Side::Target });
     driven.tell(Event::RollBack);
     driven.record();

@@ -31,7 +31,8 @@ fn a_key_lives_elsewhere_and_comes_home() {
     let (home, away) = (before.owner_of(&hot), other(&before, &hot));
     assert!(!before.has_exceptions());
     let slots = [crc16_slot(&hot)];
-    let transit = Transit { move_id: MoveId(1), source: home, target: away, stage: Stage::Moving { leg: 0 }, keys_only: true };
+    let transit =
+        Transit { move_id: MoveId(1), source: home, target: away, stage: Stage::Moving { leg: 0 }, keys_only: true };
     let during = before.with_transits([(transit, &slots[..])]).expect("one");
     let after = during.keys_handed_over(&slots, [&hot], away);
     assert_eq!(after.epoch(), during.epoch() + 1);
@@ -44,7 +45,10 @@ fn a_key_lives_elsewhere_and_comes_home() {
     assert_eq!(route(&after, [&b"{a}hot"[..], b"{a}cold"].into_iter()), Route::Parted(slots[0]));
     assert_eq!(route(&after, [&b"{a}cold"[..], b"{a}warm"].into_iter()), Route::Owner(slots[0], home));
     let parts = split(&after, [&b"{a}cold"[..], b"{a}hot", b"{a}warm"].into_iter());
-    assert_eq!(parts.iter().map(|p| (p.node, p.keys.clone())).collect::<Vec<_>>(), [(home, vec![0, 2]), (away, vec![1])]);
+    assert_eq!(
+        parts.iter().map(|p| (p.node, p.keys.clone())).collect::<Vec<_>>(),
+        [(home, vec![0, 2]), (away, vec![1])]
+    );
 
     let further = NodeId(3 - home.0 - away.0);
     assert_eq!(after.keys_handed_over(&slots, [&hot], further).lives_at(&hot), further);
@@ -110,13 +114,18 @@ fn there_is_a_bound() {
     let error = full.room_for_exceptions([&b"{a}more"[..]], away).expect_err("full");
     assert_eq!((error.there, error.asked), (EXCEPTIONS_MAX, 1));
     assert!(error.to_string().contains("--home"), "{error}");
-    assert_eq!(full.room_for_exceptions(keys(EXCEPTIONS_MAX), topology.owner_of(b"a")), Ok(()), "home is always possible");
+    assert_eq!(
+        full.room_for_exceptions(keys(EXCEPTIONS_MAX), topology.owner_of(b"a")),
+        Ok(()),
+        "home is always possible"
+    );
     let long = vec![b'x'; 17 << 20];
     assert!(topology.room_for_exceptions([&long[..]], other(&topology, &long)).is_err());
 }
 
 proptest! {
-    /// Whatever moves: a key lives where it was last put, and the directory has those and no others that are not at their slot's owner.
+    /// Whatever moves: a key lives where it was last put, and the directory has those and no others that are not at
+    /// their slot's owner.
     #[test]
     fn as_a_map_would_have_it(steps in prop::collection::vec((any::<bool>(), 0_u16..12, 0_u16..3), 0..40)) {
         let keys: Vec<Arc<[u8]>> = (0..12).map(|i| key(&format!("{{{}}}{i}", i % 4))).collect();
@@ -153,7 +162,8 @@ proptest! {
 #[test]
 fn a_change_of_many_lists_what_changed() {
     let keys: Vec<Arc<[u8]>> = (0..EXCEPTIONS_MAX).map(|number| key(&format!("key:{number}"))).collect();
-    let alone = |topology: &Topology| keys.iter().map(|key| (Arc::clone(key), other(topology, key))).collect::<Vec<_>>();
+    let alone =
+        |topology: &Topology| keys.iter().map(|key| (Arc::clone(key), other(topology, key))).collect::<Vec<_>>();
     let first = three();
     let full = first.clone().with_stored_exceptions(alone(&first)).expect("as many as may be");
     assert_eq!(full.exception_count(), EXCEPTIONS_MAX);
@@ -165,7 +175,8 @@ fn a_change_of_many_lists_what_changed() {
 }
 
 proptest! {
-    /// The directory beside a plain map, through moves of keys and of slots. The difference from any earlier state makes that state the later one.
+    /// The directory beside a plain map, through moves of keys and of slots. The difference from any earlier state
+    /// makes that state the later one.
     #[test]
     fn the_directory_is_as_a_plain_map(steps in prop::collection::vec((prop::collection::vec(0..40_u8, 0..6), 0..3_u16, any::<bool>()), 1..12)) {
         let mut topology = three();

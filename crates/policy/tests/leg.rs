@@ -1,10 +1,11 @@
-//! A leg's machine step by step, where nodes restart in the middle of a batch: what it asks for then. That all its rules together keep what clients wrote
-//! is what the simulator shows (`crates/sim`); these are the ones that need three faults at once and that few seeds reach.
+//! A leg's machine step by step, where nodes restart in the middle of a batch: what it asks for then. That all its
+//! rules together keep what clients wrote is what the simulator shows (`crates/sim`); these are the ones that need
+//! three faults at once and that few seeds reach.
 
 use switchyard_policy::migration::record::{Behind, Eras, OpenLeg, Replay};
 use switchyard_policy::migration::{
-    Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Leg, Machine, Orders, Outcome, Process, Protocol, Record, Side,
-    Stored, Wrong,
+    Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Leg, Machine, Orders, Outcome, Process,
+    Protocol, Record, Side, Stored, Wrong,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 
@@ -45,15 +46,22 @@ impl Driven {
         driven.tell(Event::Drained);
         driven.take_all();
         driven.tell(Event::Wanted { keys: keys.to_vec() });
-        assert_eq!(driven.take_all(), vec![Action::Io(Io::Copy { batch: BATCH, from: Side::Source, keys: keys.to_vec() })]);
+        assert_eq!(
+            driven.take_all(),
+            vec![Action::Io(Io::Copy { batch: BATCH, from: Side::Source, keys: keys.to_vec() })]
+        );
         driven
     }
 
     fn tell(&mut self, event: Event) {
         let mut actions = Vec::new();
         self.leg.step(event, 0, &mut actions);
-        let last = actions.iter().rev().find_map(|action| if let Action::Record { number, .. } = action { Some(*number) } else { None });
-        let asked = actions.iter().find_map(|action| if let Action::Confirm { side } = action { Some(*side) } else { None });
+        let last = actions
+            .iter()
+            .rev()
+            .find_map(|action| if let Action::Record { number, .. } = action { Some(*number) } else { None });
+        let asked =
+            actions.iter().find_map(|action| if let Action::Confirm { side } = action { Some(*side) } else { None });
         self.said.extend(actions);
         if let Some(number) = last {
             self.tell(Event::Recorded(number));
@@ -69,7 +77,10 @@ impl Driven {
         said.filter(|action| {
             matches!(
                 action,
-                Action::Io(Io::Copy { .. }) | Action::Io(Io::Store { .. }) | Action::Io(Io::Remove { .. }) | Action::Io(Io::Commit { .. })
+                Action::Io(Io::Copy { .. })
+                    | Action::Io(Io::Store { .. })
+                    | Action::Io(Io::Remove { .. })
+                    | Action::Io(Io::Commit { .. })
             )
         })
         .collect()
@@ -87,11 +98,17 @@ fn what_a_restarted_source_shows_of_a_batch_that_was_read_before_goes() {
     let (there, absent) = (key("there"), key("absent"));
     let mut driven = Driven::moving(Durability::Memory, &[there.clone(), absent.clone()]);
     driven.tell(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }, Copied::Absent] });
-    assert_eq!(driven.take_all(), vec![Action::Io(Io::Remove { batch: BATCH, from: Side::Target, keys: vec![absent.clone()] })]);
+    assert_eq!(
+        driven.take_all(),
+        vec![Action::Io(Io::Remove { batch: BATCH, from: Side::Target, keys: vec![absent.clone()] })]
+    );
     // Its last snapshot may have the key that it did not have.
     driven.restart(Side::Source, "s2");
     driven.tell(Event::Removed { batch: BATCH });
-    assert_eq!(driven.take_all(), vec![Action::Io(Io::Store { batch: BATCH, to: Side::Target, keys: vec![there.clone()] })]);
+    assert_eq!(
+        driven.take_all(),
+        vec![Action::Io(Io::Store { batch: BATCH, to: Side::Target, keys: vec![there.clone()] })]
+    );
     driven.tell(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
     assert_eq!(
         driven.take_all(),
@@ -146,7 +163,8 @@ fn a_target_that_keeps_what_it_stored_is_not_cleared() {
         driven.tell(Event::Purged);
         driven.take_all();
         driven.tell(Event::Restored { side: Side::Source, process: process("s1") });
-        let removed = driven.take_all().contains(&Action::Io(Io::Remove { batch: BATCH, from: Side::Target, keys: vec![there] }));
+        let removed =
+            driven.take_all().contains(&Action::Io(Io::Remove { batch: BATCH, from: Side::Target, keys: vec![there] }));
         assert_eq!(removed, cleared, "{durability:?}");
     }
 }
@@ -160,15 +178,17 @@ fn committed_keys_are_put_on_record_anew_when_the_target_restarts() {
     driven.tell(Event::Removed { batch: BATCH });
     assert_eq!(driven.take_all().last(), Some(&Action::Io(Io::Commit { keys: vec![there.clone()] })));
     driven.restart(Side::Target, "t2");
-    let records: Vec<&Record> =
-        driven.said.iter().filter_map(|action| if let Action::Record { record, .. } = action { Some(record) } else { None }).collect();
+    let records: Vec<&Record> = driven
+        .said
+        .iter()
+        .filter_map(|action| if let Action::Record { record, .. } = action { Some(record) } else { None })
+        .collect();
     let fingerprint = Fingerprinter::new(7).of(&there);
     assert!(
         matches!(records.as_slice(), [Record::Met { side: Side::Target, .. }, Record::Committed { keys, .. }] if *keys == [fingerprint]),
         "{records:?}"
     );
-    let is_told =
-        |action: &Action| matches!(action, Action::Io(Io::Report { text }) if text.contains("1 keys had moved to the one before"));
+    let is_told = |action: &Action| matches!(action, Action::Io(Io::Report { text }) if text.contains("1 keys had moved to the one before"));
     assert!(driven.said.iter().any(is_told), "durability memory waits for nothing, and the operator is told");
 }
 
@@ -189,7 +209,8 @@ fn what_a_source_shows_of_committed_keys_is_purged_by_the_next_router_too() {
         Record::Committed { move_id, leg, keys },
     ];
     let open = Replay::of(&records).expect("a journal").open[&move_id].leg.clone();
-    let mut driven = Driven { leg: Leg::new(orders(Durability::Memory), Fingerprinter::new(7), open), said: Vec::new() };
+    let mut driven =
+        Driven { leg: Leg::new(orders(Durability::Memory), Fingerprinter::new(7), open), said: Vec::new() };
     driven.tell(Event::Met { source: process("s2"), target: process("t2") });
     driven.tell(Event::Purged);
     let wrong = Wrong::These(std::sync::Arc::new([there].into()));
@@ -224,20 +245,23 @@ fn nothing_is_committed_before_the_workers_know_that_a_leg_goes_back() {
 fn a_key_that_the_target_has_before_it_was_stored_rolls_the_leg_back() {
     let (strange, other) = (key("strange"), key("other"));
     let stored = || Event::Stored { batch: BATCH, outcomes: vec![Stored::Exists, Stored::Stored] };
-    let read = || Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }, Copied::Taken { bytes: 1 }] };
+    let read =
+        || Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }, Copied::Taken { bytes: 1 }] };
     let mut driven = Driven::moving(Durability::Memory, &[strange.clone(), other.clone()]);
     driven.tell(read());
     driven.take_all();
     driven.tell(stored());
     driven.tell(Event::Tick);
-    let records: Vec<&Record> =
-        driven.said.iter().filter_map(|action| if let Action::Record { record, .. } = action { Some(record) } else { None }).collect();
+    let records: Vec<&Record> = driven
+        .said
+        .iter()
+        .filter_map(|action| if let Action::Record { record, .. } = action { Some(record) } else { None })
+        .collect();
     assert!(matches!(records.as_slice(), [Record::RolledBack { .. }, ..]), "{records:?}");
     let turned = driven.said.clone();
-    let removed = driven
-        .take_all()
-        .into_iter()
-        .any(|action| matches!(action, Action::Io(Io::Remove { from: Side::Source, .. }) | Action::Io(Io::Commit { .. })));
+    let removed = driven.take_all().into_iter().any(|action| {
+        matches!(action, Action::Io(Io::Remove { from: Side::Source, .. }) | Action::Io(Io::Commit { .. }))
+    });
     assert!(!removed, "both keys stay where they are");
     // At the target goes what the leg has stored there, and nothing else: the other key is somebody's.
     let purges: Vec<&Action> = turned.iter().filter(|action| matches!(action, Action::Purge { .. })).collect();
@@ -250,7 +274,10 @@ fn a_key_that_the_target_has_before_it_was_stored_rolls_the_leg_back() {
     driven.tell(Event::Restored { side: Side::Target, process: process("t1") });
     driven.take_all();
     driven.tell(stored());
-    assert_eq!(driven.take_all(), vec![Action::Io(Io::Remove { batch: BATCH, from: Side::Source, keys: vec![strange, other] })]);
+    assert_eq!(
+        driven.take_all(),
+        vec![Action::Io(Io::Remove { batch: BATCH, from: Side::Source, keys: vec![strange, other] })]
+    );
 }
 
 /// A leg of which one key has moved, and which has lost a side.
@@ -270,15 +297,21 @@ fn one_has_moved(there: &Key, lost: Side) -> Driven {
 /// What it records, and what it does with the slots, of what it said last.
 fn decided(driven: &mut Driven) -> Vec<Action> {
     let is_decision = |action: &Action| {
-        let moves = Action::Record { number: 0, record: Record::Moved { move_id: MoveId(1), leg: 0, keys: Vec::new() } };
+        let moves =
+            Action::Record { number: 0, record: Record::Moved { move_id: MoveId(1), leg: 0, keys: Vec::new() } };
         let is_record = std::mem::discriminant(action) == std::mem::discriminant(&moves);
         is_record
             || matches!(
                 action,
-                Action::RollBack { .. } | Action::Announce { .. } | Action::Lost { .. } | Action::HandOver { .. } | Action::Io(Io::End(_))
+                Action::RollBack { .. }
+                    | Action::Announce { .. }
+                    | Action::Lost { .. }
+                    | Action::HandOver { .. }
+                    | Action::Io(Io::End(_))
             )
     };
-    let number_0 = |action| if let Action::Record { record, .. } = action { Action::Record { number: 0, record } } else { action };
+    let number_0 =
+        |action| if let Action::Record { record, .. } = action { Action::Record { number: 0, record } } else { action };
     std::mem::take(&mut driven.said).into_iter().filter(is_decision).map(number_0).collect()
 }
 
@@ -330,7 +363,11 @@ fn a_leg_that_gives_up_its_source_ends_at_the_target_with_what_was_read() {
     driven.said.clear();
     driven.tell(Event::GiveUp { side: Side::Source });
     let (move_id, leg) = (MoveId(1), 0);
-    assert_eq!(decided(&mut driven), vec![record(Record::GivenUp { move_id, leg, side: Side::Source })], "what was read is being stored");
+    assert_eq!(
+        decided(&mut driven),
+        vec![record(Record::GivenUp { move_id, leg, side: Side::Source })],
+        "what was read is being stored"
+    );
     driven.tell(Event::Stored { batch: BatchId(1), outcomes: vec![Stored::Stored] });
     let keys = vec![Fingerprinter::new(7).of(&read)];
     assert_eq!(
@@ -348,14 +385,21 @@ fn a_leg_that_gives_up_its_source_ends_at_the_target_with_what_was_read() {
 
 #[test]
 fn who_asks_a_leg_to_rest_while_it_ends_or_has_ended_gets_the_word() {
-    let mut driven = Driven { leg: Leg::new(orders(Durability::Memory), Fingerprinter::new(7), None), said: Vec::new() };
+    let mut driven =
+        Driven { leg: Leg::new(orders(Durability::Memory), Fingerprinter::new(7), None), said: Vec::new() };
     driven.tell(Event::Met { source: process("s1"), target: process("t1") });
     driven.tell(Event::Purged);
     let mut actions = Vec::new();
-    // Commands that were sent to the source earlier are not answered in time: the leg gives up in the very step in which it is asked.
+    // Commands that were sent to the source earlier are not answered in time: the leg gives up in the very step in
+    // which it is asked.
     driven.leg.step(Event::Quiesce, 5_000_000, &mut actions);
-    let has = |actions: &[Action], what: fn(&Io) -> bool| actions.iter().any(|action| matches!(action, Action::Io(io) if what(io)));
-    assert!(has(&actions, |io| matches!(io, Io::End(Outcome::NotBegun { .. }))) && has(&actions, |io| *io == Io::Quiet), "{actions:?}");
+    let has = |actions: &[Action], what: fn(&Io) -> bool| {
+        actions.iter().any(|action| matches!(action, Action::Io(io) if what(io)))
+    };
+    assert!(
+        has(&actions, |io| matches!(io, Io::End(Outcome::NotBegun { .. }))) && has(&actions, |io| *io == Io::Quiet),
+        "{actions:?}"
+    );
     actions.clear();
     driven.leg.step(Event::Quiesce, 5_000_000, &mut actions);
     assert_eq!(actions, [Action::Io(Io::Quiet)]);

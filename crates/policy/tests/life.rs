@@ -19,7 +19,13 @@ fn order() -> MoveOrder {
 }
 
 fn begin() -> Begin {
-    Begin { order: order(), names: ["left".to_owned(), "right".to_owned()], resume: None, aborted: false, give_up: None }
+    Begin {
+        order: order(),
+        names: ["left".to_owned(), "right".to_owned()],
+        resume: None,
+        aborted: false,
+        give_up: None,
+    }
 }
 
 /// A router ended in leg 4, of slot 2; slot 1 had moved.
@@ -416,8 +422,14 @@ fn a_move_ends_with_a_leg_that_ended_without_one_side() {
         moving.came(Came::Ended(outcome)).clone()
     };
     let returned = || Outcome::Returned { why: "the target was given up by the user".to_owned() };
-    assert_eq!(lost(Side::Target, 1, returned()), stopped("right was given up: lost is at most 1 key, moved there before"));
-    assert_eq!(lost(Side::Target, 12, returned()), stopped("right was given up: lost is at most 12 keys, moved there before"));
+    assert_eq!(
+        lost(Side::Target, 1, returned()),
+        stopped("right was given up: lost is at most 1 key, moved there before")
+    );
+    assert_eq!(
+        lost(Side::Target, 12, returned()),
+        stopped("right was given up: lost is at most 12 keys, moved there before")
+    );
     let of_source = "left was given up: what it had of the slots that were moving is lost";
     assert_eq!(lost(Side::Source, 0, Outcome::Moved), stopped(of_source));
 }

@@ -4,13 +4,22 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use switchyard_policy::planner::{
-    Advice, Held, KeyAt, Knobs, Need, Node, Plan, Policy, Previous, Problem, Review, SlotAt, State, Stays, Step, Verdict, What, Why, held,
-    review, solve,
+    Advice, Held, KeyAt, Knobs, Need, Node, Plan, Policy, Previous, Problem, Review, SlotAt, State, Stays, Step,
+    Verdict, What, Why, held, review, solve,
 };
 use switchyard_policy::topology::{NodeId, Slot};
 
 fn node(id: u16, load: f64) -> Node {
-    Node { id: NodeId(id), load, lasting: load, weight: 1, capacity: None, memory: None, keys: 1000, state: State::Ready }
+    Node {
+        id: NodeId(id),
+        load,
+        lasting: load,
+        weight: 1,
+        capacity: None,
+        memory: None,
+        keys: 1000,
+        state: State::Ready,
+    }
 }
 
 fn knobs() -> Knobs {
@@ -37,7 +46,10 @@ fn carried_out(problem: &Problem, plan: &Plan) -> Problem {
     for step in &plan.steps {
         match &step.what {
             What::Key { key, .. } => {
-                next.keys.iter_mut().filter(|known| known.key == *key).for_each(|known| (known.at, known.is_cold) = (step.to, false));
+                next.keys
+                    .iter_mut()
+                    .filter(|known| known.key == *key)
+                    .for_each(|known| (known.at, known.is_cold) = (step.to, false));
             }
             What::Slots(slots) => {
                 let slots: BTreeSet<&Slot> = slots.iter().collect();
@@ -60,8 +72,10 @@ fn carried_out(problem: &Problem, plan: &Plan) -> Problem {
 
 fn problems() -> impl Strategy<Value = Problem> {
     let load = prop_oneof![Just(0.0), 0.0..100.0_f64, 100.0..5000.0_f64];
-    let keys = prop::collection::vec((0..200_u16, any::<u8>(), load.clone(), 0.0..500.0_f64, 1..100_000_u64, 0..12_u8), 0..30);
-    let nodes = prop::collection::vec((0..4_u32, prop::option::of(1000.0..20_000.0_f64), 0..8_u8, 0..1_000_000_u64), 1..7);
+    let keys =
+        prop::collection::vec((0..200_u16, any::<u8>(), load.clone(), 0.0..500.0_f64, 1..100_000_u64, 0..12_u8), 0..30);
+    let nodes =
+        prop::collection::vec((0..4_u32, prop::option::of(1000.0..20_000.0_f64), 0..8_u8, 0..1_000_000_u64), 1..7);
     let slots = prop::collection::vec(load, 200);
     (nodes, slots, keys, 0..5_u8).prop_map(|(nodes, slots, keys, few)| {
         let count = nodes.len();
@@ -109,7 +123,8 @@ fn problems() -> impl Strategy<Value = Problem> {
             .map(|(number, (weight, capacity, state, memory))| {
                 let id = NodeId(number as u16);
                 let of_slots: f64 = slots.iter().filter(|slot| slot.at == id).map(|slot| slot.load).sum();
-                let load = of_slots + keys.iter().filter(|key| key.at == id).map(|key| key.reads + key.writes).sum::<f64>();
+                let load =
+                    of_slots + keys.iter().filter(|key| key.at == id).map(|key| key.reads + key.writes).sum::<f64>();
                 let state = match state {
                     0 => State::Busy,
                     1 => State::Down,
@@ -128,7 +143,8 @@ fn problems() -> impl Strategy<Value = Problem> {
 /// The ways to make a plan: `solve`, and `solve` with a bug.
 type Solve<'a> = &'a dyn Fn(&Problem, &Previous) -> Plan;
 
-/// `solve` asserts that no target ends worse than the node that it relieves, that memory fits, and that no more moves than may. Here is the rest.
+/// `solve` asserts that no target ends worse than the node that it relieves, that memory fits, and that no more moves
+/// than may. Here is the rest.
 fn may_be_carried_out(problem: &Problem, recent: &[usize], solve: Solve<'_>) -> Result<(), TestCaseError> {
     let name = |number: &usize| problem.keys.get(*number).map(|key| key.key.clone());
     let slots = recent.iter().map(|number| Slot::new(*number as u16).expect("a slot")).collect();
@@ -159,7 +175,10 @@ fn may_be_carried_out(problem: &Problem, recent: &[usize], solve: Solve<'_>) -> 
         }
     }
     let bytes: u64 = plan.steps.iter().map(|step| step.bytes).sum();
-    prop_assert!(keys.len() <= problem.knobs.keys_max && bytes <= problem.knobs.bytes_max, "homecomings keep to the budget, too");
+    prop_assert!(
+        keys.len() <= problem.knobs.keys_max && bytes <= problem.knobs.bytes_max,
+        "homecomings keep to the budget, too"
+    );
     prop_assert_eq!((plan.price.keys, plan.price.bytes), (keys.len(), bytes));
     prop_assert_eq!(plan.nodes.len(), problem.nodes.len());
     for (node, outlook) in problem.nodes.iter().zip(&plan.nodes) {
@@ -172,12 +191,22 @@ fn may_be_carried_out(problem: &Problem, recent: &[usize], solve: Solve<'_>) -> 
         if !is_touched && !problem.keys.iter().any(|key| key.at == node.id && key.copied > 0.0) {
             prop_assert_eq!(node.load, outlook.after, "the newest look counts");
         }
-        let comes = plan.steps.iter().filter(|step| step.to == node.id && !matches!(step.what, What::Key { is_cold: true, .. }));
+        let comes = plan
+            .steps
+            .iter()
+            .filter(|step| step.to == node.id && !matches!(step.what, What::Key { is_cold: true, .. }));
         let sources: BTreeSet<NodeId> = comes.map(|step| step.from).collect();
         let fullness = |load: f64, limit: f64| if load <= 0.0 { 0.0 } else { load / limit };
-        for source in plan.nodes.iter().filter(|outlook| sources.contains(&outlook.node) && state(outlook.node) == Some(State::Ready)) {
+        for source in plan
+            .nodes
+            .iter()
+            .filter(|outlook| sources.contains(&outlook.node) && state(outlook.node) == Some(State::Ready))
+        {
             let after = fullness(outlook.after, outlook.limit);
-            prop_assert!(after <= fullness(source.before, source.limit) + 1e-6, "{outlook:?} ends worse than {source:?} was");
+            prop_assert!(
+                after <= fullness(source.before, source.limit) + 1e-6,
+                "{outlook:?} ends worse than {source:?} was"
+            );
         }
     }
     Ok(())
@@ -186,7 +215,10 @@ fn may_be_carried_out(problem: &Problem, recent: &[usize], solve: Solve<'_>) -> 
 /// Asked again with the load that it predicted, it has nothing to do: no to and fro.
 fn is_followed_by_none(problem: &Problem, solve: Solve<'_>) -> Result<(), TestCaseError> {
     let mut problem = problem.clone();
-    problem.nodes.iter_mut().for_each(|node| (node.state, node.weight, node.lasting) = (State::Ready, node.weight.max(1), node.load));
+    problem
+        .nodes
+        .iter_mut()
+        .for_each(|node| (node.state, node.weight, node.lasting) = (State::Ready, node.weight.max(1), node.load));
     problem.keys.iter_mut().for_each(|key| key.is_cold = false);
     let plan = solve(&problem, &Previous::default());
     if plan.verdict != Verdict::Relieved {
@@ -220,17 +252,22 @@ fn planted_bugs_are_found() {
     use proptest::test_runner::{Config, TestRunner};
     use switchyard_policy::planner::{Bug, solve_wrongly};
 
-    let bugs = [Bug::WorseThanBefore, Bug::InfeasibleTakenForFeasible, Bug::Oscillation, Bug::ForgottenCooldown, Bug::StaleObservation];
+    let bugs = [
+        Bug::WorseThanBefore,
+        Bug::InfeasibleTakenForFeasible,
+        Bug::Oscillation,
+        Bug::ForgottenCooldown,
+        Bug::StaleObservation,
+    ];
     for bug in bugs {
         let config = Config { cases: 20_000, failure_persistence: None, max_shrink_iters: 0, ..Config::default() };
-        let found = TestRunner::new_with_rng(config, proptest::test_runner::TestRng::deterministic_rng(Default::default())).run(
-            &(problems(), recent()),
-            |(problem, recent)| {
-                let solve = |problem: &Problem, previous: &Previous| solve_wrongly(problem, previous, bug);
-                may_be_carried_out(&problem, &recent, &solve)?;
-                is_followed_by_none(&problem, &solve)
-            },
-        );
+        let found =
+            TestRunner::new_with_rng(config, proptest::test_runner::TestRng::deterministic_rng(Default::default()))
+                .run(&(problems(), recent()), |(problem, recent)| {
+                    let solve = |problem: &Problem, previous: &Previous| solve_wrongly(problem, previous, bug);
+                    may_be_carried_out(&problem, &recent, &solve)?;
+                    is_followed_by_none(&problem, &solve)
+                });
         let why = found.expect_err("a planted bug is found").to_string();
         println!("{bug:?}: {}", why.lines().next().unwrap_or_default());
     }
@@ -257,7 +294,8 @@ fn the_hottest_keys_go_where_there_is_room() {
 fn a_node_without_hot_keys_is_relieved_by_slots() {
     let mut problem = skewed();
     problem.keys.clear();
-    problem.slots = (0..60).map(|number| slot(number, number % 3, if number % 3 == 0 { 400.0 } else { 100.0 })).collect();
+    problem.slots =
+        (0..60).map(|number| slot(number, number % 3, if number % 3 == 0 { 400.0 } else { 100.0 })).collect();
     let plan = solve(&problem, &Previous::default());
     assert_eq!((plan.verdict, plan.price.keys), (Verdict::Relieved, 0));
     assert!(after(&plan).iter().all(|load| *load <= 4400.0));
@@ -280,15 +318,18 @@ fn a_key_or_tag_above_every_limit_is_named_and_nothing_moves() {
     let named = |problem: &Problem| {
         let plan = solve(problem, &Previous::default());
         assert_eq!((plan.verdict, &plan.steps[..], &plan.alternatives[..]), (Verdict::NoneFound, &[][..], &[][..]));
-        let [Advice::Unsplittable { key: Some(key), slot: Some(slot), is_slot, load, .. }] = &plan.advice[..] else { panic!("{plan:?}") };
+        let [Advice::Unsplittable { key: Some(key), slot: Some(slot), is_slot, load, .. }] = &plan.advice[..] else {
+            panic!("{plan:?}")
+        };
         (key.clone(), slot.number(), *is_slot, *load)
     };
     let mut problem = skewed();
     problem.keys = vec![key("a", 0, 0, 7500.0), key("b", 3, 0, 400.0)];
     assert_eq!(named(&problem), (b"a"[..].into(), 0, false, 7500.0));
     // Twenty keys with one hash tag, and the slot's other keys.
-    problem.keys =
-        (0..20).map(|at| KeyAt { stays: Some(Stays::Tagged), ..key(&format!("{{t}}:{at}"), 3, 0, 350.0 + f64::from(at)) }).collect();
+    problem.keys = (0..20)
+        .map(|at| KeyAt { stays: Some(Stays::Tagged), ..key(&format!("{{t}}:{at}"), 3, 0, 350.0 + f64::from(at)) })
+        .collect();
     assert_eq!(named(&problem), (b"{t}:19"[..].into(), 3, true, 7290.0));
     // A node with room for all of it takes the slot.
     problem.nodes[2].capacity = Some(20_000.0);
@@ -349,7 +390,10 @@ fn a_node_of_weight_0_gets_and_gives_nothing() {
     let mut problem = skewed();
     (problem.nodes[1].weight, problem.nodes[1].capacity) = (0, Some(9000.0));
     let plan = solve(&problem, &Previous::default());
-    assert!(!plan.steps.is_empty() && plan.steps.iter().all(|step| step.from == NodeId(0) && step.to == NodeId(2)), "{plan:?}");
+    assert!(
+        !plan.steps.is_empty() && plan.steps.iter().all(|step| step.from == NodeId(0) && step.to == NodeId(2)),
+        "{plan:?}"
+    );
 }
 
 #[test]
@@ -367,9 +411,14 @@ fn a_key_that_hot_copies_take_stays() {
 fn a_cold_key_goes_home_and_one_that_moved_lately_stays() {
     let mut problem = skewed();
     problem.nodes.iter_mut().for_each(|node| (node.load, node.lasting) = (4000.0, 4000.0));
-    problem.keys = vec![KeyAt { at: NodeId(1), is_cold: true, ..key("a", 0, 0, 1.0) }, KeyAt { at: NodeId(1), ..key("b", 3, 0, 1.0) }];
+    problem.keys = vec![
+        KeyAt { at: NodeId(1), is_cold: true, ..key("a", 0, 0, 1.0) },
+        KeyAt { at: NodeId(1), ..key("b", 3, 0, 1.0) },
+    ];
     let plan = solve(&problem, &Previous::default());
-    let [Step { what: What::Key { key, is_cold: true, .. }, from, to, .. }] = plan.steps.as_slice() else { panic!("{plan:?}") };
+    let [Step { what: What::Key { key, is_cold: true, .. }, from, to, .. }] = plan.steps.as_slice() else {
+        panic!("{plan:?}")
+    };
     assert_eq!((&**key, *from, *to), (&b"a"[..], NodeId(1), NodeId(0)));
     let recent = Previous { keys: vec![b"a"[..].into()], ..Previous::default() };
     assert!(solve(&problem, &recent).steps.is_empty());
@@ -406,7 +455,12 @@ fn capacity_says_when_a_node_is_missing_or_too_many() {
     let mut problem = skewed();
     problem.nodes.iter_mut().for_each(|node| node.capacity = Some(4000.0));
     let plan = solve(&problem, &Previous::default());
-    assert!(plan.advice.iter().any(|advice| matches!(advice, Advice::AddNode { missing } if (missing - 1200.0).abs() < 1.0)), "{plan:?}");
+    assert!(
+        plan.advice
+            .iter()
+            .any(|advice| matches!(advice, Advice::AddNode { missing } if (missing - 1200.0).abs() < 1.0)),
+        "{plan:?}"
+    );
     problem.nodes.iter_mut().for_each(|node| node.capacity = Some(40_000.0));
     let plan = solve(&problem, &Previous::default());
     assert_eq!(plan.verdict, Verdict::Fine);
@@ -465,10 +519,18 @@ fn each_policy_of_the_paper_does_what_it_says() {
 /// The largest fleet: less than a second where it is built for speed, and a few here.
 #[test]
 fn a_large_fleet_is_solved() {
-    let nodes = (0..2048).map(|id| Node { capacity: Some(4000.0), ..node(id, if id % 16 == 0 { 6300.0 } else { 1000.0 }) }).collect();
-    let slots = (0..16384).map(|number| slot(number, number % 2048, if number % 16 == 0 { 600.0 } else { 120.0 })).collect();
+    let nodes = (0..2048)
+        .map(|id| Node { capacity: Some(4000.0), ..node(id, if id % 16 == 0 { 6300.0 } else { 1000.0 }) })
+        .collect();
+    let slots =
+        (0..16384).map(|number| slot(number, number % 2048, if number % 16 == 0 { 600.0 } else { 120.0 })).collect();
     let keys = (0..10_000_u32).map(|number| {
-        key(&format!("k{number}"), (number % 16384) as u16, (number % 2048) as u16, if number % 16 == 0 { 300.0 } else { 5.0 })
+        key(
+            &format!("k{number}"),
+            (number % 16384) as u16,
+            (number % 2048) as u16,
+            if number % 16 == 0 { 300.0 } else { 5.0 },
+        )
     });
     let knobs = Knobs { keys_max: 10_000, ..knobs() };
     let plan = solve(&Problem { nodes, slots, keys: keys.collect(), knobs }, &Previous::default());
@@ -480,7 +542,8 @@ fn short_of_memory() -> Problem {
     const MB: u64 = 1 << 20;
     let mut problem = skewed();
     problem.keys.clear();
-    problem.slots = (0..168).map(|number| SlotAt { bytes: MB, ..slot(number, 0, if number == 5 { 900.0 } else { 0.5 }) }).collect();
+    problem.slots =
+        (0..168).map(|number| SlotAt { bytes: MB, ..slot(number, 0, if number == 5 { 900.0 } else { 0.5 }) }).collect();
     for (node, (used, most)) in problem.nodes.iter_mut().zip([(168, 100), (190, 1000), (80, 100)]) {
         (node.load, node.lasting, node.memory) = (1000.0, 1000.0, Some((used * MB, most * MB)));
     }
@@ -491,7 +554,9 @@ fn short_of_memory() -> Problem {
 fn a_node_without_memory_gives_its_idle_slots_to_one_with_room() {
     let problem = short_of_memory();
     let plan = solve(&problem, &Previous::default());
-    let [Step { what: What::Slots(slots), from: NodeId(0), to: NodeId(1), need: Need::Memory, .. }] = plan.steps.as_slice() else {
+    let [Step { what: What::Slots(slots), from: NodeId(0), to: NodeId(1), need: Need::Memory, .. }] =
+        plan.steps.as_slice()
+    else {
         panic!("{plan:?}")
     };
     assert_eq!((plan.verdict, slots.len()), (Verdict::Relieved, 83), "down to 85 of 100 MB");

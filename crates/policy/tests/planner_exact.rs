@@ -1,6 +1,7 @@
 //! The planner beside an exact solver, on small problems.
 //!
-//! Greedy ways miss some plans and pay too much for others. So its plans are compared with the optimum of a mixed integer program, which takes far too long for a fleet.
+//! Greedy ways miss some plans and pay too much for others. So its plans are compared with the optimum of a mixed
+//! integer program, which takes far too long for a fleet.
 
 use microlp::{ComparisonOp, Error, OptimizationDirection, Variable};
 use switchyard_policy::planner::{KeyAt, Knobs, Node, Previous, Problem, SlotAt, State, Verdict, solve};
@@ -79,15 +80,28 @@ struct Piece {
 }
 
 fn pieces(problem: &Problem) -> Vec<Piece> {
-    let key = |key: &KeyAt| Piece { at: key.at, slot: key.slot, load: key.load(), price: key.bytes as f64 + EXCEPTION, is_slot: false };
+    let key = |key: &KeyAt| Piece {
+        at: key.at,
+        slot: key.slot,
+        load: key.load(),
+        price: key.bytes as f64 + EXCEPTION,
+        is_slot: false,
+    };
     let slot = |slot: &SlotAt| {
         let of_keys: f64 = problem.keys.iter().filter(|key| key.slot == slot.slot).map(KeyAt::load).sum();
-        Piece { at: slot.at, slot: slot.slot, load: slot.load + of_keys, price: slot.bytes as f64 + SLOT, is_slot: true }
+        Piece {
+            at: slot.at,
+            slot: slot.slot,
+            load: slot.load + of_keys,
+            price: slot.bytes as f64 + SLOT,
+            is_slot: true,
+        }
     };
     problem.keys.iter().map(key).chain(problem.slots.iter().map(slot)).collect()
 }
 
-/// The least price by which nodes over their limits come down to so much (a part of the capacity) and no other ends above its goal; `None` where there is no plan.
+/// The least price by which nodes over their limits come down to so much (a part of the capacity) and no other ends
+/// above its goal; `None` where there is no plan.
 fn optimum(problem: &Problem, most: f64) -> Option<f64> {
     let goal = |node: &Node| node.capacity.expect("a capacity") * (1.0 - problem.knobs.headroom * 1.5);
     let limit = |node: &Node| node.capacity.expect("a capacity") * (1.0 - problem.knobs.headroom);
@@ -108,13 +122,15 @@ fn optimum(problem: &Problem, most: f64) -> Option<f64> {
         }
     }
     for slot in &problem.slots {
-        let of_slot: Vec<_> = shifts.iter().filter(|(piece, ..)| piece.slot == slot.slot).map(|(.., shift)| (*shift, 1.0)).collect();
+        let of_slot: Vec<_> =
+            shifts.iter().filter(|(piece, ..)| piece.slot == slot.slot).map(|(.., shift)| (*shift, 1.0)).collect();
         if !of_slot.is_empty() {
             program.add_constraint(&of_slot, ComparisonOp::Le, 1.0);
         }
     }
     for node in &problem.nodes {
-        let gone = shifts.iter().filter(|(piece, ..)| piece.at == node.id).map(|(piece, _, shift)| (*shift, -piece.load));
+        let gone =
+            shifts.iter().filter(|(piece, ..)| piece.at == node.id).map(|(piece, _, shift)| (*shift, -piece.load));
         let come = shifts.iter().filter(|(_, to, _)| *to == node.id).map(|(piece, _, shift)| (*shift, piece.load));
         let changes: Vec<_> = gone.chain(come).collect();
         // A node above its goal takes nothing.
@@ -133,7 +149,9 @@ fn optimum(problem: &Problem, most: f64) -> Option<f64> {
 #[test]
 fn plans_are_about_as_good_as_the_exact_ones() {
     let (mut solvable, mut missed, mut ratios) = (0, 0, Vec::new());
-    for (seed, problem) in (0..).map(|seed| (seed, problem(seed))).filter(|(_, problem)| needs_a_plan(problem)).take(PROBLEMS as usize) {
+    for (seed, problem) in
+        (0..).map(|seed| (seed, problem(seed))).filter(|(_, problem)| needs_a_plan(problem)).take(PROBLEMS as usize)
+    {
         let plan = solve(&problem, &Previous::default());
         let relieves = plan.verdict == Verdict::Relieved;
         match optimum(&problem, 1.0 - problem.knobs.headroom) {
@@ -151,7 +169,10 @@ fn plans_are_about_as_good_as_the_exact_ones() {
         }
     }
     let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
-    eprintln!("{PROBLEMS} problems, {solvable} have a plan, {missed} missed; {} prices, {mean:.3} of the optimum on average", ratios.len());
+    eprintln!(
+        "{PROBLEMS} problems, {solvable} have a plan, {missed} missed; {} prices, {mean:.3} of the optimum on average",
+        ratios.len()
+    );
     assert!(solvable > PROBLEMS / 3 && solvable < PROBLEMS, "problems of both kinds: {solvable}");
     assert!(missed * 50 <= solvable, "{missed} plans of {solvable} were missed");
     assert!(mean <= 1.15, "prices are {mean} of the optimum on average");

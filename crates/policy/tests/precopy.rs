@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use switchyard_policy::migration::record::{Behind, Eras, OpenLeg, Replay};
 use switchyard_policy::migration::{
-    Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Machine, Orders, Outcome, Precopy, Process, Protocol, Record, Side,
-    Stored, Wrong,
+    Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Machine, Orders, Outcome, Precopy, Process,
+    Protocol, Record, Side, Stored, Wrong,
 };
 use switchyard_policy::topology::{MoveId, NodeId, crc16_slot};
 
@@ -50,8 +50,16 @@ struct Driven {
 impl Driven {
     fn new(leg: Precopy, listed: &[&str]) -> Self {
         let listed = listed.iter().copied().map(key).collect();
-        let mut driven =
-            Self { leg, now_us: 0, records: Vec::new(), said: Vec::new(), gone: Vec::new(), listed, is_held: false, evicted: 5 };
+        let mut driven = Self {
+            leg,
+            now_us: 0,
+            records: Vec::new(),
+            said: Vec::new(),
+            gone: Vec::new(),
+            listed,
+            is_held: false,
+            evicted: 5,
+        };
         driven.tell(Event::Met { source: process("a"), target: process("b") });
         driven
     }
@@ -72,10 +80,13 @@ impl Driven {
                     Action::List { .. } => {
                         events.insert(0, Event::Listed { keys: std::mem::take(&mut self.listed), end: true });
                     }
-                    Action::Confirm { side } => events.insert(0, Event::Confirmed { side: *side, evicted: self.evicted }),
+                    Action::Confirm { side } => {
+                        events.insert(0, Event::Confirmed { side: *side, evicted: self.evicted })
+                    }
                     Action::HandOver { .. } => events.insert(0, Event::HandedOver),
                     Action::Io(Io::Copy { batch, keys, .. }) if !self.is_held => {
-                        let outcome = |key| if self.gone.contains(key) { Copied::Absent } else { Copied::Taken { bytes: 1 } };
+                        let outcome =
+                            |key| if self.gone.contains(key) { Copied::Absent } else { Copied::Taken { bytes: 1 } };
                         events.insert(0, Event::Copied { batch: *batch, outcomes: keys.iter().map(outcome).collect() });
                     }
                     Action::Io(Io::Overwrite { batch, keys, .. }) => {
@@ -118,7 +129,11 @@ fn what_is_written_is_read_again_when_what_was_sent_before_has_ended() {
     assert_eq!(driven.copied().len(), 100, "what was written since then is not settled");
     driven.tell(Event::Drained);
     assert_eq!(driven.copied().len(), 30);
-    assert!(!driven.said.contains(&Action::Announce { double_read: None }) && driven.records.len() == 1, "{:?}", driven.records);
+    assert!(
+        !driven.said.contains(&Action::Announce { double_read: None }) && driven.records.len() == 1,
+        "{:?}",
+        driven.records
+    );
 }
 
 #[test]
@@ -131,12 +146,16 @@ fn for_the_last_keys_everybody_waits_and_one_record_makes_the_target_the_owner()
     assert_eq!(driven.copied(), []);
     driven.tell(Event::Drained);
     let said = driven.take();
-    let at = |wanted: &dyn Fn(&Action) -> bool| said.iter().position(wanted).unwrap_or_else(|| panic!("not in {said:?}"));
-    let removed = at(&|action| matches!(action, Action::Io(Io::Remove { from: Side::Target, keys, .. }) if keys == &[key("{t}0")]));
+    let at =
+        |wanted: &dyn Fn(&Action) -> bool| said.iter().position(wanted).unwrap_or_else(|| panic!("not in {said:?}"));
+    let removed = at(
+        &|action| matches!(action, Action::Io(Io::Remove { from: Side::Target, keys, .. }) if keys == &[key("{t}0")]),
+    );
     let cut = at(&|action| matches!(action, Action::Record { record: Record::CutOver { .. }, .. }));
     let serves = at(&|action| *action == Action::CommitAll);
     let purged = at(&|action| matches!(action, Action::Purge { side: Side::Source, .. }));
-    let ended = at(&|action| matches!(action, Action::Record { record: Record::LegEnded { owner: Side::Target, .. }, .. }));
+    let ended =
+        at(&|action| matches!(action, Action::Record { record: Record::LegEnded { owner: Side::Target, .. }, .. }));
     assert!(removed < cut && cut < serves && serves < purged && purged < ended);
     assert_eq!(said.last(), Some(&Action::Io(Io::End(Outcome::Moved))));
 }
@@ -184,13 +203,19 @@ fn after_a_crash_the_record_of_the_cut_decides() {
         };
         let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, Some(open)), &[]);
         let goes_on = cut_over || given_up.is_some();
-        assert_eq!(driven.take().contains(&Action::Announce { double_read: None }), goes_on, "workers know nothing of it");
+        assert_eq!(
+            driven.take().contains(&Action::Announce { double_read: None }),
+            goes_on,
+            "workers know nothing of it"
+        );
         driven.tell(Event::Drained);
         let owner = if goes_on { Side::Target } else { Side::Source };
         let said = driven.take();
         assert_eq!(said.contains(&Action::CommitAll), cut_over);
         assert!(said.contains(&Action::HandOver { to: owner }), "{cut_over}, {given_up:?}: {said:?}");
-        let purges = |side: Side| said.iter().any(|action| matches!(action, Action::Purge { side: purged, .. } if *purged == side));
+        let purges = |side: Side| {
+            said.iter().any(|action| matches!(action, Action::Purge { side: purged, .. } if *purged == side))
+        };
         assert_eq!(purges(Side::Source), cut_over && given_up.is_none());
         assert_eq!(purges(Side::Target), !goes_on);
     }
@@ -203,11 +228,16 @@ fn after_a_crash_older_copies_are_not_served_where_the_source_is_lost() {
     driven.tell(written(2));
     driven.is_held = true;
     driven.tell(Event::Drained);
-    let behind = driven.records.iter().find_map(|record| if let Record::Behind { keys, .. } = record { Some(keys.clone()) } else { None });
+    let behind = driven
+        .records
+        .iter()
+        .find_map(|record| if let Record::Behind { keys, .. } = record { Some(keys.clone()) } else { None });
     let Some(Behind::These(behind)) = behind else { panic!("{:?}", driven.records) };
     let of = |name: &str| FINGERPRINTS.of(&key(name));
     assert_eq!(BTreeSet::from_iter(behind.iter().copied()), BTreeSet::from([of("{t}0"), of("{t}1")]));
-    for (rewritten, wrong) in [(false, Wrong::These(Arc::new(behind.iter().copied().collect()))), (true, Wrong::AllBut(Arc::default()))] {
+    for (rewritten, wrong) in
+        [(false, Wrong::These(Arc::new(behind.iter().copied().collect()))), (true, Wrong::AllBut(Arc::default()))]
+    {
         let keys = if rewritten { Behind::Any } else { Behind::These(behind.clone()) };
         // What a router before this one has left: it was restarted, and the user gives the source up.
         let records = [
@@ -219,7 +249,13 @@ fn after_a_crash_older_copies_are_not_served_where_the_source_is_lost() {
                 protocol: Protocol::Source,
                 durability: Durability::Memory,
             },
-            Record::LegBegun { move_id: MoveId(1), leg: 0, slots: orders().slots, source: process("a"), target: process("b") },
+            Record::LegBegun {
+                move_id: MoveId(1),
+                leg: 0,
+                slots: orders().slots,
+                source: process("a"),
+                target: process("b"),
+            },
             Record::LegMoving { move_id: MoveId(1), leg: 0 },
             Record::Behind { move_id: MoveId(1), leg: 0, keys },
         ];
@@ -252,7 +288,10 @@ fn a_target_that_evicts_keys_before_the_cut_gets_nothing() {
     for begun in [false, true] {
         let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}a"]);
         driven.tell(Event::Drained);
-        assert!(driven.take().contains(&Action::Announce { double_read: None }), "what it evicted before was none of them");
+        assert!(
+            driven.take().contains(&Action::Announce { double_read: None }),
+            "what it evicted before was none of them"
+        );
         driven.evicted += u64::from(begun);
         driven.tell(Event::Drained);
         if !begun {
@@ -325,13 +364,21 @@ fn where_the_source_is_lost_no_key_is_served_as_it_was_before_its_last_write() {
     for _ in 0..3 {
         driven.tell(Event::Drained);
     }
-    assert!(driven.take().iter().any(|action| matches!(action, Action::Io(Io::Copy { keys, .. }) if keys.contains(&key("{t}0")))));
+    assert!(
+        driven
+            .take()
+            .iter()
+            .any(|action| matches!(action, Action::Io(Io::Copy { keys, .. }) if keys.contains(&key("{t}0"))))
+    );
     driven.tell(Event::Lost { side: Side::Source });
     driven.tell(Event::GiveUp { side: Side::Source });
     driven.tell(Event::Tick);
     let said = driven.take();
-    let removed =
-        |action: &Action| matches!(action, Action::Io(Io::Remove { from: Side::Target, keys, .. }) if *keys == [key("{t}0"), key("{t}1")]);
+    let removed = |action: &Action| matches!(action, Action::Io(Io::Remove { from: Side::Target, keys, .. }) if *keys == [key("{t}0"), key("{t}1")]);
     assert!(said.iter().any(removed), "{said:?}");
-    assert!(matches!(driven.records.last(), Some(Record::LegEnded { owner: Side::Target, .. })), "{:?}", driven.records);
+    assert!(
+        matches!(driven.records.last(), Some(Record::LegEnded { owner: Side::Target, .. })),
+        "{:?}",
+        driven.records
+    );
 }

@@ -4,8 +4,8 @@ use switchyard_policy::migration::published::{Paper, Published, Rules, Way};
 use switchyard_policy::migration::record::{Behind, Eras, OpenLeg};
 use switchyard_policy::migration::tracker::{Kind, Pair, State};
 use switchyard_policy::migration::{
-    Action, BatchId, Copied, Durability, Event, Fingerprint, Fingerprinter, Io, Key, Machine, Orders, Outcome, Pace, Process, Protocol,
-    Record, Side, Stored,
+    Action, BatchId, Copied, Durability, Event, Fingerprint, Fingerprinter, Io, Key, Machine, Orders, Outcome, Pace,
+    Process, Protocol, Record, Side, Stored,
 };
 use switchyard_policy::topology::{MoveId, NodeId, crc16_slot};
 
@@ -31,7 +31,11 @@ fn each_state_has_its_way() {
         let unfiltered = Rules::new(protocol, &Paper { forwards: false, ..paper }, Pair(1));
         assert_eq!(unfiltered.way(NotStarted, false), if protocol == Protocol::Bloom { Target } else { reads[0] });
     }
-    assert!([Protocol::Switchyard, Protocol::StopAndCopy, Protocol::Source].into_iter().all(|protocol| Paper::of(protocol).is_none()));
+    assert!(
+        [Protocol::Switchyard, Protocol::StopAndCopy, Protocol::Source]
+            .into_iter()
+            .all(|protocol| Paper::of(protocol).is_none())
+    );
 }
 
 #[test]
@@ -62,7 +66,8 @@ fn a_group_that_has_taken_a_write_goes_back_to_its_source() {
     let mut regressed = 0;
     for number in 0..1 << 10 {
         tracker.start(rules.range(number));
-        let written: Vec<_> = waiting.iter().filter(|group| rules.way(tracker.state(**group), true) == Way::Target).collect();
+        let written: Vec<_> =
+            waiting.iter().filter(|group| rules.way(tracker.state(**group), true) == Way::Target).collect();
         tracker.complete(rules.range(number));
         regressed += written.iter().filter(|group| rules.way(tracker.state(***group), false) == Way::Source).count();
     }
@@ -74,7 +79,8 @@ fn a_group_that_has_taken_a_write_goes_back_to_its_source() {
 
 const MAKE: Fingerprinter = Fingerprinter::new(7);
 
-/// A mover of a published protocol. What it records is durable at once, what it announces is known at once, and what it asks of nodes is done.
+/// A mover of a published protocol. What it records is durable at once, what it announces is known at once, and what it
+/// asks of nodes is done.
 struct Driven {
     leg: Published,
     now_us: u64,
@@ -132,7 +138,9 @@ impl Driven {
                         events.insert(0, Event::Recorded(*number));
                     }
                     Action::Announce { .. } if !self.holds_announcements => events.insert(0, Event::Drained),
-                    Action::List { .. } => events.insert(0, Event::Listed { keys: std::mem::take(&mut self.listed), end: true }),
+                    Action::List { .. } => {
+                        events.insert(0, Event::Listed { keys: std::mem::take(&mut self.listed), end: true })
+                    }
                     Action::Purge { .. } => events.insert(0, Event::Purged),
                     Action::HandOver { .. } => events.insert(0, Event::HandedOver),
                     Action::Io(Io::Copy { batch, keys, .. }) => {
@@ -140,11 +148,15 @@ impl Driven {
                         events.insert(0, Event::Copied { batch: *batch, outcomes });
                     }
                     Action::Io(Io::Store { batch, keys, .. } | Io::Overwrite { batch, keys, .. }) => {
-                        let stored =
-                            |key: &Key| if self.refused.contains(key) { Stored::Refused("OOM".to_owned()) } else { Stored::Stored };
+                        let stored = |key: &Key| {
+                            if self.refused.contains(key) { Stored::Refused("OOM".to_owned()) } else { Stored::Stored }
+                        };
                         events.insert(0, Event::Stored { batch: *batch, outcomes: keys.iter().map(stored).collect() });
                         if self.creates {
-                            events.insert(0, Event::Written { keys: vec![Key::from(format!("new{}", batch.0).into_bytes())] });
+                            events.insert(
+                                0,
+                                Event::Written { keys: vec![Key::from(format!("new{}", batch.0).into_bytes())] },
+                            );
                         }
                     }
                     // From here on clients are sent to the target.
@@ -178,7 +190,10 @@ impl Driven {
     }
 
     fn reports(&self) -> Vec<&str> {
-        self.said.iter().filter_map(|action| if let Action::Io(Io::Report { text }) = action { Some(&text[..]) } else { None }).collect()
+        self.said
+            .iter()
+            .filter_map(|action| if let Action::Io(Io::Report { text }) = action { Some(&text[..]) } else { None })
+            .collect()
     }
 }
 
@@ -190,14 +205,17 @@ fn key(name: &str) -> Key {
     Key::from(name.as_bytes())
 }
 
-/// The filter of Bloom telemetry has the keys that are at the target, and nothing else: five pairs of a thousand numbers each would fill it.
+/// The filter of Bloom telemetry has the keys that are at the target, and nothing else: five pairs of a thousand
+/// numbers each would fill it.
 #[test]
 fn where_each_key_is_a_group_nothing_else_is_tracked() {
-    let mut driven = Driven::new(Protocol::Bloom, Paper { groups: 1000, ..paper(Protocol::Bloom) }, &["{t}1", "{t}2", "{t}3"], None);
+    let mut driven =
+        Driven::new(Protocol::Bloom, Paper { groups: 1000, ..paper(Protocol::Bloom) }, &["{t}1", "{t}2", "{t}3"], None);
     driven.meet();
     assert!(driven.is_over());
-    let tracked =
-        |action: &Action| if let Action::Io(Io::Track { groups, complete }) = action { Some((groups.len(), *complete)) } else { None };
+    let tracked = |action: &Action| {
+        if let Action::Io(Io::Track { groups, complete }) = action { Some((groups.len(), *complete)) } else { None }
+    };
     let tracked: Vec<_> = driven.said.iter().filter_map(tracked).collect();
     assert_eq!(tracked, [(3, true)]);
 }
@@ -231,7 +249,9 @@ fn it_is_on_record_that_the_target_has_everything_before_the_source_is_emptied()
     let mut driven = Driven::new(Protocol::NetMigrate, paper(Protocol::NetMigrate), &["{t}1"], None);
     driven.meet();
     assert!(driven.is_over());
-    let cut = driven.place(|action| matches!(action, Action::Record { record: Record::CutOver { .. }, .. })).expect("on record");
+    let cut = driven
+        .place(|action| matches!(action, Action::Record { record: Record::CutOver { .. }, .. }))
+        .expect("on record");
     let all = driven.place(|action| *action == Action::CommitAll).expect("clients use the target");
     let purge = driven.place(|action| matches!(action, Action::Purge { side: Side::Source, .. })).expect("emptied");
     assert!(cut < all && all < purge);
@@ -253,7 +273,10 @@ fn it_is_on_record_that_the_target_has_everything_before_the_source_is_emptied()
     let mut driven = Driven::new(Protocol::NetMigrate, paper(Protocol::NetMigrate), &["{t}left"], Some(&open));
     driven.meet();
     assert!(driven.is_over());
-    assert!(driven.place(|action| matches!(action, Action::Io(Io::Copy { .. }))).is_none(), "what is left at the source is past");
+    assert!(
+        driven.place(|action| matches!(action, Action::Io(Io::Copy { .. }))).is_none(),
+        "what is left at the source is past"
+    );
     assert!(driven.place(|action| matches!(action, Action::Purge { side: Side::Source, .. })).is_some());
 }
 
@@ -298,7 +321,12 @@ fn a_key_that_is_refused_again_and_again_does_not_hold_up_the_move() {
         driven.refused = vec![key("{t}1")];
         driven.meet();
         assert!(driven.is_over());
-        assert_eq!(driven.reports().into_iter().filter(|text| text.contains("1 keys are lost")).count(), 1, "{:?}", driven.reports());
+        assert_eq!(
+            driven.reports().into_iter().filter(|text| text.contains("1 keys are lost")).count(),
+            1,
+            "{:?}",
+            driven.reports()
+        );
     }
 }
 
@@ -312,13 +340,17 @@ fn what_is_pulled_is_not_stored_over_what_is_there() {
     driven.now_us += 200_000;
     driven.tell(Event::Tick);
     let stored = |action: &Action| matches!(action, Action::Io(Io::Store { batch: BatchId(1), .. }));
-    assert!(driven.place(stored).is_some() && driven.place(|action| matches!(action, Action::Io(Io::Overwrite { .. }))).is_none());
+    assert!(
+        driven.place(stored).is_some()
+            && driven.place(|action| matches!(action, Action::Io(Io::Overwrite { .. }))).is_none()
+    );
 }
 
 #[test]
 fn an_adaptive_tracker_is_told_where_it_errs() {
     let found = |driven: &Driven| {
-        let found = |action: &Action| if let Action::Io(Io::Found { truth, .. }) = action { Some(*truth) } else { None };
+        let found =
+            |action: &Action| if let Action::Io(Io::Found { truth, .. }) = action { Some(*truth) } else { None };
         driven.said.iter().filter_map(found).collect::<Vec<_>>()
     };
     for (tracker, told) in [(Kind::Adaptive, vec![State::NotStarted]), (Kind::Bloom, vec![])] {
@@ -329,7 +361,8 @@ fn an_adaptive_tracker_is_told_where_it_errs() {
         assert_eq!(found(&driven), told, "{tracker:?}");
     }
     // Once it is there the filter is right.
-    let mut driven = Driven::new(Protocol::Bloom, Paper { tracker: Kind::Adaptive, ..paper(Protocol::Bloom) }, &["{t}1"], None);
+    let mut driven =
+        Driven::new(Protocol::Bloom, Paper { tracker: Kind::Adaptive, ..paper(Protocol::Bloom) }, &["{t}1"], None);
     driven.listed.push(key("{t}2"));
     driven.meet();
     driven.tell(Event::Wanted { keys: vec![key("{t}1")] });

@@ -7,7 +7,8 @@ use switchyard_policy::migration::{Durability, Fingerprint, Key, Process, Protoc
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 
 fn slots() -> impl Strategy<Value = Vec<Slot>> {
-    prop::collection::btree_set(0_u16..16384, 0..200).prop_map(|numbers| numbers.into_iter().filter_map(Slot::new).collect())
+    prop::collection::btree_set(0_u16..16384, 0..200)
+        .prop_map(|numbers| numbers.into_iter().filter_map(Slot::new).collect())
 }
 
 fn process() -> impl Strategy<Value = Process> {
@@ -45,7 +46,12 @@ fn record() -> impl Strategy<Value = Record> {
             target
         }),
         head().prop_map(|(move_id, leg)| Record::LegMoving { move_id, leg }),
-        (head(), side(), process()).prop_map(|((move_id, leg), side, process)| Record::Met { move_id, leg, side, process }),
+        (head(), side(), process()).prop_map(|((move_id, leg), side, process)| Record::Met {
+            move_id,
+            leg,
+            side,
+            process
+        }),
         (head(), keys()).prop_map(|((move_id, leg), keys)| Record::Moved { move_id, leg, keys }),
         (head(), keys()).prop_map(|((move_id, leg), keys)| Record::Committed { move_id, leg, keys }),
         (head(), ".{0,50}").prop_map(|((move_id, leg), why)| Record::RolledBack { move_id, leg, why }),
@@ -58,8 +64,9 @@ fn record() -> impl Strategy<Value = Record> {
         }),
         (head(), side()).prop_map(|((move_id, leg), owner)| Record::LegEnded { move_id, leg, owner }),
         any::<u64>().prop_map(|id| Record::Ended { move_id: MoveId(id) }),
-        (any::<u64>(), prop::collection::btree_set(prop::collection::vec(any::<u8>(), 0..20), 0..50))
-            .prop_map(|(id, names)| Record::Keys { move_id: MoveId(id), keys: names.into_iter().map(Key::from).collect() }),
+        (any::<u64>(), prop::collection::btree_set(prop::collection::vec(any::<u8>(), 0..20), 0..50)).prop_map(
+            |(id, names)| Record::Keys { move_id: MoveId(id), keys: names.into_iter().map(Key::from).collect() }
+        ),
     ]
 }
 
@@ -159,14 +166,21 @@ fn a_leg_that_returned_and_one_that_moved() {
     assert_eq!(open.rolled_back.as_deref(), Some("OOM"));
     assert_eq!(open.away.keys().map(|key| key.0).collect::<Vec<_>>(), [3]);
     // The source is lost for good: there is nothing to go back to.
-    let given_up = Replay::of(records.iter().chain([&Record::GivenUp { move_id, leg, side: Side::Source }])).expect("a journal");
+    let given_up =
+        Replay::of(records.iter().chain([&Record::GivenUp { move_id, leg, side: Side::Source }])).expect("a journal");
     let open = given_up.open[&move_id].leg.as_ref().expect("under way");
     assert_eq!((open.given_up, open.rolled_back.as_deref()), (Some(Side::Source), None));
     records.push(Record::LegEnded { move_id, leg, owner: Side::Source });
     let slots: Vec<Slot> = (6..7).filter_map(Slot::new).collect();
     // One that does not begin, and then does.
     for _ in 0..2 {
-        records.push(Record::LegBegun { move_id, leg: 1, slots: slots.clone(), source: met("a", 1), target: met("b", 2) });
+        records.push(Record::LegBegun {
+            move_id,
+            leg: 1,
+            slots: slots.clone(),
+            source: met("a", 1),
+            target: met("b", 2),
+        });
     }
     records.push(Record::LegBegun { move_id, leg: 2, slots: slots.clone(), source: met("a", 1), target: met("b", 2) });
     records.push(Record::LegMoving { move_id, leg: 2 });

@@ -1,7 +1,8 @@
 //! SCAN over nodes that come, go and exchange keys: no key that is there all the time is missed, and every scan ends.
 //!
-//! A world of nodes with tables of buckets, a mover that moves keys one by one, and several clients that scan, all driven by a seed. The same
-//! world with one of the tracker's inputs taken away must be caught missing keys: otherwise it proves nothing.
+//! A world of nodes with tables of buckets, a mover that moves keys one by one, and several clients that scan, all
+//! driven by a seed. The same world with one of the tracker's inputs taken away must be caught missing keys: otherwise
+//! it proves nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -129,7 +130,9 @@ impl World {
         let is_free = |slot: Slot| !self.legs.iter().any(|leg| leg.slots.contains(&slot));
         let keys_only = self.random.one_in(3);
         let mut keys: Vec<Arc<[u8]>> = self.keys.keys().filter(|key| is_free(crc16_slot(key))).cloned().collect();
-        keys.retain(|key| if keys_only { self.topology.lives_at(key) == source } else { self.topology.owner_of(key) == source });
+        keys.retain(|key| {
+            if keys_only { self.topology.lives_at(key) == source } else { self.topology.owner_of(key) == source }
+        });
         let (skip, take) = (self.random.below(keys.len()), 1 + self.random.below(20));
         let keys: Vec<_> = keys.into_iter().skip(skip).take(take).collect();
         if source == target || keys.is_empty() {
@@ -139,7 +142,12 @@ impl World {
         let move_id = MoveId(self.next_move);
         self.next_move += 1;
         let transit = Transit { move_id, source, target, stage: Stage::Moving { leg: 0 }, keys_only };
-        self.legs.push(Leg { transit, slots: slots.into_iter().collect(), keys: keys_only.then_some(keys), goes_back: false });
+        self.legs.push(Leg {
+            transit,
+            slots: slots.into_iter().collect(),
+            keys: keys_only.then_some(keys),
+            goes_back: false,
+        });
         self.topology = Arc::new(self.mark(&self.topology));
         self.observe();
     }
@@ -147,9 +155,17 @@ impl World {
     /// Moves up to so many keys of a leg in its direction; whether none is left.
     fn move_keys(&mut self, leg: usize, most: usize) -> bool {
         let leg = &self.legs[leg];
-        let (from, to) = if leg.goes_back { (leg.transit.target, leg.transit.source) } else { (leg.transit.source, leg.transit.target) };
-        let there: Vec<Arc<[u8]>> =
-            self.keys.iter().filter(|(key, node)| **node == from && leg.takes(key)).map(|(key, _)| key.clone()).collect();
+        let (from, to) = if leg.goes_back {
+            (leg.transit.target, leg.transit.source)
+        } else {
+            (leg.transit.source, leg.transit.target)
+        };
+        let there: Vec<Arc<[u8]>> = self
+            .keys
+            .iter()
+            .filter(|(key, node)| **node == from && leg.takes(key))
+            .map(|(key, _)| key.clone())
+            .collect();
         for key in there.iter().take(most) {
             self.keys.insert(key.clone(), to);
         }
@@ -208,12 +224,19 @@ impl World {
         if node == to {
             return;
         }
-        let alone: Vec<Arc<[u8]>> = self.topology.exceptions().filter(|(_, at)| *at == node).map(|(key, _)| key.clone()).collect();
+        let alone: Vec<Arc<[u8]>> =
+            self.topology.exceptions().filter(|(_, at)| *at == node).map(|(key, _)| key.clone()).collect();
         let slots: Vec<Slot> = Slot::all().filter(|slot| self.topology.owner(*slot) == node).collect();
         for (keys, slots) in [(Some(alone.clone()), alone.iter().map(|key| crc16_slot(key)).collect()), (None, slots)] {
             let move_id = MoveId(self.next_move);
             self.next_move += 1;
-            let transit = Transit { move_id, source: node, target: to, stage: Stage::Moving { leg: 0 }, keys_only: keys.is_some() };
+            let transit = Transit {
+                move_id,
+                source: node,
+                target: to,
+                stage: Stage::Moving { leg: 0 },
+                keys_only: keys.is_some(),
+            };
             self.legs.push(Leg { transit, slots, keys, goes_back: false });
             self.topology = Arc::new(self.mark(&self.topology));
             self.observe();
@@ -226,12 +249,19 @@ impl World {
         let cursor = self.clients[client].cursor;
         let Some(at) = self.scans.decode(cursor, self.now) else { return self.end_scan(client) };
         let seed = self.seeds[&at.node];
-        let bucket =
-            |key: &[u8]| key.iter().fold(seed, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)) >> 20 & (BUCKETS - 1);
+        let bucket = |key: &[u8]| {
+            key.iter().fold(seed, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)) >> 20
+                & (BUCKETS - 1)
+        };
         let wanted = self.scans.wanted(at).cloned();
-        let is_given = |key: &[u8]| wanted.as_ref().is_none_or(|wanted| wanted.has(crc16_slot(key))) && bucket(key) == at.inner;
-        let found: Vec<Arc<[u8]>> =
-            self.keys.iter().filter(|(key, node)| **node == at.node && is_given(key)).map(|(key, _)| key.clone()).collect();
+        let is_given =
+            |key: &[u8]| wanted.as_ref().is_none_or(|wanted| wanted.has(crc16_slot(key))) && bucket(key) == at.inner;
+        let found: Vec<Arc<[u8]>> = self
+            .keys
+            .iter()
+            .filter(|(key, node)| **node == at.node && is_given(key))
+            .map(|(key, _)| key.clone())
+            .collect();
         let next = self.scans.after(at, (at.inner + 1) % BUCKETS, self.now).map(|next| self.plant(at, next));
         // A reply may be lost: then the client asks with the same cursor again.
         if self.random.one_in(20) {

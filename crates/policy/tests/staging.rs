@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use switchyard_policy::migration::staging::{Action, Counted, Ends, Event, Part, Piece, Place, Renamed, Seen, Shown, Staging, Step, Wrote};
+use switchyard_policy::migration::staging::{
+    Action, Counted, Ends, Event, Part, Piece, Place, Renamed, Seen, Shown, Staging, Step, Wrote,
+};
 use switchyard_policy::migration::{BatchId, Key, Process, Stored};
 
 fn place() -> Place {
@@ -97,7 +99,11 @@ fn what_is_touched_while_a_key_is_copied_is_read_again_behind_a_later_barrier() 
     let again = |element: &str| Action::ReadAgain { place: place(), elements: vec![element.as_bytes().into()] };
     assert_eq!(go(&mut staging), [again("before")]);
     let read_again = Event::ReadAgain { place: place(), same_type: true };
-    assert_eq!(step(&mut staging, read_again.clone()), [is_written(Part::Piece, true)], "what was read first is written first");
+    assert_eq!(
+        step(&mut staging, read_again.clone()),
+        [is_written(Part::Piece, true)],
+        "what was read first is written first"
+    );
     assert_eq!(wrote(&mut staging, Wrote::Yes), [is_written(Part::Again, false)]);
     assert_eq!(wrote(&mut staging, Wrote::Yes), []);
     assert_eq!(go(&mut staging), [Action::Barrier, is_read()]);
@@ -114,7 +120,10 @@ fn what_is_touched_while_a_key_is_copied_is_read_again_behind_a_later_barrier() 
     assert_eq!(go(&mut staging), [Action::Ready]);
     assert_eq!(staging.tail(&place()), Some(vec![b"late"[..].into()]), "the leg reads it");
     assert_eq!(unusable(&staging, Some("a"), Some("b")) + unusable(&staging, None, Some("b")), 0);
-    assert_eq!((unusable(&staging, Some("another"), Some("b")), unusable(&staging, Some("a"), Some("another"))), (2, 2));
+    assert_eq!(
+        (unusable(&staging, Some("another"), Some("b")), unusable(&staging, Some("a"), Some("another"))),
+        (2, 2)
+    );
     step(&mut staging, Event::Flush);
     assert_eq!(unusable(&staging, Some("a"), Some("b")), 2, "it is dropped, and moved whole");
 }
@@ -177,7 +186,11 @@ fn another_connection_copies_anew_and_what_vanished_too() {
     assert!(go(&mut staging).contains(&is_read()));
     read(&mut staging, false);
     step(&mut staging, Event::Published { epoch: 4 });
-    assert_eq!(go(&mut staging), [is_written(Part::Piece, true), is_read()], "one piece is written while the next is read");
+    assert_eq!(
+        go(&mut staging),
+        [is_written(Part::Piece, true), is_read()],
+        "one piece is written while the next is read"
+    );
     assert_eq!(wrote(&mut staging, Wrote::Vanished), []);
     assert_eq!(go(&mut staging), [], "what was read is awaited");
     read(&mut staging, false);
@@ -218,7 +231,11 @@ fn a_staging_key_is_counted_and_then_renamed() {
     let mut renamed_before = storing();
     assert_eq!(finished(&mut renamed_before, counted(false, true, 0)), done(Stored::Exists));
     let plain = step(&mut staging, Event::Stored { batch: BatchId(8), outcomes: vec![Stored::Stored] });
-    assert_eq!(plain, [Action::Stored { batch: BatchId(8), outcomes: vec![Stored::Stored] }], "a batch without staged keys");
+    assert_eq!(
+        plain,
+        [Action::Stored { batch: BatchId(8), outcomes: vec![Stored::Stored] }],
+        "a batch without staged keys"
+    );
 }
 
 /// These are staged, as far as a batch is concerned.
@@ -234,8 +251,8 @@ fn read_whole(places: &[Place]) -> Event {
     Event::ReadWhole { batch: BATCH, places: places.to_vec(), refused: None }
 }
 
-/// The first answer comes late: the target was lost meanwhile, and of the second key, which was renamed there, nothing has been read whole yet. To take it for
-/// read would store nothing of it, and remove it at the source.
+/// The first answer comes late: the target was lost meanwhile, and of the second key, which was renamed there, nothing
+/// has been read whole yet. To take it for read would store nothing of it, and remove it at the source.
 #[test]
 fn an_answer_to_an_earlier_question_means_nothing() {
     let mut staging = Staging::default();
@@ -260,7 +277,8 @@ fn an_answer_to_an_earlier_question_means_nothing() {
     assert_eq!(step(&mut staging, read_whole(&all)), [Action::StoreWhole { batch: BATCH, places: all.to_vec() }]);
 }
 
-/// What the key is in another database was stored with the others, and is not stored once more: it would be found there, and taken for somebody else's.
+/// What the key is in another database was stored with the others, and is not stored once more: it would be found
+/// there, and taken for somebody else's.
 #[test]
 fn what_is_read_whole_is_read_where_it_was_staged_in_vain() {
     let mut staging = Staging::default();
@@ -273,7 +291,10 @@ fn what_is_read_whole_is_read_where_it_was_staged_in_vain() {
     let shown = vec![(two[1].clone(), Shown::Renamed(Renamed::Yes))];
     let asked = step(&mut staging, Event::Finished { batch: BATCH, shown });
     assert_eq!(asked, [Action::ReadWhole { batch: BATCH, places: vec![two[0].clone()] }]);
-    assert_eq!(step(&mut staging, read_whole(&two[..1])), [Action::StoreWhole { batch: BATCH, places: vec![two[0].clone()] }]);
+    assert_eq!(
+        step(&mut staging, read_whole(&two[..1])),
+        [Action::StoreWhole { batch: BATCH, places: vec![two[0].clone()] }]
+    );
 }
 
 #[test]
@@ -282,7 +303,9 @@ fn what_was_staged_in_vain_is_read_whole() {
         let mut staging = storing();
         let places = vec![place()];
         let actions = finished(&mut staging, in_vain);
-        assert!(matches!(&actions[..], [Action::Drop { .. }, Action::Whole { .. }, Action::ReadWhole { places: of, .. }] if *of == places));
+        assert!(
+            matches!(&actions[..], [Action::Drop { .. }, Action::Whole { .. }, Action::ReadWhole { places: of, .. }] if *of == places)
+        );
         let store = step(&mut staging, read_whole(&places));
         assert_eq!(store, [Action::StoreWhole { batch: BATCH, places }]);
         assert_eq!(step(&mut staging, Event::SourceLost), [], "it is read already");
@@ -296,7 +319,9 @@ fn what_cannot_be_read_whole_is_refused_once() {
     let mut staging = storing();
     finished(&mut staging, counted(false, false, 0));
     let refused = step(&mut staging, Event::SourceLost);
-    assert!(matches!(&refused[..], [Action::Stored { outcomes, .. }] if matches!(&outcomes[..], [Stored::Refused(_), Stored::Exists])));
+    assert!(
+        matches!(&refused[..], [Action::Stored { outcomes, .. }] if matches!(&outcomes[..], [Stored::Refused(_), Stored::Exists]))
+    );
     assert_eq!(step(&mut staging, read_whole(&[place()])), []);
     // A batch that is copied once more begins anew.
     let mut again = storing();

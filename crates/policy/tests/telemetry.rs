@@ -210,7 +210,8 @@ fn keys_of_different_databases_are_told_apart() {
         segment.note(Identity::new(hash(1), database, b"k"), READ);
     }
     segment.check();
-    let mut seen: Vec<(u32, u32)> = segment.take().keys.iter().map(|counted| (counted.database, counted.seen())).collect();
+    let mut seen: Vec<(u32, u32)> =
+        segment.take().keys.iter().map(|counted| (counted.database, counted.seen())).collect();
     seen.sort_unstable();
     assert_eq!(seen, [(0, 3), (1, 2), (7, 1)]);
     assert_eq!(Identity::new(5, 0, b"k").hash, 5, "the first database changes nothing");

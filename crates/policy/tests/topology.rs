@@ -37,7 +37,12 @@ fn check(topology: &Topology) {
     assert_eq!(total, SLOT_COUNT, "every owner is a node");
     let ids: Vec<NodeId> = topology.nodes().map(|node| node.id).collect();
     assert!(ids.is_sorted_by(|a, b| a < b), "nodes are in order of their numbers");
-    let rebuilt = Topology::from_parts(topology.epoch(), topology.nodes().cloned().collect(), topology.ranges(), topology.next_id());
+    let rebuilt = Topology::from_parts(
+        topology.epoch(),
+        topology.nodes().cloned().collect(),
+        topology.ranges(),
+        topology.next_id(),
+    );
     assert_eq!(rebuilt.as_ref(), Ok(topology), "the parts are the whole");
 }
 
@@ -133,8 +138,14 @@ fn parts_that_are_no_topology() {
     assert!(build(1, two(), halves.clone(), 2).is_ok());
     assert_eq!(build(0, two(), halves.clone(), 2), Err(PartsError::EpochZero));
     assert_eq!(build(1, vec![], halves.clone(), 2), Err(PartsError::NodeCount(0)));
-    assert_eq!(build(1, vec![node(1, "a:1"), node(1, "b:1")], halves.clone(), 2), Err(PartsError::NumberTwice(NodeId(1))));
-    assert_eq!(build(1, vec![node(0, "a:1"), node(1, "a:1")], halves.clone(), 2), Err(PartsError::NameTwice("a:1".into())));
+    assert_eq!(
+        build(1, vec![node(1, "a:1"), node(1, "b:1")], halves.clone(), 2),
+        Err(PartsError::NumberTwice(NodeId(1)))
+    );
+    assert_eq!(
+        build(1, vec![node(0, "a:1"), node(1, "a:1")], halves.clone(), 2),
+        Err(PartsError::NameTwice("a:1".into()))
+    );
     assert_eq!(build(1, two(), halves.clone(), 1), Err(PartsError::NextId { next_id: 1 }));
     assert_eq!(build(1, two(), halves, 65537), Err(PartsError::NextId { next_id: 65537 }));
     let ranges = |ranges: &[(u16, u16, u16)]| {

@@ -1,7 +1,9 @@
 //! Trackers: what may be relied upon, how often filters err, and what they cost.
 
 use switchyard_policy::migration::Fingerprint;
-use switchyard_policy::migration::tracker::{Adaptive, Exact, Filter, Filters, Geometry, Kind, Layout, Pair, State, Tracker, group};
+use switchyard_policy::migration::tracker::{
+    Adaptive, Exact, Filter, Filters, Geometry, Kind, Layout, Pair, State, Tracker, group,
+};
 
 /// NetMigrate's groups and threads, of each pair.
 const GROUPS: u64 = 1 << 17;
@@ -21,7 +23,8 @@ fn wrong(tracker: &impl Tracker, pairs: u32) -> f64 {
     others(pairs).filter(|group| tracker.state(*group) != State::NotStarted).count() as f64 / ASKED as f64
 }
 
-/// Three standard deviations of what is measured in one filter: of the groups that were asked about, and of how many cells happen to be set.
+/// Three standard deviations of what is measured in one filter: of the groups that were asked about, and of how many
+/// cells happen to be set.
 fn interval(filter: Filter, added: u64) -> f64 {
     let rate = filter.false_positives(added);
     let (cells, hashes) = (filter.cells as f64, f64::from(filter.hashes));
@@ -33,7 +36,10 @@ fn interval(filter: Filter, added: u64) -> f64 {
 }
 
 fn is_within(measured: f64, formula: f64, interval: f64, what: &str) {
-    assert!((measured - formula).abs() <= interval, "{what}: {measured} was measured, {formula} is expected, within {interval}");
+    assert!(
+        (measured - formula).abs() <= interval,
+        "{what}: {measured} was measured, {formula} is expected, within {interval}"
+    );
     assert!(interval < formula / 5.0 || interval < 0.001, "{what}: {interval} says nothing about {formula}");
 }
 
@@ -55,7 +61,10 @@ fn the_formula_gives_the_published_table() {
         let filter = |cells| Filter { cells, hashes: 4, layout: Layout::Shared };
         let geometry = Geometry { complete: filter(bytes * 8), under_way: Some(filter(counters)) };
         let percent = 100.0 * geometry.false_positives(GROUPS, 4);
-        assert!((percent - published).abs() <= published * 0.02, "{bytes} and {counters} bytes: {percent}, published {published}");
+        assert!(
+            (percent - published).abs() <= published * 0.02,
+            "{bytes} and {counters} bytes: {percent}, published {published}"
+        );
         assert!((geometry.bits_per_group(GROUPS) - bits).abs() < 0.02, "{}", geometry.bits_per_group(GROUPS));
     }
     let rule = Geometry::netmigrate(GROUPS, 4);
@@ -73,7 +82,12 @@ fn one_four_and_sixteen_pairs_share_a_bloom_filter_as_the_formula_says() {
             groups(pairs, 0..GROUPS).for_each(|group| tracker.complete(group));
             let added = GROUPS * u64::from(pairs);
             let (measured, interval) = (wrong(&tracker, pairs), interval(filter, added));
-            is_within(measured, filter.false_positives(added), interval, &format!("{hashes} functions, {pairs} pairs, {layout:?}"));
+            is_within(
+                measured,
+                filter.false_positives(added),
+                interval,
+                &format!("{hashes} functions, {pairs} pairs, {layout:?}"),
+            );
             let saturation = tracker.saturation();
             is_within(measured, saturation.false_positives, interval, "by the cells that are set");
             assert_eq!((saturation.under_way, saturation.stuck), (0.0, 0));
@@ -87,16 +101,27 @@ fn and_both_filters() {
         let filter = |cells| Filter { cells, hashes: 4, layout: Layout::Shared };
         let (complete, under_way) = (filter(1 << 22), filter(1 << 17));
         let mut tracker = Filters::new(Geometry { complete, under_way: Some(under_way) });
-        // Eight thousand of a pair are under way: sixteen counters for each where there is one pair, one where there are sixteen.
+        // Eight thousand of a pair are under way: sixteen counters for each where there is one pair, one where there
+        // are sixteen.
         let started = GROUPS / 2 + (1 << 13);
         groups(pairs, 0..started).for_each(|group| tracker.start(group));
         groups(pairs, 0..GROUPS / 2).for_each(|group| tracker.complete(group));
         let (done, left) = (GROUPS / 2 * u64::from(pairs), (1 << 13) * u64::from(pairs));
         let interval = interval(complete, done).hypot(interval(under_way, left));
-        is_within(wrong(&tracker, pairs), tracker.geometry().false_positives(done, left), interval, &format!("{pairs} pairs"));
+        is_within(
+            wrong(&tracker, pairs),
+            tracker.geometry().false_positives(done, left),
+            interval,
+            &format!("{pairs} pairs"),
+        );
         // Nothing is lost meanwhile, and what has gone from the counters has gone from all of them.
-        assert!(groups(pairs, 0..GROUPS / 2).all(|group| matches!(tracker.state(group), State::Complete | State::Unsure)));
-        assert!(groups(pairs, GROUPS / 2..started).all(|group| matches!(tracker.state(group), State::UnderWay | State::Unsure)));
+        assert!(
+            groups(pairs, 0..GROUPS / 2).all(|group| matches!(tracker.state(group), State::Complete | State::Unsure))
+        );
+        assert!(
+            groups(pairs, GROUPS / 2..started)
+                .all(|group| matches!(tracker.state(group), State::UnderWay | State::Unsure))
+        );
         groups(pairs, GROUPS / 2..started).for_each(|group| tracker.complete(group));
         let saturation = tracker.saturation();
         assert_eq!((saturation.under_way, saturation.stuck), (0.0, 0));
@@ -120,7 +145,8 @@ fn is_allowed(kind: Kind, truth: State, said: State) -> bool {
 fn no_tracker_errs_to_the_other_side() {
     for kind in Kind::ALL {
         assert_eq!(Kind::named(kind.name()), Some(kind));
-        // So small that most answers about groups that have not started are wrong; and 8192 groups under way fill no counter.
+        // So small that most answers about groups that have not started are wrong; and 8192 groups under way fill no
+        // counter.
         let mut tracker = kind.tracker(Geometry::netmigrate(1 << 10, 1 << 10));
         let all: Vec<Fingerprint> = groups(4, 0..1 << 11).collect();
         let mut truth = vec![State::NotStarted; all.len()];
@@ -153,7 +179,8 @@ fn an_adaptive_tracker_repairs_what_was_found() {
     let small = Filters::new(Geometry::netmigrate(1 << 8, 1 << 4));
     let mut tracker = Adaptive::new(small, 100);
     groups(1, 0..1 << 11).for_each(|group| tracker.complete(group));
-    let wrong: Vec<Fingerprint> = others(1).filter(|group| tracker.state(*group) != State::NotStarted).take(150).collect();
+    let wrong: Vec<Fingerprint> =
+        others(1).filter(|group| tracker.state(*group) != State::NotStarted).take(150).collect();
     assert_eq!(wrong.len(), 150);
     let before = tracker.bytes();
     for group in &wrong[..100] {

@@ -1,10 +1,12 @@
 //! Redis's glob patterns: `*`, `?`, `[a-z]`, `[^x]`, `\` takes the next byte as it is. The one place that matches them.
 //!
-//! With the answers of Redis 7, also where these are odd: an empty text is matched by an empty pattern only; a class without an end ends with
-//! the pattern; bytes of a range are compared as the server's platform compares characters; more than 1,000 stars match nothing.
+//! With the answers of Redis 7, also where these are odd: an empty text is matched by an empty pattern only; a class
+//! without an end ends with the pattern; bytes of a range are compared as the server's platform compares characters;
+//! more than 1,000 stars match nothing.
 //!
-//! A pattern comes from a client, so the time is bounded by the product of the lengths: on a mismatch only the last star takes one byte
-//! more. Redis recurses at every star instead, which a pattern of many stars made exponential (CVE-2022-36021) and deep (CVE-2024-31228).
+//! A pattern comes from a client, so the time is bounded by the product of the lengths: on a mismatch only the last
+//! star takes one byte more. Redis recurses at every star instead, which a pattern of many stars made exponential
+//! (CVE-2022-36021) and deep (CVE-2024-31228).
 
 use std::ffi::c_char;
 
@@ -32,7 +34,11 @@ pub fn matches_key(pattern: &[u8], key: &[u8]) -> bool {
 /// Whether `CONFIG GET` gives a setting for a pattern. Without any of `*?[` it is a name.
 #[must_use]
 pub fn matches_setting(pattern: &[u8], name: &[u8]) -> bool {
-    if pattern.iter().any(|byte| b"*?[".contains(byte)) { matches_nocase(pattern, name) } else { pattern.eq_ignore_ascii_case(name) }
+    if pattern.iter().any(|byte| b"*?[".contains(byte)) {
+        matches_nocase(pattern, name)
+    } else {
+        pattern.eq_ignore_ascii_case(name)
+    }
 }
 
 fn search<const NOCASE: bool>(pattern: &[u8], text: &[u8]) -> bool {
@@ -168,9 +174,13 @@ mod tests {
 
     #[test]
     fn case_makes_no_difference_for_settings_but_where_redis_sees_one() {
-        for (pattern, expected) in
-            [("MAXCL*", true), ("[L-N]axclients", true), ("[Z-a]axclients", false), ("[\\M]axclients", false), ("\\Maxclient?", true)]
-        {
+        for (pattern, expected) in [
+            ("MAXCL*", true),
+            ("[L-N]axclients", true),
+            ("[Z-a]axclients", false),
+            ("[\\M]axclients", false),
+            ("\\Maxclient?", true),
+        ] {
             assert_eq!(matches_nocase(pattern.as_bytes(), b"maxclients"), expected, "{pattern}");
         }
         assert!(matches_setting(b"MaxClients", b"maxclients") && !matches_setting(b"max\\clients", b"maxclients"));

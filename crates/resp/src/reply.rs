@@ -1,7 +1,7 @@
 //! Replies as nodes send them, RESP2 and RESP3: where one ends, what kind it is, and its elements.
 //!
-//! No tree is built and nothing recurses: where a reply ends follows from one counter of elements still to come, so a reply
-//! nested a million deep costs eight bytes.
+//! No tree is built and nothing recurses: where a reply ends follows from one counter of elements still to come, so a
+//! reply nested a million deep costs eight bytes.
 
 /// A node's reply that breaks the protocol. The connection that carried it can only be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +18,8 @@ impl std::fmt::Display for ReplyError {
 
 impl std::error::Error for ReplyError {}
 
-/// Longest line (simple string, error, number) of a reply. A script makes one as long as it likes (`redis.status_reply`), and what cuts its connection cuts
-/// others, too.
+/// Longest line (simple string, error, number) of a reply. A script makes one as long as it likes
+/// (`redis.status_reply`), and what cuts its connection cuts others, too.
 pub const LINE_MAX: usize = 64 << 20;
 
 /// Finds the end of one reply at a time, keeping its place between calls.
@@ -111,7 +111,8 @@ impl ReplyScanner {
     }
 }
 
-/// Follows a reply that is passed on or thrown away as it comes, whatever its size: never needs more than a header at a time.
+/// Follows a reply that is passed on or thrown away as it comes, whatever its size: never needs more than a header at a
+/// time.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplyFollower {
     /// Bytes of the current string still to come, with its CRLF.
@@ -126,8 +127,8 @@ impl Default for ReplyFollower {
 }
 
 impl ReplyFollower {
-    /// Looks at the next bytes of the reply. Returns how many of them belong to it and are done with, and whether the reply ends
-    /// there. Bytes of an incomplete header are left for the next call.
+    /// Looks at the next bytes of the reply. Returns how many of them belong to it and are done with, and whether the
+    /// reply ends there. Bytes of an incomplete header are left for the next call.
     pub fn follow(&mut self, buf: &[u8]) -> Result<(usize, bool), ReplyError> {
         let mut pos = 0;
         loop {
@@ -208,7 +209,11 @@ fn length(buf: &[u8], start: usize) -> Result<Length, ReplyError> {
             if rest.len() < null.len() && null.starts_with(rest) {
                 return Ok(Length::Incomplete);
             }
-            return if rest.starts_with(null) { Ok(Length::Null(start + null.len())) } else { Err(ReplyError { at: pos }) };
+            return if rest.starts_with(null) {
+                Ok(Length::Null(start + null.len()))
+            } else {
+                Err(ReplyError { at: pos })
+            };
         }
         if pos - start >= 18 {
             return Err(ReplyError { at: pos });
@@ -264,7 +269,8 @@ impl<'a> Iterator for Elements<'a> {
     }
 }
 
-/// The text of a whole string-like reply: bulk, simple, verbatim (without its format), error, number. `None` for null and aggregates.
+/// The text of a whole string-like reply: bulk, simple, verbatim (without its format), error, number. `None` for null
+/// and aggregates.
 pub fn text(reply: &[u8]) -> Option<&[u8]> {
     match reply.first()? {
         b'$' | b'!' => match length(reply, 1).ok()? {
@@ -285,7 +291,8 @@ pub fn integer(reply: &[u8]) -> Option<i64> {
     std::str::from_utf8(text(reply)?).ok()?.parse().ok()
 }
 
-/// What an error says, without what it repeats of a command's arguments: in logs and reports, names of keys and values are nobody's business.
+/// What an error says, without what it repeats of a command's arguments: in logs and reports, names of keys and values
+/// are nobody's business.
 pub fn told_error(error: &[u8]) -> String {
     const ARGUMENTS: &str = ", with args beginning with";
     let whole = text(error).unwrap_or(error);
@@ -307,8 +314,9 @@ pub fn is_null(reply: &[u8]) -> bool {
 /// Elements of elements that [`may_be_of_no_key`] looks into: replies to reads nest no deeper.
 const DEPTH_MAX: u32 = 8;
 
-/// Whether a reply to a read may be that of a key that is not there: null, an error, nothing, zero, -1, -2, `none`, or an aggregate of nothing else. Any other
-/// shows that the key is there. Keys that are there give such replies, too (`HGET` of a field that they have not).
+/// Whether a reply to a read may be that of a key that is not there: null, an error, nothing, zero, -1, -2, `none`, or
+/// an aggregate of nothing else. Any other shows that the key is there. Keys that are there give such replies, too
+/// (`HGET` of a field that they have not).
 #[must_use]
 pub fn may_be_of_no_key(reply: &[u8]) -> bool {
     fn look(reply: &[u8], depth: u32) -> bool {
@@ -330,10 +338,14 @@ mod tests {
     fn what_is_told_of_an_error_has_no_arguments() {
         let refused = b"-ERR unknown command 'RESTORE', with args beginning with: 'user:1' '0' 'secret' \r\n";
         assert_eq!(told_error(refused), "ERR unknown command 'RESTORE'");
-        let older = b"ERR Target instance replied with error: ERR unknown command `GETK`, with args beginning with: `user:1`, ";
+        let older =
+            b"ERR Target instance replied with error: ERR unknown command `GETK`, with args beginning with: `user:1`, ";
         assert_eq!(told_error(older), "ERR Target instance replied with error: ERR unknown command `GETK`");
         assert_eq!(told_error(b"!10\r\nOOM is full\r\n"), "OOM is ful");
-        assert_eq!(told_error(b"-BUSYKEY Target key name already exists.\r\n"), "BUSYKEY Target key name already exists.");
+        assert_eq!(
+            told_error(b"-BUSYKEY Target key name already exists.\r\n"),
+            "BUSYKEY Target key name already exists."
+        );
     }
 
     const REPLIES: &[&[u8]] = &[
@@ -363,7 +375,10 @@ mod tests {
             for cut in 0..reply.len() {
                 let mut scanner = ReplyScanner::default();
                 let first = scanner.scan(&buf[..cut]).expect("well-formed");
-                assert!(matches!(first, ReplyScan::Incomplete(need) if need > cut && need <= reply.len()), "{first:?} {cut}");
+                assert!(
+                    matches!(first, ReplyScan::Incomplete(need) if need > cut && need <= reply.len()),
+                    "{first:?} {cut}"
+                );
                 assert_eq!(scanner.scan(&buf), Ok(ReplyScan::Complete(reply.len())), "{}", reply.escape_ascii());
             }
         }
@@ -401,7 +416,12 @@ mod tests {
                 let mut follower = ReplyFollower::default();
                 let (taken, done) = follower.follow(&buf[..cut]).expect("well-formed");
                 assert!(!done && taken <= cut);
-                assert_eq!(follower.follow(&buf[taken..]), Ok((reply.len() - taken, true)), "{} cut at {cut}", reply.escape_ascii());
+                assert_eq!(
+                    follower.follow(&buf[taken..]),
+                    Ok((reply.len() - taken, true)),
+                    "{} cut at {cut}",
+                    reply.escape_ascii()
+                );
             }
         }
     }
@@ -443,7 +463,15 @@ mod tests {
             "*2\r\n$1\r\n0\r\n*0\r\n",
             "*2\r\n:0\r\n$-1\r\n",
         ];
-        let of_one = ["$1\r\na\r\n", ":1\r\n", "+string\r\n", "*2\r\n$-1\r\n$1\r\nv\r\n", "#t\r\n", ",1.5\r\n", "*1\r\n*1\r\n:7\r\n"];
+        let of_one = [
+            "$1\r\na\r\n",
+            ":1\r\n",
+            "+string\r\n",
+            "*2\r\n$-1\r\n$1\r\nv\r\n",
+            "#t\r\n",
+            ",1.5\r\n",
+            "*1\r\n*1\r\n:7\r\n",
+        ];
         assert!(of_none.iter().all(|reply| may_be_of_no_key(reply.as_bytes())));
         assert!(of_one.iter().all(|reply| !may_be_of_no_key(reply.as_bytes())));
         let deep = [b"*1\r\n".repeat(100_000), b":7\r\n".to_vec()].concat();

@@ -11,7 +11,8 @@ pub struct Span {
 
 /// The arguments of one command: those known so far, and how many were declared.
 ///
-/// A large argument is not waited for: then `spans` holds only the arguments before it, and `declared` says how many there will be.
+/// A large argument is not waited for: then `spans` holds only the arguments before it, and `declared` says how many
+/// there will be.
 #[derive(Clone, Copy, Debug)]
 pub struct Args<'a> {
     buf: &'a [u8],
@@ -113,7 +114,8 @@ impl std::fmt::Display for ProtocolError {
 impl std::error::Error for ProtocolError {}
 
 impl ProtocolError {
-    /// The error as a client is told it, `ERR ` included: bytes, because Redis quotes the offending byte as it is (`%c`).
+    /// The error as a client is told it, `ERR ` included: bytes, because Redis quotes the offending byte as it is
+    /// (`%c`).
     pub fn reply_text(&self) -> Vec<u8> {
         match self {
             Self::ExpectedDollar(got) => [b"ERR Protocol error: expected '$', got '", &[*got][..], b"'"].concat(),
@@ -146,8 +148,8 @@ impl Limits {
 pub enum Scan {
     /// The command is not all there; call again with more bytes.
     Incomplete,
-    /// A whole command of `len` bytes. `canonical` is false where a CRLF was something else (Redis does not look): then the bytes
-    /// must not be forwarded as they are, because another parser might see another command in them.
+    /// A whole command of `len` bytes. `canonical` is false where a CRLF was something else (Redis does not look): then
+    /// the bytes must not be forwarded as they are, because another parser might see another command in them.
     Complete {
         /// Bytes of the command.
         len: usize,
@@ -175,8 +177,8 @@ pub enum Scan {
     },
 }
 
-/// Finds one command at a time. Keeps its place between calls, so that a command of a million arguments that comes in
-/// a thousand pieces is looked at once. The buffer must start at the same command each time; after `Complete`, `Empty` or
+/// Finds one command at a time. Keeps its place between calls, so that a command of a million arguments that comes in a
+/// thousand pieces is looked at once. The buffer must start at the same command each time; after `Complete`, `Empty` or
 /// `Inline` call [`Scanner::reset`].
 #[derive(Debug, Default)]
 pub struct Scanner {
@@ -301,7 +303,9 @@ impl Scanner {
                 Line::Incomplete => return Ok(Scan::Incomplete),
                 Line::TooLong => return Err(ProtocolError::BigMultibulkCount),
                 Line::Bad => return Err(ProtocolError::InvalidMultibulkLength),
-                Line::Number(count, _) if count > i64::from(i32::MAX) => return Err(ProtocolError::InvalidMultibulkLength),
+                Line::Number(count, _) if count > i64::from(i32::MAX) => {
+                    return Err(ProtocolError::InvalidMultibulkLength);
+                }
                 Line::Number(count, _) if count > 10 && !limits.authenticated => {
                     return Err(ProtocolError::UnauthenticatedMultibulkLength);
                 }
@@ -359,8 +363,8 @@ impl Scanner {
     }
 }
 
-/// Rewrites an inline command as a multibulk one, by the quoting rules of `redis-cli` (Redis's `sdssplitargs`): double quotes with
-/// `\n \r \t \b \a \xHH` escapes, single quotes with `\'`, a closing quote followed by space or the end.
+/// Rewrites an inline command as a multibulk one, by the quoting rules of `redis-cli` (Redis's `sdssplitargs`): double
+/// quotes with `\n \r \t \b \a \xHH` escapes, single quotes with `\'`, a closing quote followed by space or the end.
 pub fn inline_to_multibulk(line: &[u8], out: &mut Vec<u8>) -> Result<(), ProtocolError> {
     let line = line.strip_suffix(b"\n").unwrap_or(line);
     let line = line.strip_suffix(b"\r").unwrap_or(line);
@@ -468,20 +472,24 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Starts inside an argument of which `left` bytes (without CRLF) are still to come, with `after` arguments behind it.
+    /// Starts inside an argument of which `left` bytes (without CRLF) are still to come, with `after` arguments behind
+    /// it.
     pub fn new(left: usize, after: usize) -> Self {
         Self { argument_left: left + 2, after }
     }
 
-    /// Looks at the next bytes of the command. Returns how many of them belong to it and may be passed on now, and whether the
-    /// command ends with them. Bytes of an incomplete header are left for the next call.
+    /// Looks at the next bytes of the command. Returns how many of them belong to it and may be passed on now, and
+    /// whether the command ends with them. Bytes of an incomplete header are left for the next call.
     pub fn follow(&mut self, buf: &[u8], limits: &Limits) -> Result<(usize, bool), ProtocolError> {
         let mut pos = 0;
         loop {
             let here = (buf.len() - pos).min(self.argument_left);
             for (index, expected) in [(2, b'\r'), (1, b'\n')] {
                 // The byte that stands `index` bytes before the argument's end, if it is among those here.
-                if self.argument_left >= index && here > self.argument_left - index && buf[pos + self.argument_left - index] != expected {
+                if self.argument_left >= index
+                    && here > self.argument_left - index
+                    && buf[pos + self.argument_left - index] != expected
+                {
                     return Err(ProtocolError::MissingCrlf);
                 }
             }
@@ -606,7 +614,9 @@ mod tests {
 
     #[test]
     fn splits_inline_commands_as_redis_cli_does() {
-        let split = |line: &str| split_inline(line.as_bytes()).map(|a| a.iter().map(|x| x.escape_ascii().to_string()).collect::<Vec<_>>());
+        let split = |line: &str| {
+            split_inline(line.as_bytes()).map(|a| a.iter().map(|x| x.escape_ascii().to_string()).collect::<Vec<_>>())
+        };
         assert_eq!(split("set  a 'b c'").unwrap(), ["set", "a", "b c"]);
         assert_eq!(split(r#"set "a\x41\n" '\''"#).unwrap(), ["set", "aA\\n", "\\'"]);
         assert_eq!(split(r#"a"b""#).unwrap(), ["ab"]);

@@ -1,12 +1,12 @@
 //! RESP2 replies in the form of RESP3.
 //!
-//! That is not mechanical: a flat array may be an array, a map, a set or pairs, and a string may be a number. What it is follows from the
-//! command and its options: [`Shape::of`] knows the commands of the servers whose RESP3 replies differ, and [`to_resp3`] writes them. What it
-//! does not know (modules, scripts, `COMMAND DOCS`, `FUNCTION LIST`) keeps its RESP2 form, with nulls made RESP3's, which every RESP3
-//! client can read too.
+//! That is not mechanical: a flat array may be an array, a map, a set or pairs, and a string may be a number. What it
+//! is follows from the command and its options: [`Shape::of`] knows the commands of the servers whose RESP3 replies
+//! differ, and [`to_resp3`] writes them. What it does not know (modules, scripts, `COMMAND DOCS`, `FUNCTION LIST`)
+//! keeps its RESP2 form, with nulls made RESP3's, which every RESP3 client can read too.
 //!
-//! The router asks nodes in the client's own protocol where it can; this is for nodes that do not speak RESP3. The other way ([`to_resp2`]) is for hot copies, which
-//! are asked for once, in RESP3, for clients of both protocols.
+//! The router asks nodes in the client's own protocol where it can; this is for nodes that do not speak RESP3. The
+//! other way ([`to_resp2`]) is for hot copies, which are asked for once, in RESP3, for clients of both protocols.
 
 use crate::command::is_option;
 use crate::encode;
@@ -55,7 +55,8 @@ impl Shape {
     /// The shape of the reply to a command; `name` is the command's full name in upper case (`XINFO|STREAM`).
     pub fn of(name: &str, args: &Args<'_>) -> Self {
         let from = |start: usize, option: &[u8]| args.iter().skip(start).any(|a| is_option(a, option));
-        let if_option = |start: usize, option: &[u8], shape: Shape| if from(start, option) { shape } else { Shape::Plain };
+        let if_option =
+            |start: usize, option: &[u8], shape: Shape| if from(start, option) { shape } else { Shape::Plain };
         match name {
             "HGETALL" | "XINFO|STREAM" if !from(3, b"FULL") => Shape::Map,
             "XINFO|STREAM" => Shape::StreamFull,
@@ -158,11 +159,14 @@ pub fn to_resp3(answer: &[u8], shape: Shape, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends a whole RESP3 reply to a command of this shape as RESP2 has it. False where it is the same: then nothing is appended.
+/// Appends a whole RESP3 reply to a command of this shape as RESP2 has it. False where it is the same: then nothing is
+/// appended.
 ///
 /// For replies of data commands: their nulls are strings in RESP2, but for those that stand in the place of an array.
 pub fn to_resp2(answer: &[u8], shape: Shape, out: &mut Vec<u8>) -> bool {
-    let differs = |token: &[u8]| matches!(token.first(), Some(b'%' | b'~' | b',' | b'_' | b'#' | b'(' | b'=' | b'!' | b'|' | b'>'));
+    let differs = |token: &[u8]| {
+        matches!(token.first(), Some(b'%' | b'~' | b',' | b'_' | b'#' | b'(' | b'=' | b'!' | b'|' | b'>'))
+    };
     let is_nested = shape == Shape::Scored && elements(answer).any(|element| element.first() == Some(&b'*'));
     if !is_nested && !Tokens(answer).any(differs) {
         return false;
@@ -250,7 +254,9 @@ fn position(item: &[u8], out: &mut Vec<u8>) {
 /// A number that RESP2 has as a string. What is none stays what it is.
 fn double(item: &[u8], out: &mut Vec<u8>) {
     match text(item).filter(|_| item.first() == Some(&b'$')) {
-        Some(number) if std::str::from_utf8(number).is_ok_and(|n| n.parse::<f64>().is_ok()) => encode::line(out, b',', number),
+        Some(number) if std::str::from_utf8(number).is_ok_and(|n| n.parse::<f64>().is_ok()) => {
+            encode::line(out, b',', number)
+        }
         _ => plain(item, out),
     }
 }
@@ -301,7 +307,8 @@ mod tests {
         let limits = Limits { argument_max: 1 << 20, large: usize::MAX, authenticated: true };
         scanner.scan(&bytes, &limits).expect("a command");
         let name = line.split(' ').next().expect("a name").to_ascii_uppercase();
-        let name = if name == "XINFO" { format!("XINFO|{}", line.split(' ').nth(1).expect("a subcommand")) } else { name };
+        let name =
+            if name == "XINFO" { format!("XINFO|{}", line.split(' ').nth(1).expect("a subcommand")) } else { name };
         Shape::of(&name, &scanner.args(&bytes))
     }
 
@@ -323,9 +330,17 @@ mod tests {
             ("*0\r\n", Shape::Scored, "*0\r\n"),
             ("*2\r\n$1\r\na\r\n$1\r\nb\r\n", Shape::Pairs, "*1\r\n*2\r\n$1\r\na\r\n$1\r\nb\r\n"),
             ("*2\r\n:3\r\n$1\r\n1\r\n", Shape::LastScore, "*2\r\n:3\r\n,1\r\n"),
-            ("*2\r\n$1\r\nk\r\n*1\r\n*2\r\n$1\r\n7\r\n$1\r\n1\r\n", Shape::KeyScored, "*2\r\n$1\r\nk\r\n*1\r\n*2\r\n$1\r\n7\r\n,1\r\n"),
+            (
+                "*2\r\n$1\r\nk\r\n*1\r\n*2\r\n$1\r\n7\r\n$1\r\n1\r\n",
+                Shape::KeyScored,
+                "*2\r\n$1\r\nk\r\n*1\r\n*2\r\n$1\r\n7\r\n,1\r\n",
+            ),
             ("*2\r\n*-1\r\n*2\r\n$1\r\n1\r\n$1\r\n2\r\n", Shape::Positions, "*2\r\n_\r\n*2\r\n,1\r\n,2\r\n"),
-            ("*1\r\n*2\r\n$1\r\n5\r\n*2\r\n$1\r\n1\r\n$1\r\n2\r\n", Shape::Places, "*1\r\n*2\r\n$1\r\n5\r\n*2\r\n,1\r\n,2\r\n"),
+            (
+                "*1\r\n*2\r\n$1\r\n5\r\n*2\r\n$1\r\n1\r\n$1\r\n2\r\n",
+                Shape::Places,
+                "*1\r\n*2\r\n$1\r\n5\r\n*2\r\n,1\r\n,2\r\n",
+            ),
             ("*1\r\n*2\r\n$1\r\ns\r\n*0\r\n", Shape::Streams, "%1\r\n$1\r\ns\r\n*0\r\n"),
         ] {
             assert_eq!(up(two, of), three, "{two:?} as {of:?}");
@@ -356,7 +371,11 @@ mod tests {
         ] {
             let mut out = Vec::new();
             let differs = to_resp2(three.as_bytes(), of, &mut out);
-            assert_eq!(differs.then(|| String::from_utf8_lossy(&out).into_owned()), two.map(str::to_owned), "{three:?} as {of:?}");
+            assert_eq!(
+                differs.then(|| String::from_utf8_lossy(&out).into_owned()),
+                two.map(str::to_owned),
+                "{three:?} as {of:?}"
+            );
         }
     }
 

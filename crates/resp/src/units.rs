@@ -1,12 +1,14 @@
 //! Values with units, read and written as `redis.conf` does, so that numbers can be carried over from there.
 //!
-//! Sizes follow redis.conf to the letter: `1k` is 1000 bytes and `1kb` is 1024, in any case. Times need a unit (`250ms`,
-//! `10s`): Redis reads a bare number as seconds in one setting and as milliseconds in the next, a trap not worth keeping.
+//! Sizes follow redis.conf to the letter: `1k` is 1000 bytes and `1kb` is 1024, in any case. Times need a unit
+//! (`250ms`, `10s`): Redis reads a bare number as seconds in one setting and as milliseconds in the next, a trap not
+//! worth keeping.
 
 use std::time::Duration;
 
 /// What a size may look like; the tail of every error about one.
-pub const SIZE_FORM: &str = "a size: bytes, or a number with k, m, g (powers of 1000) or kb, mb, gb (powers of 1024), such as \"64mb\"";
+pub const SIZE_FORM: &str =
+    "a size: bytes, or a number with k, m, g (powers of 1000) or kb, mb, gb (powers of 1024), such as \"64mb\"";
 
 /// What a rate may look like; the tail of every error about one.
 pub const RATE_FORM: &str = "a rate: a number with its unit for each second, such as \"20mb\"";
@@ -39,12 +41,15 @@ pub fn parse_size(text: &str) -> Option<u64> {
     number.checked_mul(*bytes)
 }
 
-/// Bytes per second from `20mb`: with a unit, because a bare number is nearly always meant as something else. `0` needs none.
+/// Bytes per second from `20mb`: with a unit, because a bare number is nearly always meant as something else. `0` needs
+/// none.
 pub fn parse_rate(text: &str) -> Result<u64, String> {
     let has_unit = text.trim().ends_with(|last: char| last.is_ascii_alphabetic());
     match parse_size(text) {
         Some(bytes) if has_unit || bytes == 0 => Ok(bytes),
-        Some(_) => Err(format!("{text:?} has no unit: write {0}mb for {0} MiB per second, or {0}b for {0} bytes", text.trim())),
+        Some(_) => {
+            Err(format!("{text:?} has no unit: write {0}mb for {0} MiB per second, or {0}b for {0} bytes", text.trim()))
+        }
         None => Err(format!("{text:?} is no rate: a number with its unit for each second, such as 500kb or 20mb")),
     }
 }
@@ -158,7 +163,9 @@ mod tests {
 
     #[test]
     fn times_need_a_unit() {
-        for (text, millis) in [("250ms", 250), ("10s", 10_000), ("5m", 300_000), ("1h", 3_600_000), ("2D", 172_800_000), ("0", 0)] {
+        for (text, millis) in
+            [("250ms", 250), ("10s", 10_000), ("5m", 300_000), ("1h", 3_600_000), ("2D", 172_800_000), ("0", 0)]
+        {
             assert_eq!(parse_time(text), Some(Duration::from_millis(millis)), "{text}");
         }
         for text in ["", "10", "s", "1.5s", "-1s", "1y", "1m30s", "99999999999999999d"] {

@@ -1,5 +1,5 @@
-//! Properties of the scanners: what was encoded is found, however the bytes are cut, and no bytes make them panic or read past their
-//! buffer.
+//! Properties of the scanners: what was encoded is found, however the bytes are cut, and no bytes make them panic or
+//! read past their buffer.
 
 use proptest::prelude::*;
 use switchyard_resp::encode;
@@ -32,15 +32,17 @@ fn reply() -> impl Strategy<Value = Vec<u8>> {
         Just(b"=7\r\ntxt:abc\r\n".to_vec()),
     ];
     leaf.prop_recursive(4, 64, 6, |inner| {
-        (prop::sample::select(vec![b'*', b'~', b'>', b'%']), prop::collection::vec(inner, 0..6)).prop_map(|(kind, mut parts)| {
-            if kind == b'%' && parts.len() % 2 == 1 {
-                parts.pop();
-            }
-            let mut out = Vec::new();
-            encode::header(&mut out, kind, if kind == b'%' { parts.len() / 2 } else { parts.len() });
-            out.extend(parts.concat());
-            out
-        })
+        (prop::sample::select(vec![b'*', b'~', b'>', b'%']), prop::collection::vec(inner, 0..6)).prop_map(
+            |(kind, mut parts)| {
+                if kind == b'%' && parts.len() % 2 == 1 {
+                    parts.pop();
+                }
+                let mut out = Vec::new();
+                encode::header(&mut out, kind, if kind == b'%' { parts.len() / 2 } else { parts.len() });
+                out.extend(parts.concat());
+                out
+            },
+        )
     })
 }
 

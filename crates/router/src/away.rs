@@ -1,7 +1,9 @@
-//! Slots of an ejected node that others serve, and the keys written there in the meantime ([`switchyard_policy::eject::Elsewhere`]).
+//! Slots of an ejected node that others serve, and the keys written there in the meantime
+//! ([`switchyard_policy::eject::Elsewhere`]).
 //!
-//! Workers write to the list, and the mover that brings the slots back reads it. Part of the plan, so that each worker knows of it before any worker sends a command to a
-//! stand-in. A lock rather than a list for each worker: only writes in these slots take it, and only while a node is ejected.
+//! Workers write to the list, and the mover that brings the slots back reads it. Part of the plan, so that each worker
+//! knows of it before any worker sends a command to a stand-in. A lock rather than a list for each worker: only writes
+//! in these slots take it, and only while a node is ejected.
 
 use std::sync::{Arc, Mutex};
 
@@ -23,7 +25,8 @@ pub(crate) struct Away {
 }
 
 impl Away {
-    /// Returns the record of a node without slots. `process`: its process when it failed; `None`: clients did not use its data.
+    /// Returns the record of a node without slots. `process`: its process when it failed; `None`: clients did not use
+    /// its data.
     pub(crate) fn new(node: NodeId, process: Option<&str>, fingerprints: Fingerprinter) -> Self {
         let elsewhere = Arc::new(Mutex::new(Elsewhere::new(process)));
         Self { node, slots: [false; SLOT_COUNT].into(), fingerprints, elsewhere }

@@ -1,8 +1,9 @@
-//! Nodes that execute a slow command of ours. A server executes one command at a time and answers nobody meanwhile: that is no silence, and nobody's command
-//! fails for it.
+//! Nodes that execute a slow command of ours. A server executes one command at a time and answers nobody meanwhile:
+//! that is no silence, and nobody's command fails for it.
 //!
-//! Workers say so when they look at their connections, as long as such a command is not answered; others that find a command late ask here first. Not by the
-//! number of commands under way: what is over ends by itself, also where a worker panics.
+//! Workers say so when they look at their connections, as long as such a command is not answered; others that find a
+//! command late ask here first. Not by the number of commands under way: what is over ends by itself, also where a
+//! worker panics.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -19,8 +20,8 @@ const SLOW: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(crate) struct Busy(Mutex<BTreeMap<NodeId, u64>>);
 
-/// Twice Redis's `busy-reply-threshold`: a server says so itself (BUSY) when a script runs for five seconds. One that says nothing to anybody for twice as
-/// long executes none.
+/// Twice Redis's `busy-reply-threshold`: a server says so itself (BUSY) when a script runs for five seconds. One that
+/// says nothing to anybody for twice as long executes none.
 const SCRIPT_SILENT: Duration = Duration::from_secs(10);
 
 impl Busy {
@@ -51,7 +52,9 @@ mod tests {
         assert!(!busy.was(node, 1000, patience));
         busy.note(node, 1000);
         busy.note(node, 1020);
-        assert!(busy.was(node, 1070, patience) && !busy.was(node, 1071, patience) && !busy.was(NodeId(2), 1020, patience));
+        assert!(
+            busy.was(node, 1070, patience) && !busy.was(node, 1071, patience) && !busy.was(NodeId(2), 1020, patience)
+        );
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What a worker asks of whoever moves data: bring keys home that a command needs together with others of their slot.
 //!
-//! The router does not begin moves: the journal is not its own. A worker only says what it needs, and for which of its clients; the answer comes
-//! through its mailbox, and that the keys are home it sees by the topology.
+//! The router does not begin moves: the journal is not its own. A worker only says what it needs, and for which of its
+//! clients; the answer comes through its mailbox, and that the keys are home it sees by the topology.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,7 +1,8 @@
 //! What CONFIG SET changes of the router's own settings.
 //!
-//! The values are kept beside the configuration, not in it: they hold also when the configuration is applied again because a node joins, and
-//! nothing is written to a file. A reload and a restart forget them: then what the file says holds.
+//! The values are kept beside the configuration, not in it: they hold also when the configuration is applied again
+//! because a node joins, and nothing is written to a file. A reload and a restart forget them: then what the file says
+//! holds.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -23,17 +24,27 @@ pub(crate) struct Settable {
 /// All of them.
 pub(crate) const SETTABLE: &[Settable] = &[
     Settable { name: "maxclients", range: 1..=10_000_000, set: |live, clients| live.max_clients = size(clients) },
-    Settable { name: "proto-max-bulk-len", range: 1 << 20..=4 << 30, set: |live, bytes| live.argument_max = size(bytes) },
+    Settable {
+        name: "proto-max-bulk-len",
+        range: 1 << 20..=4 << 30,
+        set: |live, bytes| live.argument_max = size(bytes),
+    },
     Settable {
         name: "slowlog-log-slower-than",
         range: -1..=i64::MAX,
         set: |live, us| live.slowlog_slower_than = u64::try_from(us).ok().map(Duration::from_micros),
     },
-    Settable { name: "slowlog-max-len", range: 0..=i64::MAX, set: |live, entries| live.slowlog_max_len = size(entries) },
+    Settable {
+        name: "slowlog-max-len",
+        range: 0..=i64::MAX,
+        set: |live, entries| live.slowlog_max_len = size(entries),
+    },
     Settable {
         name: "timeout",
         range: 0..=i32::MAX as i64,
-        set: |live, seconds| live.client_idle_timeout = u64::try_from(seconds).ok().filter(|s| *s > 0).map(Duration::from_secs),
+        set: |live, seconds| {
+            live.client_idle_timeout = u64::try_from(seconds).ok().filter(|s| *s > 0).map(Duration::from_secs)
+        },
     },
 ];
 

@@ -1,7 +1,8 @@
-//! The connections of all workers to nodes, each from when it was greeted until nothing that it carried can be executed any more.
+//! The connections of all workers to nodes, each from when it was greeted until nothing that it carried can be executed
+//! any more.
 //!
-//! Not with the worker that has them: one that panics forgets all it knows, and its successor has to see to what it had sent. Nor only while they are open: a
-//! connection that broke is the more to be remembered.
+//! Not with the worker that has them: one that panics forgets all it knows, and its successor has to see to what it had
+//! sent. Nor only while they are open: a connection that broke is the more to be remembered.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +10,8 @@ use switchyard_policy::topology::NodeId;
 
 use crate::shared::lock;
 
-/// Connections that were left behind at one node, as far as they are remembered. Those of processes that have ended are never settled.
+/// Connections that were left behind at one node, as far as they are remembered. Those of processes that have ended are
+/// never settled.
 const LEFT_MAX: usize = 4096;
 
 /// A connection of a worker to a process of a node.
@@ -65,12 +67,17 @@ impl Connections {
     /// The client ids of those that were left at a process.
     pub(crate) fn left_at(&self, node: NodeId, run_id: &str) -> Vec<u64> {
         let all = lock(&self.0);
-        all.iter().filter(|known| known.is_left && known.is_at(node, run_id)).map(|known| known.connection.client_id).collect()
+        all.iter()
+            .filter(|known| known.is_left && known.is_at(node, run_id))
+            .map(|known| known.connection.client_id)
+            .collect()
     }
 
     /// The process has ended those that were left at it.
     pub(crate) fn settled_at(&self, node: NodeId, run_id: &str, client_ids: &[u64]) {
-        lock(&self.0).retain(|known| !(known.is_left && known.is_at(node, run_id) && client_ids.contains(&known.connection.client_id)));
+        lock(&self.0).retain(|known| {
+            !(known.is_left && known.is_at(node, run_id) && client_ids.contains(&known.connection.client_id))
+        });
     }
 
     /// Nothing reaches anybody from nodes that there are no more.

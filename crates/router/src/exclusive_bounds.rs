@@ -1,7 +1,9 @@
-//! How many exclusive connections there are to a node, over all workers: its bound holds for all of them together, because the node counts them together.
+//! How many exclusive connections there are to a node, over all workers: its bound holds for all of them together,
+//! because the node counts them together.
 //!
-//! Touched where such a connection is made or closed, never by a command that finds one. A worker that gets none says so (`waiting`); the others then
-//! give up free ones, and do not keep more than their share when one of theirs becomes free.
+//! Touched where such a connection is made or closed, never by a command that finds one. A worker that gets none says
+//! so (`waiting`); the others then give up free ones, and do not keep more than their share when one of theirs becomes
+//! free.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -11,7 +13,8 @@ use crate::metrics::Counter;
 /// Kinds of exclusive connections, by `Lane::pool`.
 pub(crate) const KINDS: usize = 3;
 
-/// Of a node's `maxclients`, exclusive connections take at most so much: the rest is for shared ones, replicas, other routers and people.
+/// Of a node's `maxclients`, exclusive connections take at most so much: the rest is for shared ones, replicas, other
+/// routers and people.
 const OF_MAXCLIENTS: (usize, usize) = (3, 4);
 
 /// The exclusive connections to one node.
@@ -106,7 +109,8 @@ impl ExclusiveBounds {
         true
     }
 
-    /// Whether this worker, which has so many of a kind, is to give one up that has become free: others wait, and it has more than its share.
+    /// Whether this worker, which has so many of a kind, is to give one up that has become free: others wait, and it
+    /// has more than its share.
     pub(crate) fn is_above_share(&self, worker: usize, kind: usize, own: usize, configured: usize) -> bool {
         let others = self.waiting[kind].load(Ordering::Acquire) & !(1 << (worker % 64));
         others != 0 && own > self.bound(configured) / self.by_worker.len()
@@ -168,6 +172,10 @@ mod tests {
         let bounds = ExclusiveBounds::new(2);
         assert!(!bounds.is_above_share(0, 1, 4, 4), "nobody waits");
         bounds.set_waiting(1, 1, true);
-        assert!(bounds.is_above_share(0, 1, 3, 4) && !bounds.is_above_share(0, 1, 2, 4) && !bounds.is_above_share(1, 1, 3, 4));
+        assert!(
+            bounds.is_above_share(0, 1, 3, 4)
+                && !bounds.is_above_share(0, 1, 2, 4)
+                && !bounds.is_above_share(1, 1, 3, 4)
+        );
     }
 }

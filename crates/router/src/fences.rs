@@ -1,10 +1,12 @@
 //! Connections to nodes whose end is not confirmed: what was sent there may still be executed.
 //!
-//! Closing a socket does not take back bytes that are on their way. So a mover's broken connection is remembered here, by node, until the node has
-//! confirmed its end on a newer connection: across legs, moves and aborts. What a router before this one has left is found by its name, and ended when
-//! a node is first met, before any command is sent there. (A worker keeps its own: `worker::zombies`.)
+//! Closing a socket does not take back bytes that are on their way. So a mover's broken connection is remembered here,
+//! by node, until the node has confirmed its end on a newer connection: across legs, moves and aborts. What a router
+//! before this one has left is found by its name, and ended when a node is first met, before any command is sent there.
+//! (A worker keeps its own: `worker::zombies`.)
 //!
-//! What was sent may be functions. Then clients change none before that end is confirmed, and nobody copies any from or to that node.
+//! What was sent may be functions. Then clients change none before that end is confirmed, and nobody copies any from or
+//! to that node.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -92,9 +94,12 @@ impl Fences {
     }
 }
 
-/// The numbers of connections in a node's CLIENT LIST that another run of the router has left: those with the name of its site, and not of this run.
+/// The numbers of connections in a node's CLIENT LIST that another run of the router has left: those with the name of
+/// its site, and not of this run.
 pub fn left_behind(list: &str, site: &str, incarnation: &str) -> Vec<u64> {
-    let field = |line: &str, name: &str| line.split(' ').find_map(|field| field.strip_prefix(name)).unwrap_or_default().to_owned();
+    let field = |line: &str, name: &str| {
+        line.split(' ').find_map(|field| field.strip_prefix(name)).unwrap_or_default().to_owned()
+    };
     let of_site = format!("switchyard-{site}-");
     let own = format!("{of_site}{incarnation}-");
     let is_left = |line: &&str| {

@@ -1,9 +1,9 @@
-//! Functions are the same at every node, because each change of them goes to all. Who copies them from one node to another (a mover to its target, the
-//! care of nodes to one without any) reads at one node and stores at another later: what clients were told is gone, or replaced, in between would come
-//! back. So either changes are under way, or a copy.
+//! Functions are the same at every node, because each change of them goes to all. Who copies them from one node to
+//! another (a mover to its target, the care of nodes to one without any) reads at one node and stores at another later:
+//! what clients were told is gone, or replaced, in between would come back. So either changes are under way, or a copy.
 //!
-//! A copy whose connection breaks leaves a doubt: the node may still store what was sent. Changes wait until that is over. Copies go on, between other nodes:
-//! one node that is down must not hold up every move.
+//! A copy whose connection breaks leaves a doubt: the node may still store what was sent. Changes wait until that is
+//! over. Copies go on, between other nodes: one node that is down must not hold up every move.
 
 use std::sync::{Arc, Mutex};
 

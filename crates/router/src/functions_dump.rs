@@ -1,9 +1,10 @@
 //! The payload of FUNCTION DUMP: libraries as a node stores them, read and written again with other code.
 //!
-//! FUNCTION RESTORE must be one step at a node, as the client asked for it. So the libraries in the payload get the router's check before
-//! any node sees them, and no function ever runs without.
+//! FUNCTION RESTORE must be one step at a node, as the client asked for it. So the libraries in the payload get the
+//! router's check before any node sees them, and no function ever runs without.
 //!
-//! The format is that of Redis's snapshots: per library a byte and a string, then two bytes with the format's version and a CRC-64.
+//! The format is that of Redis's snapshots: per library a byte and a string, then two bytes with the format's version
+//! and a CRC-64.
 
 /// A library follows.
 const LIBRARY: u8 = 245;
@@ -17,7 +18,10 @@ const UNPACKED_MAX: usize = 512 << 20;
 /// CRC-64 (Jones), as Redis computes it.
 fn crc64(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |crc, byte| {
-        (0..8).fold(crc ^ u64::from(*byte), |crc: u64, _| if crc & 1 == 1 { crc >> 1 ^ 0x95ac_9329_ac4b_c9b5 } else { crc >> 1 })
+        (0..8).fold(
+            crc ^ u64::from(*byte),
+            |crc: u64, _| if crc & 1 == 1 { crc >> 1 ^ 0x95ac_9329_ac4b_c9b5 } else { crc >> 1 },
+        )
     })
 }
 
@@ -83,7 +87,10 @@ fn string(rest: &mut &[u8]) -> Option<Vec<u8>> {
 }
 
 /// The payload with each library's code changed: `None` where it is damaged, or holds something else.
-pub(crate) fn with_code<E>(payload: &[u8], mut change: impl FnMut(&[u8]) -> Result<Vec<u8>, E>) -> Option<Result<Vec<u8>, E>> {
+pub(crate) fn with_code<E>(
+    payload: &[u8],
+    mut change: impl FnMut(&[u8]) -> Result<Vec<u8>, E>,
+) -> Option<Result<Vec<u8>, E>> {
     let (body, footer) = payload.split_at_checked(payload.len().checked_sub(10)?)?;
     let (signed, sum) = payload.split_at(payload.len() - 8);
     if crc64(signed).to_le_bytes() != *sum {
@@ -133,7 +140,8 @@ mod tests {
     fn code_is_changed_and_damage_is_found() {
         let mut payload = vec![LIBRARY, 3, b'a', b'b', b'c', 10, 0];
         payload.extend(crc64(&payload).to_le_bytes());
-        let changed = with_code(&payload, |code| Ok::<_, ()>([b"<", code, b">"].concat())).expect("whole").expect("changed");
+        let changed =
+            with_code(&payload, |code| Ok::<_, ()>([b"<", code, b">"].concat())).expect("whole").expect("changed");
         assert_eq!(changed[..13], *b"\xf5\x80\0\0\0\x05<abc>\x0a\0");
         let mut seen = Vec::new();
         assert!(

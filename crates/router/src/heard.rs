@@ -1,6 +1,7 @@
 //! Answers of nodes to COMMAND, for clients that connect while no node answers ([`crate::worker`], its `patience`).
 //!
-//! Not made from the command table: it has no documentation of commands, and libraries read what a server of some version says.
+//! Not made from the command table: it has no documentation of commands, and libraries read what a server of some
+//! version says.
 
 use std::sync::Mutex;
 
@@ -32,7 +33,10 @@ impl Heard {
 
     /// What was answered last.
     pub(crate) fn answer(&self, resp3: bool, request: &[u8]) -> Option<Vec<u8>> {
-        lock(&self.0).iter().find(|(protocol, of, _)| *protocol == resp3 && of == request).map(|(.., answer)| answer.clone())
+        lock(&self.0)
+            .iter()
+            .find(|(protocol, of, _)| *protocol == resp3 && of == request)
+            .map(|(.., answer)| answer.clone())
     }
 }
 
@@ -46,7 +50,10 @@ mod tests {
         heard.note(false, b"COMMAND", b"old");
         heard.note(false, b"COMMAND", b"new");
         heard.note(true, b"COMMAND", b"resp3");
-        assert_eq!((heard.answer(false, b"COMMAND"), heard.answer(true, b"COMMAND")), (Some(b"new".to_vec()), Some(b"resp3".to_vec())));
+        assert_eq!(
+            (heard.answer(false, b"COMMAND"), heard.answer(true, b"COMMAND")),
+            (Some(b"new".to_vec()), Some(b"resp3".to_vec()))
+        );
         for number in 0..HEARD_MAX {
             heard.note(false, &[number as u8], b"x");
         }

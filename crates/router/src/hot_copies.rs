@@ -1,9 +1,12 @@
-//! What workers share of hot copies ([`switchyard_policy::hot_copies`]): the gates, the set of keys that are armed, and how far each worker is with it.
+//! What workers share of hot copies ([`switchyard_policy::hot_copies`]): the gates, the set of keys that are armed, and
+//! how far each worker is with it.
 //!
-//! A hit reads two gates, and nothing else that is shared. Only writes of armed keys, and of whole nodes, change a gate. The copies themselves are each worker's own:
-//! shared ones would need a lock, or counts of references that all workers write.
+//! A hit reads two gates, and nothing else that is shared. Only writes of armed keys, and of whole nodes, change a
+//! gate. The copies themselves are each worker's own: shared ones would need a lock, or counts of references that all
+//! workers write.
 //!
-//! Who chooses the keys is the [`coordinator`], a thread of its own: it looks at what all workers have counted, once a second, and at keys that workers want at once.
+//! Who chooses the keys is the [`coordinator`], a thread of its own: it looks at what all workers have counted, once a
+//! second, and at keys that workers want at once.
 
 mod coordinator;
 
@@ -64,8 +67,8 @@ struct Progress {
     drained: Mutex<Vec<u64>>,
 }
 
-/// Keys that are armed no more. Until every worker has the set without them their gates are shut: one that has it raises them no more for its writes, and one that has not
-/// would give its copies.
+/// Keys that are armed no more. Until every worker has the set without them their gates are shut: one that has it
+/// raises them no more for its writes, and one that has not would give its copies.
 #[derive(Debug)]
 struct Leaving {
     generation: u64,
@@ -92,7 +95,8 @@ pub(crate) struct HotCopies {
 
 impl HotCopies {
     pub(crate) fn new(workers: usize) -> Self {
-        let published = Published { set: Arc::default(), gates: Arc::new(Table::new()), all: false, is_suspended: false };
+        let published =
+            Published { set: Arc::default(), gates: Arc::new(Table::new()), all: false, is_suspended: false };
         Self {
             published: Mutex::new(published),
             generation: AtomicU64::new(0),
@@ -129,7 +133,11 @@ impl HotCopies {
             shut.iter().for_each(|gate| published.gates.raise(*gate));
             let set = published.set.next(more, less);
             if !shut.is_empty() {
-                lock(&self.leaving).push(Leaving { generation: set.generation(), gates: published.gates.clone(), shut });
+                lock(&self.leaving).push(Leaving {
+                    generation: set.generation(),
+                    gates: published.gates.clone(),
+                    shut,
+                });
             }
             Published { set: Arc::new(set), all, ..published.clone() }
         });
@@ -137,7 +145,8 @@ impl HotCopies {
 
     /// Opens the gates of keys that are armed nowhere any more. To be called now and then.
     fn let_go(&self) {
-        let adopted = self.workers.iter().map(|worker| worker.adopted.load(Ordering::Acquire)).min().unwrap_or(u64::MAX);
+        let adopted =
+            self.workers.iter().map(|worker| worker.adopted.load(Ordering::Acquire)).min().unwrap_or(u64::MAX);
         lock(&self.leaving).retain(|leaving| {
             let is_over = adopted >= leaving.generation;
             if is_over {
@@ -159,7 +168,8 @@ impl HotCopies {
         *lock(&self.workers[worker].drained) = by_node;
     }
 
-    /// Whether a key that came in this generation may be filled from the node: all raise its gate, and all that was sent there before is over.
+    /// Whether a key that came in this generation may be filled from the node: all raise its gate, and all that was
+    /// sent there before is over.
     pub(crate) fn may_fill(&self, since: u64, node: NodeId) -> bool {
         self.workers.iter().all(|worker| {
             worker.adopted.load(Ordering::Acquire) >= since
@@ -167,8 +177,8 @@ impl HotCopies {
         })
     }
 
-    /// A worker has panicked: what it had raised nobody lowers, and what it has under way nobody knows but by its connections. So all gates are new, and all keys
-    /// have to be armed anew.
+    /// A worker has panicked: what it had raised nobody lowers, and what it has under way nobody knows but by its
+    /// connections. So all gates are new, and all keys have to be armed anew.
     pub(crate) fn forget_worker(&self, worker: usize) {
         self.workers[worker].adopted.store(0, Ordering::Release);
         lock(&self.workers[worker].drained).clear();
@@ -207,7 +217,8 @@ impl HotCopies {
         let is_news = published.is_suspended != is_suspended;
         published.is_suspended = is_suspended;
         if is_news {
-            GateId::of_nodes().for_each(|gate| if is_suspended { published.gates.raise(gate) } else { published.gates.lower(gate) });
+            GateId::of_nodes()
+                .for_each(|gate| if is_suspended { published.gates.raise(gate) } else { published.gates.lower(gate) });
         }
         is_news
     }
@@ -299,7 +310,10 @@ mod tests {
         assert!(hot.may_fill(1, NodeId(0)));
         hot.forget_worker(1);
         let after = hot.published();
-        assert!(!before.gates.load(GateId::of_node(NodeId(0))).is_open() && after.gates.load(GateId::of_node(NodeId(0))).is_open());
+        assert!(
+            !before.gates.load(GateId::of_node(NodeId(0))).is_open()
+                && after.gates.load(GateId::of_node(NodeId(0))).is_open()
+        );
         let since = after.set.get(1).expect("armed").since;
         assert!(since == 2 && after.all && !hot.may_fill(since, NodeId(0)));
     }

@@ -1,8 +1,8 @@
 //! The data plane: one worker thread per core, each with its own listener, clients, and connections to the nodes.
 //!
-//! [`Router::start`] starts the workers; after that the router is told of changes ([`Router::publish`], [`Router::reconfigure`]) and
-//! asked what it sees ([`Router::status`], [`Router::metrics`]). Where a command goes is decided by `switchyard_policy`; this crate
-//! moves bytes, keeps order, and knows what is in flight.
+//! [`Router::start`] starts the workers; after that the router is told of changes ([`Router::publish`],
+//! [`Router::reconfigure`]) and asked what it sees ([`Router::status`], [`Router::metrics`]). Where a command goes is
+//! decided by `switchyard_policy`; this crate moves bytes, keeps order, and knows what is in flight.
 //!
 //! Absent on purpose: locks on the path of a command, knowledge of who changes the topology and why, HTTP, files.
 
@@ -52,13 +52,15 @@ pub use limits::{KEY_RATE_MAX, KeyLimit};
 pub use listener::could_listen;
 pub use memory::heap_used;
 pub use metrics::{Traffic, Waits, WriteRefusal};
-pub use mover::{BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveProgress, MoveTask, SoFar, Steer, are_all_that_is_left};
+pub use mover::{
+    BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveProgress, MoveTask, SoFar, Steer, are_all_that_is_left,
+};
 pub use one_node::{Limit, Limited};
 pub use operator::{OperatorCommand, OperatorPort};
 pub use seat::{Admission, Before, Seat, mark_in, question_of, site_of_mark, why_not};
 pub use settings::{
-    Cluster, EmptyReturn, HotCopies, KnownProcess, ListenAddress, ListenerSettings, Live, NodeAccess, OnMissed, Ports, Reads, Reports,
-    Secret, Servers, Settings, Telemetry,
+    Cluster, EmptyReturn, HotCopies, KnownProcess, ListenAddress, ListenerSettings, Live, NodeAccess, OnMissed, Ports,
+    Reads, Reports, Secret, Servers, Settings, Telemetry,
 };
 pub use sys::CountedHeap;
 pub use tap::{Outcome, SentCommand, Tap};
@@ -208,7 +210,8 @@ pub struct Router {
 }
 
 impl Router {
-    /// Binds the addresses and starts the workers. The data port accepts commands when this returns; nodes are connected meanwhile.
+    /// Binds the addresses and starts the workers. The data port accepts commands when this returns; nodes are
+    /// connected meanwhile.
     ///
     /// # Errors
     /// Where an address is in use or cannot be bound, or the system refuses a thread or descriptor.
@@ -224,7 +227,8 @@ impl Router {
             })
             .collect();
         let port = addresses.first().map_or(0, SocketAddr::port);
-        let listeners_read_replicas = settings.listen.iter().any(|l| l.reads.is_some_and(|reads| reads != Reads::Primary));
+        let listeners_read_replicas =
+            settings.listen.iter().any(|l| l.reads.is_some_and(|reads| reads != Reads::Primary));
         let plan = Plan {
             topology,
             configured_users: settings.live.users.clone(),
@@ -235,11 +239,25 @@ impl Router {
             moves: Arc::default(),
             held: settings.held.map(Arc::from),
         };
-        let shared = Shared::new(workers, plan, port, settings.site, settings.seat, listeners_read_replicas, settings.batched_sends)?;
+        let shared = Shared::new(
+            workers,
+            plan,
+            port,
+            settings.site,
+            settings.seat,
+            listeners_read_replicas,
+            settings.batched_sends,
+        )?;
         let shared = Arc::new(shared.with_ports(settings.ports));
         lock(&shared.nodes).extend(settings.processes.into_iter().map(|(id, process)| (id, NodeFacts::known(process))));
         let processors = if settings.pin { processors() } else { Vec::new() };
-        let mut router = Router { shared: shared.clone(), addresses, listeners: bound.addresses, threads: Vec::new(), chooser: None };
+        let mut router = Router {
+            shared: shared.clone(),
+            addresses,
+            listeners: bound.addresses,
+            threads: Vec::new(),
+            chooser: None,
+        };
         let mut guards = bound.guards;
         for (index, listeners) in bound.by_worker.into_iter().enumerate() {
             let worker = Worker::new(index, shared.clone(), clone_all(&listeners)?)?;
@@ -279,9 +297,10 @@ impl Router {
         });
     }
 
-    /// Tells the workers who the servers of a node are that has replicas. They leave the old primary at once: what is in flight there
-    /// gets an error, and nothing more is sent to it. The new one is used when all have left: a write that it answers is seen by every read that begins then.
-    /// `None`: the node has no replicas any more, and is where [`NodeAccess`] says.
+    /// Tells the workers who the servers of a node are that has replicas. They leave the old primary at once: what is
+    /// in flight there gets an error, and nothing more is sent to it. The new one is used when all have left: a write
+    /// that it answers is seen by every read that begins then. `None`: the node has no replicas any more, and is where
+    /// [`NodeAccess`] says.
     pub fn set_servers(&self, node: NodeId, servers: Option<Servers>) {
         self.shared.change_servers(|all| {
             match servers {
@@ -301,8 +320,9 @@ impl Router {
         self.shared.databases()
     }
 
-    /// Somebody has said that the node may be served although it came back without its keys (`nodes.empty-return`): it is at the next
-    /// attempt to connect. Counts for this loss only. False where the node is not held, `None` where there is no node of that name.
+    /// Somebody has said that the node may be served although it came back without its keys (`nodes.empty-return`): it
+    /// is at the next attempt to connect. Counts for this loss only. False where the node is not held, `None` where
+    /// there is no node of that name.
     pub fn accept_empty(&self, node: &str) -> Option<bool> {
         let plan = self.shared.plan();
         let id = plan.topology.nodes().find(|known| known.name == node)?.id;
@@ -318,7 +338,8 @@ impl Router {
         (live.reconnect_backoff_max + live.connect_timeout + Duration::from_secs(2)).min(Duration::from_secs(30))
     }
 
-    /// Whether every worker is connected to a node, for clients of both protocols, so that all are served there; false where there is none of that name.
+    /// Whether every worker is connected to a node, for clients of both protocols, so that all are served there; false
+    /// where there is none of that name.
     pub fn is_served(&self, node: &str) -> bool {
         let plan = self.shared.plan();
         let known = plan.topology.nodes().find(|known| known.name == node);
@@ -331,18 +352,20 @@ impl Router {
         })
     }
 
-    /// The nodes that are used, each with so many of the keys that are used most. From a sample, as of a second ago at most, and weighed
-    /// over the last seconds ([`switchyard_policy::telemetry`]).
+    /// The nodes that are used, each with so many of the keys that are used most. From a sample, as of a second ago at
+    /// most, and weighed over the last seconds ([`switchyard_policy::telemetry`]).
     pub fn hot_keys(&self, keys: usize) -> Vec<HotNode> {
         self.shared.board.nodes(keys)
     }
 
     /// What the router answers from copies, and which keys it may.
     pub fn hot_copies(&self) -> HotCopiesStatus {
-        let sum = |of: fn(&HotCounters) -> &Counter| self.shared.counters.iter().map(|worker| of(&worker.hot).get()).sum();
+        let sum =
+            |of: fn(&HotCounters) -> &Counter| self.shared.counters.iter().map(|worker| of(&worker.hot).get()).sum();
         let plan = self.shared.plan();
         let name = |node: NodeId| plan.topology.node(node).map(|node| node.name.clone());
-        let discarded = |why: &Discarded| self.shared.counters.iter().map(|worker| worker.hot.discarded[*why as usize].get()).sum();
+        let discarded =
+            |why: &Discarded| self.shared.counters.iter().map(|worker| worker.hot.discarded[*why as usize].get()).sum();
         HotCopiesStatus {
             is_on: plan.live.hot_copies.is_on,
             is_suspended: self.shared.hot.is_suspended(),
@@ -353,11 +376,18 @@ impl Router {
             copies: sum(|hot| &hot.copies),
             bytes: sum(|hot| &hot.bytes),
             keys: self.shared.hot.keys(),
-            refused: self.shared.hot.refusals().into_iter().filter_map(|(node, why)| Some((name(node)?, why))).collect(),
+            refused: self
+                .shared
+                .hot
+                .refusals()
+                .into_iter()
+                .filter_map(|(node, why)| Some((name(node)?, why)))
+                .collect(),
         }
     }
 
-    /// Nothing is answered from copies any more, or (false) it is again: at once, at every worker. Says whether that is news.
+    /// Nothing is answered from copies any more, or (false) it is again: at once, at every worker. Says whether that is
+    /// news.
     pub fn suspend_hot_copies(&self, is_suspended: bool) -> bool {
         self.shared.hot.suspend(is_suspended)
     }
@@ -385,7 +415,8 @@ impl Router {
         known.collect()
     }
 
-    /// Commands that may change the keys of a node, sent to it by now. To be asked before the node is asked what it has.
+    /// Commands that may change the keys of a node, sent to it by now. To be asked before the node is asked what it
+    /// has.
     pub fn changes_sent(&self, node: NodeId) -> Sent {
         self.shared.changes_sent(node)
     }
@@ -395,7 +426,8 @@ impl Router {
         self.shared.with_facts(node, |facts| facts.info = Some(text.as_bytes().into()));
     }
 
-    /// Takes note what a process of a node has now, and whether it keeps it on disk. `sent`: [`Router::changes_sent`] before the process was asked.
+    /// Takes note what a process of a node has now, and whether it keeps it on disk. `sent`: [`Router::changes_sent`]
+    /// before the process was asked.
     pub fn note_data(&self, node: NodeId, run_id: &str, holdings: Holdings, persists: bool, sent: Sent) {
         self.shared.with_facts(node, |facts| {
             if facts.run_id.as_deref() == Some(run_id) {
@@ -409,7 +441,9 @@ impl Router {
     pub fn held_nodes(&self) -> BTreeMap<NodeId, String> {
         let plan = self.shared.plan();
         let why = |node: NodeId| {
-            self.shared.with_facts(node, |facts| (facts.is_held && !facts.accepted).then(|| facts.failure.clone().unwrap_or_default()))
+            self.shared.with_facts(node, |facts| {
+                (facts.is_held && !facts.accepted).then(|| facts.failure.clone().unwrap_or_default())
+            })
         };
         plan.topology.nodes().filter_map(|node| Some((node.id, why(node.id)?))).collect()
     }
@@ -426,14 +460,16 @@ impl Router {
         self.shared.change_plan(Plan::clone);
     }
 
-    /// Makes every worker adopt new settings; what CONFIG SET has changed stays so. Connections to nodes whose credentials have changed are made
-    /// anew; a changed address counts for new ones. Users that are configured as before stay as they are: clients may have changed them since.
+    /// Makes every worker adopt new settings; what CONFIG SET has changed stays so. Connections to nodes whose
+    /// credentials have changed are made anew; a changed address counts for new ones. Users that are configured as
+    /// before stay as they are: clients may have changed them since.
     pub fn reconfigure(&self, live: Live) {
         self.shared.change_plan(|plan| plan.reconfigured(live, plan.overrides.clone()));
     }
 
-    /// A node's name leads to this address now; connections that are open stay. An error: to none, and the node keeps the address that it has. The
-    /// servers of a node that has replicas stay ([`Router::set_servers`]). True where anything has changed.
+    /// A node's name leads to this address now; connections that are open stay. An error: to none, and the node keeps
+    /// the address that it has. The servers of a node that has replicas stay ([`Router::set_servers`]). True where
+    /// anything has changed.
     pub fn name_resolves(&self, node: NodeId, found: Result<SocketAddr, String>) -> bool {
         let with = |plan: &Plan| {
             let access = plan.live.nodes.get(&node)?;
@@ -441,7 +477,11 @@ impl Router {
                 Ok(address) => (Some(*address), None),
                 Err(why) => (access.address, access.address.is_none().then(|| why.clone())),
             };
-            let is_taken = plan.live.nodes.iter().any(|(other, known)| *other != node && address.is_some() && known.address == address);
+            let is_taken = plan
+                .live
+                .nodes
+                .iter()
+                .any(|(other, known)| *other != node && address.is_some() && known.address == address);
             if is_taken || (access.address, &access.unresolved) == (address, &unresolved) {
                 return None;
             }
@@ -471,8 +511,8 @@ impl Router {
         (plan.live.users.clone(), plan.configured_users.clone())
     }
 
-    /// Replaces the users in force, where they are still those of `before`; with `configured`, these are what the configuration says, too.
-    /// False where they are not: then nothing has changed.
+    /// Replaces the users in force, where they are still those of `before`; with `configured`, these are what the
+    /// configuration says, too. False where they are not: then nothing has changed.
     pub fn replace_users(&self, before: &Arc<Users>, after: &Arc<Users>, configured: bool) -> bool {
         let mut done = false;
         self.shared.change_plan(|plan| {
@@ -487,32 +527,34 @@ impl Router {
         done
     }
 
-    /// The drain barrier: no command sent under an epoch older than the one returned is still in flight. In flight ends with a reply, or
-    /// with a node's confirmation that it has killed the connection, or with the node's process.
+    /// The drain barrier: no command sent under an epoch older than the one returned is still in flight. In flight ends
+    /// with a reply, or with a node's confirmation that it has killed the connection, or with the node's process.
     pub fn drained_epoch(&self) -> u64 {
         self.shared.drained.iter().map(|d| d.load(Ordering::Acquire)).min().unwrap_or(0)
     }
 
-    /// The drain barrier of one node, for moves: whether every worker has adopted the topology of this epoch, and nothing that was sent to the node
-    /// under an older one is still in flight.
+    /// The drain barrier of one node, for moves: whether every worker has adopted the topology of this epoch, and
+    /// nothing that was sent to the node under an older one is still in flight.
     pub fn drained_source(&self, epoch: u64, node: NodeId) -> bool {
         self.shared.want_drained(epoch);
         self.shared.drained_source(epoch, node)
     }
 
-    /// The same of a node that does not answer: what was sent there may still be executed, should it answer again, but no client gets an answer to it any more.
+    /// The same of a node that does not answer: what was sent there may still be executed, should it answer again, but
+    /// no client gets an answer to it any more.
     pub fn drained_of_the_lost(&self, epoch: u64, node: NodeId) -> bool {
         self.shared.want_drained(epoch);
         self.shared.drained_of_the_lost(epoch, node)
     }
 
-    /// For who copies functions from one node to another: until it is dropped no client changes any. It begins when the changes under way are over
-    /// ([`CopyTurn::is_alone`]). `None`: somebody else copies.
+    /// For who copies functions from one node to another: until it is dropped no client changes any. It begins when the
+    /// changes under way are over ([`CopyTurn::is_alone`]). `None`: somebody else copies.
     pub fn turn_to_copy_functions(&self) -> Option<CopyTurn> {
         self.shared.functions.to_copy()
     }
 
-    /// Functions were to be stored on this connection, which was not answered: they may still be. The turn lasts until that is over.
+    /// Functions were to be stored on this connection, which was not answered: they may still be. The turn lasts until
+    /// that is over.
     pub fn leave_functions(&self, node: NodeId, connection: Process, turn: CopyTurn) {
         self.shared.fences.broke_with_functions(node, connection, turn);
     }
@@ -534,7 +576,8 @@ impl Router {
 
     /// Whether the node has confirmed the end of each connection that broke with something under way.
     pub fn is_all_confirmed(&self, node: NodeId) -> bool {
-        self.shared.fences.broken(node).is_empty() && self.shared.counters.iter().all(|worker| worker.node(node).unconfirmed.get() == 0)
+        self.shared.fences.broken(node).is_empty()
+            && self.shared.counters.iter().all(|worker| worker.node(node).unconfirmed.get() == 0)
     }
 
     /// The node has confirmed the end of a connection, or is another process.
@@ -542,18 +585,18 @@ impl Router {
         self.shared.fences.ended(node, &[connection]);
     }
 
-    /// Begins a move, or goes on with one. A thread of its own does it and tells the order's [`Host`]; [`Host::ended`] is the last that is
-    /// heard of it. If the router stops before, the move is where its journal says.
+    /// Begins a move, or goes on with one. A thread of its own does it and tells the order's [`Host`]; [`Host::ended`]
+    /// is the last that is heard of it. If the router stops before, the move is where its journal says.
     ///
     /// # Errors
-    /// `InvalidInput` where the order makes no sense (a node that does not exist, slots of somebody else), `AlreadyExists` where this move is
-    /// under way; else what the system said.
+    /// `InvalidInput` where the order makes no sense (a node that does not exist, slots of somebody else),
+    /// `AlreadyExists` where this move is under way; else what the system said.
     pub fn begin_move(&self, task: MoveTask) -> io::Result<()> {
         mover::begin(&self.shared, task)
     }
 
-    /// Starts to record keys that clients write in these slots of an ejected node, from the epoch on that is published next. By this list the
-    /// node can keep its other keys when it returns as the same process.
+    /// Starts to record keys that clients write in these slots of an ejected node, from the epoch on that is published
+    /// next. By this list the node can keep its other keys when it returns as the same process.
     pub fn slots_go_away(&self, node: NodeId, slots: &[Slot], fingerprints: Fingerprinter) {
         let facts = |facts: &mut NodeFacts| facts.run_id.clone().filter(|_| !facts.is_held);
         let process = self.shared.with_facts(node, facts);
@@ -565,8 +608,9 @@ impl Router {
         });
     }
 
-    /// Makes WAIT confirm no earlier write to an ejected node: other nodes are about to serve its slots without its keys. To be called when no client gets a
-    /// reply from the node for these slots any more ([`Router::drained_of_the_lost`]), so that every write there was recorded before.
+    /// Makes WAIT confirm no earlier write to an ejected node: other nodes are about to serve its slots without its
+    /// keys. To be called when no client gets a reply from the node for these slots any more
+    /// ([`Router::drained_of_the_lost`]), so that every write there was recorded before.
     pub fn keys_stay_behind(&self, node: NodeId) {
         self.shared.reigns.begin(node);
     }
@@ -594,8 +638,9 @@ impl Router {
         moves.iter().map(|m| m.progress()).collect()
     }
 
-    /// Takes note of what clients wait now, for moves to come: `balanced` and `gentle` ones are steered by whether it gets more. To be called about
-    /// once a second; a move that begins without it waits half a second to find out, and takes that half second for what is usual.
+    /// Takes note of what clients wait now, for moves to come: `balanced` and `gentle` ones are steered by whether it
+    /// gets more. To be called about once a second; a move that begins without it waits half a second to find out, and
+    /// takes that half second for what is usual.
     pub fn note_waits(&self) {
         let moving = lock(&self.shared.moves).values().any(|m| lock(&m.progress).end.is_none());
         let mut lately = lock(&self.shared.waits_lately);
@@ -631,7 +676,8 @@ impl Router {
         }
     }
 
-    /// The name of a connection to a node that is this router's own, and is not ended as one that another has left; `what` says whose it is.
+    /// The name of a connection to a node that is this router's own, and is not ended as one that another has left;
+    /// `what` says whose it is.
     pub fn connection_name(&self, what: &str) -> String {
         self.shared.connection_name(what)
     }
@@ -680,7 +726,8 @@ impl Router {
         self.shared.alone.counted()
     }
 
-    /// What has gone to each node since the start. Not part of [`Router::status`]: only who looks again and again can make something of it.
+    /// What has gone to each node since the start. Not part of [`Router::status`]: only who looks again and again can
+    /// make something of it.
     pub fn traffic(&self) -> BTreeMap<NodeId, Traffic> {
         let counters = |id| self.shared.counters.iter().map(|worker| worker.node(id)).collect::<Vec<_>>();
         self.shared.plan().topology.nodes().map(|node| (node.id, Traffic::of(&counters(node.id)))).collect()
@@ -706,8 +753,10 @@ impl Router {
             requests: sum(|c| c.classes.iter().map(|k| k.requests.get()).sum()),
             errors: sum(|c| c.classes.iter().map(|k| k.errors.get()).sum()),
             in_flight: sum(|c| c.in_flight.get()),
-            slow_for: slow_since_us.map(|since_us| self.shared.uptime().saturating_sub(Duration::from_micros(since_us))),
-            refusals: WriteRefusal::ALL.map(|refusal| counters.iter().map(|c| c.refusals[refusal as usize].get()).sum()),
+            slow_for: slow_since_us
+                .map(|since_us| self.shared.uptime().saturating_sub(Duration::from_micros(since_us))),
+            refusals: WriteRefusal::ALL
+                .map(|refusal| counters.iter().map(|c| c.refusals[refusal as usize].get()).sum()),
             servers: self.shared.plan().servers.get(&id).cloned(),
         }
     }
@@ -789,8 +838,8 @@ impl Drop for Router {
     }
 }
 
-/// Runs a worker, and another in its place should it panic: a bug that one client's bytes can reach must not stop the others' service
-/// for longer than their reconnect.
+/// Runs a worker, and another in its place should it panic: a bug that one client's bytes can reach must not stop the
+/// others' service for longer than their reconnect.
 fn run_worker(mut worker: Worker, index: usize, shared: &Arc<Shared>, listeners: &[Listener]) {
     loop {
         let failed = match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| worker.run())) {

@@ -1,11 +1,13 @@
 //! What users, listeners, prefixes and keys have used of what they may, over all workers.
 //!
-//! A rate is one atomic word ([`switchyard_policy::limits::Rate`]), and bytes are another. Each worker has a [`Part`] of an account, filled from
-//! these in slices: a command uses what its worker has, and writes to no memory that workers share. So a limit may be exceeded, by
-//! [`SLICES_PERCENT`](switchyard_policy::limits::SLICES_PERCENT) percent. Only commands of clients that are counted (`login::guard::COUNTED`) come here.
+//! A rate is one atomic word ([`switchyard_policy::limits::Rate`]), and bytes are another. Each worker has a [`Part`]
+//! of an account, filled from these in slices: a command uses what its worker has, and writes to no memory that workers
+//! share. So a limit may be exceeded, by [`SLICES_PERCENT`](switchyard_policy::limits::SLICES_PERCENT) percent. Only
+//! commands of clients that are counted (`login::guard::COUNTED`) come here.
 //!
-//! Keys have a table of fixed size. A place holds a part of the key's hash and the time until which its bucket is not full; a place whose
-//! bucket is full says nothing, and is free. Where more keys are busy at once than a set has places, the least busy is forgotten.
+//! Keys have a table of fixed size. A place holds a part of the key's hash and the time until which its bucket is not
+//! full; a place whose bucket is full says nothing, and is free. Where more keys are busy at once than a set has
+//! places, the least busy is forgotten.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -191,7 +193,14 @@ const SLICE_MS: u32 = 1000;
 
 impl KeySlices {
     /// Takes one of a key's rate; the error is the time to wait, ns.
-    pub(crate) fn take(&mut self, limits: &Limits, holders: usize, key: &[u8], per_second: u32, now_us: u64) -> Result<(), u64> {
+    pub(crate) fn take(
+        &mut self,
+        limits: &Limits,
+        holders: usize,
+        key: &[u8],
+        per_second: u32,
+        now_us: u64,
+    ) -> Result<(), u64> {
         let rate = Rate { per_second: per_second.min(KEY_RATE_MAX) };
         let hash = rapidhash::v3::rapidhash_v3(key);
         let slice = rate.slice(holders);
@@ -248,7 +257,10 @@ impl Limits {
         let is_it = |word: u64| word & !TIME_MASK == tag && full_at(word) > now_us;
         let place = set.iter().find(|place| is_it(place.load(Ordering::Relaxed)));
         // Free places have a time that is over: the smallest of all.
-        let Some(place) = place.or_else(|| set.iter().min_by_key(|place| full_at(place.load(Ordering::Relaxed)))) else { return Ok(1) };
+        let Some(place) = place.or_else(|| set.iter().min_by_key(|place| full_at(place.load(Ordering::Relaxed))))
+        else {
+            return Ok(1);
+        };
         take(place, |before| {
             let bucket = if is_it(before) { full_at(before) } else { 0 };
             let (after_ns, taken) = rate.take_up_to(wanted, bucket * 1000, now_us * 1000)?;
@@ -264,8 +276,9 @@ mod tests {
     #[test]
     fn keys_are_counted_apart() {
         let (limits, mut slices) = (Limits::default(), KeySlices::default());
-        let mut admitted =
-            |key: &str, now_us: u64| (0..100).filter(|_| slices.take(&limits, 4, key.as_bytes(), 10, now_us).is_ok()).count();
+        let mut admitted = |key: &str, now_us: u64| {
+            (0..100).filter(|_| slices.take(&limits, 4, key.as_bytes(), 10, now_us).is_ok()).count()
+        };
         for round in 0..3 {
             let now = 5_000_000 + round * 10_000_000;
             for key in 0..1000 {
@@ -295,7 +308,8 @@ mod tests {
     fn admitted_to_four(take: impl Fn(usize) -> bool + Sync) -> usize {
         std::thread::scope(|scope| {
             let take = &take;
-            let threads: Vec<_> = (0..4).map(|worker| scope.spawn(move || (0..5000).filter(|_| take(worker)).count())).collect();
+            let threads: Vec<_> =
+                (0..4).map(|worker| scope.spawn(move || (0..5000).filter(|_| take(worker)).count())).collect();
             threads.into_iter().map(|t| t.join().expect("no panic")).sum()
         })
     }
@@ -324,11 +338,19 @@ mod tests {
         assert_eq!(writes, 4, "251 at once");
         let (limits, mut slices, mut writes) = (Limits::default(), KeySlices::default(), 0);
         for _ in 0..1000 {
-            let before: u64 =
-                limits.keys.get().map_or(0, |keys| keys.iter().map(|word| word.load(Ordering::Relaxed)).fold(0, u64::wrapping_add));
+            let before: u64 = limits
+                .keys
+                .get()
+                .map_or(0, |keys| keys.iter().map(|word| word.load(Ordering::Relaxed)).fold(0, u64::wrapping_add));
             slices.take(&limits, 2, b"key", 10_000, 7_000_000).expect("there is enough");
             writes += u32::from(
-                limits.keys.get().expect("it is there").iter().map(|word| word.load(Ordering::Relaxed)).fold(0, u64::wrapping_add)
+                limits
+                    .keys
+                    .get()
+                    .expect("it is there")
+                    .iter()
+                    .map(|word| word.load(Ordering::Relaxed))
+                    .fold(0, u64::wrapping_add)
                     != before,
             );
         }
@@ -340,7 +362,8 @@ mod tests {
         const MAX: u64 = 100_000;
         let account = Arc::new(Account::default());
         let parts: Vec<Arc<Part>> = (0..4).map(|_| Arc::new(Part::new(account.clone(), 4))).collect();
-        let mut shares: Vec<Share> = (0..40).map(|n| Share::connect(parts[n % 4].clone(), None).expect("room")).collect();
+        let mut shares: Vec<Share> =
+            (0..40).map(|n| Share::connect(parts[n % 4].clone(), None).expect("room")).collect();
         let (mut random, mut refused) = (88_172_645_463_325_252u64, 0);
         for _ in 0..100_000 {
             random ^= random << 13;

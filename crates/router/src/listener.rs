@@ -1,12 +1,14 @@
 //! Binding what clients connect to, once per worker.
 //!
-//! Each worker has a listening socket of its own on the same port (SO_REUSEPORT), so accepting shares nothing. The same option would
-//! let a second router of the same user bind the port silently and take half the connections, so before it is used the port is
-//! claimed in two ways that exclude: by a plain bind, which fails where anybody listens, and by an abstract socket named after the
-//! address, which closes the moment between that bind and ours and vanishes with the process.
+//! Each worker has a listening socket of its own on the same port (SO_REUSEPORT), so accepting shares nothing. The same
+//! option would let a second router of the same user bind the port silently and take half the connections, so before it
+//! is used the port is claimed in two ways that exclude: by a plain bind, which fails where anybody listens, and by an
+//! abstract socket named after the address, which closes the moment between that bind and ours and vanishes with the
+//! process.
 //!
-//! A Unix socket has no SO_REUSEPORT: the workers share one listening socket, and the kernel wakes one of them per connection. Its file
-//! survives the process that made it, so one that is in the way is replaced where nobody listens on it, and only where it is a socket.
+//! A Unix socket has no SO_REUSEPORT: the workers share one listening socket, and the kernel wakes one of them per
+//! connection. Its file survives the process that made it, so one that is in the way is replaced where nobody listens
+//! on it, and only where it is a socket.
 
 use std::fs;
 use std::io;
@@ -86,11 +88,14 @@ impl Drop for Guard {
 }
 
 pub(crate) fn bind(wanted: &[ListenerSettings], workers: usize) -> Result<Bound, StartError> {
-    let mut bound = Bound { addresses: Vec::new(), by_worker: (0..workers).map(|_| Vec::new()).collect(), guards: Vec::new() };
+    let mut bound =
+        Bound { addresses: Vec::new(), by_worker: (0..workers).map(|_| Vec::new()).collect(), guards: Vec::new() };
     for (number, settings) in wanted.iter().enumerate() {
         let failed = |why| StartError::Listen { address: settings.address.clone(), why };
         let shared = Arc::new(settings.clone());
-        let mut add = |worker: usize, fd: OwnedFd| bound.by_worker[worker].push(Listener { fd, settings: shared.clone(), number });
+        let mut add = |worker: usize, fd: OwnedFd| {
+            bound.by_worker[worker].push(Listener { fd, settings: shared.clone(), number })
+        };
         match &settings.address {
             ListenAddress::Tcp(address) => {
                 let (address, guard) = claim(*address).map_err(failed)?;
@@ -113,12 +118,15 @@ pub(crate) fn bind(wanted: &[ListenerSettings], workers: usize) -> Result<Bound,
     Ok(bound)
 }
 
-/// A socket in the abstract namespace with a name that says what is claimed: binding it fails while another router has it.
+/// A socket in the abstract namespace with a name that says what is claimed: binding it fails while another router has
+/// it.
 fn claim_name(what: &str) -> io::Result<UnixListener> {
-    std::os::unix::net::SocketAddr::from_abstract_name(format!("switchyard/{what}").as_bytes()).and_then(|a| UnixListener::bind_addr(&a))
+    std::os::unix::net::SocketAddr::from_abstract_name(format!("switchyard/{what}").as_bytes())
+        .and_then(|a| UnixListener::bind_addr(&a))
 }
 
-/// Fails where anybody listens on the address. The socket does not listen: a client that connected to it would be reset when it goes.
+/// Fails where anybody listens on the address. The socket does not listen: a client that connected to it would be reset
+/// when it goes.
 fn probe(address: SocketAddr) -> io::Result<Socket> {
     let probe = Socket::new(Domain::for_address(address), Type::STREAM.cloexec(), Some(Protocol::TCP))?;
     // Connections of a router that just stopped may linger; they do not listen.
@@ -127,7 +135,8 @@ fn probe(address: SocketAddr) -> io::Result<Socket> {
     Ok(probe)
 }
 
-/// Whether clients could connect to this address now. Why not: somebody listens there, or it is no address of this machine.
+/// Whether clients could connect to this address now. Why not: somebody listens there, or it is no address of this
+/// machine.
 pub fn could_listen(address: SocketAddr) -> io::Result<()> {
     probe(address).map(drop)
 }
@@ -152,8 +161,8 @@ fn listen(address: SocketAddr) -> io::Result<OwnedFd> {
 }
 
 fn listen_unix(path: &Path, mode: u32) -> io::Result<(OwnedFd, Guard)> {
-    // Device and inode of the folder instead of the path as written: two ways to write one path are one claim. An abstract name has
-    // room for about 100 bytes.
+    // Device and inode of the folder instead of the path as written: two ways to write one path are one claim. An
+    // abstract name has room for about 100 bytes.
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let folder = fs::metadata(parent)?;
     let file_name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -171,7 +180,8 @@ fn listen_unix(path: &Path, mode: u32) -> io::Result<(OwnedFd, Guard)> {
     Ok((socket.into(), guard))
 }
 
-/// Removes the file of a socket that nobody listens on any more. Anything else that is in the way stays, and is an error.
+/// Removes the file of a socket that nobody listens on any more. Anything else that is in the way stays, and is an
+/// error.
 fn remove_stale(path: &Path) -> io::Result<()> {
     let meta = match fs::symlink_metadata(path) {
         Ok(meta) => meta,

@@ -1,15 +1,17 @@
-//! What a script may touch: whether its text proves that it uses only the keys that it declares, and what to put around it where
-//! the text does not.
+//! What a script may touch: whether its text proves that it uses only the keys that it declares, and what to put around
+//! it where the text does not.
 //!
-//! A script is sent to the owner of its declared keys. Whatever else it reads or writes there is the wrong node's: it would see nothing
-//! where there is a value, and store what nobody finds again. Neither shows as an error. So:
-//! - Text in which every `redis.call` names its command as a literal and its keys as `KEYS[...]` is sent as it is ([`Verdict::Proved`]).
-//! - Any other gets a prelude in which `redis` is a table of ours: each call is checked before it is made ([`Verdict::Wrapped`]).
-//!   Keys of the same slot as a declared one are allowed, as in Redis Cluster.
-//! - Text that uses a global name other than the listed ones is refused, because by some (`_G`, `loadstring`) the prelude could be passed by.
+//! A script is sent to the owner of its declared keys. Whatever else it reads or writes there is the wrong node's: it
+//! would see nothing where there is a value, and store what nobody finds again. Neither shows as an error. So:
+//! - Text in which every `redis.call` names its command as a literal and its keys as `KEYS[...]` is sent as it is
+//!   ([`Verdict::Proved`]).
+//! - Any other gets a prelude in which `redis` is a table of ours: each call is checked before it is made
+//!   ([`Verdict::Wrapped`]). Keys of the same slot as a declared one are allowed, as in Redis Cluster.
+//! - Text that uses a global name other than the listed ones is refused, because by some (`_G`, `loadstring`) the
+//!   prelude could be passed by.
 //!
-//! Everything that is allowed is listed: commands ([`rules`]), members of `redis` ([`prelude`]), global names (here). What the grammar
-//! ([`syntax`]) does not understand is not executed.
+//! Everything that is allowed is listed: commands ([`rules`]), members of `redis` ([`prelude`]), global names (here).
+//! What the grammar ([`syntax`]) does not understand is not executed.
 
 mod prelude;
 mod rules;
@@ -33,15 +35,34 @@ pub(crate) enum Verdict {
     Refused(Arc<str>),
 }
 
-/// Global names that a script may use. None of them leads to a global by another name, or to a function of another script.
+/// Global names that a script may use. None of them leads to a global by another name, or to a function of another
+/// script.
 const GLOBALS: &str = "ARGV KEYS _VERSION assert bit cjson cmsgpack collectgarbage coroutine error gcinfo getmetatable ipairs math next os pairs pcall \
      rawequal rawget rawset redis select server setmetatable string struct table tonumber tostring type unpack xpcall";
 
 /// Length and SHA-1 of the line that older routers put before libraries.
 const OLDER_PRELUDES: [(usize, [u8; 20]); 3] = [
-    (3051, [0x35, 0x11, 0x90, 0xf1, 0xe8, 0x25, 0x57, 0xf9, 0xe7, 0xe6, 0xf2, 0x1f, 0xcb, 0x3f, 0x81, 0x66, 0xa1, 0x69, 0x88, 0xb9]),
-    (7752, [0x57, 0x9e, 0x2f, 0x11, 0x1c, 0x37, 0x04, 0x8e, 0x90, 0x72, 0xc7, 0x89, 0xd7, 0x58, 0xa0, 0x4f, 0x5d, 0xf3, 0x03, 0xfd]),
-    (7897, [0x55, 0x40, 0x36, 0x14, 0x7a, 0x45, 0x7b, 0x69, 0x6f, 0x10, 0xdc, 0xac, 0x38, 0xfd, 0x7a, 0x62, 0xd5, 0x43, 0xf5, 0xa7]),
+    (
+        3051,
+        [
+            0x35, 0x11, 0x90, 0xf1, 0xe8, 0x25, 0x57, 0xf9, 0xe7, 0xe6, 0xf2, 0x1f, 0xcb, 0x3f, 0x81, 0x66, 0xa1, 0x69,
+            0x88, 0xb9,
+        ],
+    ),
+    (
+        7752,
+        [
+            0x57, 0x9e, 0x2f, 0x11, 0x1c, 0x37, 0x04, 0x8e, 0x90, 0x72, 0xc7, 0x89, 0xd7, 0x58, 0xa0, 0x4f, 0x5d, 0xf3,
+            0x03, 0xfd,
+        ],
+    ),
+    (
+        7897,
+        [
+            0x55, 0x40, 0x36, 0x14, 0x7a, 0x45, 0x7b, 0x69, 0x6f, 0x10, 0xdc, 0xac, 0x38, 0xfd, 0x7a, 0x62, 0xd5, 0x43,
+            0xf5, 0xa7,
+        ],
+    ),
 ];
 
 /// The shebang of a text and what follows its line.
@@ -73,12 +94,15 @@ pub(crate) fn judge(body: &[u8], table: &CommandTable, beside: Beside) -> Verdic
     let Some(facts) = syntax::read(text, table) else { return Verdict::Wrapped(NOT_UNDERSTOOD.into()) };
     if let Some(name) = facts.globals.iter().find(|name| !GLOBALS.split(' ').any(|g| g.as_bytes() == **name)) {
         let shown = String::from_utf8_lossy(&name[..name.len().min(64)]);
-        return refused(&format!("it uses the global name {shown}, which docs/commands.md does not list (scripts.undeclared-keys)"));
+        return refused(&format!(
+            "it uses the global name {shown}, which docs/commands.md does not list (scripts.undeclared-keys)"
+        ));
     }
     if facts.changes_redis {
         return refused("it assigns to redis, which no server allows");
     }
-    let is_known = |member: &[u8]| matches!(member, b"call" | b"pcall") || HARMLESS.split(' ').any(|h| h.as_bytes() == member);
+    let is_known =
+        |member: &[u8]| matches!(member, b"call" | b"pcall") || HARMLESS.split(' ').any(|h| h.as_bytes() == member);
     let calls = !facts.commands.is_empty();
     let open = facts.redis_escapes
         || facts.calls_any
@@ -136,7 +160,8 @@ pub(crate) fn renewed_library(code: &[u8], wanted: Libraries, table: &CommandTab
 /// The library as its author wrote it, where this router or an older one has put a prelude before it.
 pub(crate) fn unwrapped_library(code: &[u8]) -> Option<Vec<u8>> {
     let (shebang, text) = divided(code);
-    let of_older = |(len, sha): &(usize, [u8; 20])| text.get(..*len).is_some_and(|front| Sha1::digest(front)[..] == sha[..]);
+    let of_older =
+        |(len, sha): &(usize, [u8; 20])| text.get(..*len).is_some_and(|front| Sha1::digest(front)[..] == sha[..]);
     let rest = text
         .strip_prefix(OF_LIBRARY.as_bytes())
         .or_else(|| OLDER_PRELUDES.iter().find(|older| of_older(older)).and_then(|(len, _)| text.get(*len..)))?;
@@ -287,7 +312,8 @@ mod tests {
 
     #[test]
     fn deep_and_wide_texts_end_early() {
-        let nested = |open: &str, close: &str, depth: usize| format!("return {}1{}", open.repeat(depth), close.repeat(depth));
+        let nested =
+            |open: &str, close: &str, depth: usize| format!("return {}1{}", open.repeat(depth), close.repeat(depth));
         assert_eq!(judged(&nested("(", ")", 150)), "proved");
         assert_eq!(judged(&nested("(", ")", 100_000)), "not understood");
         assert_eq!(judged(&nested("{", "}", 100_000)), "not understood");

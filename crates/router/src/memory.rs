@@ -1,7 +1,8 @@
 //! How many bytes the heap of the process holds, counted by the allocator ([`crate::CountedHeap`]).
 //!
-//! Each worker has an account that only its thread writes, with plain loads and stores; all other threads share one. What one thread
-//! allocates and another frees makes one account grow and the other shrink, so an account may be below zero: the sum is right.
+//! Each worker has an account that only its thread writes, with plain loads and stores; all other threads share one.
+//! What one thread allocates and another frees makes one account grow and the other shrink, so an account may be below
+//! zero: the sum is right.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -65,7 +66,8 @@ impl Account {
     /// Opens one, where there is one left.
     pub(crate) fn open() -> Self {
         let closed = CLOSED.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let fresh = || OPENED.fetch_update(Relaxed, Relaxed, |opened| (opened < ACCOUNTS).then_some(opened + 1)).unwrap_or(0);
+        let fresh =
+            || OPENED.fetch_update(Relaxed, Relaxed, |opened| (opened < ACCOUNTS).then_some(opened + 1)).unwrap_or(0);
         Self { before: MINE.replace(closed.unwrap_or_else(fresh)), _here: PhantomData }
     }
 }

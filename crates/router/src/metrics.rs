@@ -1,7 +1,8 @@
-//! What the router counts. Each worker writes its own counters, alone, with plain loads and stores; a scrape adds them up.
+//! What the router counts. Each worker writes its own counters, alone, with plain loads and stores; a scrape adds them
+//! up.
 //!
-//! Not a metrics library's counters: a shared, labelled counter costs more than forwarding a command does, and one cache line
-//! written by two cores costs both. The library encodes at scrape time. Keys are never labels.
+//! Not a metrics library's counters: a shared, labelled counter costs more than forwarding a command does, and one
+//! cache line written by two cores costs both. The library encodes at scrape time. Keys are never labels.
 
 mod errors;
 mod export;
@@ -89,14 +90,18 @@ impl Default for Waits {
 }
 
 impl Waits {
-    /// Of all workers, over commands that one node answers, and those that failed: a node that is too busy lets commands time out.
+    /// Of all workers, over commands that one node answers, and those that failed: a node that is too busy lets
+    /// commands time out.
     pub(crate) fn so_far(workers: &[Arc<WorkerCounters>]) -> Self {
         let classes = [CommandClass::Read, CommandClass::Write, CommandClass::Script];
-        let sum = Sum::of(workers.iter().flat_map(|w| classes.iter().map(|class| &w.total[*class as usize]).chain([&w.failed])));
+        let sum = Sum::of(
+            workers.iter().flat_map(|w| classes.iter().map(|class| &w.total[*class as usize]).chain([&w.failed])),
+        );
         Self(sum.buckets)
     }
 
-    /// The time that 99 of 100 did not exceed since `before`, microseconds, to within a fifth; `None` if there were too few to tell.
+    /// The time that 99 of 100 did not exceed since `before`, microseconds, to within a fifth; `None` if there were too
+    /// few to tell.
     pub(crate) fn p99_since(&self, before: &Self) -> Option<u64> {
         (self.count_since(before) >= 200).then(|| self.percentile_since(before, 99))?
     }
@@ -107,7 +112,8 @@ impl Waits {
         self.since(before).sum()
     }
 
-    /// The time that so many of 100 did not exceed since `before`, microseconds, to within a fifth; `None` if there were none.
+    /// The time that so many of 100 did not exceed since `before`, microseconds, to within a fifth; `None` if there
+    /// were none.
     #[must_use]
     pub fn percentile_since(&self, before: &Self, percent: u64) -> Option<u64> {
         let count = self.count_since(before);
@@ -187,7 +193,8 @@ impl Sum {
         self.buckets.iter().sum()
     }
 
-    /// Buckets as Prometheus has them, one per doubling from 16 us to 16 s: enough to place a percentile, few enough to store.
+    /// Buckets as Prometheus has them, one per doubling from 16 us to 16 s: enough to place a percentile, few enough to
+    /// store.
     fn exported(&self) -> Vec<(f64, u64)> {
         let mut from = 0;
         let mut out: Vec<_> = (4..=24)
@@ -281,7 +288,8 @@ impl WriteRefusal {
     }
 }
 
-/// Commands to a node since the start, and the times of its answers: two of them give those of late. Workers count both anyway, and whoever looks adds them up.
+/// Commands to a node since the start, and the times of its answers: two of them give those of late. Workers count both
+/// anyway, and whoever looks adds them up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Commands sent to it.
@@ -298,7 +306,8 @@ impl Traffic {
     /// To one node, of all workers.
     pub(crate) fn of(workers: &[Arc<NodeCounters>]) -> Self {
         let timed = [CommandClass::Read, CommandClass::Write, CommandClass::Script, CommandClass::Many];
-        let answers = Sum::of(workers.iter().flat_map(|w| timed.iter().map(|class| &w.classes[*class as usize].upstream)));
+        let answers =
+            Sum::of(workers.iter().flat_map(|w| timed.iter().map(|class| &w.classes[*class as usize].upstream)));
         Self {
             requests: workers.iter().flat_map(|w| &w.classes).map(|class| class.requests.get()).sum(),
             in_flight: workers.iter().map(|worker| worker.in_flight.get()).sum(),
@@ -371,7 +380,8 @@ pub(crate) struct WorkerCounters {
     pub(crate) cut_push: Counter,
     /// Clients cut because of `memory-max`.
     pub(crate) evicted: Counter,
-    /// How big the client is that goes first, near the budget; and of requests that wait for their answers although their clients were cut.
+    /// How big the client is that goes first, near the budget; and of requests that wait for their answers although
+    /// their clients were cut.
     pub(crate) memory_biggest: Counter,
     pub(crate) memory_leaving: Counter,
     /// Times that another worker has asked for memory, and was answered.

@@ -1,9 +1,11 @@
-//! What a fleet of one node takes and a fleet of two would not: counted by command while there is one node, so that whoever adds the second knows
-//! beforehand.
+//! What a fleet of one node takes and a fleet of two would not: counted by command while there is one node, so that
+//! whoever adds the second knows beforehand.
 //!
-//! A worker counts for itself ([`Tally`]) and adds that to what all have counted ([`Alone`]) now and then: a client's command takes no lock.
+//! A worker counts for itself ([`Tally`]) and adds that to what all have counted ([`Alone`]) now and then: a client's
+//! command takes no lock.
 //!
-//! Not a log of commands: an application calls the same few in the same way, and their names and numbers are what its owner needs.
+//! Not a log of commands: an application calls the same few in the same way, and their names and numbers are what its
+//! owner needs.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -19,7 +21,8 @@ pub enum Limit {
     Unnamed,
     /// It runs code that is not proved to keep to the keys that it names: an error only where it does not.
     Unproved,
-    /// It concerns every node, and they cannot execute it at one instant: `SWAPDB`, and what concerns every node in a transaction.
+    /// It concerns every node, and they cannot execute it at one instant: `SWAPDB`, and what concerns every node in a
+    /// transaction.
     EveryNode,
 }
 
@@ -105,7 +108,10 @@ pub(crate) struct Alone(Mutex<BTreeMap<(String, Limit), u64>>);
 impl Alone {
     /// By command.
     pub(crate) fn counted(&self) -> Vec<Limited> {
-        lock(&self.0).iter().map(|((command, limit), count)| Limited { command: command.clone(), limit: *limit, count: *count }).collect()
+        lock(&self.0)
+            .iter()
+            .map(|((command, limit), count)| Limited { command: command.clone(), limit: *limit, count: *count })
+            .collect()
     }
 }
 

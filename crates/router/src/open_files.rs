@@ -10,7 +10,9 @@ pub fn raise(wanted: u64) -> u64 {
     if soft >= wanted {
         return soft;
     }
-    let set = |current: u64, maximum: u64| setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum: Some(maximum) }).is_ok();
+    let set = |current: u64, maximum: u64| {
+        setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum: Some(maximum) }).is_ok()
+    };
     // Beyond the hard limit only root can go, and fs.nr_open bounds even that.
     if !(hard < wanted && set(wanted, wanted)) {
         set(wanted.min(hard), hard);

@@ -1,6 +1,8 @@
-//! `SWITCHYARD MOVE ...`, `ACL SETUSER` and what else a client may ask of whoever runs the router: handed over by a worker, answered later.
+//! `SWITCHYARD MOVE ...`, `ACL SETUSER` and what else a client may ask of whoever runs the router: handed over by a
+//! worker, answered later.
 //!
-//! The router does not know what the words mean. A worker only gives them away, because what they ask may take long, and passes on the answer.
+//! The router does not know what the words mean. A worker only gives them away, because what they ask may take long,
+//! and passes on the answer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -43,12 +45,19 @@ struct Place {
 }
 
 impl OperatorCommand {
-    pub(crate) fn new(words: Vec<Vec<u8>>, asker: Asker, mailboxes: Arc<Mailboxes>, worker: usize, gather: Handle) -> Self {
+    pub(crate) fn new(
+        words: Vec<Vec<u8>>,
+        asker: Asker,
+        mailboxes: Arc<Mailboxes>,
+        worker: usize,
+        gather: Handle,
+    ) -> Self {
         let Asker { who, may_operate, resp3 } = asker;
         Self { words, who, may_operate, resp3, place: Some(Place { mailboxes, worker, gather, adopted: false }) }
     }
 
-    /// The same, where the client is told when every worker has adopted what has changed. The gather has a part more for each.
+    /// The same, where the client is told when every worker has adopted what has changed. The gather has a part more
+    /// for each.
     pub(crate) fn when_adopted(mut self) -> Self {
         if let Some(place) = &mut self.place {
             place.adopted = true;

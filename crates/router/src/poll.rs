@@ -8,7 +8,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::epoll;
-use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
 
 use crate::slab::Handle;
 
@@ -60,7 +62,8 @@ pub(crate) struct Ready {
 #[derive(Debug)]
 pub(crate) struct Poll {
     epoll: OwnedFd,
-    /// Rings in fixed intervals, so that no wait has to set and clear a time-out of its own. (Measured: no gain on a quiet machine.)
+    /// Rings in fixed intervals, so that no wait has to set and clear a time-out of its own. (Measured: no gain on a
+    /// quiet machine.)
     timer: OwnedFd,
     interval: Duration,
 }
@@ -122,7 +125,12 @@ impl Poll {
     }
 
     /// Waits for events; `None` waits without end.
-    pub(crate) fn wait(&self, timeout: Option<Duration>, events: &mut Events, ready: &mut Vec<Ready>) -> io::Result<()> {
+    pub(crate) fn wait(
+        &self,
+        timeout: Option<Duration>,
+        events: &mut Events,
+        ready: &mut Vec<Ready>,
+    ) -> io::Result<()> {
         ready.clear();
         events.clear();
         events.reserve(EVENTS_MAX);

@@ -1,7 +1,7 @@
 //! Who is subscribed to what, over all workers: what `PUBLISH` counts and `PUBSUB` tells.
 //!
-//! Workers write it when a client subscribes or leaves, and read it for a `PUBLISH` that has been answered. Messages do not pass here: each
-//! worker has subscriptions of its own at the nodes, and gives what they bring to its own clients.
+//! Workers write it when a client subscribes or leaves, and read it for a `PUBLISH` that has been answered. Messages do
+//! not pass here: each worker has subscriptions of its own at the nodes, and gives what they bring to its own clients.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -121,23 +121,30 @@ impl Subscriptions {
         });
     }
 
-    /// Who gets a message published on this channel at `node`: clients of the router, and the subscriptions of its workers there.
+    /// Who gets a message published on this channel at `node`: clients of the router, and the subscriptions of its
+    /// workers there.
     pub(crate) fn audience(&self, kind: Kind, channel: &[u8], node: NodeId) -> (usize, usize) {
         self.read(|names| {
             let exact = names[kind as usize].get(channel).into_iter();
-            let patterns = names[Kind::Pattern as usize].iter().filter(|(p, _)| kind == Kind::Channel && glob::matches(p, channel));
+            let patterns = names[Kind::Pattern as usize]
+                .iter()
+                .filter(|(p, _)| kind == Kind::Channel && glob::matches(p, channel));
             exact
                 .chain(patterns.map(|(_, entry)| entry))
                 .fold((0, 0), |(clients, upstream), e| (clients + e.clients(), upstream + e.upstream_at(node)))
         })
     }
 
-    /// Whether a message published on this channel at `node` reaches every client that it is for: the subscriptions of their workers are in force there.
+    /// Whether a message published on this channel at `node` reaches every client that it is for: the subscriptions of
+    /// their workers are in force there.
     pub(crate) fn reaches_all(&self, kind: Kind, channel: &[u8], node: NodeId) -> bool {
         self.read(|names| {
             let exact = names[kind as usize].get(channel).into_iter();
-            let patterns = names[Kind::Pattern as usize].iter().filter(|(p, _)| kind == Kind::Channel && glob::matches(p, channel));
-            let reaches = |entry: &Entry| entry.clients.iter().all(|(worker, _)| entry.upstream.contains(&(*worker, node)));
+            let patterns = names[Kind::Pattern as usize]
+                .iter()
+                .filter(|(p, _)| kind == Kind::Channel && glob::matches(p, channel));
+            let reaches =
+                |entry: &Entry| entry.clients.iter().all(|(worker, _)| entry.upstream.contains(&(*worker, node)));
             exact.chain(patterns.map(|(_, entry)| entry)).all(reaches)
         })
     }
@@ -198,7 +205,9 @@ mod tests {
         assert_eq!(all.audience(Kind::Channel, b"news.1", node), (4, 3));
         assert_eq!(all.audience(Kind::Channel, b"news.2", node), (1, 1));
         assert_eq!(all.audience(Kind::Shard, b"news.1", node), (1, 0));
-        assert!(all.reaches_all(Kind::Channel, b"news.1", node) && !all.reaches_all(Kind::Channel, b"news.1", NodeId(2)));
+        assert!(
+            all.reaches_all(Kind::Channel, b"news.1", node) && !all.reaches_all(Kind::Channel, b"news.1", NodeId(2))
+        );
         assert!(all.reaches_all(Kind::Channel, b"news.2", NodeId(2)) && !all.reaches_all(Kind::Shard, b"news.1", node));
         assert_eq!(all.channels(Kind::Channel, Some(b"n*")), std::slice::from_ref(&news));
         assert!(all.channels(Kind::Channel, Some(b"x*")).is_empty());

@@ -1,6 +1,7 @@
 //! Counts processes of nodes, so that WAIT detects that a node's process has been replaced since a client wrote there.
 //!
-//! A count per node rather than its run id: it is compared for every WAIT, is kept for nodes that have left the fleet, and needs no lock.
+//! A count per node rather than its run id: it is compared for every WAIT, is kept for nodes that have left the fleet,
+//! and needs no lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,7 +1,7 @@
 //! The scripts that went through the router: what was found out about each, once for all workers.
 //!
-//! No server tells its scripts, so this is the only place from which a node that lost one can be given it again. A text is kept once; what
-//! nodes execute in its place is put together when it is sent.
+//! No server tells its scripts, so this is the only place from which a node that lost one can be given it again. A text
+//! is kept once; what nodes execute in its place is put together when it is sent.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -75,7 +75,8 @@ pub(crate) struct Scripts {
     bytes: usize,
 }
 
-/// Memory for scripts; beyond it the router keeps what it has and forgets newcomers (clients then see NOSCRIPT as from one server).
+/// Memory for scripts; beyond it the router keeps what it has and forgets newcomers (clients then see NOSCRIPT as from
+/// one server).
 const SCRIPTS_BYTES_MAX: usize = 64 << 20;
 
 impl Scripts {
@@ -117,8 +118,9 @@ mod tests {
     fn scripts_take_no_more_memory_than_they_may_and_each_is_kept_once() {
         let table = CommandTable::builtin();
         let mut scripts = Scripts::default();
-        let text =
-            |number: usize| format!("local k=KEYS[1]..'{number}' --{}\nreturn redis.call('GET',k)", "x".repeat(1 << 20)).into_bytes();
+        let text = |number: usize| {
+            format!("local k=KEYS[1]..'{number}' --{}\nreturn redis.call('GET',k)", "x".repeat(1 << 20)).into_bytes()
+        };
         for number in 0..100 {
             let body = text(number);
             scripts.remember(&Arc::new(Script::judged(&body, sha_of(&[&body]), &table, Beside::Slot)));

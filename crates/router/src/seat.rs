@@ -1,7 +1,8 @@
 //! The mark of the router that serves a fleet, as its nodes keep it ([`switchyard_policy::seat`]).
 //!
-//! It is kept as the key patterns of an ACL user who is switched off and may do nothing: that is no key, no database holds it, no flush reaches it, and
-//! clients of the router never see users of nodes. A node that refuses `ACL` keeps no mark; there a router that was replaced is not told.
+//! It is kept as the key patterns of an ACL user who is switched off and may do nothing: that is no key, no database
+//! holds it, no flush reaches it, and clients of the router never see users of nodes. A node that refuses `ACL` keeps
+//! no mark; there a router that was replaced is not told.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -72,8 +73,9 @@ impl Seat {
         }
     }
 
-    /// Records the mark of a node's process. `answer` is the reply to [`Self::question`], which was sent after the node had confirmed the end of all connections of other
-    /// routers. If one of these may have hot copies, no command is sent for [`TAKE_OVER_WAIT_US`]. Returns whether that time begins now.
+    /// Records the mark of a node's process. `answer` is the reply to [`Self::question`], which was sent after the node
+    /// had confirmed the end of all connections of other routers. If one of these may have hot copies, no command is
+    /// sent for [`TAKE_OVER_WAIT_US`]. Returns whether that time begins now.
     pub fn meet(&self, node: NodeId, run_id: &str, answer: &[u8]) -> bool {
         let mut all = lock(&self.met);
         let before = all.get(&node);
@@ -83,7 +85,8 @@ impl Seat {
         let is_inherited = before.is_none() && self.before.nodes.contains(&node);
         let text = String::from_utf8_lossy(answer);
         // A node that refuses `ACL` has given no copies: they need the mark.
-        let waits = !reply::is_error(answer) && self.before.predecessor.may_have_copies(words_of(&text), &self.holder, is_inherited);
+        let waits = !reply::is_error(answer)
+            && self.before.predecessor.may_have_copies(words_of(&text), &self.holder, is_inherited);
         let now = Instant::now();
         let free_at = if waits { now + Duration::from_micros(TAKE_OVER_WAIT_US) } else { now };
         let free_at = before.map_or(free_at, |met| met.free_at.max(free_at));
@@ -202,7 +205,8 @@ pub fn mark_in(answer: &[u8]) -> Result<Option<Mark>, String> {
     Ok(Mark::read(words_of(&String::from_utf8_lossy(answer))))
 }
 
-/// The words of a mark in the reply to the question. Key patterns are a text or an array, by version and protocol; nothing else in the reply looks like one of ours.
+/// The words of a mark in the reply to the question. Key patterns are a text or an array, by version and protocol;
+/// nothing else in the reply looks like one of ours.
 fn words_of(text: &str) -> impl Iterator<Item = &str> {
     text.split_whitespace().map(|word| word.trim_start_matches('~'))
 }

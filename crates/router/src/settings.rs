@@ -44,7 +44,8 @@ pub struct Settings {
     pub batched_sends: bool,
     /// Registry of the threads that it can serve without.
     pub threads: Threads,
-    /// Names what runs of this router have in common, among the connections of a node: what an earlier run has left there is ended. Letters and digits.
+    /// Names what runs of this router have in common, among the connections of a node: what an earlier run has left
+    /// there is ended. Letters and digits.
     pub site: String,
     /// What is left at nodes, so that one router at a time serves them.
     pub seat: Option<Arc<Seat>>,
@@ -89,7 +90,13 @@ pub struct ListenerSettings {
 impl ListenerSettings {
     /// A plain listener on an address.
     pub fn tcp(address: SocketAddr) -> Self {
-        Self { address: ListenAddress::Tcp(address), tls: false, reads: None, bounds: Bounds::default(), connections_per_second: None }
+        Self {
+            address: ListenAddress::Tcp(address),
+            tls: false,
+            reads: None,
+            bounds: Bounds::default(),
+            connections_per_second: None,
+        }
     }
 }
 
@@ -123,7 +130,8 @@ pub struct Live {
     pub users: Arc<Users>,
     /// Database that a new client starts in.
     pub database: u32,
-    /// Clients may use no other database: ejection removes keys of this one alone, so old values in another could be read.
+    /// Clients may use no other database: ejection removes keys of this one alone, so old values in another could be
+    /// read.
     pub one_database: bool,
     /// Clients at once over all workers (Redis `maxclients`).
     pub max_clients: usize,
@@ -133,9 +141,11 @@ pub struct Live {
     pub client_idle_timeout: Option<Duration>,
     /// A client that has to log in and has not for so long is closed; `None`: never.
     pub login_timeout: Option<Duration>,
-    /// Bytes in the heap of the process beyond which the biggest clients are cut (Redis `maxmemory-clients`, of the whole process).
+    /// Bytes in the heap of the process beyond which the biggest clients are cut (Redis `maxmemory-clients`, of the
+    /// whole process).
     pub memory_max: usize,
-    /// Bytes of replies that may wait for one client before it is cut (Redis `client-output-buffer-limit`); `usize::MAX`: no limit.
+    /// Bytes of replies that may wait for one client before it is cut (Redis `client-output-buffer-limit`);
+    /// `usize::MAX`: no limit.
     pub client_output_limit: usize,
     /// Bytes of messages that may wait for one subscriber before it is cut (Redis `client-output-buffer-limit pubsub`).
     pub push_limit: usize,
@@ -157,7 +167,8 @@ pub struct Live {
     pub connect_timeout: Duration,
     /// Time in which a node must answer a command.
     pub command_timeout: Duration,
-    /// The same for commands that may be slow (FLUSHALL, KEYS, SORT, EVAL and relatives); `None`: they have all the time that they need.
+    /// The same for commands that may be slow (FLUSHALL, KEYS, SORT, EVAL and relatives); `None`: they have all the
+    /// time that they need.
     pub slow_command_timeout: Option<Duration>,
     /// Longest pause between two attempts to reconnect to a node.
     pub reconnect_backoff_max: Duration,
@@ -171,7 +182,8 @@ pub struct Live {
     pub key_limits: Vec<KeyLimit>,
     /// Time that a client has for the TLS handshake.
     pub handshake_timeout: Duration,
-    /// Commands that took at least so long are entered into the slow log; `None`: none (Redis `slowlog-log-slower-than`).
+    /// Commands that took at least so long are entered into the slow log; `None`: none (Redis
+    /// `slowlog-log-slower-than`).
     pub slowlog_slower_than: Option<Duration>,
     /// Entries of the slow log (Redis `slowlog-max-len`).
     pub slowlog_max_len: usize,
@@ -183,7 +195,8 @@ pub struct Live {
     pub cross_slot_max: usize,
     /// Values of at least so many bytes (of a node's memory) are moved in pieces; 0: all are moved whole.
     pub big_key: usize,
-    /// How long a command waits for keys that live elsewhere than its other keys to be brought home; zero: it is refused.
+    /// How long a command waits for keys that live elsewhere than its other keys to be brought home; zero: it is
+    /// refused.
     pub bring_home_timeout: Duration,
     /// Whether scripts are kept to the keys that they declare.
     pub check_scripts: bool,
@@ -270,7 +283,8 @@ impl HotCopies {
         !is_in(&self.never) && (self.only.is_empty() || is_in(&self.only))
     }
 
-    /// Bytes that each of so many workers may keep. Each has copies of its own of all keys that are chosen, so no more than these are chosen, either.
+    /// Bytes that each of so many workers may keep. Each has copies of its own of all keys that are chosen, so no more
+    /// than these are chosen, either.
     pub fn bytes_of_worker(&self, workers: usize) -> usize {
         self.knobs.bytes_max / workers.max(1)
     }
@@ -301,11 +315,13 @@ pub enum OnMissed {
 /// How the router looks to clients that speak to a Redis Cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cluster {
-    /// Hosts and ports that they are told of, each a member with a share of the slots. Empty: the address that the client is connected to.
+    /// Hosts and ports that they are told of, each a member with a share of the slots. Empty: the address that the
+    /// client is connected to.
     pub announce: Vec<(String, u16)>,
 }
 
-/// Who answers the reads of a client, of nodes that have replicas. What a replica answers may be older than what its primary would.
+/// Who answers the reads of a client, of nodes that have replicas. What a replica answers may be older than what its
+/// primary would.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Reads {
     /// The primary.
@@ -322,7 +338,9 @@ pub enum Reads {
 impl Reads {
     /// The policy of that name.
     pub fn parse(text: &str) -> Option<Self> {
-        [Self::Primary, Self::PreferReplica, Self::Replica, Self::Nearest].into_iter().find(|reads| reads.name() == text)
+        [Self::Primary, Self::PreferReplica, Self::Replica, Self::Nearest]
+            .into_iter()
+            .find(|reads| reads.name() == text)
     }
 
     /// Its name in configurations.
@@ -347,8 +365,8 @@ pub struct Servers {
     pub primary_is_nearest: bool,
 }
 
-/// What is known of the server process of a node that must survive the router: without it, a node that has lost its keys meanwhile would be
-/// served.
+/// What is known of the server process of a node that must survive the router: without it, a node that has lost its
+/// keys meanwhile would be served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KnownProcess {
     /// Its identity: another one means that it restarted.
@@ -368,7 +386,8 @@ pub struct KnownProcess {
 pub struct NodeAccess {
     /// Its name in errors, logs and metrics: the address as the user wrote it.
     pub name: String,
-    /// Resolved address. `None` for a node whose primary is found out at run time (see [`Servers`]), or whose name does not resolve.
+    /// Resolved address. `None` for a node whose primary is found out at run time (see [`Servers`]), or whose name does
+    /// not resolve.
     pub address: Option<SocketAddr>,
     /// Why its name does not resolve.
     pub unresolved: Option<String>,
@@ -430,8 +449,8 @@ impl Default for Live {
 }
 
 impl Live {
-    /// Time that commands for a lost node wait for its return. With several nodes it is shorter by default, because the client's commands for the others wait as
-    /// well, and some clients time out after 2 s.
+    /// Time that commands for a lost node wait for its return. With several nodes it is shorter by default, because the
+    /// client's commands for the others wait as well, and some clients time out after 2 s.
     pub(crate) fn wait_for_return(&self, nodes: usize) -> Duration {
         self.wait_max.unwrap_or(Duration::from_secs(if nodes == 1 { 5 } else { 2 }))
     }

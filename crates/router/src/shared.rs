@@ -1,5 +1,5 @@
-//! What the workers of a router have in common. Nothing here is touched on the path of a forwarded command: workers look at
-//! one generation number per turn, and at their mailbox when they are woken.
+//! What the workers of a router have in common. Nothing here is touched on the path of a forwarded command: workers
+//! look at one generation number per turn, and at their mailbox when they are woken.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -67,7 +67,8 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Whether scripts and functions are kept to the keys that they declare. The only node has all keys, so there is nothing to keep them from.
+    /// Whether scripts and functions are kept to the keys that they declare. The only node has all keys, so there is
+    /// nothing to keep them from.
     pub(crate) fn checks_scripts(&self) -> bool {
         self.live.check_scripts && self.topology.only_node().is_none()
     }
@@ -81,7 +82,8 @@ impl Plan {
         }
     }
 
-    /// This plan by other settings of the configuration. Users that are configured as before stay as clients have changed them.
+    /// This plan by other settings of the configuration. Users that are configured as before stay as clients have
+    /// changed them.
     pub(crate) fn reconfigured(&self, mut live: Live, overrides: Arc<Overrides>) -> Self {
         let configured_users = live.users.clone();
         if configured_users == self.configured_users {
@@ -160,7 +162,8 @@ pub(crate) enum Message {
     Kill { filter: Arc<ClientFilter>, from: usize, gather: Handle, part: u32 },
     /// End the wait of your client with this id (CLIENT UNBLOCK), by an error or as if its time were over.
     Unblock { id: u64, error: bool, from: usize, gather: Handle, part: u32 },
-    /// Look at the list of monitors and the pause, and answer; where `settled`, when what was sent to nodes before has been answered.
+    /// Look at the list of monitors and the pause, and answer; where `settled`, when what was sent to nodes before has
+    /// been answered.
     Refresh { from: usize, gather: Handle, part: u32, settled: bool },
     /// Whether the client of this number is yours, for the gather of worker `from`.
     Find { id: u64, from: usize, gather: Handle, part: u32 },
@@ -182,11 +185,13 @@ pub(crate) enum Message {
     Committed,
     /// Your clients that wait for these keys of a move (`None`: any) are told this error.
     Refused { move_id: MoveId, keys: Option<Arc<[Fingerprint]>>, error: Arc<str> },
-    /// What this client of yours needs together for its command of this number lives together, or (with the reason) will not soon.
+    /// What this client of yours needs together for its command of this number lives together, or (with the reason)
+    /// will not soon.
     Home { client: Handle, number: u32, refusal: Option<Arc<str>> },
     /// The mover is quiet, as was asked under this ticket.
     Quiet { move_id: MoveId, ticket: u64 },
-    /// Others have clients in line for an exclusive connection of this kind to the node, and got none: give up what you do not use.
+    /// Others have clients in line for an exclusive connection of this kind to the node, and got none: give up what you
+    /// do not use.
     WantRoom { node: NodeId, lane: Lane },
     /// There may be room for an exclusive connection to the node.
     Room { node: NodeId },
@@ -302,7 +307,8 @@ pub(crate) struct Shared {
     pub(crate) logins: Arc<Logins>,
     pub(crate) limits: Limits,
     pub(crate) counters: Vec<Arc<WorkerCounters>>,
-    /// The nodes that a scrape has seen, also those that are gone: whoever joins again gets another number, and its counters go on. As bounded as numbers.
+    /// The nodes that a scrape has seen, also those that are gone: whoever joins again gets another number, and its
+    /// counters go on. As bounded as numbers.
     pub(crate) scraped: Mutex<BTreeMap<NodeId, String>>,
     pub(crate) clients: AtomicUsize,
     pub(crate) next_client_id: AtomicU64,
@@ -369,7 +375,8 @@ struct Looking {
 #[derive(Debug)]
 pub(crate) struct TurnToLook(Arc<Mutex<Looking>>);
 
-/// Movers go on for so long before somebody else has them be quiet: clients that look all the time do not keep a move from its end.
+/// Movers go on for so long before somebody else has them be quiet: clients that look all the time do not keep a move
+/// from its end.
 const LOOK_REST: Duration = Duration::from_millis(50);
 
 impl Drop for TurnToLook {
@@ -378,8 +385,8 @@ impl Drop for TurnToLook {
     }
 }
 
-/// A poisoned lock means that a worker panicked while it held it; what it protects is a cache or a queue whose worst state is
-/// incomplete, so the others go on.
+/// A poisoned lock means that a worker panicked while it held it; what it protects is a cache or a queue whose worst
+/// state is incomplete, so the others go on.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -416,7 +423,11 @@ impl Shared {
         Ok(Self {
             board: SharedBoard::default(),
             hot: HotCopies::new(workers),
-            scans: Mutex::new(Scans::new(Arc::clone(&plan.topology), started_tick, seat.as_ref().map_or(0, |seat| seat.mark().term))),
+            scans: Mutex::new(Scans::new(
+                Arc::clone(&plan.topology),
+                started_tick,
+                seat.as_ref().map_or(0, |seat| seat.mark().term),
+            )),
             started_tick,
             started: Instant::now(),
             site,
@@ -471,8 +482,8 @@ impl Shared {
         })
     }
 
-    /// The name of a connection to a node; `what` says whose it is.
-    /// The tracker of the moves by published protocols that are under way, or a new one: it is as the first of them wants it.
+    /// The name of a connection to a node; `what` says whose it is. The tracker of the moves by published protocols
+    /// that are under way, or a new one: it is as the first of them wants it.
     pub(crate) fn tracker(&self, paper: &Paper) -> Arc<SharedTracker> {
         let mut known = lock(&self.tracker);
         known.upgrade().unwrap_or_else(|| {
@@ -490,13 +501,15 @@ impl Shared {
         lock(&self.plan).clone()
     }
 
-    /// The plan in an allocation of the caller's own, with its number. Together: under the number of a newer one it would be kept until the next change.
+    /// The plan in an allocation of the caller's own, with its number. Together: under the number of a newer one it
+    /// would be kept until the next change.
     pub(crate) fn own_plan(&self) -> (u64, Arc<Plan>) {
         let plan = lock(&self.plan);
         (self.generation.load(Ordering::Acquire), Arc::new((**plan).clone()))
     }
 
-    /// Tells workers who the servers of nodes are. One that is primary now is used when no worker uses the one before any more.
+    /// Tells workers who the servers of nodes are. One that is primary now is used when no worker uses the one before
+    /// any more.
     pub(crate) fn change_servers(&self, change: impl FnOnce(&mut BTreeMap<NodeId, Servers>)) {
         self.change_plan(|plan| {
             let mut servers = (*plan.servers).clone();
@@ -514,7 +527,8 @@ impl Shared {
         });
     }
 
-    /// A worker goes by the plan of this number, and has left the servers that are no primaries by it. `u64::MAX`: it sends nothing any more.
+    /// A worker goes by the plan of this number, and has left the servers that are no primaries by it. `u64::MAX`: it
+    /// sends nothing any more.
     pub(crate) fn adopted(&self, worker: usize, generation: u64) {
         self.adopted[worker].store(generation, Ordering::Release);
     }
@@ -524,7 +538,8 @@ impl Shared {
         self.led_since.load(Ordering::Acquire) > known
     }
 
-    /// Whether no worker uses a server any more that was a primary before, or a process that another process has replaced.
+    /// Whether no worker uses a server any more that was a primary before, or a process that another process has
+    /// replaced.
     pub(crate) fn are_others_left(&self) -> bool {
         let since = self.led_since.load(Ordering::Acquire);
         self.adopted.iter().all(|adopted| adopted.load(Ordering::Acquire) >= since)
@@ -547,7 +562,8 @@ impl Shared {
         self.ring_all();
     }
 
-    /// Worker `worker` has nothing in flight that is older than this; by node, for those that have a number in `by_node`.
+    /// Worker `worker` has nothing in flight that is older than this; by node, for those that have a number in
+    /// `by_node`.
     pub(crate) fn publish_drained(&self, worker: usize, oldest: u64, by_node: OldestAt) {
         *lock(&self.drained_at[worker]) = by_node;
         self.drained[worker].store(oldest, Ordering::Release);
@@ -557,20 +573,22 @@ impl Shared {
         }
     }
 
-    /// The drain barrier of one node: whether nothing that was sent to it under an epoch before this one is in flight, and every worker has
-    /// adopted it.
+    /// The drain barrier of one node: whether nothing that was sent to it under an epoch before this one is in flight,
+    /// and every worker has adopted it.
     pub(crate) fn drained_source(&self, epoch: u64, node: NodeId) -> bool {
         self.has_drained(epoch, node, |at| &at.executed)
     }
 
-    /// The same of a node that is lost for good: what was sent there may be executed, should it come back, but nobody is told so any more.
+    /// The same of a node that is lost for good: what was sent there may be executed, should it come back, but nobody
+    /// is told so any more.
     pub(crate) fn drained_of_the_lost(&self, epoch: u64, node: NodeId) -> bool {
         self.has_drained(epoch, node, |at| &at.answered)
     }
 
     fn has_drained(&self, epoch: u64, node: NodeId, which: fn(&OldestAt) -> &Vec<u64>) -> bool {
         self.drained_at.iter().zip(&self.drained).all(|(by_node, all)| {
-            all.load(Ordering::Acquire) >= epoch || which(&lock(by_node)).get(node.index()).is_some_and(|oldest| *oldest >= epoch)
+            all.load(Ordering::Acquire) >= epoch
+                || which(&lock(by_node)).get(node.index()).is_some_and(|oldest| *oldest >= epoch)
         })
     }
 
@@ -700,7 +718,11 @@ mod tests {
             let mut last = 0;
             while last < 19_999 {
                 let (number, plan) = shared.own_plan();
-                assert_eq!(plan.held.as_deref(), Some(&*number.to_string()), "a worker would keep it until the next change");
+                assert_eq!(
+                    plan.held.as_deref(),
+                    Some(&*number.to_string()),
+                    "a worker would keep it until the next change"
+                );
                 last = number;
             }
         });

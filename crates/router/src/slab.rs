@@ -1,5 +1,5 @@
-//! Slots for connections, reused, with a generation each: a handle kept by somebody else (a node's pending reply, an epoll event)
-//! never reaches the connection that later took the same slot.
+//! Slots for connections, reused, with a generation each: a handle kept by somebody else (a node's pending reply, an
+//! epoll event) never reaches the connection that later took the same slot.
 
 /// Names an entry of a [`Slab`]; stale after the entry is removed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

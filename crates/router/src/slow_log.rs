@@ -1,7 +1,7 @@
 //! Commands that took long, with who sent them: the nodes' own logs name only the router.
 //!
-//! One log for all workers behind a lock: a command pays one comparison with a time that its worker has read anyway. A worker makes so many entries a
-//! second and no more (`worker::slowlog`), and does not wait for the lock.
+//! One log for all workers behind a lock: a command pays one comparison with a time that its worker has read anyway. A
+//! worker makes so many entries a second and no more (`worker::slowlog`), and does not wait for the lock.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

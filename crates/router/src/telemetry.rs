@@ -64,7 +64,12 @@ impl SharedBoard {
         let scale = |count: u64| count * u64::from(counted.one_in);
         for (slot, more) in counted.slots {
             let SlotCount { commands, writes, bytes, samples } = more;
-            inner.slots[slot.index()].add(SlotCount { commands: scale(commands), writes: scale(writes), bytes: scale(bytes), samples });
+            inner.slots[slot.index()].add(SlotCount {
+                commands: scale(commands),
+                writes: scale(writes),
+                bytes: scale(bytes),
+                samples,
+            });
         }
         for (node, more) in counted.nodes {
             inner.counts.entry(node).or_default().add(more.scaled(counted.one_in));

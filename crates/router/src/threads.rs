@@ -1,9 +1,12 @@
-//! Threads that the router can serve without: the planner, the autoscaler, ejection, hot copies and the other loops of automation and observation.
+//! Threads that the router can serve without: the planner, the autoscaler, ejection, hot copies and the other loops of
+//! automation and observation.
 //!
-//! A panic in one of them ends this thread alone. It is logged once, and the thread is listed as stopped until the router is started again. It is not restarted: the state
-//! that it panicked on is still there. Workers are different, because clients wait for them: `run_worker` replaces one that panics.
+//! A panic in one of them ends this thread alone. It is logged once, and the thread is listed as stopped until the
+//! router is started again. It is not restarted: the state that it panicked on is still there. Workers are different,
+//! because clients wait for them: `run_worker` replaces one that panics.
 //!
-//! In this crate because the router's own loop uses it too; the control plane's loops get the same registry from its owner.
+//! In this crate because the router's own loop uses it too; the control plane's loops get the same registry from its
+//! owner.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -81,13 +84,9 @@ impl Threads {
         mut body: impl FnMut() -> ControlFlow<()> + Send + 'static,
     ) -> io::Result<Repeating> {
         let (stop, stopped) = mpsc::channel::<()>();
-        let thread =
-            self.spawn(
-                name,
-                move || {
-                    while matches!(stopped.recv_timeout(interval()), Err(RecvTimeoutError::Timeout)) && body().is_continue() {}
-                },
-            )?;
+        let thread = self.spawn(name, move || {
+            while matches!(stopped.recv_timeout(interval()), Err(RecvTimeoutError::Timeout)) && body().is_continue() {}
+        })?;
         Ok(Repeating { stop, thread })
     }
 
@@ -125,7 +124,11 @@ mod tests {
     fn a_panic_stops_one_thread_and_is_listed() {
         let threads = Threads::default();
         let (sent, turns) = mpsc::channel();
-        let other = threads.repeat("b", || Duration::ZERO, move || sent.send(()).map_or(ControlFlow::Break(()), ControlFlow::Continue));
+        let other = threads.repeat(
+            "b",
+            || Duration::ZERO,
+            move || sent.send(()).map_or(ControlFlow::Break(()), ControlFlow::Continue),
+        );
         let mut left = 3;
         let failing = threads.repeat(
             "a",

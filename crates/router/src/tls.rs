@@ -1,8 +1,8 @@
 //! TLS as the router is told of it: what to show to clients, and what to ask of nodes.
 //!
-//! Certificates are read and checked by whoever configures the router; here they are finished rustls configurations with a text that
-//! identifies what they were made from, so that a reload sees whether anything has changed. A connection keeps the configuration that it
-//! was made with: new certificates drop nobody.
+//! Certificates are read and checked by whoever configures the router; here they are finished rustls configurations
+//! with a text that identifies what they were made from, so that a reload sees whether anything has changed. A
+//! connection keeps the configuration that it was made with: new certificates drop nobody.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,7 +36,8 @@ pub struct NodeTls {
 enum Names {
     /// One name for every server of the node.
     Same(ServerName<'static>),
-    /// The server's own host name, by its address. Clones share the map, so a name from a Sentinel counts for every later connection.
+    /// The server's own host name, by its address. Clones share the map, so a name from a Sentinel counts for every
+    /// later connection.
     Own(Arc<Mutex<BTreeMap<SocketAddr, ServerName<'static>>>>),
 }
 
@@ -51,15 +52,20 @@ impl NodeTls {
         Self { config, identity, names: Names::Own(Arc::default()) }
     }
 
-    /// The name that the certificate of the server at `address` must have. A server without a known host name is verified by its IP address.
+    /// The name that the certificate of the server at `address` must have. A server without a known host name is
+    /// verified by its IP address.
     pub fn name_at(&self, address: SocketAddr) -> ServerName<'static> {
         match &self.names {
             Names::Same(name) => name.clone(),
-            Names::Own(names) => locked(names).get(&address).cloned().unwrap_or_else(|| ServerName::IpAddress(IpAddr::from(address.ip()))),
+            Names::Own(names) => locked(names)
+                .get(&address)
+                .cloned()
+                .unwrap_or_else(|| ServerName::IpAddress(IpAddr::from(address.ip()))),
         }
     }
 
-    /// Records the host that a Sentinel or the configuration has for the server at `address`. An IP address ends an earlier name.
+    /// Records the host that a Sentinel or the configuration has for the server at `address`. An IP address ends an
+    /// earlier name.
     pub fn note_host(&self, address: SocketAddr, host: &str) {
         let Names::Own(names) = &self.names else { return };
         match ServerName::try_from(host.strip_suffix('.').unwrap_or(host)) {
@@ -94,7 +100,9 @@ impl NodeTls {
     }
 }
 
-fn locked<'n>(names: &'n Mutex<BTreeMap<SocketAddr, ServerName<'static>>>) -> MutexGuard<'n, BTreeMap<SocketAddr, ServerName<'static>>> {
+fn locked<'n>(
+    names: &'n Mutex<BTreeMap<SocketAddr, ServerName<'static>>>,
+) -> MutexGuard<'n, BTreeMap<SocketAddr, ServerName<'static>>> {
     names.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -181,12 +189,16 @@ pub(crate) fn client_failure(error: &Error) -> String {
 fn certificate_remedy(why: &CertificateError) -> Option<String> {
     let of = |id: &[u8]| {
         let known = UNVERIFIED.iter().find(|(oid, _)| id.windows(oid.len()).any(|part| part == *oid));
-        known.map_or_else(|| format!("an algorithm that is not supported (identifier {id:02x?})"), |(_, name)| (*name).to_owned())
+        known.map_or_else(
+            || format!("an algorithm that is not supported (identifier {id:02x?})"),
+            |(_, name)| (*name).to_owned(),
+        )
     };
     match why {
-        CertificateError::UnsupportedSignatureAlgorithmContext { signature_algorithm_id: id, .. } => {
-            Some(format!("it is signed with {}: the authority's key must be {KEY_KINDS}, and the signature SHA-256 or better", of(id)))
-        }
+        CertificateError::UnsupportedSignatureAlgorithmContext { signature_algorithm_id: id, .. } => Some(format!(
+            "it is signed with {}: the authority's key must be {KEY_KINDS}, and the signature SHA-256 or better",
+            of(id)
+        )),
         CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext { public_key_algorithm_id: id, .. } => {
             Some(format!("a key in its chain is of {}: the key must be {KEY_KINDS}", of(id)))
         }
@@ -244,19 +256,25 @@ mod tests {
     use super::*;
 
     fn own_names() -> NodeTls {
-        let client = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider())).with_safe_default_protocol_versions();
+        let client = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            .with_safe_default_protocol_versions();
         let config = client.expect("versions").with_root_certificates(RootCertStore::empty()).with_no_client_auth();
         NodeTls::with_own_names(Arc::new(config), "a".to_owned())
     }
 
     #[test]
     fn servers_are_verified_by_their_names_and_else_by_address() {
-        let (one, two): (SocketAddr, SocketAddr) = ("10.0.0.1:6379".parse().expect("one"), "10.0.0.2:6379".parse().expect("one"));
+        let (one, two): (SocketAddr, SocketAddr) =
+            ("10.0.0.1:6379".parse().expect("one"), "10.0.0.2:6379".parse().expect("one"));
         let tls = own_names();
         let shown = |tls: &NodeTls, address| tls.name_at(address).to_str().into_owned();
         let elsewhere = tls.clone();
         elsewhere.note_host(one, "redis-a.");
-        assert_eq!((shown(&tls, one), shown(&tls, two)), ("redis-a".to_owned(), "10.0.0.2".to_owned()), "clones share the names");
+        assert_eq!(
+            (shown(&tls, one), shown(&tls, two)),
+            ("redis-a".to_owned(), "10.0.0.2".to_owned()),
+            "clones share the names"
+        );
         assert_eq!((tls.host_at(one), tls.host_at(two)), (Some("redis-a".to_owned()), None));
         tls.note_host(two, "not a name");
         assert_eq!(shown(&tls, two), "10.0.0.2");
@@ -285,7 +303,10 @@ mod tests {
         for suite in provider.cipher_suites {
             let name = format!("{:?}", suite.suite());
             assert!(name.starts_with("TLS13_") || name.starts_with("TLS_ECDHE_"), "{name}");
-            assert!(name.contains("AES_128_GCM") || name.contains("AES_256_GCM") || name.contains("CHACHA20_POLY1305"), "{name}");
+            assert!(
+                name.contains("AES_128_GCM") || name.contains("AES_256_GCM") || name.contains("CHACHA20_POLY1305"),
+                "{name}"
+            );
         }
         let groups: Vec<String> = provider.kx_groups.iter().map(|group| format!("{:?}", group.name())).collect();
         assert_eq!(groups, ["X25519", "secp256r1", "secp384r1", "X25519MLKEM768"]);
@@ -302,14 +323,21 @@ mod tests {
     }
 
     /// Handshake of a client with a server that has an ECDSA key; returns the error of each side, the client's first.
-    fn shake(client: CryptoProvider, server: CryptoProvider, versions: &[&'static SupportedProtocolVersion]) -> [Option<Error>; 2] {
-        let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+    fn shake(
+        client: CryptoProvider,
+        server: CryptoProvider,
+        versions: &[&'static SupportedProtocolVersion],
+    ) -> [Option<Error>; 2] {
+        let CertifiedKey { cert, signing_key } =
+            generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
         let key = PrivateKeyDer::try_from(signing_key.serialize_der()).expect("a key");
-        let server = ServerConfig::builder_with_provider(Arc::new(server)).with_protocol_versions(versions).expect("versions");
+        let server =
+            ServerConfig::builder_with_provider(Arc::new(server)).with_protocol_versions(versions).expect("versions");
         let server = server.with_no_client_auth().with_single_cert(vec![cert.der().clone()], key).expect("a pair");
         let mut roots = RootCertStore::empty();
         roots.add(cert.der().clone()).expect("a root");
-        let client = ClientConfig::builder_with_provider(Arc::new(client)).with_protocol_versions(versions).expect("versions");
+        let client =
+            ClientConfig::builder_with_provider(Arc::new(client)).with_protocol_versions(versions).expect("versions");
         let client = client.with_root_certificates(roots).with_no_client_auth();
         let name = ServerName::try_from("localhost").expect("a name");
         let mut sides = [
@@ -337,7 +365,8 @@ mod tests {
     fn handshake_failures_name_the_missing_kind_on_both_sides() {
         let all = aws_lc_rs::default_provider;
         let with = |name: &str| {
-            let cipher_suites = all().cipher_suites.into_iter().filter(|suite| format!("{:?}", suite.suite()).contains(name)).collect();
+            let cipher_suites =
+                all().cipher_suites.into_iter().filter(|suite| format!("{:?}", suite.suite()).contains(name)).collect();
             CryptoProvider { cipher_suites, ..all() }
         };
         let [client, server] = shake(all(), all(), &[&version::TLS12]);
@@ -345,13 +374,21 @@ mod tests {
         // The server has an ECDSA key only.
         let [client, server] = shake(with("ECDHE_RSA"), all(), &[&version::TLS12]);
         let (client, server) = (node_failure(&client.expect("fails")), client_failure(&server.expect("fails")));
-        assert!(client.contains("a cipher of AES-GCM or ChaCha20-Poly1305") && client.contains("a key of RSA from 2048 bits"), "{client}");
+        assert!(
+            client.contains("a cipher of AES-GCM or ChaCha20-Poly1305")
+                && client.contains("a key of RSA from 2048 bits"),
+            "{client}"
+        );
         assert!(server.contains("kind of key in tls.cert-file"), "{server}");
         let [_, server] = shake(with("TLS13_AES_256"), with("TLS13_AES_128"), &[&version::TLS13]);
         let server = client_failure(&server.expect("fails"));
         assert!(server.contains("the client must offer a cipher of AES-GCM"), "{server}");
         let groups = |last: bool| {
-            let kx_groups = all().kx_groups.into_iter().filter(|group| format!("{:?}", group.name()).starts_with("secp") == last).collect();
+            let kx_groups = all()
+                .kx_groups
+                .into_iter()
+                .filter(|group| format!("{:?}", group.name()).starts_with("secp") == last)
+                .collect();
             CryptoProvider { kx_groups, ..all() }
         };
         let [_, server] = shake(groups(true), groups(false), &[&version::TLS13]);
@@ -364,9 +401,14 @@ mod tests {
                 supported_algorithms: Vec::new(),
             })
         };
-        assert!(node_failure(&unknown(&[6, 9, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, 5, 5, 0])).contains("SHA-1 with RSA"));
+        assert!(
+            node_failure(&unknown(&[6, 9, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, 5, 5, 0]))
+                .contains("SHA-1 with RSA")
+        );
         assert!(client_failure(&unknown(&[6, 3, 0x2b, 0x65, 0x71])).contains("Ed448"));
-        assert!(node_failure(&Error::InvalidCertificate(CertificateError::BadSignature)).contains("RSA with 1024 bits"));
+        assert!(
+            node_failure(&Error::InvalidCertificate(CertificateError::BadSignature)).contains("RSA with 1024 bits")
+        );
         assert!(node_failure(&Error::AlertReceived(AlertDescription::ProtocolVersion)).contains("tls-protocols"));
     }
 }

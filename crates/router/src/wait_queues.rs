@@ -1,7 +1,8 @@
-//! Who waits at nodes (BLPOP and relatives) and is on the way between two of them, over all workers: so that nobody overtakes anybody
-//! ([`switchyard_policy::wait_queue`]).
+//! Who waits at nodes (BLPOP and relatives) and is on the way between two of them, over all workers: so that nobody
+//! overtakes anybody ([`switchyard_policy::wait_queue`]).
 //!
-//! Only commands that may wait come here: when they are sent and when they are over, and between that when they are recalled.
+//! Only commands that may wait come here: when they are sent and when they are over, and between that when they are
+//! recalled.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,8 +42,8 @@ impl WaitQueues {
         Ticket { slot, number: self.next.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// A command of this client begins to wait. The second is true where it is sent to its node now; else its worker is told when it may be
-    /// ([`Message::Turn`]).
+    /// A command of this client begins to wait. The second is true where it is sent to its node now; else its worker is
+    /// told when it may be ([`Message::Turn`]).
     pub(crate) fn enter(&self, slot: Slot, worker: usize, client: Handle) -> (Ticket, bool) {
         let mut line = lock(self.shard(slot));
         let ticket = self.ticket(slot);
@@ -69,7 +70,8 @@ impl WaitQueues {
         tell(next, mailboxes);
     }
 
-    /// Whether a recalled wait may be sent to a node. If not, its worker is told when it may, and those of others who have to be recalled first.
+    /// Whether a recalled wait may be sent to a node. If not, its worker is told when it may, and those of others who
+    /// have to be recalled first.
     pub(crate) fn is_turn(&self, ticket: Ticket, mailboxes: &Mailboxes) -> bool {
         let turn = lock(self.shard(ticket.slot)).turn(ticket.slot, ticket.number);
         is_its(turn, mailboxes)

@@ -1,7 +1,9 @@
-//! The rooms of a worker: which file of `src/worker/` may see clients, which may see connections to nodes, and which see both.
+//! The rooms of a worker: which file of `src/worker/` may see clients, which may see connections to nodes, and which
+//! see both.
 //!
-//! The types `Clients` and `Links` have private fields, so the compiler says who calls what. This says who holds both in hand. A file is to see as
-//! little as it needs: a row that says more than the file uses is a mistake as well, so the table can only become narrower.
+//! The types `Clients` and `Links` have private fields, so the compiler says who calls what. This says who holds both
+//! in hand. A file is to see as little as it needs: a row that says more than the file uses is a mistake as well, so
+//! the table can only become narrower.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -84,8 +86,8 @@ const WORKER: &[(&str, Sees)] = &[
     ("wait.rs", Both),
 ];
 
-/// Files with a type of their own and no method of `Worker`: modules of `worker` that they may name. `upstream` knows no client, `downstream` no
-/// connection.
+/// Files with a type of their own and no method of `Worker`: modules of `worker` that they may name. `upstream` knows
+/// no client, `downstream` no connection.
 const OWNERS: &[(&str, &[&str])] = &[
     ("batching.rs", &["downstream"]),
     ("changes.rs", &["keyed"]),
@@ -93,7 +95,19 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("config_values.rs", &[]),
     (
         "downstream.rs",
-        &["colocate", "login", "pubsub", "quiet", "recalled", "tracking", "transactions", "transit", "transport", "upstream", "wait"],
+        &[
+            "colocate",
+            "login",
+            "pubsub",
+            "quiet",
+            "recalled",
+            "tracking",
+            "transactions",
+            "transit",
+            "transport",
+            "upstream",
+            "wait",
+        ],
     ),
     ("kind.rs", &["blocking", "upstream"]),
     ("links.rs", &["keyed", "outage", "pool", "rarely", "upstream"]),
@@ -132,7 +146,8 @@ fn files() -> BTreeMap<String, String> {
             }
             let text = fs::read_to_string(&path).expect("a file");
             let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
-            let code: String = text.lines().map(|line| line.split("//").next().unwrap_or_default().to_owned() + "\n").collect();
+            let code: String =
+                text.lines().map(|line| line.split("//").next().unwrap_or_default().to_owned() + "\n").collect();
             let name = path.strip_prefix(root()).expect("below it").to_string_lossy().replace('\\', "/");
             files.insert(name, code);
         }
@@ -145,7 +160,9 @@ fn names_field(code: &str, field: &str) -> bool {
     let squeezed: String = code.split_whitespace().collect();
     ["self", "worker"].iter().any(|of| {
         let path = format!("{of}.{field}");
-        squeezed.match_indices(&path).any(|(at, _)| !squeezed[at + path.len()..].starts_with(|c: char| c.is_alphanumeric() || c == '_'))
+        squeezed
+            .match_indices(&path)
+            .any(|(at, _)| !squeezed[at + path.len()..].starts_with(|c: char| c.is_alphanumeric() || c == '_'))
     })
 }
 
@@ -179,8 +196,10 @@ fn imports(code: &str, modules: &BTreeSet<&str>) -> BTreeSet<String> {
 /// What is wrong with these files.
 fn complaints(files: &BTreeMap<String, String>, worker: &[(&str, Sees)], owners: &[(&str, &[&str])]) -> Vec<String> {
     let mut wrong = Vec::new();
-    let modules: BTreeSet<&str> =
-        files.keys().map(|name| name.trim_end_matches("/mod.rs").trim_end_matches(".rs").split('/').next().unwrap_or_default()).collect();
+    let modules: BTreeSet<&str> = files
+        .keys()
+        .map(|name| name.trim_end_matches("/mod.rs").trim_end_matches(".rs").split('/').next().unwrap_or_default())
+        .collect();
     for (name, code) in files {
         if let Some((_, may)) = worker.iter().find(|(file, _)| file == name) {
             let does = sees(code);
@@ -192,7 +211,9 @@ fn complaints(files: &BTreeMap<String, String>, worker: &[(&str, Sees)], owners:
         } else if let Some((_, may)) = owners.iter().find(|(file, _)| file == name) {
             let uses = imports(code, &modules);
             for module in uses.iter().filter(|module| !may.contains(&module.as_str())) {
-                wrong.push(format!("{name} names {module}; its row in OWNERS does not. An owner gets what it needs as an argument"));
+                wrong.push(format!(
+                    "{name} names {module}; its row in OWNERS does not. An owner gets what it needs as an argument"
+                ));
             }
             for module in may.iter().filter(|module| !uses.contains(**module)) {
                 wrong.push(format!("{name} does not name {module} any more: take it out of its row in OWNERS"));
@@ -202,11 +223,15 @@ fn complaints(files: &BTreeMap<String, String>, worker: &[(&str, Sees)], owners:
         }
         let makes = code.contains("Request::of_ours(");
         if makes && !WITHOUT_KEYS.contains(&name.as_str()) {
-            wrong.push(format!("{name} makes a request without keys: let it pass the seam (Worker::pass), or add it to WITHOUT_KEYS"));
+            wrong.push(format!(
+                "{name} makes a request without keys: let it pass the seam (Worker::pass), or add it to WITHOUT_KEYS"
+            ));
         }
     }
     let known = worker.iter().map(|(file, _)| *file).chain(owners.iter().map(|(file, _)| *file));
-    wrong.extend(known.filter(|file| !files.contains_key(*file)).map(|file| format!("{file} is gone: take its row out")));
+    wrong.extend(
+        known.filter(|file| !files.contains_key(*file)).map(|file| format!("{file} is gone: take its row out")),
+    );
     wrong
 }
 
@@ -218,7 +243,9 @@ fn each_file_of_a_worker_sees_what_its_room_may_see() {
 
 #[test]
 fn files_that_see_too_much_are_found() {
-    let files = |name: &str, code: &str| BTreeMap::from([(name.to_owned(), code.to_owned()), ("links.rs".to_owned(), String::new())]);
+    let files = |name: &str, code: &str| {
+        BTreeMap::from([(name.to_owned(), code.to_owned()), ("links.rs".to_owned(), String::new())])
+    };
     let owners: &[(&str, &[&str])] = &[("links.rs", &[])];
     for (code, is_wrong) in [
         ("impl Worker { fn f(&mut self) { self.clients.get(h); } }", false),
@@ -242,7 +269,10 @@ fn the_worker_itself_does_not_grow() {
         for (at, _) in code.match_indices("impl Worker {\n") {
             let body = &code[at..];
             let body = &body[..body.find("\n}").unwrap_or(body.len())];
-            methods += body.lines().filter(|line| line.starts_with("    ") && !line.starts_with("     ") && line.contains("fn ")).count();
+            methods += body
+                .lines()
+                .filter(|line| line.starts_with("    ") && !line.starts_with("     ") && line.contains("fn "))
+                .count();
         }
         if let Some(at) = code.find("struct Worker {\n") {
             let body = &code[at..];
@@ -251,6 +281,9 @@ fn the_worker_itself_does_not_grow() {
         }
     }
     assert!(methods > 100 && fields > 10, "they are found: {methods}, {fields}");
-    assert!(methods <= METHODS_MAX, "Worker has {methods} methods: give the new ones to a type that owns what they need");
+    assert!(
+        methods <= METHODS_MAX,
+        "Worker has {methods} methods: give the new ones to a type that owns what they need"
+    );
     assert!(fields <= FIELDS_MAX, "Worker has {fields} fields: give the new ones to a type of their own");
 }

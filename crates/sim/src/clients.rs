@@ -91,7 +91,18 @@ impl World {
         self.clients[ix].current = Some(number);
         self.ops.insert(
             number,
-            Command { client: ix, worker, op, sent: false, load: false, node: 0, missed: false, past: false, marks, untold: false },
+            Command {
+                client: ix,
+                worker,
+                op,
+                sent: false,
+                load: false,
+                node: 0,
+                missed: false,
+                past: false,
+                marks,
+                untold: false,
+            },
         );
         if self.scenario.impatient > 0 && self.random.chance(self.scenario.impatient) {
             let when = self.random.between(100, 4_000);
@@ -191,7 +202,8 @@ impl World {
             self.clients[ix].current = None;
             // Who watches takes its time now and then: keys come and go meanwhile.
             let long = self.clients[ix].watch.is_some() && self.random.chance(300);
-            let when = if long { self.random.between(2_500, 60_000) } else { self.random.between(10, self.scenario.think) };
+            let when =
+                if long { self.random.between(2_500, 60_000) } else { self.random.between(10, self.scenario.think) };
             self.after(when, Ev::Client { client: ix });
         }
     }
@@ -317,7 +329,9 @@ impl World {
     pub(crate) fn clients_are_done(&self) -> bool {
         self.clients.iter().all(|client| match client.current {
             None => client.left == 0 && client.watch.is_none(),
-            Some(op) => self.ops.get(&op).is_some_and(|command| matches!(command.op, Op::Pop(_))) && !self.pop_can_go(op),
+            Some(op) => {
+                self.ops.get(&op).is_some_and(|command| matches!(command.op, Op::Pop(_))) && !self.pop_can_go(op)
+            }
         }) && self.ops.values().all(|command| matches!(command.op, Op::Pop(_)))
     }
 

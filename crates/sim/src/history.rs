@@ -146,11 +146,22 @@ impl History {
     pub(crate) fn reverts_between(&mut self, key: KeyIx, entry: Option<Entry>, invoked_us: u64, returned_us: u64) {
         let by = "a node that is lost".into();
         let (value, ends) = entry.map(|entry| (entry.value, entry.expires_us)).unzip();
-        self.keys[key].operations.push(Operation { invoked_us, returned_us, act: Act::Become(value, ends.flatten()), by });
+        self.keys[key].operations.push(Operation {
+            invoked_us,
+            returned_us,
+            act: Act::Become(value, ends.flatten()),
+            by,
+        });
     }
 
     /// A node came back with an earlier state of the key.
-    pub(crate) fn reverts(&mut self, key: KeyIx, entry: Option<Entry>, now_us: u64, place: Place) -> Option<(KeyIx, usize)> {
+    pub(crate) fn reverts(
+        &mut self,
+        key: KeyIx,
+        entry: Option<Entry>,
+        now_us: u64,
+        place: Place,
+    ) -> Option<(KeyIx, usize)> {
         let returned_us = match place {
             Place::Here => now_us,
             Place::Doubtful | Place::UntilNoticed => UNKNOWN,
@@ -163,7 +174,8 @@ impl History {
         Some((key, operations.len() - 1))
     }
 
-    /// The first key whose history cannot be put in order, or that was changed while a transaction relied on that it was not; and how many had too many possibilities.
+    /// The first key whose history cannot be put in order, or that was changed while a transaction relied on that it
+    /// was not; and how many had too many possibilities.
     pub(crate) fn check(&self) -> (Option<String>, u64) {
         let mut unknown = 0;
         for (key, history) in self.keys.iter().enumerate() {
@@ -171,8 +183,12 @@ impl History {
                 let text = format!("key {key}: {exec:?} was executed although, while the key was watched, {other:?}");
                 return (Some(text), unknown);
             }
-            let operations: Vec<Operation> =
-                history.operations.iter().filter(|o| !(o.returned_us == UNKNOWN && matches!(o.act, Act::Read(_)))).cloned().collect();
+            let operations: Vec<Operation> = history
+                .operations
+                .iter()
+                .filter(|o| !(o.returned_us == UNKNOWN && matches!(o.act, Act::Read(_))))
+                .cloned()
+                .collect();
             match check(&operations, history.initial.clone(), self.skew_us) {
                 Verdict::Fine => {}
                 Verdict::TooMany => unknown += 1,
@@ -187,23 +203,28 @@ impl History {
 }
 
 impl KeyHistory {
-    /// A transaction that was executed although the key was changed after it was watched and before EXEC was asked for: the two operations. That the key
-    /// is the same as before is no excuse, so the search for an order would not tell.
+    /// A transaction that was executed although the key was changed after it was watched and before EXEC was asked for:
+    /// the two operations. That the key is the same as before is no excuse, so the search for an order would not tell.
     fn changed_while_watched(&self) -> Option<(&Operation, &Operation)> {
         let executed = self.watched.iter().map(|(index, since_us)| (&self.operations[*index], *since_us));
-        executed.filter(|(exec, _)| exec.returned_us != UNKNOWN && matches!(exec.act, Act::Swap(..))).find_map(|(exec, since_us)| {
-            let between = |other: &&Operation| other.invoked_us > since_us && other.returned_us < exec.invoked_us;
-            Some((exec, self.operations.iter().filter(between).find(|other| has_changed(&other.act))?))
-        })
+        executed.filter(|(exec, _)| exec.returned_us != UNKNOWN && matches!(exec.act, Act::Swap(..))).find_map(
+            |(exec, since_us)| {
+                let between = |other: &&Operation| other.invoked_us > since_us && other.returned_us < exec.invoked_us;
+                Some((exec, self.operations.iter().filter(between).find(|other| has_changed(&other.act))?))
+            },
+        )
     }
 }
 
 /// Whether what was answered says that the key was changed.
 fn has_changed(act: &Act) -> bool {
     match act {
-        Act::Write(..) | Act::Swap(..) | Act::Push(_, Some(_)) | Act::Put(_, Some(_)) | Act::Count(Some(Some(_))) | Act::Take(Some(_)) => {
-            true
-        }
+        Act::Write(..)
+        | Act::Swap(..)
+        | Act::Push(_, Some(_))
+        | Act::Put(_, Some(_))
+        | Act::Count(Some(Some(_)))
+        | Act::Take(Some(_)) => true,
         Act::Remove(told) | Act::Cut(_, told) | Act::Live(_, told) => *told == Some(1),
         _ => false,
     }

@@ -1,8 +1,9 @@
-//! Hot copies (`switchyard_policy::hot_copies`) as the router's workers have them: gates that all workers of a process share, keys that are armed and disarmed, fills
-//! on connections of their own, and what a worker publishes of what it has in flight. What this must get right itself the planted bugs break.
+//! Hot copies (`switchyard_policy::hot_copies`) as the router's workers have them: gates that all workers of a process
+//! share, keys that are armed and disarmed, fills on connections of their own, and what a worker publishes of what it
+//! has in flight. What this must get right itself the planted bugs break.
 //!
-//! Nobody writes past the router here, so nodes invalidate nothing. Workers are interleaved between events; within one, a load of a gate may come before or
-//! after what another worker has still to lower.
+//! Nobody writes past the router here, so nodes invalidate nothing. Workers are interleaved between events; within one,
+//! a load of a gate may come before or after what another worker has still to lower.
 
 mod control;
 mod fill;
@@ -40,7 +41,12 @@ pub(crate) struct Table {
 
 impl Table {
     fn new(seed: u64, one_counter: bool) -> Rc<Self> {
-        Rc::new(Self { gates: RefCell::default(), late: RefCell::default(), luck: RefCell::new(Random::new(seed)), one_counter })
+        Rc::new(Self {
+            gates: RefCell::default(),
+            late: RefCell::default(),
+            luck: RefCell::new(Random::new(seed)),
+            one_counter,
+        })
     }
 
     fn change(&self, gate: GateId, what: u64) {
@@ -177,7 +183,8 @@ impl Default for OfWorker {
 }
 
 impl OfWorker {
-    /// The oldest generation in which something was sent to a node that is not over, or its own: what is sent later is no older.
+    /// The oldest generation in which something was sent to a node that is not over, or its own: what is sent later is
+    /// no older.
     fn oldest(&self, node: usize) -> u64 {
         let sent = self.sent.iter().filter(|((_, at), _)| *at == node).map(|(_, generation)| *generation);
         sent.fold(self.copies.set().generation(), u64::min)
@@ -192,10 +199,12 @@ const fn end_of(op: u64, node: usize) -> u64 {
 fn encode(reply: &Reply) -> Vec<u8> {
     match reply {
         Reply::Value(None) => b"_".to_vec(),
-        Reply::Value(Some(list)) => list.iter().flat_map(|number| number.to_le_bytes()).fold(vec![b'*'], |mut bytes, byte| {
-            bytes.push(byte);
-            bytes
-        }),
+        Reply::Value(Some(list)) => {
+            list.iter().flat_map(|number| number.to_le_bytes()).fold(vec![b'*'], |mut bytes, byte| {
+                bytes.push(byte);
+                bytes
+            })
+        }
         _ => b"-".to_vec(),
     }
 }
@@ -230,7 +239,11 @@ impl World {
             return Vec::new();
         }
         if *op == Op::Flush {
-            return if self.bug(Bug::FlushRaisesNothing) { Vec::new() } else { vec![GateId::of_node(NodeId(node as u16))] };
+            return if self.bug(Bug::FlushRaisesNothing) {
+                Vec::new()
+            } else {
+                vec![GateId::of_node(NodeId(node as u16))]
+            };
         }
         let set = self.workers[ix].hot.copies.set();
         let mut keys = Vec::new();

@@ -1,8 +1,10 @@
-//! The simulator: the machines of `switchyard_policy::migration` in a world with a seed, where nodes are killed, connections break in the middle and
-//! the router comes back, and checkers that know nothing of the machines say whether clients could have noticed.
+//! The simulator: the machines of `switchyard_policy::migration` in a world with a seed, where nodes are killed,
+//! connections break in the middle and the router comes back, and checkers that know nothing of the machines say
+//! whether clients could have noticed.
 //!
-//! Model workers, model nodes and a model of the mover's I/O instead of the real ones: those have sockets and clocks, so a run of theirs cannot be had
-//! twice. The decisions are the real ones. One seed and one scenario are one run, for ever.
+//! Model workers, model nodes and a model of the mover's I/O instead of the real ones: those have sockets and clocks,
+//! so a run of theirs cannot be had twice. The decisions are the real ones. One seed and one scenario are one run, for
+//! ever.
 
 mod clients;
 pub mod explore;
@@ -67,7 +69,8 @@ pub fn run(seed: u64, scenario: &Scenario, planted: Option<Planted>, trace: bool
     let mut world = World::new(seed, scenario, planted, trace);
     let panicked = catch_unwind(AssertUnwindSafe(|| world.run())).err();
     if let Some(panic) = panicked {
-        let text = panic.downcast_ref::<String>().cloned().or(panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        let text =
+            panic.downcast_ref::<String>().cloned().or(panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
         world.violated(format!("panic: {}", text.unwrap_or_default()));
     }
     let mut unchecked = 0;
@@ -103,8 +106,12 @@ fn left_behind_by(world: &World, lane: usize) -> Option<String> {
         return None;
     }
     let at = world.node_left(lane);
-    let alive = world.nodes[at].keys.range(..STAGING).filter(|(_, entry)| entry.expires_us.is_none_or(|end| end > world.clock(at)));
-    let is_left = |key| world.lives_at(key) != at && world.has_left(lane, key) && !world.fleet.left_at[at].contains(&key);
+    let alive = world.nodes[at]
+        .keys
+        .range(..STAGING)
+        .filter(|(_, entry)| entry.expires_us.is_none_or(|end| end > world.clock(at)));
+    let is_left =
+        |key| world.lives_at(key) != at && world.has_left(lane, key) && !world.fleet.left_at[at].contains(&key);
     let left: Vec<_> = alive.filter(|(key, _)| is_left(**key)).collect();
     (!left.is_empty()).then(|| format!("the node that they have left still has {left:?}"))
 }
@@ -115,8 +122,8 @@ fn left_for_ever(world: &World) -> Option<String> {
     left.find(|(_, entry)| entry.expires_us.is_none()).map(|(name, _)| format!("the staging key {name} stays for ever"))
 }
 
-/// Runs with the seeds from `from` on, so many, on `threads` threads; `progress` is told after each. Returns the first that was wrong, by its seed,
-/// after the runs that had begun have ended.
+/// Runs with the seeds from `from` on, so many, on `threads` threads; `progress` is told after each. Returns the first
+/// that was wrong, by its seed, after the runs that had begun have ended.
 pub fn sweep(
     scenario: &Scenario,
     planted: Option<Planted>,

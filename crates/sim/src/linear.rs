@@ -1,8 +1,10 @@
-//! Whether what clients saw of one key can have happened in some order: linearizability, by the search of Wing, Gong and Lowe.
+//! Whether what clients saw of one key can have happened in some order: linearizability, by the search of Wing, Gong
+//! and Lowe.
 //!
-//! Written for itself and knowing nothing of how the router or the nodes work: only what clients asked, when, and what they were told. An operation
-//! with unknown outcome may take effect at any time after it was asked, or never. A time to live ends somewhere between the earliest and the latest
-//! time at which its command can have been executed, plus its length.
+//! Written for itself and knowing nothing of how the router or the nodes work: only what clients asked, when, and what
+//! they were told. An operation with unknown outcome may take effect at any time after it was asked, or never. A time
+//! to live ends somewhere between the earliest and the latest time at which its command can have been executed, plus
+//! its length.
 
 use std::collections::HashSet;
 
@@ -31,7 +33,8 @@ pub enum Act {
     Live(u64, Option<i64>),
     /// It was written only because it was still what is here.
     Swap(Option<Vec<u32>>, u32),
-    /// Something else made the key what it is here (a node came back with what its disk had), with the exact end of its life.
+    /// Something else made the key what it is here (a node came back with what its disk had), with the exact end of its
+    /// life.
     Become(Option<Vec<u32>>, Option<u64>),
 }
 
@@ -85,7 +88,8 @@ pub fn check(operations: &[Operation], initial: Option<Vec<u32>>, skew_us: u64) 
     if ordered.len() > OPERATIONS_MAX {
         return Verdict::TooMany;
     }
-    let answered: u128 = ordered.iter().enumerate().filter(|(_, o)| o.returned_us != UNKNOWN).fold(0, |mask, (i, _)| mask | 1 << i);
+    let answered: u128 =
+        ordered.iter().enumerate().filter(|(_, o)| o.returned_us != UNKNOWN).fold(0, |mask, (i, _)| mask | 1 << i);
     let mut seen: HashSet<(u128, State)> = HashSet::new();
     let mut stack: Vec<(u128, State)> = vec![(0, initial.map(|list| Value { list, ends: None }))];
     let mut best = 0;
@@ -128,7 +132,8 @@ fn apply(state: &State, operation: &Operation, skew_us: u64, out: &mut Vec<State
     match state {
         Some(value) => {
             // By the clock of another node.
-            let ends = value.ends.map(|(earliest, latest)| (earliest.saturating_sub(skew_us), latest.saturating_add(skew_us)));
+            let ends =
+                value.ends.map(|(earliest, latest)| (earliest.saturating_sub(skew_us), latest.saturating_add(skew_us)));
             if ends.is_none_or(|(_, latest)| invoked_us < latest) {
                 apply_to(Some(value), act, invoked_us, returned_us, out);
             }
@@ -185,11 +190,15 @@ fn apply_to(value: Option<&Value>, act: &Act, invoked_us: u64, returned_us: u64,
             let fits = told.is_none_or(|told| told == list.len() as i64);
             fits.then(|| Some(Value { list, ends: value.and_then(|value| value.ends) }))
         }
-        Act::Take(told) => value.filter(|value| told.is_none_or(|told| Some(&told) == value.list.first())).map(|value| {
-            let list = value.list[1..].to_vec();
-            (!list.is_empty()).then_some(Value { list, ends: value.ends })
-        }),
-        Act::Swap(seen, new) => (seen.as_ref() == value.map(|value| &value.list)).then(|| Some(Value { list: vec![*new], ends: None })),
+        Act::Take(told) => {
+            value.filter(|value| told.is_none_or(|told| Some(&told) == value.list.first())).map(|value| {
+                let list = value.list[1..].to_vec();
+                (!list.is_empty()).then_some(Value { list, ends: value.ends })
+            })
+        }
+        Act::Swap(seen, new) => {
+            (seen.as_ref() == value.map(|value| &value.list)).then(|| Some(Value { list: vec![*new], ends: None }))
+        }
         Act::Become(list, ends) => Some(list.clone().map(|list| Value { list, ends: ends.map(|end| (end, end)) })),
     };
     out.extend(fits);

@@ -1,8 +1,9 @@
-//! A node as the protocol knows it: keys with times to live, processes that die and come back with what their disk kept, and commands that are
-//! executed one after the other in the order in which each connection delivers them.
+//! A node as the protocol knows it: keys with times to live, processes that die and come back with what their disk
+//! kept, and commands that are executed one after the other in the order in which each connection delivers them.
 //!
-//! Values are lists of numbers, whatever the command: a register has one, a counter's is counted up, `RPUSH` adds one. A hash is a list, too, of numbers that
-//! say so and have the field in them ([`part`]). So the checker has one model for all.
+//! Values are lists of numbers, whatever the command: a register has one, a counter's is counted up, `RPUSH` adds one.
+//! A hash is a list, too, of numbers that say so and have the field in them ([`part`]). So the checker has one model
+//! for all.
 
 use std::collections::BTreeMap;
 
@@ -125,7 +126,8 @@ pub struct Watched {
 }
 
 impl Op {
-    /// Which fields of which keys it may change; `None`: anything of the key. As `switchyard_resp` has it of the real commands.
+    /// Which fields of which keys it may change; `None`: anything of the key. As `switchyard_resp` has it of the real
+    /// commands.
     pub fn touches(&self, out: &mut Vec<(KeyIx, Option<Vec<u32>>)>) {
         match self {
             Self::Get(_) | Self::Watch(_) | Self::Expire(..) | Self::Flush => {}
@@ -501,14 +503,18 @@ impl Node {
                 Some(Reply::Ok)
             }
             Op::Exec(..) => {
-                let dirty = self.watches.extract_if(.., |watch| watch.conn == conn).fold(false, |dirty, watch| dirty | watch.dirty);
+                let dirty = self
+                    .watches
+                    .extract_if(.., |watch| watch.conn == conn)
+                    .fold(false, |dirty, watch| dirty | watch.dirty);
                 if dirty { Some(Reply::Value(None)) } else { self.execute(op, now_us) }
             }
             _ => None,
         }
     }
 
-    /// Watches of keys that are others now become dirty, and those of `named`, which a command may have changed and changed back.
+    /// Watches of keys that are others now become dirty, and those of `named`, which a command may have changed and
+    /// changed back.
     pub fn touch(&mut self, named: &[KeyIx]) {
         let keys = &self.keys;
         for watch in self.watches.iter_mut().filter(|watch| !watch.dirty) {
@@ -591,7 +597,8 @@ impl Node {
                 Some(_) if expires_us.is_some_and(|end| end <= now_us) => Renamed::TimeIsOver,
                 Some(entry) => {
                     let is_there = self.keys.contains_key(key);
-                    let (name, expires_us) = if is_there { (*name, Some(now_us + STAGING_LIFE_US)) } else { (*key, *expires_us) };
+                    let (name, expires_us) =
+                        if is_there { (*name, Some(now_us + STAGING_LIFE_US)) } else { (*key, *expires_us) };
                     self.keys.insert(name, Entry { expires_us, ..entry });
                     if is_there { Renamed::KeyIsThere } else { Renamed::Yes }
                 }

@@ -1,4 +1,5 @@
-//! All bugs that can be planted: those of the machine (policy) and those of what surrounds it in the router, which the model repeats.
+//! All bugs that can be planted: those of the machine (policy) and those of what surrounds it in the router, which the
+//! model repeats.
 
 #[cfg(feature = "planted-bugs")]
 use switchyard_policy::migration::Bug as MachineBug;
@@ -62,7 +63,8 @@ pub enum Bug {
     ExceptionForgotten,
     /// A move of a slot takes keys of it that live elsewhere, too.
     ExceptionTaken,
-    /// A transaction is executed though its connection was lost on which the key was watched, or the key has moved since.
+    /// A transaction is executed though its connection was lost on which the key was watched, or the key has moved
+    /// since.
     WatchForgotten,
     /// A transaction goes to where its key was when it was watched.
     WatchStays,

@@ -65,7 +65,8 @@ pub struct Scenario {
     pub full: u64,
     /// The user goes back.
     pub roll_back: u64,
-    /// The mover's connection to its target breaks while what is left over there is being removed, and the user goes back.
+    /// The mover's connection to its target breaks while what is left over there is being removed, and the user goes
+    /// back.
     pub give_up: u64,
     /// A node that is killed is away for longer than a leg waits for it.
     pub away: u64,
@@ -301,7 +302,10 @@ impl Scenario {
             }
         }
         if scenario.keys < scenario.slots || scenario.slots < scenario.movers {
-            return Err(ScenarioError { line: 0, what: "there are fewer keys than slots, or fewer slots than movers".to_owned() });
+            return Err(ScenarioError {
+                line: 0,
+                what: "there are fewer keys than slots, or fewer slots than movers".to_owned(),
+            });
         }
         if scenario.think < 10 {
             return Err(ScenarioError { line: 0, what: "think is at least 10".to_owned() });

@@ -1,8 +1,9 @@
-//! Hot copies during a take-over: two routers, one node, one key. The first router is cut off from the node, or stopped, at each of its steps; the second one takes over
-//! and writes. No read that begins after that write was acknowledged may return the old value.
+//! Hot copies during a take-over: two routers, one node, one key. The first router is cut off from the node, or
+//! stopped, at each of its steps; the second one takes over and writes. No read that begins after that write was
+//! acknowledged may return the old value.
 //!
-//! A model of its own rather than a fault of [`crate::scenario`]: those scenarios have one router, and this question needs no keys in transit. Copies, beats and the wait are
-//! those of `switchyard_policy`.
+//! A model of its own rather than a fault of [`crate::scenario`]: those scenarios have one router, and this question
+//! needs no keys in transit. Copies, beats and the wait are those of `switchyard_policy`.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -31,7 +32,8 @@ pub enum Bug {
 enum Fault {
     /// Messages between the router and the node are lost from now on.
     Cut,
-    /// The process is stopped for this time, microseconds. `loses_end`: the node's message that the connection has ended is lost.
+    /// The process is stopped for this time, microseconds. `loses_end`: the node's message that the connection has
+    /// ended is lost.
     Stop { time_us: u64, loses_end: bool },
 }
 
@@ -45,8 +47,8 @@ const TURN_US: u64 = 40_000;
 const BEGIN_US: u64 = 1_000_000;
 const END_US: u64 = BEGIN_US + 6 * LEASE_US;
 
-/// First of the times at which the second router ends the first one's connection, and the interval between them, microseconds. The interval is no multiple of the one
-/// between two beats.
+/// First of the times at which the second router ends the first one's connection, and the interval between them,
+/// microseconds. The interval is no multiple of the one between two beats.
 const TAKE_OVER_US: u64 = BEGIN_US + LEASE_US;
 const TAKE_OVER_STEP_US: u64 = 70_000;
 const TAKE_OVERS: u64 = 8;
@@ -270,7 +272,9 @@ impl World {
             }
             Event::Replied(Request::Fill(number), value) => {
                 let reply = value.to_string();
-                let _ = self.copies.end(&self.gates, number, reply.as_bytes(), None, (self.now, self.now), |_, _| Some(NODE));
+                let _ = self
+                    .copies
+                    .end(&self.gates, number, reply.as_bytes(), None, (self.now, self.now), |_, _| Some(NODE));
             }
             Event::TakeOver => {
                 self.is_connected = false;
@@ -306,7 +310,9 @@ impl World {
                 self.hits += 1;
                 let is_old = reply == b"1";
                 if let Some(at) = self.acknowledged.filter(|at| is_old && began > *at) {
-                    self.violation = Some(format!("a read that began at {began} returned the value before the write acknowledged at {at}"));
+                    self.violation = Some(format!(
+                        "a read that began at {began} returned the value before the write acknowledged at {at}"
+                    ));
                 }
             }
             Read::Fill if self.is_connected => {

@@ -1,6 +1,6 @@
-//! Workers as decision 0011 has them: each works by the view that it has adopted, and counts what is in flight by the epoch in which its place was
-//! chosen. Where a command belongs, what it waits for, and what movers are told of it, `switchyard_policy::migration` says, as it does to the router's
-//! workers. What they do with bytes is left out.
+//! Workers as decision 0011 has them: each works by the view that it has adopted, and counts what is in flight by the
+//! epoch in which its place was chosen. Where a command belongs, what it waits for, and what movers are told of it,
+//! `switchyard_policy::migration` says, as it does to the router's workers. What they do with bytes is left out.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -171,11 +171,17 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn new(view: Rc<View>) -> Self {
-        Self { view, links: Default::default(), flying: BTreeMap::new(), waiting: BTreeMap::new(), hot: Default::default() }
+        Self {
+            view,
+            links: Default::default(),
+            flying: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            hot: Default::default(),
+        }
     }
 
-    /// Nothing chosen under an epoch before this one is in flight, and the epoch is adopted. Whether the workers only begin to note what they write:
-    /// then commands that wait for an element do no harm, they make no key.
+    /// Nothing chosen under an epoch before this one is in flight, and the epoch is adopted. Whether the workers only
+    /// begin to note what they write: then commands that wait for an element do no harm, they make no key.
     pub(crate) fn has_drained(&self, epoch: u64, observing: bool) -> bool {
         let harmless = |flying: &Flying| observing && flying.blocking.is_some();
         self.view.epoch >= epoch && self.flying.values().all(|flying| flying.epoch >= epoch || harmless(flying))
@@ -198,7 +204,13 @@ impl Worker {
     }
 
     /// What of these keys is not there.
-    fn look<'k>(&self, keys: impl Iterator<Item = &'k [u8]>, writes: bool, undeclared: bool, planted: Option<Planted>) -> Look<Known> {
+    fn look<'k>(
+        &self,
+        keys: impl Iterator<Item = &'k [u8]>,
+        writes: bool,
+        undeclared: bool,
+        planted: Option<Planted>,
+    ) -> Look<Known> {
         let mut look = look(planted);
         keys.for_each(|key| look.key(&self.view.topology, &self.view.legs, key, writes, || undeclared));
         look
@@ -228,7 +240,8 @@ impl Worker {
     /// Where a key lives of which there may be copies. `None`: it is on its way.
     pub(crate) fn place_of_copies(&self, key: &[u8], serves_observed: bool) -> Option<NodeId> {
         let topology = &self.view.topology;
-        let stays = topology.transit(crc16_slot(key)).is_none_or(|transit| serves_observed && transit.stage == Stage::Observed);
+        let stays =
+            topology.transit(crc16_slot(key)).is_none_or(|transit| serves_observed && transit.stage == Stage::Observed);
         stays.then(|| topology.lives_at(key))
     }
 
@@ -326,7 +339,8 @@ impl World {
         self.choose(ix, op, node);
     }
 
-    /// The connections on which a read of a key that is on its way may be asked, in the place of waiting: to the source, and to the target.
+    /// The connections on which a read of a key that is on its way may be asked, in the place of waiting: to the
+    /// source, and to the target.
     fn may_double_read(&self, op: u64, look: &Look<Known>) -> Option<[u32; 2]> {
         let command = self.ops.get(&op).filter(|command| matches!(command.op, Op::Get(_)) && !command.missed)?;
         let (ix, worker) = (command.worker, &self.workers[command.worker]);
@@ -335,10 +349,12 @@ impl World {
             let (conn, process) = self.live_link(ix, node.index())?;
             (process.to_string() == met || self.bug(Bug::DoubleReadOfAnyProcess)).then_some(conn)
         };
-        (!worker.waiting.contains_key(&op)).then_some([conn_to(nodes[0], &processes.source)?, conn_to(nodes[1], &processes.target)?])
+        (!worker.waiting.contains_key(&op))
+            .then_some([conn_to(nodes[0], &processes.source)?, conn_to(nodes[1], &processes.target)?])
     }
 
-    /// What becomes of a command by a protocol as published: its read is asked of these nodes, or else it goes to one. `None`: it waits.
+    /// What becomes of a command by a protocol as published: its read is asked of these nodes, or else it goes to one.
+    /// `None`: it waits.
     fn published_way(&self, op: u64, way: Way, look: &Look<Known>) -> Option<Vec<NodeId>> {
         let command = self.ops.get(&op)?;
         let (worker, reads) = (&self.workers[command.worker], matches!(command.op, Op::Get(_)));
@@ -355,7 +371,9 @@ impl World {
         let epoch = self.workers[ix].view.epoch;
         let asked: Vec<_> = conns.iter().map(|conn| (self.conns[*conn as usize].node, None)).collect();
         let parts = asked.len() as u32;
-        self.workers[ix].flying.insert(op, Flying { parts, double_read: Some(asked), as_published, ..Flying::one(epoch) });
+        self.workers[ix]
+            .flying
+            .insert(op, Flying { parts, double_read: Some(asked), as_published, ..Flying::one(epoch) });
         say!(self, "worker {ix}: command {op} is asked on {conns:?}");
         conns.into_iter().for_each(|conn| self.transmit(op, conn));
     }
@@ -378,7 +396,9 @@ impl World {
         let shown = answers.into_iter().rev().find(|answer| matches!(answer, Reply::Value(Some(_))));
         match shown {
             Some(reply) => self.client_told(op, node, reply),
-            None if believes_absence || self.bug(Bug::DoubleReadBelieved) => self.client_told(op, node, Reply::Value(None)),
+            None if believes_absence || self.bug(Bug::DoubleReadBelieved) => {
+                self.client_told(op, node, Reply::Value(None))
+            }
             None => {
                 if let Some(command) = self.ops.get_mut(&op) {
                     command.missed = true;
@@ -407,7 +427,8 @@ impl World {
         }
     }
 
-    /// EXEC goes on the connection that watches, and only if the key has been used nowhere else since, and the connection is still there.
+    /// EXEC goes on the connection that watches, and only if the key has been used nowhere else since, and the
+    /// connection is still there.
     fn exec(&mut self, ix: usize, op: u64, node: usize) {
         let watch = self.clients[self.ops[&op].client].watch.as_ref();
         let conn = watch.map(|watch| watch.conn).filter(|conn| self.conns[*conn as usize].owner_alive);
@@ -472,8 +493,10 @@ impl World {
             (What::Kill(ops), _) => {
                 // Asked twice, it is confirmed twice: what is done is not done again.
                 let zombies = &mut self.workers[ix].links[node].zombies;
-                let ended: Vec<u64> =
-                    zombies.extract_if(.., |zombie| zombie.ops.iter().any(|op| ops.contains(op))).flat_map(|zombie| zombie.ops).collect();
+                let ended: Vec<u64> = zombies
+                    .extract_if(.., |zombie| zombie.ops.iter().any(|op| ops.contains(op)))
+                    .flat_map(|zombie| zombie.ops)
+                    .collect();
                 let is_all = zombies.is_empty();
                 self.hot_confirmed(ix, &ended, node);
                 for op in ended {
@@ -484,7 +507,9 @@ impl World {
                 }
             }
             (What::Unblock, _) => {}
-            (What::Command(op), reply) if self.workers[ix].flying.get(&op).is_some_and(|flying| flying.double_read.is_some()) => {
+            (What::Command(op), reply)
+                if self.workers[ix].flying.get(&op).is_some_and(|flying| flying.double_read.is_some()) =>
+            {
                 self.hot_over(ix, op, node, Over::Certain);
                 self.double_read_answered(ix, op, node, reply);
             }
@@ -609,7 +634,13 @@ impl World {
                     ops.push(op);
                 }
                 // Not confirmed: the next connection asks again.
-                What::Kill(_) | What::Hello | What::Unblock | What::Mover(_) | What::FillTtl(_) | What::Fill(_) | What::Beat => {}
+                What::Kill(_)
+                | What::Hello
+                | What::Unblock
+                | What::Mover(_)
+                | What::FillTtl(_)
+                | What::Fill(_)
+                | What::Beat => {}
             }
         }
         // What was never sent looks for another place.
@@ -709,8 +740,11 @@ impl World {
     }
 
     pub(crate) fn refused(&mut self, ix: usize, move_id: MoveId, keys: Option<&[Fingerprint]>) {
-        let concerned: Vec<u64> =
-            self.workers[ix].waiting.extract_if(.., |_, waits| waits.concerns(move_id, keys)).map(|(op, _)| op).collect();
+        let concerned: Vec<u64> = self.workers[ix]
+            .waiting
+            .extract_if(.., |_, waits| waits.concerns(move_id, keys))
+            .map(|(op, _)| op)
+            .collect();
         concerned.into_iter().for_each(|op| self.client_refused(op));
     }
 
@@ -721,8 +755,12 @@ impl World {
             return;
         }
         let epoch = worker.view.epoch;
-        let blocked: Vec<(u64, u32)> =
-            worker.flying.iter().filter(|(_, f)| f.epoch < epoch).filter_map(|(op, f)| Some((*op, f.blocking?))).collect();
+        let blocked: Vec<(u64, u32)> = worker
+            .flying
+            .iter()
+            .filter(|(_, f)| f.epoch < epoch)
+            .filter_map(|(op, f)| Some((*op, f.blocking?)))
+            .collect();
         for (op, conn) in blocked {
             let c = &self.conns[conn as usize];
             if !c.owner_alive {

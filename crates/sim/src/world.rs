@@ -1,8 +1,9 @@
 //! The world of a run: the queue of what happens when, the network, the nodes, and the faults.
 //!
-//! Everything that takes time is an entry of one queue, in order of time; entries of one instant are in the order in which they were put there. A
-//! connection is a pair of pipes that keep their order. It may break in the middle: what was sent up to some byte still arrives, maybe much
-//! later, and is executed, although nobody is there any more to take the answer.
+//! Everything that takes time is an entry of one queue, in order of time; entries of one instant are in the order in
+//! which they were put there. A connection is a pair of pipes that keep their order. It may break in the middle: what
+//! was sent up to some byte still arrives, maybe much later, and is executed, although nobody is there any more to take
+//! the answer.
 
 mod faults;
 mod network;
@@ -229,14 +230,16 @@ pub(crate) use say;
 impl World {
     pub(crate) fn new(seed: u64, scenario: &Scenario, planted: Option<Planted>, trace: bool) -> Self {
         let mut random = Random::new(seed);
-        let mut persistence = || if random.chance(scenario.durable) { Persistence::Always } else { Persistence::Snapshots };
+        let mut persistence =
+            || if random.chance(scenario.durable) { Persistence::Always } else { Persistence::Snapshots };
         let mut nodes = [Node::new(persistence(), 1), Node::new(persistence(), 2)];
         if scenario.skew > 0 {
             nodes.iter_mut().for_each(|node| node.ahead_us = random.below(scenario.skew + 1));
         }
         let skew_us = nodes[0].ahead_us.abs_diff(nodes[1].ahead_us);
         let tag = |number: u64| char::from(b't' + (number % scenario.slots) as u8);
-        let names: Vec<Key> = (0..scenario.keys).map(|number| Key::from(format!("{{{}}}{number}", tag(number)).into_bytes())).collect();
+        let names: Vec<Key> =
+            (0..scenario.keys).map(|number| Key::from(format!("{{{}}}{number}", tag(number)).into_bytes())).collect();
         let keys: Vec<Key> = (0..scenario.databases).flat_map(|_| names.clone()).collect();
         let mut slots: Vec<Slot> = keys.iter().take(scenario.slots as usize).map(|key| crc16_slot(key)).collect();
         slots.sort_unstable();
@@ -315,7 +318,8 @@ impl World {
             }
             self.nodes.iter_mut().for_each(|node| node.disk = node.keys.clone());
         }
-        self.clients = (0..self.scenario.clients).map(|number| Client::new(number as usize, self.scenario.commands)).collect();
+        self.clients =
+            (0..self.scenario.clients).map(|number| Client::new(number as usize, self.scenario.commands)).collect();
         for client in 0..self.clients.len() {
             let when = self.random.below(3_000);
             self.after(when, Ev::Client { client });
@@ -442,7 +446,8 @@ impl World {
         self.queue.push(Reverse(At { time, order: self.order, incarnation, ev }));
     }
 
-    /// How many names of keys there are. The key of that name in database `d` has the number of the name and `d` times so many.
+    /// How many names of keys there are. The key of that name in database `d` has the number of the name and `d` times
+    /// so many.
     pub(crate) fn names(&self) -> usize {
         self.scenario.keys as usize
     }
@@ -490,7 +495,8 @@ impl World {
                 let process = node.process;
                 self.conns[conn as usize].accepted = Some((process, number));
                 // A worker that meets a node ends what earlier routers have left there, before it sends anything.
-                let leaves_it = is_planted(self.planted, Bug::ResumedWithoutKill) || is_planted(self.planted, Bug::EndedOnlyForALeg);
+                let leaves_it = is_planted(self.planted, Bug::ResumedWithoutKill)
+                    || is_planted(self.planted, Bug::EndedOnlyForALeg);
                 if !leaves_it && !matches!(self.conns[conn as usize].owner, Owner::Mover(_)) {
                     self.kill_older(ix, self.conns[conn as usize].incarnation);
                 }
@@ -513,7 +519,10 @@ impl World {
             }
             Cmd::Unblock(id) => {
                 let process = node.process;
-                let at = node.blocked.iter().position(|(conn, ..)| self.conns[*conn as usize].accepted == Some((process, id)));
+                let at = node
+                    .blocked
+                    .iter()
+                    .position(|(conn, ..)| self.conns[*conn as usize].accepted == Some((process, id)));
                 if let Some(at) = at {
                     let (conn, request, _) = node.blocked.remove(at);
                     self.reply(conn, request, Reply::Unblocked);
@@ -713,7 +722,9 @@ impl World {
         match self.conns[conn as usize].owner {
             Owner::Mover(lane) => self.mover_broke(lane, conn),
             Owner::Filling(worker) => self.fill_broke(worker, conn),
-            Owner::Worker(worker) | Owner::Blocking(worker, _) | Owner::Watching(worker, _) => self.worker_broke(worker, conn),
+            Owner::Worker(worker) | Owner::Blocking(worker, _) | Owner::Watching(worker, _) => {
+                self.worker_broke(worker, conn)
+            }
         }
     }
 

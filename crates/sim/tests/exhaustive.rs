@@ -1,4 +1,5 @@
-//! Every order of what can happen in a leg of one key or two, with one fault of each kind: no violation in any state. And with bugs planted: they are found.
+//! Every order of what can happen in a leg of one key or two, with one fault of each kind: no violation in any state.
+//! And with bugs planted: they are found.
 //!
 //! `cargo test -p switchyard-sim --test exhaustive -- --nocapture` prints the numbers of states.
 

@@ -42,8 +42,13 @@ const PRECOPY: &[Machine] = &[
 ];
 
 /// Bugs of hot copies that show where anything may write.
-const HOT_ROUGH: &[Bug] =
-    &[Bug::FlushRaisesNothing, Bug::RenamedToForgotten, Bug::ScriptRaisesItsKeys, Bug::BlockedRaisesNothing, Bug::BlockedRaisesOnce];
+const HOT_ROUGH: &[Bug] = &[
+    Bug::FlushRaisesNothing,
+    Bug::RenamedToForgotten,
+    Bug::ScriptRaisesItsKeys,
+    Bug::BlockedRaisesNothing,
+    Bug::BlockedRaisesOnce,
+];
 
 /// Other bugs of hot copies.
 const HOT: &[Bug] = &[
@@ -74,7 +79,8 @@ const MOVERS: &[Planted] = &[
 #[test]
 fn each_bug_is_found_within_twenty_thousand_seeds() {
     std::panic::set_hook(Box::new(|_| {}));
-    let scenarios = |names: &[&str]| -> Vec<Scenario> { names.iter().filter_map(|name| Scenario::built_in(name)).collect() };
+    let scenarios =
+        |names: &[&str]| -> Vec<Scenario> { names.iter().filter_map(|name| Scenario::built_in(name)).collect() };
     let (others, watch) = (scenarios(&["rough", "forgetful", "calm", "exceptions", "given-up"]), scenarios(&["watch"]));
     let (staging, stop_and_copy) = (scenarios(&["staging"]), scenarios(&["stop-and-copy"]));
     let (full_disk, lost, clocks) = (scenarios(&["full-disk"]), scenarios(&["lost"]), scenarios(&["clocks"]));
@@ -90,8 +96,9 @@ fn each_bug_is_found_within_twenty_thousand_seeds() {
         let of_watches = matches!(planted, Planted::Around(Bug::WatchForgotten | Bug::WatchStays | Bug::WatchReturns));
         let of_staging = matches!(planted, Planted::Around(Bug::ToldNotTakenInTheLeg | Bug::TailReadBeforeTheLeg))
             || matches!(planted, Planted::Machine(bug) if STAGING.contains(bug));
-        let of_a_target_that_dies = matches!(planted, Planted::Machine(Machine::GoneIsRenamed | Machine::StagedAtAnotherProcess))
-            || *planted == Planted::Around(Bug::UnusableKeptAtReturn);
+        let of_a_target_that_dies =
+            matches!(planted, Planted::Machine(Machine::GoneIsRenamed | Machine::StagedAtAnotherProcess))
+                || *planted == Planted::Around(Bug::UnusableKeptAtReturn);
         let of_copies = |bugs: &[Bug]| matches!(planted, Planted::Around(bug) if bugs.contains(bug));
         let found = if of_watches {
             &watch
@@ -120,7 +127,10 @@ fn each_bug_is_found_within_twenty_thousand_seeds() {
         } else if *planted == Planted::Machine(Machine::GivenUpWithoutDrain) {
             // In the others nobody is given up.
             &lost
-        } else if matches!(planted, Planted::Around(Bug::DatabasesAskedEarly) | Planted::Machine(Machine::WalkedWhileAway)) {
+        } else if matches!(
+            planted,
+            Planted::Around(Bug::DatabasesAskedEarly) | Planted::Machine(Machine::WalkedWhileAway)
+        ) {
             &databases
         } else if matches!(planted, Planted::Around(Bug::DoubleReadBelieved | Bug::DoubleReadOfAnyProcess)) {
             &netmigrate
@@ -152,7 +162,8 @@ fn each_bug_is_found_within_twenty_thousand_seeds() {
     assert!(missed.is_empty(), "not found: {missed:?}");
 }
 
-/// Those that need no clock, no life of a key and no forgetful node are found by looking at every order of events, too, in the fewest steps.
+/// Those that need no clock, no life of a key and no forgetful node are found by looking at every order of events, too,
+/// in the fewest steps.
 #[test]
 fn the_search_through_all_orders_finds_bugs() {
     let base = Bounds { keys: 1, ..Bounds::default() };
@@ -176,7 +187,9 @@ fn the_search_through_all_orders_finds_bugs() {
     ];
     for (planted, bounds) in planted {
         let searched = explore(bounds, Some(planted), 1_000_000);
-        let Some((what, way)) = searched.violation else { panic!("{planted:?}: not found in {} states", searched.states) };
+        let Some((what, way)) = searched.violation else {
+            panic!("{planted:?}: not found in {} states", searched.states)
+        };
         println!("{planted:?}: {} states, {} steps: {what}", searched.states, way.len());
     }
 }

@@ -1,5 +1,5 @@
-//! Protocols as published: their holes are found by the checkers, which is the test that they are as published. And nothing else is wrong with them: those
-//! who only read see everything.
+//! Protocols as published: their holes are found by the checkers, which is the test that they are as published. And
+//! nothing else is wrong with them: those who only read see everything.
 
 use switchyard_sim::{Scenario, run};
 

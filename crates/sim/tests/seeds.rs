@@ -84,12 +84,18 @@ fn stop_and_copy() {
     clean("stop-and-copy", SEEDS);
 }
 
-/// MIGRATE removes at the source before anything is on record, so a target that restarts in the middle loses keys: why the router does it only where that
-/// is allowed. Who mends the protocol gives nodes that are killed to its scenario, and removes this.
+/// MIGRATE removes at the source before anything is on record, so a target that restarts in the middle loses keys: why
+/// the router does it only where that is allowed. Who mends the protocol gives nodes that are killed to its scenario,
+/// and removes this.
 #[test]
 fn stop_and_copy_loses_keys_where_nodes_are_killed() {
-    let text = switchyard_sim::scenario::BUILT_IN.iter().find(|(name, _)| *name == "stop-and-copy").expect("it comes with the simulator").1;
-    let scenario = Scenario::parse("stop-and-copy with kills", &format!("{text}\nkill-node = 500")).expect("a scenario");
+    let text = switchyard_sim::scenario::BUILT_IN
+        .iter()
+        .find(|(name, _)| *name == "stop-and-copy")
+        .expect("it comes with the simulator")
+        .1;
+    let scenario =
+        Scenario::parse("stop-and-copy with kills", &format!("{text}\nkill-node = 500")).expect("a scenario");
     let found = sweep(&scenario, None, 0, 10_000, 2, |_| {}).and_then(|run| run.violation);
     assert!(found.as_ref().is_some_and(|what| what.contains("fits no order")), "what clients wrote is lost: {found:?}");
 }
@@ -118,11 +124,16 @@ fn given_up() {
 fn lost() {
     let [to_source, to_target] = std::array::from_fn(|_| AtomicU64::new(0));
     clean_and("lost", SEEDS, |run| {
-        to_source.fetch_add(run.without.iter().filter(|owner| **owner == Side::Source).count() as u64, Ordering::Relaxed);
-        to_target.fetch_add(run.without.iter().filter(|owner| **owner == Side::Target).count() as u64, Ordering::Relaxed);
+        to_source
+            .fetch_add(run.without.iter().filter(|owner| **owner == Side::Source).count() as u64, Ordering::Relaxed);
+        to_target
+            .fetch_add(run.without.iter().filter(|owner| **owner == Side::Target).count() as u64, Ordering::Relaxed);
     });
     let [to_source, to_target] = [to_source.into_inner(), to_target.into_inner()];
-    assert!(to_source > SEEDS / 17 && to_target > SEEDS / 17, "legs end without either side: {to_source} and {to_target}");
+    assert!(
+        to_source > SEEDS / 17 && to_target > SEEDS / 17,
+        "legs end without either side: {to_source} and {to_target}"
+    );
 }
 
 #[test]
@@ -189,7 +200,10 @@ fn hot(name: &str, seeds: u64, hits_in_a_thousand: u64) {
     }
     let [hits, kept, moved, unchecked] = [hits, kept, moved, unchecked].map(AtomicU64::into_inner);
     println!("{name}: {hits} hits, {kept} copies, {moved} legs");
-    assert!(hits * 1000 > hits_in_a_thousand * seeds && kept > 10 * seeds, "{name}: copies are made and given: {kept} and {hits}");
+    assert!(
+        hits * 1000 > hits_in_a_thousand * seeds && kept > 10 * seeds,
+        "{name}: copies are made and given: {kept} and {hits}"
+    );
     assert!(moved > seeds || scenario.moves == 0, "{name}: legs were moved");
     assert!(unchecked * 100 < seeds, "{name}: nearly all histories were checked");
 }

@@ -12,8 +12,8 @@ use switchyard_router::CountedHeap;
 
 use crate::cli::Cli;
 
-/// The system's allocator keeps freed memory of big values in the arena of the thread that freed it; jemalloc gives it back, and
-/// the workers do not meet in it. What is in use is counted, for `memory-max`.
+/// The system's allocator keeps freed memory of big values in the arena of the thread that freed it; jemalloc gives it
+/// back, and the workers do not meet in it. What is in use is counted, for `memory-max`.
 #[global_allocator]
 static ALLOCATOR: CountedHeap<tikv_jemallocator::Jemalloc> = CountedHeap(tikv_jemallocator::Jemalloc);
 
@@ -21,7 +21,10 @@ static ALLOCATOR: CountedHeap<tikv_jemallocator::Jemalloc> = CountedHeap(tikv_je
 fn end_without_readers() {
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        if info.payload_as_str().is_some_and(|text| text.starts_with("failed printing to stdout") && text.contains("Broken pipe")) {
+        if info
+            .payload_as_str()
+            .is_some_and(|text| text.starts_with("failed printing to stdout") && text.contains("Broken pipe"))
+        {
             process::exit(141);
         }
         usual(info);

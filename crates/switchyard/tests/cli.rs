@@ -56,7 +56,8 @@ impl Serve {
     /// The same with a state directory, relative to a folder of its own.
     fn start_in(state: &Path, config: &str) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let (listen, admin) = (SocketAddr::from(([127, 0, 0, 1], free_port())), SocketAddr::from(([127, 0, 0, 1], free_port())));
+        let (listen, admin) =
+            (SocketAddr::from(([127, 0, 0, 1], free_port())), SocketAddr::from(([127, 0, 0, 1], free_port())));
         let socket = dir.path().join("notify");
         let notify = UnixDatagram::bind(&socket).expect("a socket");
         notify.set_read_timeout(Some(PATIENCE)).expect("a timeout");
@@ -136,7 +137,10 @@ impl Serve {
         stream.read_to_string(&mut page).expect("a page");
         let value = |name: &str| page.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
         let value = |name: &str| value(name).unwrap_or_else(|| panic!("no {name}:\n{page}"));
-        (value("switchyard_config_last_reload_successful"), value("switchyard_config_last_reload_success_timestamp_seconds"))
+        (
+            value("switchyard_config_last_reload_successful"),
+            value("switchyard_config_last_reload_success_timestamp_seconds"),
+        )
     }
 
     fn nodes(&self) -> Vec<(u64, String, u64)> {
@@ -145,7 +149,10 @@ impl Serve {
         let answer: serde_json::Value = serde_json::from_str(&out).expect("JSON");
         let nodes = answer["nodes"].as_array().expect("a list");
         let number = |value: &serde_json::Value| value.as_u64().expect("a number");
-        nodes.iter().map(|n| (number(&n["id"]), n["address"].as_str().expect("text").to_owned(), number(&n["slots"]))).collect()
+        nodes
+            .iter()
+            .map(|n| (number(&n["id"]), n["address"].as_str().expect("text").to_owned(), number(&n["slots"])))
+            .collect()
     }
 
     fn stop(mut self) -> i32 {
@@ -189,13 +196,17 @@ fn help_teaches() {
         assert!(out.contains("Examples:") && out.contains("Exit codes:"), "{command:?}:\n{out}");
     }
     let (code, out, _) = run(&["--version"]);
-    let commit = out.trim().strip_prefix(concat!("switchyard ", env!("CARGO_PKG_VERSION"), " (")).and_then(|rest| rest.strip_suffix(')'));
+    let commit = out
+        .trim()
+        .strip_prefix(concat!("switchyard ", env!("CARGO_PKG_VERSION"), " ("))
+        .and_then(|rest| rest.strip_suffix(')'));
     let commit = commit.unwrap_or_else(|| panic!("no commit: {out}"));
     assert_eq!((code, commit), (0, env!("SWITCHYARD_COMMIT")));
     // A working tree has a commit; an archive has no commit, except with SWITCHYARD_COMMIT.
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     if Path::new(root).join(".git").exists() && std::env::var_os("SWITCHYARD_COMMIT").is_none() {
-        let head = Command::new("git").args(["-C", root, "rev-parse", "--short=12", "HEAD"]).output().expect("git runs");
+        let head =
+            Command::new("git").args(["-C", root, "rev-parse", "--short=12", "HEAD"]).output().expect("git runs");
         assert_eq!(commit.trim_end_matches("-dirty"), String::from_utf8_lossy(&head.stdout).trim());
     }
 }
@@ -203,7 +214,8 @@ fn help_teaches() {
 #[test]
 fn a_check_exits_with_the_state_of_the_router() {
     let serve = Serve::start(&node(free_port()));
-    let check = |admin: SocketAddr, more: &[&str]| run(&[&["status", "--check", "--admin", &admin.to_string()], more].concat());
+    let check =
+        |admin: SocketAddr, more: &[&str]| run(&[&["status", "--check", "--admin", &admin.to_string()], more].concat());
     // Its node is not there.
     let (code, out, err) = check(serve.admin, &[]);
     assert_eq!((code, err.trim()), (2, "switchyard: keys of some slots cannot be used: no node serves them"), "{out}");
@@ -231,7 +243,10 @@ fn a_wrong_command_line_is_2_and_suggests() {
         (&["serve", "--node", "a", "--workers", "0"], "--workers: \"0\" is not a whole number from 1 to 1024"),
         (&["serve", "--node", "a", "--strays", "remove"], "cannot be used with '--strays <WHAT>'"),
         (&["serve", "-c", "file", "--twemproxy-stats", "127.0.0.1:1"], "--twemproxy-config <FILE>"),
-        (&["serve", "-c", "/nonexistent/switchyard.toml"], "cannot read the configuration file /nonexistent/switchyard.toml"),
+        (
+            &["serve", "-c", "/nonexistent/switchyard.toml"],
+            "cannot read the configuration file /nonexistent/switchyard.toml",
+        ),
     ] {
         let (code, out, err) = run(arguments);
         assert_eq!(code, 2, "{arguments:?}: {err}");
@@ -248,8 +263,13 @@ fn check_config_shows_a_good_one_and_refuses_a_bad_one() {
         std::fs::write(&path, text).expect("writing");
         path.display().to_string()
     };
-    let good = write("good.toml", "[clients]\npassword = \"hunter2\"\nmax-clients = 5\n[[node]]\naddress = \"127.0.0.1:7001\"\n");
-    for arguments in [&["check-config", "-c", &good, "--workers", "3"][..], &["serve", "-c", &good, "--workers", "3", "--test-conf"]] {
+    let good = write(
+        "good.toml",
+        "[clients]\npassword = \"hunter2\"\nmax-clients = 5\n[[node]]\naddress = \"127.0.0.1:7001\"\n",
+    );
+    for arguments in
+        [&["check-config", "-c", &good, "--workers", "3"][..], &["serve", "-c", &good, "--workers", "3", "--test-conf"]]
+    {
         let (code, out, err) = run(arguments);
         assert_eq!((code, err.as_str()), (0, ""));
         assert!(out.lines().any(|line| line.starts_with("workers = 3 ") && line.ends_with("# --workers")), "{out}");
@@ -265,7 +285,10 @@ fn check_config_shows_a_good_one_and_refuses_a_bad_one() {
     assert_eq!((code, out.as_str()), (2, ""));
     let lines: Vec<&str> = err.lines().collect();
     assert_eq!(lines[0], format!("{bad}:1: unknown key \"wrokers\" at the top level; did you mean \"workers\"?"));
-    assert_eq!(lines[1], format!("{bad}:3: unknown key \"comand-timeout\" in [nodes]; did you mean \"command-timeout\"?"));
+    assert_eq!(
+        lines[1],
+        format!("{bad}:3: unknown key \"comand-timeout\" in [nodes]; did you mean \"command-timeout\"?")
+    );
     assert!(lines[2].starts_with(&format!("{bad}:4: command-timeout: \"5\" is not a time with its unit")), "{err}");
     assert_eq!(lines.len(), 3, "{err}");
 
@@ -279,7 +302,12 @@ fn check_config_shows_a_good_one_and_refuses_a_bad_one() {
 fn a_closed_output_ends_a_command_quietly() {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
-    let output = switchyard().args(["check-config", "--example"]).stdout(writer).stderr(Stdio::piped()).output().expect("the binary runs");
+    let output = switchyard()
+        .args(["check-config", "--example"])
+        .stdout(writer)
+        .stderr(Stdio::piped())
+        .output()
+        .expect("the binary runs");
     assert_eq!(output.status.code(), Some(141));
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
 }
@@ -297,10 +325,12 @@ fn the_example_passes_its_own_check() {
 
 #[test]
 fn an_open_listener_is_refused() {
-    let (code, _, err) = run(&["serve", "--node", "127.0.0.1:7001", "--listen", "0.0.0.0:0", "--state-dir", "/nonexistent"]);
+    let (code, _, err) =
+        run(&["serve", "--node", "127.0.0.1:7001", "--listen", "0.0.0.0:0", "--state-dir", "/nonexistent"]);
     assert_eq!(code, 2);
     assert!(err.contains("without a password") && err.contains("--allow-open-listener"), "{err}");
-    let (code, _, err) = run(&["serve", "--node", "127.0.0.1:7001", "--admin", "0.0.0.0:0", "--state-dir", "/nonexistent"]);
+    let (code, _, err) =
+        run(&["serve", "--node", "127.0.0.1:7001", "--admin", "0.0.0.0:0", "--state-dir", "/nonexistent"]);
     assert_eq!(code, 2);
     assert!(err.contains("without a token") && err.contains("--admin-token-file"), "{err}");
 }
@@ -313,9 +343,13 @@ fn a_refused_start_is_1_and_leaves_no_slot_map() {
     let state = dir.path().join("state").display().to_string();
     for port in ["--listen", "--admin"] {
         let other = if port == "--listen" { "--admin" } else { "--listen" };
-        let (code, _, err) = run(&["serve", "--node", "127.0.0.1:7001", port, &address, other, "127.0.0.1:0", "--state-dir", &state]);
+        let (code, _, err) =
+            run(&["serve", "--node", "127.0.0.1:7001", port, &address, other, "127.0.0.1:0", "--state-dir", &state]);
         assert_eq!(code, 1, "{err}");
-        assert!(err.contains(&address) && err.contains(&format!("process {}", std::process::id())) && err.contains(port), "{err}");
+        assert!(
+            err.contains(&address) && err.contains(&format!("process {}", std::process::id())) && err.contains(port),
+            "{err}"
+        );
     }
     // Had one of them kept a map, it would say that 7001 owns keys and may not be left out.
     let serve = Serve::start_in(Path::new(&state), &node(7002));
@@ -354,7 +388,10 @@ fn status_without_a_router_is_1_and_says_what_to_do() {
 #[test]
 fn serve_tells_systemd_and_stops_with_0() {
     let serve = Serve::start(&node(7001));
-    serve.expect_log(&format!("not ready yet, no key is served: clients connect to {}; 1 node, 2 workers", serve.listen));
+    serve.expect_log(&format!(
+        "not ready yet, no key is served: clients connect to {}; 1 node, 2 workers",
+        serve.listen
+    ));
     TcpStream::connect(serve.listen).expect("clients can connect once it is ready");
     serve.expect_notification("WATCHDOG=1");
     serve.reload(&node(7001));
@@ -428,10 +465,20 @@ fn without_a_token_nothing_changes_and_the_command_line_finds_it() {
     serve.expect_log("the token of the admin port has changed");
     let (code, _, err) = abort();
     assert!(code == 1 && err.contains("token"), "{err}");
-    assert!(post(serve.admin, "/api/v1/moves/1/abort", &bearer).starts_with("HTTP/1.0 401"), "the made one is good no more");
+    assert!(
+        post(serve.admin, "/api/v1/moves/1/abort", &bearer).starts_with("HTTP/1.0 401"),
+        "the made one is good no more"
+    );
     let status = |token: &str| {
         let mut command = switchyard();
-        outcome(command.args(["status", "--admin", &admin]).env("SWITCHYARD_ADMIN_TOKEN", token).output().expect("the binary runs")).0
+        outcome(
+            command
+                .args(["status", "--admin", &admin])
+                .env("SWITCHYARD_ADMIN_TOKEN", token)
+                .output()
+                .expect("the binary runs"),
+        )
+        .0
     };
     assert_eq!((status("first"), status("second")), (0, 1));
     serve.reload(&with("second"));
@@ -482,7 +529,8 @@ fn a_stranger_at_the_admin_port_learns_no_token() {
         let token = std::fs::read_to_string(state.join("admin-token")).expect("the token");
         assert!(!heard.contains(token.trim()) && !heard.contains("hunter2") && !heard.contains("root:"), "{heard}");
         // What it was shown is of no use at the real router.
-        let proof = heard.lines().find_map(|line| line.to_lowercase().starts_with("authorization:").then(|| line.to_owned()));
+        let proof =
+            heard.lines().find_map(|line| line.to_lowercase().starts_with("authorization:").then(|| line.to_owned()));
         assert_eq!(proof.is_some(), named == state.join("admin-token"), "{heard}");
         if let Some(proof) = proof {
             let answer = post(serve.admin, "/api/v1/moves/1/abort", &format!("{}\r\n", proof.trim()));
@@ -529,7 +577,10 @@ fn a_second_signal_ends_it_at_once() {
     // A node that takes connections and never answers, and patience without end: the drain alone would take an hour.
     let mute = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = mute.local_addr().expect("its address").port();
-    let config = format!("shutdown-timeout = \"1h\"\n[nodes]\nconnect-timeout = \"1h\"\ncommand-timeout = \"1h\"\n{}", node(port));
+    let config = format!(
+        "shutdown-timeout = \"1h\"\n[nodes]\nconnect-timeout = \"1h\"\ncommand-timeout = \"1h\"\n{}",
+        node(port)
+    );
     let mut serve = Serve::start(&config);
     let mut client = TcpStream::connect(serve.listen).expect("a client");
     std::io::Write::write_all(&mut client, b"PING\r\nGET key\r\n").expect("a command");
@@ -568,7 +619,8 @@ fn the_limit_of_open_files_lowers_max_clients() {
     // Root may raise any limit, so the limit is put beyond what even root can have.
     let toml = dir.path().join("switchyard.toml");
     std::fs::write(&toml, format!("[clients]\nmax-clients = 10000000\n{}", node(7001))).expect("writing");
-    let nr_open: u64 = std::fs::read_to_string("/proc/sys/fs/nr_open").expect("Linux").trim().parse().expect("a number");
+    let nr_open: u64 =
+        std::fs::read_to_string("/proc/sys/fs/nr_open").expect("Linux").trim().parse().expect("a number");
     if nr_open > 10_000_000 {
         eprintln!("skipped: this machine allows more open files than clients can be configured");
         return;

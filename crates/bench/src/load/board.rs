@@ -1,7 +1,8 @@
 //! Versions of keys that one connection writes and others read: what a read must see at least, and may see at most.
 //!
-//! A key that all may use is linearizable if there is one order of its commands. With one writer, whose versions grow, that is easy to check. Once a version
-//! was acknowledged or read, each read that is sent later gives it or a newer one. No read gives a version that the writer has not sent.
+//! A key that all may use is linearizable if there is one order of its commands. With one writer, whose versions grow,
+//! that is easy to check. Once a version was acknowledged or read, each read that is sent later gives it or a newer
+//! one. No read gives a version that the writer has not sent.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -1,15 +1,18 @@
 //! The states that a key may have once a command on it had no answer.
 //!
-//! While every command is answered a key has one state, and each reply is known. A command that fails may have been executed or not: then the key has one of several
-//! states, and a later answer tells which. Answers come in the order of the commands, so a set of states that is changed at each answer is enough.
+//! While every command is answered a key has one state, and each reply is known. A command that fails may have been
+//! executed or not: then the key has one of several states, and a later answer tells which. Answers come in the order
+//! of the commands, so a set of states that is changed at each answer is enough.
 
 /// The fate of a command without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doubt {
-    /// It may be executed at any time, also after commands that were sent later: bytes that a hanging server has received wait there.
+    /// It may be executed at any time, also after commands that were sent later: bytes that a hanging server has
+    /// received wait there.
     Lasting,
-    /// The server ends: it has executed the command, or never will. `NODEDOWN` says that it was not sent, and `NODELOST` that it may have been executed.
-    /// `LOADING` comes from a server that has just been started, and executes nothing yet.
+    /// The server ends: it has executed the command, or never will. `NODEDOWN` says that it was not sent, and
+    /// `NODELOST` that it may have been executed. `LOADING` comes from a server that has just been started, and
+    /// executes nothing yet.
     Brief,
 }
 
@@ -33,7 +36,8 @@ pub(super) fn may_be(doubt: Doubt, text: &[u8]) -> Executed {
     }
 }
 
-/// The change that a command makes to the state of its key: a version, a number, or fields as bits; 0: there is no such key.
+/// The change that a command makes to the state of its key: a version, a number, or fields as bits; 0: there is no such
+/// key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effect {
     /// It only reads.
@@ -104,7 +108,8 @@ impl States {
     /// A command was answered, with an integer or not. False: no possible state gives that answer.
     pub(super) fn answered(&mut self, effect: Effect, answer: Option<i64>) -> bool {
         let Self::OneOf(states) = self else { return true };
-        let mut left: Vec<u32> = states.iter().filter(|state| effect.answer(**state) == answer).map(|state| effect.on(*state)).collect();
+        let mut left: Vec<u32> =
+            states.iter().filter(|state| effect.answer(**state) == answer).map(|state| effect.on(*state)).collect();
         left.sort_unstable();
         left.dedup();
         if left.is_empty() {

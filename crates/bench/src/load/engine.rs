@@ -46,7 +46,12 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    pub(super) fn connect(settings: &Settings, scripts: impl Iterator<Item = Script>, thread: usize, threads: usize) -> Result<Self> {
+    pub(super) fn connect(
+        settings: &Settings,
+        scripts: impl Iterator<Item = Script>,
+        thread: usize,
+        threads: usize,
+    ) -> Result<Self> {
         let interval = match settings.pace {
             Pace::Closed => None,
             Pace::Open { rate } => {
@@ -207,7 +212,8 @@ impl Driver {
         }
         if wants_write != connection.wants_write {
             connection.wants_write = wants_write;
-            let flags = if wants_write { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+            let flags =
+                if wants_write { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
             if let Err(e) = epoll::modify(&self.epoll, stream, epoll::EventData::new_u64(index as u64), flags) {
                 self.lose(index, &format!("epoll refused it: {e}"), ledger);
             }
@@ -249,7 +255,8 @@ impl Driver {
                             break;
                         };
                         ledger.interval.replies += 1;
-                        let waited = u64::try_from(now.saturating_duration_since(asked).as_nanos()).unwrap_or(MAX_LATENCY_NS);
+                        let waited =
+                            u64::try_from(now.saturating_duration_since(asked).as_nanos()).unwrap_or(MAX_LATENCY_NS);
                         ledger.interval.latency.saturating_record(waited);
                         match connection.script.check(&pending, &reply) {
                             Verdict::Good => {}
@@ -300,7 +307,11 @@ impl Driver {
         let mut ledger = lock(ledger);
         ledger.interval.disconnects += 1;
         ledger.interval.unanswered += connection.pending.len() as u64;
-        ledger.complain(format!("connection to {} lost with {} requests under way: {why}", self.target, connection.pending.len()));
+        ledger.complain(format!(
+            "connection to {} lost with {} requests under way: {why}",
+            self.target,
+            connection.pending.len()
+        ));
         for (_, pending) in connection.pending.drain(..) {
             connection.script.give_up(&pending);
         }

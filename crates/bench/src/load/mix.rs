@@ -31,7 +31,8 @@ pub enum Op {
 
 impl Op {
     /// All, in the order of [`Mix`].
-    pub const ALL: [Self; 9] = [Self::Get, Self::Set, Self::Incr, Self::Hset, Self::Lpush, Self::Zadd, Self::Mget, Self::Del, Self::Expire];
+    pub const ALL: [Self; 9] =
+        [Self::Get, Self::Set, Self::Incr, Self::Hset, Self::Lpush, Self::Zadd, Self::Mget, Self::Del, Self::Expire];
 
     /// Its name as Redis writes it, in lower case.
     pub fn name(self) -> &'static str {
@@ -62,11 +63,13 @@ impl FromStr for Mix {
         let names = || Op::ALL.map(Op::name).join(", ");
         let mut weights = [0; 9];
         for part in s.split(',') {
-            let (name, weight) =
-                part.split_once('=').with_context(|| format!("\"{part}\" in a mix must read command=weight, e.g. get=80"))?;
+            let (name, weight) = part
+                .split_once('=')
+                .with_context(|| format!("\"{part}\" in a mix must read command=weight, e.g. get=80"))?;
             let op = Op::ALL.iter().find(|op| op.name().eq_ignore_ascii_case(name.trim()));
             let op = op.with_context(|| format!("no command \"{name}\" in a mix; there are {}", names()))?;
-            weights[*op as usize] = weight.trim().parse().with_context(|| format!("the weight of \"{part}\" must be a whole number"))?;
+            weights[*op as usize] =
+                weight.trim().parse().with_context(|| format!("the weight of \"{part}\" must be a whole number"))?;
         }
         if weights.iter().map(|w| u64::from(*w)).sum::<u64>() == 0 {
             bail!("the mix \"{s}\" sends nothing; there are {}", names());
@@ -77,7 +80,8 @@ impl FromStr for Mix {
 
 impl fmt::Display for Mix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let parts: Vec<_> = Op::ALL.iter().zip(self.0).filter(|(_, w)| *w > 0).map(|(op, w)| format!("{}={w}", op.name())).collect();
+        let parts: Vec<_> =
+            Op::ALL.iter().zip(self.0).filter(|(_, w)| *w > 0).map(|(op, w)| format!("{}={w}", op.name())).collect();
         f.write_str(&parts.join(","))
     }
 }
@@ -132,11 +136,16 @@ impl FromStr for ValueSizes {
         let mut sizes = Vec::new();
         for part in s.split(',') {
             let (bytes, weight) = part.split_once(':').unwrap_or((part, "1"));
-            let bytes: usize =
-                bytes.trim().parse().with_context(|| format!("\"{part}\" in value sizes must read bytes or bytes:weight"))?;
-            let weight: u32 = weight.trim().parse().with_context(|| format!("the weight of \"{part}\" must be a whole number"))?;
+            let bytes: usize = bytes
+                .trim()
+                .parse()
+                .with_context(|| format!("\"{part}\" in value sizes must read bytes or bytes:weight"))?;
+            let weight: u32 =
+                weight.trim().parse().with_context(|| format!("the weight of \"{part}\" must be a whole number"))?;
             if !(MIN_VALUE..=MAX_VALUE).contains(&bytes) {
-                bail!("value sizes must lie between {MIN_VALUE} (a value names its key and version) and {MAX_VALUE} bytes, not {bytes}");
+                bail!(
+                    "value sizes must lie between {MIN_VALUE} (a value names its key and version) and {MAX_VALUE} bytes, not {bytes}"
+                );
             }
             if weight > 0 {
                 sizes.push((bytes, weight));

@@ -1,11 +1,12 @@
 //! The load generator: threads that each drive many connections through one epoll, closed or open loop.
 //!
-//! *Closed loop* keeps a fixed number of requests under way per connection, and asks how fast the server can go. *Open loop* sends at
-//! a given rate whatever the server does, and asks how long users wait: latency counts from the moment a request was **meant** to be
-//! sent, so that a server that stalls for a second is charged for every request of that second, not for one (coordinated omission).
+//! *Closed loop* keeps a fixed number of requests under way per connection, and asks how fast the server can go. *Open
+//! loop* sends at a given rate whatever the server does, and asks how long users wait: latency counts from the moment a
+//! request was **meant** to be sent, so that a server that stalls for a second is charged for every request of that
+//! second, not for one (coordinated omission).
 //!
-//! Plain threads and epoll, not an async runtime: the generator shares the machine with what it measures, so it must cost little and its
-//! own scheduling must not show in the latencies.
+//! Plain threads and epoll, not an async runtime: the generator shares the machine with what it measures, so it must
+//! cost little and its own scheduling must not show in the latencies.
 
 mod board;
 mod doubt;
@@ -60,8 +61,8 @@ pub struct Settings {
     pub threads: usize,
     /// Connections over all threads.
     pub connections: usize,
-    /// Closed loop: requests under way per connection. Open loop: how many a connection may have under way before the next ones wait
-    /// (their latency counts from when they should have been sent all the same).
+    /// Closed loop: requests under way per connection. Open loop: how many a connection may have under way before the
+    /// next ones wait (their latency counts from when they should have been sent all the same).
     pub pipeline: usize,
     /// When a request is sent.
     pub pace: Pace,
@@ -223,7 +224,10 @@ pub fn start(settings: &Settings) -> Result<Run> {
     let popularity = match settings.skew {
         Skew::Uniform => Popularity::uniform(keys),
         Skew::Zipfian(theta) => {
-            ensure!(theta > 0.0 && theta < 1.0, "the Zipfian exponent must lie between 0 and 1 (both excluded), not {theta}");
+            ensure!(
+                theta > 0.0 && theta < 1.0,
+                "the Zipfian exponent must lie between 0 and 1 (both excluded), not {theta}"
+            );
             Popularity::zipfian(keys, theta)
         }
         Skew::Scrambled => Popularity::scrambled(keys),
@@ -245,7 +249,13 @@ pub fn start(settings: &Settings) -> Result<Run> {
             .map(|i| Script::new(workload.clone(), settings.seed, i, connections, settings.keys));
         drivers.push(engine::Driver::connect(settings, scripts, thread, threads)?);
     }
-    let mut run = Run { threads: Vec::new(), ledgers: Vec::new(), stop: Arc::default(), started: Instant::now(), total: Tally::default() };
+    let mut run = Run {
+        threads: Vec::new(),
+        ledgers: Vec::new(),
+        stop: Arc::default(),
+        started: Instant::now(),
+        total: Tally::default(),
+    };
     for (i, driver) in drivers.into_iter().enumerate() {
         let ledger = Arc::<Mutex<Ledger>>::default();
         let (theirs, stop) = (ledger.clone(), run.stop.clone());

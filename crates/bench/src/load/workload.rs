@@ -1,16 +1,17 @@
 //! What the load asks for, and what the answers must be.
 //!
-//! Each connection writes a script: the next request, and what its reply must be. In [`Sharing::Owned`] every key belongs to one
-//! connection. Redis (and the router's promise) executes one connection's commands to one key in the order they were sent, so the script
-//! knows each reply exactly, also in the middle of a pipeline: a write that is lost, doubled, reordered or answered to another client
-//! shows as a wrong value. In [`Sharing::Shared`] connections race for keys; then a value read must still be one that was written *to
-//! that key* (values name their key and version), which catches mixed-up replies but not lost writes.
+//! Each connection writes a script: the next request, and what its reply must be. In [`Sharing::Owned`] every key
+//! belongs to one connection. Redis (and the router's promise) executes one connection's commands to one key in the
+//! order they were sent, so the script knows each reply exactly, also in the middle of a pipeline: a write that is
+//! lost, doubled, reordered or answered to another client shows as a wrong value. In [`Sharing::Shared`] connections
+//! race for keys; then a value read must still be one that was written *to that key* (values name their key and
+//! version), which catches mixed-up replies but not lost writes.
 //!
-//! In [`Sharing::OneWriter`] one connection writes and the others read what it has written ([`super::board`]): a copy that is too old
-//! shows there, whoever reads it.
+//! In [`Sharing::OneWriter`] one connection writes and the others read what it has written ([`super::board`]): a copy
+//! that is too old shows there, whoever reads it.
 //!
-//! After an error reply or a lost connection nobody knows whether the command was executed, nor when: [`super::doubt`] has what a key may
-//! then be. Errors are counted as errors, not once more as wrong values.
+//! After an error reply or a lost connection nobody knows whether the command was executed, nor when: [`super::doubt`]
+//! has what a key may then be. Errors are counted as errors, not once more as wrong values.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,8 +34,8 @@ pub enum Sharing {
     Owned,
     /// All connections use all keys.
     Shared,
-    /// The first connection writes all keys (SET), the others read them (GET), whatever the mix says. A read must see what was acknowledged, or read by
-    /// anybody, before it was sent. Needs a key space that is empty at the start.
+    /// The first connection writes all keys (SET), the others read them (GET), whatever the mix says. A read must see
+    /// what was acknowledged, or read by anybody, before it was sent. Needs a key space that is empty at the start.
     OneWriter,
 }
 
@@ -110,8 +111,8 @@ enum Unlike {
     Older(String),
 }
 
-/// State of one key as this connection has left it. Strings: version, 0 = absent. Counters and lists: their number. Hashes and sorted
-/// sets: which fields exist, one bit each.
+/// State of one key as this connection has left it. Strings: version, 0 = absent. Counters and lists: their number.
+/// Hashes and sorted sets: which fields exist, one bit each.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     state: u32,
@@ -257,12 +258,14 @@ impl Script {
                 };
                 if full {
                     self.command(out, Kind::List, index, b"DEL", &[]);
-                    let pending = self.pending_integer(op, length.map(|n| i64::from(n != 0)), Kind::List, index, Effect::Clear);
+                    let pending =
+                        self.pending_integer(op, length.map(|n| i64::from(n != 0)), Kind::List, index, Effect::Clear);
                     self.store(Kind::List, index, 0);
                     return pending;
                 }
                 self.command(out, Kind::List, index, b"LPUSH", &[b"switchyard"]);
-                let pending = self.pending_integer(op, length.map(|n| i64::from(n) + 1), Kind::List, index, Effect::Count);
+                let pending =
+                    self.pending_integer(op, length.map(|n| i64::from(n) + 1), Kind::List, index, Effect::Count);
                 if let Some(n) = length {
                     self.store(Kind::List, index, n + 1);
                 }
@@ -282,7 +285,13 @@ impl Script {
         }
         let args = [&b"MGET"[..], &keys[0], &keys[1], &keys[2], &keys[3]];
         wire::encode(out, &args);
-        Pending { op: Op::Mget, expect: Expect::Values(known.into()), entry: usize::MAX, before: 0, effect: Effect::None }
+        Pending {
+            op: Op::Mget,
+            expect: Expect::Values(known.into()),
+            entry: usize::MAX,
+            before: 0,
+            effect: Effect::None,
+        }
     }
 
     /// Judges the reply to a request. Replies must be handed over in the order of the requests.
@@ -466,7 +475,8 @@ impl Script {
     fn add_bit(&mut self, op: Op, kind: Kind, index: usize, bit: u64) -> Pending {
         let state = self.peek(kind, index);
         let mask = 1 << bit;
-        let pending = self.pending_integer(op, state.map(|state| i64::from(state & mask == 0)), kind, index, Effect::Add(mask));
+        let pending =
+            self.pending_integer(op, state.map(|state| i64::from(state & mask == 0)), kind, index, Effect::Add(mask));
         if let Some(state) = state {
             self.store(kind, index, state | mask);
         }
@@ -518,8 +528,8 @@ pub fn keys_of_each(sharing: Sharing, connections: u64, keys: u64) -> u64 {
     }
 }
 
-/// `ID:VERSION:` and a filler that both determine. The filler's place in the pattern moves with them, so that two values of one length
-/// differ everywhere.
+/// `ID:VERSION:` and a filler that both determine. The filler's place in the pattern moves with them, so that two
+/// values of one length differ everywhere.
 fn write_value(out: &mut Vec<u8>, id: u64, version: u32, sizes: &ValueSizes) {
     const PATTERN: &[u8; 64] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_";
     let len = sizes.of(id, version);
@@ -610,7 +620,9 @@ mod tests {
                     self.strings.insert(key, args[2].clone());
                     Answer::Ok
                 }
-                b"DEL" => Answer::Integer(i64::from(self.strings.remove(&key).is_some() | self.numbers.remove(&key).is_some())),
+                b"DEL" => Answer::Integer(i64::from(
+                    self.strings.remove(&key).is_some() | self.numbers.remove(&key).is_some(),
+                )),
                 b"EXPIRE" => Answer::Integer(i64::from(self.strings.contains_key(&key))),
                 b"INCR" | b"LPUSH" => {
                     let n = self.numbers.entry(key).or_default();
@@ -637,7 +649,8 @@ mod tests {
         for sharing in [Sharing::Owned, Sharing::Shared] {
             let (connections, keys) = (3, 60);
             let workload = workload(sharing, keys_of_each(sharing, connections, keys));
-            let mut scripts: Vec<_> = (0..connections).map(|i| Script::new(workload.clone(), 1, i, connections, keys)).collect();
+            let mut scripts: Vec<_> =
+                (0..connections).map(|i| Script::new(workload.clone(), 1, i, connections, keys)).collect();
             let mut server = Model::default();
             for _ in 0..2000 {
                 for script in &mut scripts {
@@ -694,7 +707,9 @@ mod tests {
         assert!(run(&doubled) > 0);
         // A GET gets another key's value.
         let swapped = |_, p: &Pending, answer, server: &mut Model, _: &[u8]| match answer {
-            Answer::Value(Some(v)) if p.op == Op::Get => Answer::Value(server.strings.values().find(|o| **o != v).cloned().or(Some(v))),
+            Answer::Value(Some(v)) if p.op == Op::Get => {
+                Answer::Value(server.strings.values().find(|o| **o != v).cloned().or(Some(v)))
+            }
             other => other,
         };
         assert!(run(&swapped) > 100);
@@ -718,7 +733,8 @@ mod tests {
         assert!(script.check_value(known, &Reply::Integer(1)).is_some());
     }
 
-    /// An error leaves open whether the command was executed: either way is right afterwards, another key's value is not.
+    /// An error leaves open whether the command was executed: either way is right afterwards, another key's value is
+    /// not.
     #[test]
     fn an_error_is_not_counted_as_a_wrong_value_too() {
         let mut script = Script::new(workload(Sharing::Owned, 2), 1, 0, 1, 2);

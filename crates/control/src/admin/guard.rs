@@ -33,8 +33,8 @@ pub(super) struct Guard {
     host_names: Vec<String>,
 }
 
-/// Whether the request may see more than "yes" or "no": reading needs no token, or it carried it. An extension of every request that
-/// passed the guard.
+/// Whether the request may see more than "yes" or "no": reading needs no token, or it carried it. An extension of every
+/// request that passed the guard.
 #[derive(Clone, Copy)]
 pub(super) struct Trusted(pub(super) bool);
 
@@ -52,8 +52,9 @@ impl Guard {
         Arc::new(Self { address, access: options.access, proofs: Proofs::default(), host_names })
     }
 
-    /// Whether a browser that was led here by somebody else's name is turned away, and nobody else is. The attack needs a name that
-    /// the attacker can point anywhere, so IP addresses are fine, as are names that mean this machine everywhere.
+    /// Whether a browser that was led here by somebody else's name is turned away, and nobody else is. The attack needs
+    /// a name that the attacker can point anywhere, so IP addresses are fine, as are names that mean this machine
+    /// everywhere.
     fn knows_host(&self, authority: &Authority) -> bool {
         let host = authority.host().to_ascii_lowercase();
         let bare = host.trim_start_matches('[').trim_end_matches(']');
@@ -67,14 +68,23 @@ impl Guard {
     /// Whether the request comes from no web page, or from one of this port.
     fn knows_origin(&self, request: &Request) -> bool {
         let Some(origin) = request.headers().get(ORIGIN) else { return true };
-        let host = origin.to_str().ok().and_then(|text| text.strip_prefix("http://").or_else(|| text.strip_prefix("https://")));
+        let host = origin
+            .to_str()
+            .ok()
+            .and_then(|text| text.strip_prefix("http://").or_else(|| text.strip_prefix("https://")));
         let own = request.headers().get(HOST).and_then(|host| host.to_str().ok());
         host.is_some() && host == own
     }
 
-    /// Whether the request shows the token: itself, or the proof of one that was made. A body that was read for that is put back.
+    /// Whether the request shows the token: itself, or the proof of one that was made. A body that was read for that is
+    /// put back.
     async fn shows_token(&self, access: &Access, request: Request) -> (bool, Request) {
-        let given = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok()).map(str::to_owned).unwrap_or_default();
+        let given = request
+            .headers()
+            .get(AUTHORIZATION)
+            .and_then(|value| value.to_str().ok())
+            .map(str::to_owned)
+            .unwrap_or_default();
         let of_scheme = |scheme: &str| {
             let (own, rest) = given.split_at_checked(scheme.len())?;
             own.eq_ignore_ascii_case(scheme).then_some(rest.trim_ascii())
@@ -85,7 +95,9 @@ impl Guard {
         }
         let (Some(proof), Access::Made { .. }) = (of_scheme(SCHEME), access) else { return (false, request) };
         let (parts, body) = request.into_parts();
-        let Ok(body) = to_bytes(body, BODY_MAX).await else { return (false, Request::from_parts(parts, Body::empty())) };
+        let Ok(body) = to_bytes(body, BODY_MAX).await else {
+            return (false, Request::from_parts(parts, Body::empty()));
+        };
         let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
         let good = self.proofs.take(token, self.address, proof, parts.method.as_str(), path, &body);
         (good, Request::from_parts(parts, Body::from(body)))
@@ -101,14 +113,17 @@ fn only_reads(method: &Method) -> bool {
 #[derive(Clone, Copy)]
 pub(super) struct Told;
 
-/// Lets a request through to its route, or answers it here. Whatever may change something leaves a line in the log, also where it was
-/// turned away: who, what, and what became of it.
+/// Lets a request through to its route, or answers it here. Whatever may change something leaves a line in the log,
+/// also where it was turned away: who, what, and what became of it.
 pub(super) async fn check(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
     if only_reads(request.method()) {
         return admit(&guard, request, next).await.unwrap_or_else(|response| response);
     }
     let (method, path) = (request.method().clone(), request.uri().path().chars().take(PATH_SHOWN).collect::<String>());
-    let peer = request.extensions().get::<ConnectInfo<Peer>>().map_or_else(|| "unknown".to_owned(), |info| info.0.0.to_string());
+    let peer = request
+        .extensions()
+        .get::<ConnectInfo<Peer>>()
+        .map_or_else(|| "unknown".to_owned(), |info| info.0.0.to_string());
     // Two lines, so that the log may leave out what anybody can cause, and nothing else.
     match admit(&guard, request, next).await {
         Ok(response) => {
@@ -149,7 +164,11 @@ async fn admit(guard: &Guard, request: Request, next: Next) -> Result<Response, 
     }
     // A page of somebody else can make a browser send a change here. Browsers then say whose page it was.
     if !only_reads(request.method()) && !guard.knows_origin(&request) {
-        return Err(refuse(path, StatusCode::FORBIDDEN, "requests that change something are not taken from pages of other sites"));
+        return Err(refuse(
+            path,
+            StatusCode::FORBIDDEN,
+            "requests that change something are not taken from pages of other sites",
+        ));
     }
     let access = guard.access.now();
     let (shown, mut request) = guard.shows_token(&access, request).await;

@@ -1,4 +1,5 @@
-//! Hot copies in the admin API: what is told of them, and what may be asked. As in `report`, names of fields are only ever added to.
+//! Hot copies in the admin API: what is told of them, and what may be asked. As in `report`, names of fields are only
+//! ever added to.
 //!
 //! The armed keys are a number here and no list: the router knows hashes, and names are for `hotkeys` to tell.
 

@@ -1,7 +1,8 @@
 //! Accepts admin connections: not too many, and none for ever.
 //!
-//! The admin port shares file descriptors with the data plane, so whoever opens connections here without end would shut clients out
-//! there. And the HTTP layer has no timer for a client that never finishes its request or never reads its answer.
+//! The admin port shares file descriptors with the data plane, so whoever opens connections here without end would shut
+//! clients out there. And the HTTP layer has no timer for a client that never finishes its request or never reads its
+//! answer.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,15 +21,16 @@ use tokio::time::{Instant, Sleep, sleep, timeout_at};
 
 use super::tls::{AdminTls, Stream};
 
-/// Connections at once; more wait in the backlog. A scraper or two, a dashboard in some browsers (six connections each), scripts.
+/// Connections at once; more wait in the backlog. A scraper or two, a dashboard in some browsers (six connections
+/// each), scripts.
 const CONNECTIONS_MAX: usize = 64;
 
-/// A connection is closed when it got no byte of an answer for this long: Prometheus scrapes once a minute at the slowest usual
-/// setting, and keeps its connection.
+/// A connection is closed when it got no byte of an answer for this long: Prometheus scrapes once a minute at the
+/// slowest usual setting, and keeps its connection.
 const IDLE_MAX: Duration = Duration::from_secs(90);
 
-/// Where all connections are taken, one that got no byte of an answer for this long gives its place up: whoever can reach the port can take all of them,
-/// and an operator is to get in. The one that waits longest goes first.
+/// Where all connections are taken, one that got no byte of an answer for this long gives its place up: whoever can
+/// reach the port can take all of them, and an operator is to get in. The one that waits longest goes first.
 const BUSY_IDLE_MAX: Duration = Duration::from_secs(5);
 
 /// Who sent a request, for the audit log.
@@ -124,7 +126,10 @@ impl Listener for BoundedListener {
         let number = open.last;
         open.by_number.insert(number, Place { used: Instant::now(), end });
         drop(open);
-        (Connection { stream, deadline, idle_max, number, ended, open: Arc::clone(&self.open), _permit: permit }, address)
+        (
+            Connection { stream, deadline, idle_max, number, ended, open: Arc::clone(&self.open), _permit: permit },
+            address,
+        )
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -132,8 +137,8 @@ impl Listener for BoundedListener {
     }
 }
 
-/// A connection that fails when nothing could be written to it for too long. Reading does not count: who sends a byte now and then
-/// and never a whole request is the very case.
+/// A connection that fails when nothing could be written to it for too long. Reading does not count: who sends a byte
+/// now and then and never a whole request is the very case.
 pub(super) struct Connection {
     stream: Stream,
     deadline: Pin<Box<Sleep>>,
@@ -172,7 +177,11 @@ impl Connection {
 }
 
 impl AsyncRead for Connection {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         match Pin::new(&mut self.stream).poll_read(context, buffer) {
             Poll::Ready(result) => Poll::Ready(result),
             Poll::Pending => self.wait(context),
@@ -188,7 +197,11 @@ impl AsyncWrite for Connection {
         }
     }
 
-    fn poll_write_vectored(mut self: Pin<&mut Self>, context: &mut Context<'_>, parts: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         match Pin::new(&mut self.stream).poll_write_vectored(context, parts) {
             Poll::Ready(result) => self.wrote(result),
             Poll::Pending => self.wait(context),

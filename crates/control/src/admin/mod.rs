@@ -1,11 +1,12 @@
 //! The admin port: metrics, health, status, and what changes nodes and moves, over HTTP or HTTPS.
 //!
-//! Whoever can reach it may read, so it listens on loopback unless told otherwise, and elsewhere only with a token of the configuration.
-//! What changes something needs a token also on loopback ([`token`]). Loopback alone does not keep web pages out (a page can point a name of
-//! its own at 127.0.0.1), hence the check of the `Host` header. Nothing here changes state by GET.
+//! Whoever can reach it may read, so it listens on loopback unless told otherwise, and elsewhere only with a token of
+//! the configuration. What changes something needs a token also on loopback ([`token`]). Loopback alone does not keep
+//! web pages out (a page can point a name of its own at 127.0.0.1), hence the check of the `Host` header. Nothing here
+//! changes state by GET.
 //!
-//! HTTP is not spoken by the router's workers but on tokio here, in a thread of its own: a scrape must never take a turn of a
-//! worker's loop, and a worker that hangs must be visible from outside.
+//! HTTP is not spoken by the router's workers but on tokio here, in a thread of its own: a scrape must never take a
+//! turn of a worker's loop, and a worker that hangs must be visible from outside.
 
 mod autoscale;
 mod guard;
@@ -32,19 +33,20 @@ pub use autoscale::{AutoscaleChange, AutoscaleEvent, AutoscaleReport, AutoscaleR
 pub use hot_copies::{HotCopiesDone, HotCopiesOrder, HotCopiesReport, HotCopiesRequest};
 pub use load::{LoadReport, NodeLoadReport, SlotLoadReport};
 pub use moves::{
-    AbortRequest, AddNodeRequest, BalanceRequest, BigKeyReport, ExceptionsReport, GoalRequest, HomeReport, HotKeyReport, HotKeysReport,
-    HotNodeReport, HowRequest, JournalReport, KeyReport, Lose, MaxRateRequest, MisplacedReport, MoveReport, MoveRequest, MoveState,
-    MovesReport, NodeMisplacedReport, NodeRequest, NodeSlotsReport, Operation, PaperRequest, PlanReport, PlannedReport, RangeReport,
-    Refused, SlotsReport, SteerRequest, TransitReport, WhereReport,
+    AbortRequest, AddNodeRequest, BalanceRequest, BigKeyReport, ExceptionsReport, GoalRequest, HomeReport,
+    HotKeyReport, HotKeysReport, HotNodeReport, HowRequest, JournalReport, KeyReport, Lose, MaxRateRequest,
+    MisplacedReport, MoveReport, MoveRequest, MoveState, MovesReport, NodeMisplacedReport, NodeRequest,
+    NodeSlotsReport, Operation, PaperRequest, PlanReport, PlannedReport, RangeReport, Refused, SlotsReport,
+    SteerRequest, TransitReport, WhereReport,
 };
 pub(crate) use moves::{conflict, wrong};
 pub use planner::{
-    AlternativeReport, AutomationReport, AutomationRequest, DecisionReport, HistoryReport, NodeOutlookReport, PlanRequest, PriceReport,
-    StepReport,
+    AlternativeReport, AutomationReport, AutomationRequest, DecisionReport, HistoryReport, NodeOutlookReport,
+    PlanRequest, PriceReport, StepReport,
 };
 pub use report::{
-    AutomationState, LimitedReport, LinkReport, NodeReport, NodesReport, NotReady, Readiness, Silence, Source, StandbyReport, StatusReport,
-    TokenReport, Trouble,
+    AutomationState, LimitedReport, LinkReport, NodeReport, NodesReport, NotReady, Readiness, Silence, Source,
+    StandbyReport, StatusReport, TokenReport, Trouble,
 };
 
 pub use thread::{AdminThread, access};
@@ -60,10 +62,11 @@ const SHUTDOWN_BOUND: Duration = Duration::from_secs(1);
 /// How the admin port is reached, and by whom.
 #[derive(Clone, Debug)]
 pub struct AdminOptions {
-    /// Who may do what. Must be [`Access::Given`] if the address is not a loopback address. The handle is kept by whoever renews it.
+    /// Who may do what. Must be [`Access::Given`] if the address is not a loopback address. The handle is kept by
+    /// whoever renews it.
     pub access: AdminAccess,
-    /// Names by which browsers and tools may address this host, beside `localhost` and any IP address: what stands in their
-    /// `Host` header, without the port.
+    /// Names by which browsers and tools may address this host, beside `localhost` and any IP address: what stands in
+    /// their `Host` header, without the port.
     pub host_names: Vec<String>,
     /// Certificates, for HTTPS. The handle is kept by whoever renews them.
     pub tls: Option<AdminTls>,
@@ -120,11 +123,16 @@ impl Admin {
         self.address
     }
 
-    /// Serves what comes from `source`, until `shutdown` completes. Answers that are under way then get a moment to finish.
+    /// Serves what comes from `source`, until `shutdown` completes. Answers that are under way then get a moment to
+    /// finish.
     ///
     /// # Errors
     /// If the listener fails for good.
-    pub async fn serve(self, source: Arc<dyn Source>, shutdown: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
+    pub async fn serve(
+        self,
+        source: Arc<dyn Source>,
+        shutdown: impl Future<Output = ()> + Send + 'static,
+    ) -> io::Result<()> {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let until = async move {
             shutdown.await;
@@ -133,9 +141,10 @@ impl Admin {
         };
         let tls = self.options.tls.clone();
         let router = routes::router(source, Guard::new(self.address, self.options));
-        let serving = axum::serve(BoundedListener::new(self.listener, tls), router.into_make_service_with_connect_info::<Peer>())
-            .with_graceful_shutdown(until)
-            .into_future();
+        let serving =
+            axum::serve(BoundedListener::new(self.listener, tls), router.into_make_service_with_connect_info::<Peer>())
+                .with_graceful_shutdown(until)
+                .into_future();
         let bound = async {
             let _ = stopped.await;
             tokio::time::sleep(SHUTDOWN_BOUND).await;

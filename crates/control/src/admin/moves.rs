@@ -1,4 +1,5 @@
-//! Moves and nodes in the admin API: what may be asked, and what is told. As in `report`, names of fields are only ever added to.
+//! Moves and nodes in the admin API: what may be asked, and what is told. As in `report`, names of fields are only ever
+//! added to.
 
 use serde::{Deserialize, Serialize};
 use switchyard_policy::migration::Side;
@@ -7,7 +8,8 @@ use super::autoscale::AutoscaleRequest;
 use super::hot_copies::HotCopiesOrder;
 use super::planner::{AutomationRequest, PlanRequest};
 
-/// What changes something, or asks about moves. The command line, the admin API and `SWITCHYARD` over RESP all come to one of these.
+/// What changes something, or asks about moves. The command line, the admin API and `SWITCHYARD` over RESP all come to
+/// one of these.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Operation {
     /// Move slots, or single keys.
@@ -79,7 +81,13 @@ impl Operation {
     #[must_use]
     pub fn changes(&self) -> bool {
         match self {
-            Self::Moves | Self::Slots | Self::Misplaced | Self::Where(_) | Self::HotKeys { .. } | Self::Load | Self::HotCopies => false,
+            Self::Moves
+            | Self::Slots
+            | Self::Misplaced
+            | Self::Where(_)
+            | Self::HotKeys { .. }
+            | Self::Load
+            | Self::HotCopies => false,
             Self::PlanHistory { .. } | Self::Replay { .. } | Self::Automation | Self::Autoscale => false,
             Self::Plan(request) => request.apply,
             Self::SteerAutomation(_) | Self::SteerAutoscale(_) => true,
@@ -87,7 +95,11 @@ impl Operation {
             Self::Balance(request) => !request.dry_run,
             Self::DrainNode(request) => !request.dry_run,
             Self::Steer { what: SteerRequest::Abort(request), .. } => !request.dry_run,
-            Self::Steer { .. } | Self::AddNode(_) | Self::UndrainNode(_) | Self::RemoveNode(_) | Self::SteerHotCopies(_) => true,
+            Self::Steer { .. }
+            | Self::AddNode(_)
+            | Self::UndrainNode(_)
+            | Self::RemoveNode(_)
+            | Self::SteerHotCopies(_) => true,
         }
     }
 }
@@ -111,7 +123,8 @@ pub struct MoveRequest {
     /// Not slots but the keys at the source that match this pattern (as that of `KEYS`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<String>,
-    /// The keys that live at the source although their slots do not (of these, those that match `keys` if it is given) go to the owners of their slots.
+    /// The keys that live at the source although their slots do not (of these, those that match `keys` if it is given)
+    /// go to the owners of their slots.
     #[serde(default)]
     pub home: bool,
     /// Only say what would be done.
@@ -212,7 +225,8 @@ pub struct ExceptionsReport {
     pub keys: u64,
 }
 
-/// The keys that are used most, and the load of their nodes. Rates of keys are of a sample, and weighed over the last seconds.
+/// The keys that are used most, and the load of their nodes. Rates of keys are of a sample, and weighed over the last
+/// seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HotKeysReport {
     /// All nodes.
@@ -244,7 +258,8 @@ pub struct HotNodeReport {
     /// Commands that go to it in the last second, all of them: not from a sample.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests_per_second: Option<f64>,
-    /// From sending a command to its answer, on average over the last second, microseconds; without commands that wait there. None also where it answered none.
+    /// From sending a command to its answer, on average over the last second, microseconds; without commands that wait
+    /// there. None also where it answered none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer_us: Option<f64>,
     /// What its server takes of one processor, percent, with all its threads.
@@ -424,7 +439,8 @@ pub struct GoalRequest {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MaxRateRequest {
-    /// Bytes per second at most; `null`: as the goal says. Named in any case: a request without it would lift a bound by mistake.
+    /// Bytes per second at most; `null`: as the goal says. Named in any case: a request without it would lift a bound
+    /// by mistake.
     #[serde(deserialize_with = "Option::deserialize")]
     pub max_rate: Option<u64>,
 }
@@ -676,7 +692,8 @@ pub struct MoveReport {
     pub keys_moved: u64,
     /// Bytes of their serialised values.
     pub bytes_moved: u64,
-    /// Keys of the slots that are moving now which have not moved yet, or (of a move that goes back) not come back; at most.
+    /// Keys of the slots that are moving now which have not moved yet, or (of a move that goes back) not come back; at
+    /// most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leg_keys_left: Option<u64>,
     /// The node that does not answer, and that the slots which are moving now wait for.

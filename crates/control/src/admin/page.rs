@@ -1,4 +1,5 @@
-//! The start page: how the router is, then what there is. One answer without scripts, in which everything from elsewhere is escaped.
+//! The start page: how the router is, then what there is. One answer without scripts, in which everything from
+//! elsewhere is escaped.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -83,8 +84,12 @@ fn add_state(page: &mut String, status: &StatusReport, (class, said): (&str, &st
     if readiness.draining {
         troubles.push("it was told to stop".to_owned());
     }
-    troubles
-        .extend(readiness.not_ready.iter().map(|node| format!("node {} ({}): {}", node.address, counted(node.slots, "slot"), node.reason)));
+    troubles.extend(
+        readiness
+            .not_ready
+            .iter()
+            .map(|node| format!("node {} ({}): {}", node.address, counted(node.slots, "slot"), node.reason)),
+    );
     troubles.extend(readiness.troubles);
     troubles.extend(readiness.standby);
     if !troubles.is_empty() {

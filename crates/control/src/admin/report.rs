@@ -1,4 +1,5 @@
-//! What the admin API says, as data. The names of the fields are the API: scripts rely on them, so they are only ever added to.
+//! What the admin API says, as data. The names of the fields are the API: scripts rely on them, so they are only ever
+//! added to.
 
 use std::net::SocketAddr;
 
@@ -16,8 +17,8 @@ pub trait Source: Send + Sync + 'static {
     /// All metrics, in OpenMetrics.
     fn metrics(&self) -> String;
 
-    /// An operator accepts a node as it is: one that came back empty is served, and a server that claims without proof to be its primary is
-    /// followed.
+    /// An operator accepts a node as it is: one that came back empty is served, and a server that claims without proof
+    /// to be its primary is followed.
     ///
     /// # Errors
     /// If there is no node of that name, or nothing of it waits to be accepted.
@@ -63,7 +64,8 @@ pub struct StatusReport {
     /// Commands served because there is one node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limited: Vec<LimitedReport>,
-    /// A sentence for each thread of automation or observation that has stopped after an internal error. Every key is served all the same.
+    /// A sentence for each thread of automation or observation that has stopped after an internal error. Every key is
+    /// served all the same.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stopped_threads: Vec<String>,
     /// The planner and the autoscaler.
@@ -171,7 +173,9 @@ impl NodeReport {
     pub fn conditions(&self) -> Vec<String> {
         let silence = self.silence.as_ref().map(Silence::text);
         let refusal = self.refuses_writes.as_ref().map(|why| format!("refuses writes: {why}"));
-        let ejected = self.ejected.map(|slots| format!("ejected (auto_eject_hosts): others serve its {slots} slots until they are back"));
+        let ejected = self
+            .ejected
+            .map(|slots| format!("ejected (auto_eject_hosts): others serve its {slots} slots until they are back"));
         silence.into_iter().chain(refusal).chain(ejected).collect()
     }
 }
@@ -246,8 +250,8 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// Whether traffic is better sent here than nowhere. A node that is lost is lost for every router, and the other nodes' keys can be used: so it counts
-    /// only where no slot is left that could be served.
+    /// Whether traffic is better sent here than nowhere. A node that is lost is lost for every router, and the other
+    /// nodes' keys can be used: so it counts only where no slot is left that could be served.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         !self.draining && self.serves
@@ -291,7 +295,11 @@ impl StatusReport {
                     LinkReport::Connecting => Some("connecting".to_owned()),
                     LinkReport::Down { reason } => Some(reason.clone()),
                 };
-                let silence = node.silence.as_ref().filter(|silence| matches!(silence, Silence::Silent { .. })).map(Silence::text);
+                let silence = node
+                    .silence
+                    .as_ref()
+                    .filter(|silence| matches!(silence, Silence::Silent { .. }))
+                    .map(Silence::text);
                 let reason = match (silence, link) {
                     (Some(silence), Some(link)) => format!("{silence}; {link}"),
                     (silence, link) => silence.or(link)?,
@@ -300,7 +308,10 @@ impl StatusReport {
             })
             .collect();
         let mut owners = self.nodes.iter().filter(|node| node.slots > 0);
-        let is_untried = self.nodes.iter().any(|node| node.slots > 0 && node.link == LinkReport::Connecting && node.run_id.is_none());
+        let is_untried = self
+            .nodes
+            .iter()
+            .any(|node| node.slots > 0 && node.link == LinkReport::Connecting && node.run_id.is_none());
         let serves = !is_untried && owners.any(|node| node.link == LinkReport::Up);
         // One that is silent has been named.
         let is_named = |node: &NodeReport| node.slots > 0 && matches!(node.silence, Some(Silence::Silent { .. }));
@@ -310,7 +321,14 @@ impl StatusReport {
         });
         let troubles = conditions.chain(self.troubles.iter().map(|trouble| trouble.what.clone())).collect();
         let standby = self.standby.as_ref().map(|standby| standby.waits_for.clone());
-        Readiness { draining: self.draining, not_ready, serves, troubles, automation: self.automation_troubles(), standby }
+        Readiness {
+            draining: self.draining,
+            not_ready,
+            serves,
+            troubles,
+            automation: self.automation_troubles(),
+            standby,
+        }
     }
 
     /// A sentence for each thread that has stopped, and for each part of automation that rests.

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{ConnectInfo, Path, State};
-use axum::http::header::{ACCEPT as ACCEPT_TYPES, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, VARY, X_CONTENT_TYPE_OPTIONS};
+use axum::http::header::{
+    ACCEPT as ACCEPT_TYPES, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, VARY, X_CONTENT_TYPE_OPTIONS,
+};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
@@ -19,8 +21,8 @@ use super::guard::{Guard, Shown, TokenFile, Told, Trusted, check};
 use super::hot_copies::HotCopiesRequest;
 use super::listener::Peer;
 use super::moves::{
-    AbortRequest, AddNodeRequest, BalanceRequest, GoalRequest, HotKeysReport, MaxRateRequest, MoveRequest, MovesReport, NodeRequest,
-    Operation, Refused, SteerRequest,
+    AbortRequest, AddNodeRequest, BalanceRequest, GoalRequest, HotKeysReport, MaxRateRequest, MoveRequest, MovesReport,
+    NodeRequest, Operation, Refused, SteerRequest,
 };
 use super::page::{Entry, counted, page};
 use super::planner::{AutomationRequest, PlanRequest};
@@ -59,12 +61,20 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 29] {
         (TOKEN, "the file with the token for what changes something, where one was made; as JSON", get(token_file)),
         ("/api/v1/status", "state of the router and its nodes, as JSON", get(status)),
         ("/api/v1/nodes", "the nodes, as JSON; POST {\"address\"} adds one", get(nodes).post(add_node)),
-        (ACCEPT, "POST: serve a node that came back empty, or follow the server that claims to be its primary", post(accept)),
+        (
+            ACCEPT,
+            "POST: serve a node that came back empty, or follow the server that claims to be its primary",
+            post(accept),
+        ),
         ("/api/v1/nodes/{node}/drain", "POST {\"dry_run\"}: move everything away from a node", post(drain_node)),
         ("/api/v1/nodes/{node}/undrain", "POST: let a node that was drained get slots again", post(undrain_node)),
         ("/api/v1/nodes/{node}/remove", "POST: let a node go that owns no slots", post(remove_node)),
         ("/api/v1/balance", "POST {\"dry_run\"}: even the slots by weight", post(balance)),
-        ("/api/v1/slots", "the slot map: ranges by node, what is in transit, keys that were moved alone; as JSON", get(slots)),
+        (
+            "/api/v1/slots",
+            "the slot map: ranges by node, what is in transit, keys that were moved alone; as JSON",
+            get(slots),
+        ),
         (
             "/api/v1/misplaced",
             "of some keys of each node, how many the slot map looks for elsewhere: no client finds those; as JSON",
@@ -99,7 +109,11 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 29] {
             "whether anything is done without anybody asking, as JSON; POST {\"do\": \"off\"} or {\"do\": \"on\"}",
             get(automation).post(steer_automation),
         ),
-        ("/api/v1/moves", "moves, as JSON; POST {\"from\", \"to\", \"slots\" or \"all\"} begins one", get(moves).post(begin_move)),
+        (
+            "/api/v1/moves",
+            "moves, as JSON; POST {\"from\", \"to\", \"slots\" or \"all\"} begins one",
+            get(moves).post(begin_move),
+        ),
         ("/api/v1/moves/{id}/pause", "POST: finish the slots being moved now, then rest", post(pause)),
         ("/api/v1/moves/{id}/resume", "POST: let it go on", post(resume)),
         (
@@ -108,7 +122,11 @@ fn table() -> [(&'static str, &'static str, MethodRouter<Shared>); 29] {
             post(abort),
         ),
         ("/api/v1/moves/{id}/goal", "POST {\"goal\"}: go on with another goal", post(goal)),
-        ("/api/v1/moves/{id}/max-rate", "POST {\"max_rate\"}: go on with so many bytes per second at most", post(max_rate)),
+        (
+            "/api/v1/moves/{id}/max-rate",
+            "POST {\"max_rate\"}: go on with so many bytes per second at most",
+            post(max_rate),
+        ),
     ]
 }
 
@@ -147,7 +165,8 @@ async fn index(
     ConnectInfo(Peer(peer)): From,
 ) -> Result<Response, Response> {
     let who = format!("the admin API, from {peer}");
-    let (status, moves) = ask("/", source, move |source| (source.status(), source.operate(Operation::Moves, &who))).await?;
+    let (status, moves) =
+        ask("/", source, move |source| (source.status(), source.operate(Operation::Moves, &who))).await?;
     // Without an answer there are none: the router is starting.
     let moves: MovesReport = moves.ok().and_then(|moves| serde_json::from_value(moves).ok()).unwrap_or_default();
     let entry = |(path, purpose, _): (&'static str, &'static str, _)| {
@@ -161,8 +180,10 @@ async fn index(
 
 async fn metrics_page(State(source): State<Shared>, headers: HeaderMap) -> Result<Response, Response> {
     let text = ask("/metrics", source, |source| source.metrics()).await?;
-    let open = metrics::prefers_openmetrics(headers.get_all(ACCEPT_TYPES).iter().filter_map(|accept| accept.to_str().ok()));
-    let (content_type, text) = if open { (metrics::OPENMETRICS, text) } else { (metrics::CLASSIC, metrics::classic(&text)) };
+    let open =
+        metrics::prefers_openmetrics(headers.get_all(ACCEPT_TYPES).iter().filter_map(|accept| accept.to_str().ok()));
+    let (content_type, text) =
+        if open { (metrics::OPENMETRICS, text) } else { (metrics::CLASSIC, metrics::classic(&text)) };
     // A cache must not give one format to a reader of the other.
     Ok(([(CONTENT_TYPE, content_type), (VARY, "Accept")], text).into_response())
 }
@@ -175,7 +196,10 @@ async fn token_file(Extension(TokenFile(file)): Extension<TokenFile>) -> Json<To
     Json(TokenReport { file })
 }
 
-async fn ready(State(source): State<Shared>, Extension(Trusted(trusted)): Extension<Trusted>) -> Result<Response, Response> {
+async fn ready(
+    State(source): State<Shared>,
+    Extension(Trusted(trusted)): Extension<Trusted>,
+) -> Result<Response, Response> {
     let readiness = ask(READY, source, |source| source.ready()).await?;
     let mut text = String::from(if readiness.is_ready() { "ready\n" } else { "not ready\n" });
     if readiness.standby.is_some() {
@@ -212,7 +236,12 @@ async fn status(State(source): State<Shared>) -> Result<Response, Response> {
     }
     let status = ask("/api/v1/status", source, |source| source.status()).await?;
     let readiness = status.readiness();
-    let body = Body { ready: readiness.is_ready(), whole: readiness.is_whole(), slots_unserved: readiness.slots_unserved(), status };
+    let body = Body {
+        ready: readiness.is_ready(),
+        whole: readiness.is_whole(),
+        slots_unserved: readiness.slots_unserved(),
+        status,
+    };
     Ok(Json(body).into_response())
 }
 
@@ -255,9 +284,14 @@ async fn hot_keys(
     uri: Uri,
     from: From,
 ) -> Result<Response, Response> {
-    let count = uri.query().map_or(Some(HotKeysReport::KEYS), |query| HotKeysReport::count(query.strip_prefix("count=")?));
+    let count =
+        uri.query().map_or(Some(HotKeysReport::KEYS), |query| HotKeysReport::count(query.strip_prefix("count=")?));
     let Some(keys) = count else {
-        return Err(refuse(HOT_KEYS, StatusCode::BAD_REQUEST, &format!("count is a number from 1 to {}", HotKeysReport::KEYS_MAX)));
+        return Err(refuse(
+            HOT_KEYS,
+            StatusCode::BAD_REQUEST,
+            &format!("count is a number from 1 to {}", HotKeysReport::KEYS_MAX),
+        ));
     };
     operate(HOT_KEYS, source, from, Operation::HotKeys { keys, named }).await
 }
@@ -273,8 +307,9 @@ fn supposed(query: &str, named: bool) -> Result<PlanRequest, Response> {
     let mut request = PlanRequest { named, ..PlanRequest::default() };
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').ok_or_else(|| wrong("write ?name=value"))?;
-        let text =
-            decoded(value).and_then(|bytes| String::from_utf8(bytes).ok()).ok_or_else(|| wrong("a value is not encoded as in a URL"))?;
+        let text = decoded(value)
+            .and_then(|bytes| String::from_utf8(bytes).ok())
+            .ok_or_else(|| wrong("a value is not encoded as in a URL"))?;
         match name {
             "load" => request.load = Some(text.parse().map_err(|_| wrong("load is a number, such as 2 or 0.5"))?),
             "without" => request.without = Some(text),
@@ -285,7 +320,12 @@ fn supposed(query: &str, named: bool) -> Result<PlanRequest, Response> {
     Ok(request)
 }
 
-async fn plan(State(source): State<Shared>, Extension(Shown(named)): Extension<Shown>, uri: Uri, from: From) -> Result<Response, Response> {
+async fn plan(
+    State(source): State<Shared>,
+    Extension(Shown(named)): Extension<Shown>,
+    uri: Uri,
+    from: From,
+) -> Result<Response, Response> {
     let request = supposed(uri.query().unwrap_or_default(), named)?;
     operate(PLAN, source, from, Operation::Plan(request)).await
 }
@@ -300,7 +340,11 @@ async fn apply_plan(
     operate(PLAN, source, from, Operation::Plan(request)).await
 }
 
-async fn plan_history(State(source): State<Shared>, Extension(Shown(named)): Extension<Shown>, from: From) -> Result<Response, Response> {
+async fn plan_history(
+    State(source): State<Shared>,
+    Extension(Shown(named)): Extension<Shown>,
+    from: From,
+) -> Result<Response, Response> {
     operate("/api/v1/plan/history", source, from, Operation::PlanHistory { named }).await
 }
 
@@ -310,7 +354,9 @@ async fn replay(
     from: From,
     Path(id): Path<String>,
 ) -> Result<Response, Response> {
-    let id = id.parse().map_err(|_| refuse(REPLAY, StatusCode::BAD_REQUEST, "the number of a decision is a whole number"))?;
+    let id = id
+        .parse()
+        .map_err(|_| refuse(REPLAY, StatusCode::BAD_REQUEST, "the number of a decision is a whole number"))?;
     operate(REPLAY, source, from, Operation::Replay { id, named }).await
 }
 
@@ -318,7 +364,11 @@ async fn automation(State(source): State<Shared>, from: From) -> Result<Response
     operate(AUTOMATION, source, from, Operation::Automation).await
 }
 
-async fn steer_automation(State(source): State<Shared>, from: From, given: Given<AutomationRequest>) -> Result<Response, Response> {
+async fn steer_automation(
+    State(source): State<Shared>,
+    from: From,
+    given: Given<AutomationRequest>,
+) -> Result<Response, Response> {
     let request = body(AUTOMATION, given)?;
     operate(AUTOMATION, source, from, Operation::SteerAutomation(request)).await
 }
@@ -327,7 +377,11 @@ async fn autoscale(State(source): State<Shared>, from: From) -> Result<Response,
     operate(AUTOSCALE, source, from, Operation::Autoscale).await
 }
 
-async fn steer_autoscale(State(source): State<Shared>, from: From, given: Given<AutoscaleRequest>) -> Result<Response, Response> {
+async fn steer_autoscale(
+    State(source): State<Shared>,
+    from: From,
+    given: Given<AutoscaleRequest>,
+) -> Result<Response, Response> {
     let request = body(AUTOSCALE, given)?;
     operate(AUTOSCALE, source, from, Operation::SteerAutoscale(request)).await
 }
@@ -336,8 +390,13 @@ async fn hot_copies(State(source): State<Shared>, from: From) -> Result<Response
     operate(HOT_COPIES, source, from, Operation::HotCopies).await
 }
 
-async fn steer_hot_copies(State(source): State<Shared>, from: From, given: Given<HotCopiesRequest>) -> Result<Response, Response> {
-    let order = body(HOT_COPIES, given)?.order().map_err(|refused| refuse(HOT_COPIES, status_of(&refused), refused.text()))?;
+async fn steer_hot_copies(
+    State(source): State<Shared>,
+    from: From,
+    given: Given<HotCopiesRequest>,
+) -> Result<Response, Response> {
+    let order =
+        body(HOT_COPIES, given)?.order().map_err(|refused| refuse(HOT_COPIES, status_of(&refused), refused.text()))?;
     operate(HOT_COPIES, source, from, Operation::SteerHotCopies(order)).await
 }
 
@@ -373,7 +432,11 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
 
 async fn whereabouts(State(source): State<Shared>, from: From, uri: Uri) -> Result<Response, Response> {
     let Some(keys) = keys_of(uri.query().unwrap_or_default()) else {
-        return Err(refuse(WHERE, StatusCode::BAD_REQUEST, "which keys? Give ?key=NAME, as often as wanted, with what is special as %XX"));
+        return Err(refuse(
+            WHERE,
+            StatusCode::BAD_REQUEST,
+            "which keys? Give ?key=NAME, as often as wanted, with what is special as %XX",
+        ));
     };
     operate(WHERE, source, from, Operation::Where(keys)).await
 }
@@ -391,7 +454,11 @@ async fn begin_move(State(source): State<Shared>, from: From, given: Given<MoveR
     operate(path, source, from, Operation::Move(body(path, given)?)).await
 }
 
-async fn add_node(State(source): State<Shared>, from: From, given: Given<AddNodeRequest>) -> Result<Response, Response> {
+async fn add_node(
+    State(source): State<Shared>,
+    from: From,
+    given: Given<AddNodeRequest>,
+) -> Result<Response, Response> {
     let path = "/api/v1/nodes";
     operate(path, source, from, Operation::AddNode(body(path, given)?)).await
 }
@@ -417,7 +484,11 @@ async fn remove_node(State(source): State<Shared>, from: From, node: Path<String
     operate(path, source, from, Operation::RemoveNode(NodeRequest { address: node.0, ..NodeRequest::default() })).await
 }
 
-async fn balance(State(source): State<Shared>, from: From, given: GivenOrNot<BalanceRequest>) -> Result<Response, Response> {
+async fn balance(
+    State(source): State<Shared>,
+    from: From,
+    given: GivenOrNot<BalanceRequest>,
+) -> Result<Response, Response> {
     let path = "/api/v1/balance";
     operate(path, source, from, Operation::Balance(body_or_default(path, given)?)).await
 }
@@ -430,26 +501,41 @@ async fn resume(State(source): State<Shared>, from: From, id: Path<String>) -> R
     steer(source, from, &id, SteerRequest::Resume).await
 }
 
-async fn abort(State(source): State<Shared>, from: From, id: Path<String>, given: GivenOrNot<AbortRequest>) -> Result<Response, Response> {
+async fn abort(
+    State(source): State<Shared>,
+    from: From,
+    id: Path<String>,
+    given: GivenOrNot<AbortRequest>,
+) -> Result<Response, Response> {
     let what = SteerRequest::Abort(body_or_default("/api/v1/moves/{id}/abort", given)?);
     steer(source, from, &id, what).await
 }
 
-async fn goal(State(source): State<Shared>, from: From, id: Path<String>, given: Given<GoalRequest>) -> Result<Response, Response> {
+async fn goal(
+    State(source): State<Shared>,
+    from: From,
+    id: Path<String>,
+    given: Given<GoalRequest>,
+) -> Result<Response, Response> {
     let what = SteerRequest::Goal(body("/api/v1/moves/{id}/goal", given)?.goal);
     steer(source, from, &id, what).await
 }
 
-async fn max_rate(State(source): State<Shared>, from: From, id: Path<String>, given: Given<MaxRateRequest>) -> Result<Response, Response> {
+async fn max_rate(
+    State(source): State<Shared>,
+    from: From,
+    id: Path<String>,
+    given: Given<MaxRateRequest>,
+) -> Result<Response, Response> {
     let what = SteerRequest::MaxRate(body("/api/v1/moves/{id}/max-rate", given)?.max_rate);
     steer(source, from, &id, what).await
 }
 
 async fn steer(source: Shared, from: From, id: &str, what: SteerRequest) -> Result<Response, Response> {
     let path = "/api/v1/moves";
-    let id = id
-        .parse()
-        .map_err(|_| refuse(path, StatusCode::BAD_REQUEST, "the number of a move is a whole number; GET /api/v1/moves lists them"))?;
+    let id = id.parse().map_err(|_| {
+        refuse(path, StatusCode::BAD_REQUEST, "the number of a move is a whole number; GET /api/v1/moves lists them")
+    })?;
     operate(path, source, from, Operation::Steer { id, what }).await
 }
 
@@ -483,7 +569,12 @@ fn body_or_default<T: Default>(path: &str, given: GivenOrNot<T>) -> Result<T, Re
     }
 }
 
-async fn operate(path: &str, source: Shared, ConnectInfo(Peer(peer)): From, operation: Operation) -> Result<Response, Response> {
+async fn operate(
+    path: &str,
+    source: Shared,
+    ConnectInfo(Peer(peer)): From,
+    operation: Operation,
+) -> Result<Response, Response> {
     let who = format!("the admin API, from {peer}");
     match ask(path, source, move |source| source.operate(operation, &who)).await? {
         Ok(value) => Ok((Extension(Told), Json(value)).into_response()),
@@ -522,7 +613,9 @@ async fn harden(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.entry(CONTENT_SECURITY_POLICY).or_insert(HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'"));
+    headers
+        .entry(CONTENT_SECURITY_POLICY)
+        .or_insert(HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'"));
     response
 }
 

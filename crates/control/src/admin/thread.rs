@@ -26,8 +26,8 @@ pub struct AdminThread {
 }
 
 impl AdminThread {
-    /// Takes the port, and starts answering when [`AdminThread::serve`] is called. So a port that is taken is told before the
-    /// router starts.
+    /// Takes the port, and starts answering when [`AdminThread::serve`] is called. So a port that is taken is told
+    /// before the router starts.
     pub fn bind(address: SocketAddr, options: AdminOptions) -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -77,9 +77,11 @@ impl AdminThread {
     }
 }
 
-/// Who may do what at the admin port: by the token of the configuration (whether it fits was checked there), or by one that is made now.
+/// Who may do what at the admin port: by the token of the configuration (whether it fits was checked there), or by one
+/// that is made now.
 ///
-/// A disk that is full is no reason not to serve: then the token of the start before is kept. Where there is none, nothing can be changed by this port.
+/// A disk that is full is no reason not to serve: then the token of the start before is kept. Where there is none,
+/// nothing can be changed by this port.
 pub fn access(token: Option<&Secret>, state_dir: &Path) -> Access {
     if let Some(token) = token.and_then(|token| Token::new(&token.0)) {
         return Access::Given(token);
@@ -91,7 +93,9 @@ pub fn access(token: Option<&Secret>, state_dir: &Path) -> Access {
     let (kept, state_dir) = (Token::kept(state_dir), state_dir.display());
     match kept {
         Ok((token, file)) => {
-            warn!("no new token for the admin port can be written to {state_dir}: {error}. The one of an earlier start is kept");
+            warn!(
+                "no new token for the admin port can be written to {state_dir}: {error}. The one of an earlier start is kept"
+            );
             Access::Made { token, file }
         }
         Err(_) => {

@@ -1,7 +1,7 @@
 //! HTTPS: a connection's handshake, and certificates that can be renewed while it serves.
 //!
-//! The handshake is driven by the first read or write of the connection, not by whoever accepts: a peer that never finishes it holds up
-//! nobody but itself, and ends by the bound that every connection has.
+//! The handshake is driven by the first read or write of the connection, not by whoever accepts: a peer that never
+//! finishes it holds up nobody but itself, and ends by the bound that every connection has.
 
 use std::fmt;
 use std::io;
@@ -90,7 +90,11 @@ impl AsyncWrite for Stream {
         inside!(self, context, poll_write, bytes)
     }
 
-    fn poll_write_vectored(self: Pin<&mut Self>, context: &mut Context<'_>, parts: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         inside!(self, context, poll_write_vectored, parts)
     }
 

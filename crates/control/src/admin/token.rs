@@ -1,9 +1,10 @@
-//! The token of the admin port: given by the configuration, or made at start and kept in a file that only its owner can read.
+//! The token of the admin port: given by the configuration, or made at start and kept in a file that only its owner can
+//! read.
 //!
-//! Whoever may read that file may change things. The command line is told by the port itself where the file is, so nobody types anything; but
-//! then it talks to whoever listens there. So it never sends a token that it was told of: it *proves* that it has it, by a keyed hash of
-//! what it asks and of the address that it asks. A stranger who listens at that address learns nothing that is of use anywhere else, and is
-//! shown no file's content, whichever it names.
+//! Whoever may read that file may change things. The command line is told by the port itself where the file is, so
+//! nobody types anything; but then it talks to whoever listens there. So it never sends a token that it was told of: it
+//! *proves* that it has it, by a keyed hash of what it asks and of the address that it asks. A stranger who listens at
+//! that address learns nothing that is of use anywhere else, and is shown no file's content, whichever it names.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -45,18 +46,21 @@ impl Token {
         fits.then(|| Self(text.to_owned()))
     }
 
-    /// Whether these are its bytes. Compares without telling by its duration where the first difference is; the length is no secret.
+    /// Whether these are its bytes. Compares without telling by its duration where the first difference is; the length
+    /// is no secret.
     pub(super) fn is(&self, given: &[u8]) -> bool {
         same(given, self.0.as_bytes())
     }
 
-    /// The proof, for the header `Authorization`, that this request to this address comes from somebody who has the token.
+    /// The proof, for the header `Authorization`, that this request to this address comes from somebody who has the
+    /// token.
     ///
     /// # Errors
     /// If the system has no random bytes.
     pub fn prove(&self, to: SocketAddr, method: &str, path: &str, body: &[u8]) -> io::Result<String> {
         let (now, nonce) = (now_ms(), hex(&random::<8>()?));
-        let mac = self.mac(to, &[now.to_string().as_bytes(), nonce.as_bytes(), method.as_bytes(), path.as_bytes(), body]);
+        let mac =
+            self.mac(to, &[now.to_string().as_bytes(), nonce.as_bytes(), method.as_bytes(), path.as_bytes(), body]);
         let mac = mac.ok_or_else(|| io::Error::other("the token is too long"))?;
         Ok(format!("{SCHEME}{now}.{nonce}.{}", hex(&mac)))
     }
@@ -71,7 +75,8 @@ impl Token {
         Some(mac.finalize_fixed().into())
     }
 
-    /// Makes a token and writes it into the state directory, for its owner only. One that is there from an earlier start is replaced.
+    /// Makes a token and writes it into the state directory, for its owner only. One that is there from an earlier
+    /// start is replaced.
     ///
     /// # Errors
     /// What the system said.
@@ -99,8 +104,8 @@ impl Token {
         Ok((Self::find(&path)?, path))
     }
 
-    /// Reads a token from the file that an admin port named. The port may be a stranger's: nothing is opened but a file that is ours (or
-    /// root's) alone, and nothing is taken for a token that was not made by [`Token::make`].
+    /// Reads a token from the file that an admin port named. The port may be a stranger's: nothing is opened but a file
+    /// that is ours (or root's) alone, and nothing is taken for a token that was not made by [`Token::make`].
     ///
     /// # Errors
     /// Why it is not to be had.
@@ -127,7 +132,10 @@ impl Token {
             let random = text.strip_prefix(PREFIX).unwrap_or_default();
             random.len() == 2 * RANDOM_BYTES && random.bytes().all(|byte| byte.is_ascii_hexdigit())
         };
-        token.filter(is_made).map(|text| Self(text.to_owned())).ok_or_else(|| wrong("it holds no token made by Switchyard"))
+        token
+            .filter(is_made)
+            .map(|text| Self(text.to_owned()))
+            .ok_or_else(|| wrong("it holds no token made by Switchyard"))
     }
 }
 
@@ -142,14 +150,16 @@ impl fmt::Debug for Token {
 pub enum Access {
     /// The configuration gives a token: asked of every request but health checks.
     Given(Token),
-    /// None is given: everybody who reaches the port, which is on loopback, may read. What changes something needs the token that was made.
+    /// None is given: everybody who reaches the port, which is on loopback, may read. What changes something needs the
+    /// token that was made.
     Made {
         /// The token.
         token: Token,
         /// Where it stands, for its owner.
         file: PathBuf,
     },
-    /// None is given and none could be written: everybody who reaches the port, which is on loopback, may read, and nobody may change anything.
+    /// None is given and none could be written: everybody who reaches the port, which is on loopback, may read, and
+    /// nobody may change anything.
     ReadOnly {
         /// Why, and what to do.
         why: String,
@@ -184,13 +194,28 @@ impl AdminAccess {
 pub(super) struct Proofs(Mutex<HashMap<[u8; 32], u64>>);
 
 impl Proofs {
-    /// Whether `proof` (what follows the scheme) says that this request is from somebody who has the token, and has not been used before.
-    pub(super) fn take(&self, token: &Token, to: SocketAddr, proof: &str, method: &str, path: &str, body: &[u8]) -> bool {
+    /// Whether `proof` (what follows the scheme) says that this request is from somebody who has the token, and has not
+    /// been used before.
+    pub(super) fn take(
+        &self,
+        token: &Token,
+        to: SocketAddr,
+        proof: &str,
+        method: &str,
+        path: &str,
+        body: &[u8],
+    ) -> bool {
         let mut parts = proof.trim().split('.');
-        let (Some(at), Some(nonce), Some(given), None) = (parts.next(), parts.next(), parts.next(), parts.next()) else { return false };
+        let (Some(at), Some(nonce), Some(given), None) = (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return false;
+        };
         let now = now_ms();
         let Some(at_ms) = at.parse::<u64>().ok().filter(|at| at.abs_diff(now) <= PROOF_MS) else { return false };
-        let Some(mac) = token.mac(to, &[at.as_bytes(), nonce.as_bytes(), method.as_bytes(), path.as_bytes(), body]) else { return false };
+        let Some(mac) = token.mac(to, &[at.as_bytes(), nonce.as_bytes(), method.as_bytes(), path.as_bytes(), body])
+        else {
+            return false;
+        };
         if !same(given.as_bytes(), hex(&mac).as_bytes()) {
             return false;
         }
@@ -201,7 +226,8 @@ impl Proofs {
 }
 
 fn same(given: &[u8], expected: &[u8]) -> bool {
-    given.len() == expected.len() && given.iter().zip(expected).fold(0, |difference, (a, b)| black_box(difference | (a ^ b))) == 0
+    given.len() == expected.len()
+        && given.iter().zip(expected).fold(0, |difference, (a, b)| black_box(difference | (a ^ b))) == 0
 }
 
 fn random<const N: usize>() -> io::Result<[u8; N]> {
@@ -272,7 +298,13 @@ mod tests {
         assert!(refused(Path::new("admin-token")).contains("absolute"));
         let other = dir.path().join("other");
         let made = fs::read_to_string(&path).expect("read");
-        for text in ["", "a password\n", &made[..made.len() - 2], &made.replace("switchyard", "Switchyard"), &format!("{made}more\n")] {
+        for text in [
+            "",
+            "a password\n",
+            &made[..made.len() - 2],
+            &made.replace("switchyard", "Switchyard"),
+            &format!("{made}more\n"),
+        ] {
             fs::write(&other, text).expect("written");
             fs::set_permissions(&other, fs::Permissions::from_mode(0o600)).expect("mode");
             let why = refused(&other);

@@ -1,7 +1,7 @@
 //! A program of the operator's own starts and stops servers: a script around systemd, Docker or a cloud.
 //!
-//! It gets one line of JSON on its standard input and writes one on its standard output. `key` is the same for each attempt at one change and for no other, so a program can
-//! see that it has started this server already.
+//! It gets one line of JSON on its standard input and writes one on its standard output. `key` is the same for each
+//! attempt at one change and for no other, so a program can see that it has started this server already.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -73,7 +73,8 @@ impl Provisioner for Program {
 
     fn start(&self, number: u64, _chosen: Option<(&str, &Started)>, _settings: Settings<'_>) -> Result<String, String> {
         let answer = self.ask("start", number, None)?;
-        let shown: String = String::from_utf8_lossy(&answer).trim().chars().filter(|c| !c.is_control()).take(SHOWN).collect();
+        let shown: String =
+            String::from_utf8_lossy(&answer).trim().chars().filter(|c| !c.is_control()).take(SHOWN).collect();
         let form = || format!("its answer to start is not {{\"address\": \"HOST:PORT\"}}: {shown}");
         let Answer { address } = serde_json::from_slice(&answer).map_err(|_| form())?;
         parse_endpoint(&address).map_err(|_| form())
@@ -86,17 +87,22 @@ impl Provisioner for Program {
 
 /// Standard error of a program.
 ///
-/// A file in memory rather than a pipe: a server that the program has started may keep its standard error, and would get SIGPIPE after the end of this router.
+/// A file in memory rather than a pipe: a server that the program has started may keep its standard error, and would
+/// get SIGPIPE after the end of this router.
 struct Complaints(File);
 
 impl Complaints {
     fn new() -> Result<Self, String> {
         let file = memfd_create("stderr", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
-        file.map(|file| Self(file.into())).map_err(|error| format!("cannot take the standard error of a program: {error}"))
+        file.map(|file| Self(file.into()))
+            .map_err(|error| format!("cannot take the standard error of a program: {error}"))
     }
 
     fn sink(&self) -> Result<Stdio, String> {
-        self.0.try_clone().map(Stdio::from).map_err(|error| format!("cannot take the standard error of a program: {error}"))
+        self.0
+            .try_clone()
+            .map(Stdio::from)
+            .map_err(|error| format!("cannot take the standard error of a program: {error}"))
     }
 
     fn length(&self) -> u64 {
@@ -118,7 +124,10 @@ impl Complaints {
             return Vec::new();
         }
         let plain = |line: &str| -> String {
-            line.trim().chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+            line.trim()
+                .chars()
+                .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
+                .collect()
         };
         String::from_utf8_lossy(&bytes).lines().map(plain).filter(|line| !line.is_empty()).collect()
     }
@@ -185,7 +194,9 @@ pub(super) fn run(words: &[String], line: &str, timeout: Duration) -> Result<Vec
         std::thread::sleep(Duration::from_millis(5));
     }
     if !reading.is_finished() {
-        return Err(format!("{program} ended, and something that it started keeps its output open: redirect the output of that"));
+        return Err(format!(
+            "{program} ended, and something that it started keeps its output open: redirect the output of that"
+        ));
     }
     match reading.join() {
         Ok(Ok(answer)) => Ok(answer),
@@ -218,22 +229,29 @@ mod tests {
         assert_eq!(echo.start(3, None, &none), Ok("10.0.0.9:7000".to_owned()));
         assert!(echo.ask("stop", 3, Some("10.0.0.9:7000")).is_err_and(|why| why.contains("failed (exit status: 3)")));
         assert!(
-            program("echo nonsense", patient).start(1, None, &none).is_err_and(|why| why.contains("HOST:PORT") && why.contains("nonsense"))
+            program("echo nonsense", patient)
+                .start(1, None, &none)
+                .is_err_and(|why| why.contains("HOST:PORT") && why.contains("nonsense"))
         );
     }
 
     #[test]
     fn a_failure_ends_with_the_last_line_of_stderr() {
-        let failure = |script: &str| program(script, Duration::from_secs(20)).start(1, None, &none).expect_err("it fails");
+        let failure =
+            |script: &str| program(script, Duration::from_secs(20)).start(1, None, &none).expect_err("it fails");
         assert_eq!(
             failure("echo starting >&2; echo 'quota exceeded in zone b' >&2; exit 3"),
             "sh failed (exit status: 3): quota exceeded in zone b"
         );
         assert_eq!(failure("exit 3"), "sh failed (exit status: 3)");
-        assert_eq!(failure("printf 'a\\033[31mb\\377\\n\\n' >&2; exit 1"), "sh failed (exit status: 1): a\\u{1b}[31mb\u{fffd}");
+        assert_eq!(
+            failure("printf 'a\\033[31mb\\377\\n\\n' >&2; exit 1"),
+            "sh failed (exit status: 1): a\\u{1b}[31mb\u{fffd}"
+        );
         let long = failure("head -c 10000 /dev/zero | tr '\\0' x >&2; exit 1");
         assert_eq!(long.chars().filter(|c| *c == 'x').count(), SHOWN + 1, "one is in \"exit\": {long}");
-        let late = program("echo 'waiting for a machine' >&2; sleep 60", Duration::from_millis(500)).start(1, None, &none);
+        let late =
+            program("echo 'waiting for a machine' >&2; sleep 60", Duration::from_millis(500)).start(1, None, &none);
         assert_eq!(late, Err("sh took longer than 500ms and was ended: waiting for a machine".to_owned()));
     }
 

@@ -44,7 +44,8 @@ pub(crate) struct Started {
     pub(super) number: u64,
     /// The provisioner. The configuration may name another one by now.
     pub(super) way: Way,
-    /// Directory of a local server, with a random token in its name. `None`: not local, or started by a version that named directories by number.
+    /// Directory of a local server, with a random token in its name. `None`: not local, or started by a version that
+    /// named directories by number.
     #[serde(default)]
     pub(super) home: Option<PathBuf>,
     /// Machine of a local server. `None`: not local, or not recorded.
@@ -173,7 +174,8 @@ impl Intent {
         self.last = now;
     }
 
-    /// Ends the change under way if a server has not joined by it yet: that server is stopped. A change that is further goes on.
+    /// Ends the change under way if a server has not joined by it yet: that server is stopped. A change that is further
+    /// goes on.
     pub(super) fn withdraw(&mut self, now: Now) {
         let Some(change) = &self.change else { return };
         let address = match &change.stage {
@@ -211,7 +213,12 @@ impl Intent {
         self.started.remove(&address);
         (self.change, self.failed) = (None, self.failed + 1);
         self.state.ended(now.run, true);
-        self.note(now, Some(number), "failed", format!("change {number}: somebody gave up the stop of {address}, which may run on"));
+        self.note(
+            now,
+            Some(number),
+            "failed",
+            format!("change {number}: somebody gave up the stop of {address}, which may run on"),
+        );
     }
 
     pub(super) fn note(&mut self, now: Now, change: Option<u64>, kind: &str, text: String) -> Event {

@@ -1,8 +1,10 @@
 //! Servers on the router's own machine: each has a directory of its own, and its output is a file there.
 //!
-//! A server outlives the router. It is found again by its output: a group of processes, not the router's own, that writes into that directory. No file with a process id is
-//! needed. It would be missing if the router was killed before writing it, and would be wrong after a reboot. A directory's name has a random token, because a router that has
-//! lost its store begins again with number 0. The group is taken for the server only if it also holds the listening socket of the recorded port.
+//! A server outlives the router. It is found again by its output: a group of processes, not the router's own, that
+//! writes into that directory. No file with a process id is needed. It would be missing if the router was killed before
+//! writing it, and would be wrong after a reboot. A directory's name has a random token, because a router that has lost
+//! its store begins again with number 0. The group is taken for the server only if it also holds the listening socket
+//! of the recorded port.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -29,7 +31,8 @@ const SHOWN: usize = 300;
 /// The file with a server's output. Rotated ones begin with the same name.
 pub(super) const LOG: &str = "server.log";
 
-/// Folder of local servers if the configuration names none: next to the state directory, so that a full disk quota or a removed state directory spares one of them.
+/// Folder of local servers if the configuration names none: next to the state directory, so that a full disk quota or a
+/// removed state directory spares one of them.
 #[must_use]
 pub fn default_directory(state: &Path) -> PathBuf {
     let state = std::path::absolute(state).unwrap_or_else(|_| state.to_owned());
@@ -65,7 +68,11 @@ impl Local {
     /// Groups of processes that write into this directory.
     fn groups(home: &Path) -> HashSet<Pid> {
         let (Ok(home), Ok(own)) = (fs::canonicalize(home), getpgid(None)) else { return HashSet::new() };
-        let pids = fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let pids = fs::read_dir("/proc")
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let writers = pids.filter_map(Pid::from_raw).filter(|pid| {
             let out = Path::new("/proc").join(pid.as_raw_nonzero().to_string()).join("fd/1");
             // The file's name does not count: logs are rotated.
@@ -74,11 +81,14 @@ impl Local {
         writers.filter_map(|pid| getpgid(Some(pid)).ok()).filter(|group| *group != own).collect()
     }
 
-    /// The one of these groups that holds every socket which listens at this port. `Err`: another process holds one of them. `Ok(None)`: nothing listens.
+    /// The one of these groups that holds every socket which listens at this port. `Err`: another process holds one of
+    /// them. `Ok(None)`: nothing listens.
     fn listener(port: u16, groups: &HashSet<Pid>) -> Result<Option<Pid>, String> {
         let inodes = sockets::listener_inodes(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
         let holders = sockets::holders(&inodes);
-        let group_of = |pid: &u32| getpgid(Some(Pid::from_raw(i32::try_from(*pid).ok()?)?)).ok().filter(|group| groups.contains(group));
+        let group_of = |pid: &u32| {
+            getpgid(Some(Pid::from_raw(i32::try_from(*pid).ok()?)?)).ok().filter(|group| groups.contains(group))
+        };
         // A socket without a visible holder is a foreign one, too.
         let of = |inode: &u64| -> Option<Vec<Pid>> { holders.get(inode)?.iter().map(group_of).collect() };
         let found: Option<Vec<Vec<Pid>>> = inodes.iter().map(of).collect();
@@ -104,7 +114,8 @@ impl Local {
         }
     }
 
-    /// `settings`: its standard input. There, unlike among its arguments, other users of this machine cannot read a password.
+    /// `settings`: its standard input. There, unlike among its arguments, other users of this machine cannot read a
+    /// password.
     fn spawn(&self, home: &Path, port: u16, settings: &str) -> Result<(), String> {
         if self.config.command.is_empty() {
             return Err("[autoscale.local] names no command: put back the one that was there".to_owned());
@@ -121,7 +132,8 @@ impl Local {
             .map_err(|error| failed(&format!("cannot write {}", log.display()), error))?;
         let err = out.try_clone().map_err(|error| failed("cannot share a file", error))?;
         let words = self.config.command.iter();
-        let mut words = words.map(|word| word.replace("{port}", &port.to_string()).replace("{dir}", &home.to_string_lossy()));
+        let mut words =
+            words.map(|word| word.replace("{port}", &port.to_string()).replace("{dir}", &home.to_string_lossy()));
         let program = words.next().unwrap_or_default();
         let mut child = Command::new(&program)
             .args(words)
@@ -163,26 +175,31 @@ impl Local {
     }
 }
 
-/// Makes a directory and its parents for this user alone: it has the keys of clients. An earlier version may have made it for all users.
+/// Makes a directory and its parents for this user alone: it has the keys of clients. An earlier version may have made
+/// it for all users.
 fn make_private(home: &Path) -> std::io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(home)?;
     fs::set_permissions(home, Permissions::from_mode(0o700))
 }
 
-/// Lines of a server's configuration with the router's credentials: the password of all clients, or a user that may do everything, and no other one. The user
-/// `default` exists already, and a second definition of it is an error.
+/// Lines of a server's configuration with the router's credentials: the password of all clients, or a user that may do
+/// everything, and no other one. The user `default` exists already, and a second definition of it is an error.
 pub(super) fn credentials(user: Option<&str>, password: &str) -> String {
     match user.filter(|user| *user != "default") {
         None => format!("requirepass {}\n", quoted(password)),
-        Some(user) => format!("user {} on {} ~* &* +@all\nuser default off\n", quoted(user), quoted(&format!(">{password}"))),
+        Some(user) => {
+            format!("user {} on {} ~* &* +@all\nuser default off\n", quoted(user), quoted(&format!(">{password}")))
+        }
     }
 }
 
 /// As a configuration file of Redis has it.
 fn quoted(text: &str) -> String {
     let plain = |byte: u8| (byte.is_ascii_graphic() || byte == b' ') && !matches!(byte, b'"' | b'\\');
-    let escaped: String =
-        text.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("\\x{byte:02x}") }).collect();
+    let escaped: String = text
+        .bytes()
+        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("\\x{byte:02x}") })
+        .collect();
     format!("\"{escaped}\"")
 }
 
@@ -195,15 +212,19 @@ fn last_words(home: &Path) -> String {
 
 /// This machine's `/etc/machine-id`. Without one, as in some containers, the host name.
 fn this_host() -> String {
-    let read = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
-    read("/etc/machine-id").or_else(|| read("/proc/sys/kernel/hostname").map(|name| format!("host name {name}"))).unwrap_or_default()
+    let read =
+        |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+    read("/etc/machine-id")
+        .or_else(|| read("/proc/sys/kernel/hostname").map(|name| format!("host name {name}")))
+        .unwrap_or_default()
 }
 
 /// 64 random bits in hexadecimal.
 fn token() -> Result<String, String> {
     let mut bytes = [0; 8];
     let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
-    read.map(|()| format!("{:016x}", u64::from_le_bytes(bytes))).map_err(|error| format!("cannot read /dev/urandom: {error}"))
+    read.map(|()| format!("{:016x}", u64::from_le_bytes(bytes)))
+        .map_err(|error| format!("cannot read /dev/urandom: {error}"))
 }
 
 fn port_of(address: &str) -> Result<u16, String> {
@@ -281,10 +302,12 @@ impl Provisioner for Local {
         match self.process(started, address) {
             Process::Listens | Process::Silent | Process::Unknown => None,
             Process::Foreign(why) => Some(Err(why)),
-            Process::OtherHost => {
-                Some(Err("it was started on another machine, or by a version that did not record the machine".to_owned()))
+            Process::OtherHost => Some(Err(
+                "it was started on another machine, or by a version that did not record the machine".to_owned(),
+            )),
+            Process::Ended if !home.is_dir() => {
+                Some(Err(format!("its directory {} is gone, and with it its keys", home.display())))
             }
-            Process::Ended if !home.is_dir() => Some(Err(format!("its directory {} is gone, and with it its keys", home.display()))),
             Process::Ended => Some(self.launch(&home, address, settings)),
         }
     }
@@ -303,9 +326,13 @@ mod tests {
 
     /// A port that nothing listens at, and a record of a server there.
     fn record(local: &Local, number: u64) -> (String, Started) {
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|bound| bound.local_addr()).expect("a port").port();
+        let port =
+            TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|bound| bound.local_addr()).expect("a port").port();
         let home = default_directory(&local.state).join(format!("{number}-{}", token().expect("random bits")));
-        (format!("127.0.0.1:{port}"), Started { home: Some(home), host: Some(this_host()), ..Started::new(number, Way::Local) })
+        (
+            format!("127.0.0.1:{port}"),
+            Started { home: Some(home), host: Some(this_host()), ..Started::new(number, Way::Local) },
+        )
     }
 
     fn none(_: &str) -> Result<String, String> {
@@ -363,7 +390,11 @@ mod tests {
         assert_eq!(stop(&second, &address, &started), Ok(None));
         assert!(Local::groups(&home).is_empty() && !home.exists());
         assert_eq!(stop(&second, &address, &started), Ok(None), "once more is no error");
-        assert!(second.revive(&started, &address, &none).is_some_and(|revived| revived.is_err_and(|why| why.contains("is gone"))));
+        assert!(
+            second
+                .revive(&started, &address, &none)
+                .is_some_and(|revived| revived.is_err_and(|why| why.contains("is gone")))
+        );
     }
 
     #[test]
@@ -376,7 +407,8 @@ mod tests {
             fs::create_dir_all(here.home(&started)).expect("made");
             assert_eq!(here.process(&started, &address), Process::OtherHost);
             assert!(
-                here.revive(&started, &address, &none).is_some_and(|revived| revived.is_err_and(|why| why.contains("another machine")))
+                here.revive(&started, &address, &none)
+                    .is_some_and(|revived| revived.is_err_and(|why| why.contains("another machine")))
             );
             assert!(stop(&here, &address, &started).is_err_and(|why| why.contains("another machine")));
             assert!(Local::groups(&here.home(&started)).is_empty());
@@ -424,7 +456,9 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let port = taken.local_addr().expect("an address").port();
-        let of = |first, last| Local::new(LocalConfig { command: Vec::new(), ports: (first, last), directory: None }, dir.path());
+        let of = |first, last| {
+            Local::new(LocalConfig { command: Vec::new(), ports: (first, last), directory: None }, dir.path())
+        };
         assert!(of(port, port).choose(1, &BTreeSet::new()).is_err_and(|why| why.contains("in use")));
         drop(taken);
         let address = format!("127.0.0.1:{port}");

@@ -1,10 +1,12 @@
 //! Nodes come and go with the load: the wanted number is stored, and a loop closes the gap.
 //!
-//! [`switchyard_policy::autoscale`] decides; a [`Provisioner`] starts and stops servers; the operator's own verbs let them join, drain and leave, with the checks that people
-//! meet. Here is what lies between: the change that is under way, on record before each of its steps. So the loop may be killed at any point: it goes on with the step that is
-//! on record, and each step first looks whether it is done.
+//! [`switchyard_policy::autoscale`] decides; a [`Provisioner`] starts and stops servers; the operator's own verbs let
+//! them join, drain and leave, with the checks that people meet. Here is what lies between: the change that is under
+//! way, on record before each of its steps. So the loop may be killed at any point: it goes on with the step that is on
+//! record, and each step first looks whether it is done.
 //!
-//! One change at a time, and each has a number that is never used again. A server that was started has the number with it, so it is found again and not started twice.
+//! One change at a time, and each has a number that is never used again. A server that was started has the number with
+//! it, so it is found again and not started twice.
 
 mod actions;
 mod command;
@@ -38,7 +40,8 @@ pub use thread::AutoscaleThread;
 pub(crate) use words::reason_text;
 
 /// All policies, with their names in the configuration.
-pub const POLICIES: [(Policy, &str); 3] = [(Policy::Threshold, "threshold"), (Policy::Static, "static"), (Policy::Model, "model")];
+pub const POLICIES: [(Policy, &str); 3] =
+    [(Policy::Threshold, "threshold"), (Policy::Static, "static"), (Policy::Model, "model")];
 
 /// The way in which servers come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -157,11 +160,14 @@ impl AutoscaleConfig {
         })
     }
 
-    /// Makes a provisioner, also one that the configuration names no longer: it may have servers to stop. `site`: distinguishes this router from others.
+    /// Makes a provisioner, also one that the configuration names no longer: it may have servers to stop. `site`:
+    /// distinguishes this router from others.
     fn provision(&self, way: Way, state: &Path, site: &str) -> Result<Box<dyn Provisioner>, String> {
         match way {
             Way::Local => Ok(Box::new(local::Local::new(self.local.clone(), state))),
-            Way::Standby => Ok(Box::new(Standby(self.standby.iter().map(|server| parse_endpoint(server)).collect::<Result<_, _>>()?))),
+            Way::Standby => Ok(Box::new(Standby(
+                self.standby.iter().map(|server| parse_endpoint(server)).collect::<Result<_, _>>()?,
+            ))),
             Way::Command => Ok(Box::new(command::Program::new(self.command.clone(), site.to_owned()))),
         }
     }
@@ -229,7 +235,8 @@ trait Provisioner {
         Ok(None)
     }
 
-    /// Starts a server again that should run and does not. `None`: all is well, or it is not this provisioner's business.
+    /// Starts a server again that should run and does not. `None`: all is well, or it is not this provisioner's
+    /// business.
     fn revive(&self, _started: &Started, _address: &str, _settings: Settings<'_>) -> Option<Result<(), String>> {
         None
     }

@@ -1,7 +1,8 @@
 //! The loop: it begins a change where the number of nodes is not the wanted one, and carries it out step by step.
 //!
-//! Each step is on record before it is taken, and looks first whether it is done. A step that fails is tried again after a pause that grows; after [`ATTEMPTS`] the change is
-//! given up: a server that never opened its port is stopped, any other one is left alone, and a node that could not be drained stays. Every stop goes through [`super::removal`].
+//! Each step is on record before it is taken, and looks first whether it is done. A step that fails is tried again
+//! after a pause that grows; after [`ATTEMPTS`] the change is given up: a server that never opened its port is stopped,
+//! any other one is left alone, and a node that could not be drained stays. Every stop goes through [`super::removal`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -102,7 +103,8 @@ impl Drop for Stopping<'_> {
 enum Outcome {
     /// It goes on by itself.
     Wait,
-    /// These moves were started, and this stage follows. The same stage again is an attempt that counts, for the missing part.
+    /// These moves were started, and this stage follows. The same stage again is an attempt that counts, for the
+    /// missing part.
     Ordered { next: Stage, moves: Vec<u64>, missing: Option<String> },
     /// The change waits for moves that an operator may have to end.
     Waits(String),
@@ -161,7 +163,10 @@ impl Autoscaler {
     pub(crate) fn standing(&self) -> Autoscaling {
         let inner = self.inner();
         let Inner { config, intent, decision, .. } = &*inner;
-        let change = intent.change.as_ref().map(|change| (change.number, change.stage.text(), change.since, change.error.clone()));
+        let change = intent
+            .change
+            .as_ref()
+            .map(|change| (change.number, change.stage.text(), change.since, change.error.clone()));
         Autoscaling {
             config: config.clone(),
             wanted: intent.wanted,
@@ -189,12 +194,16 @@ impl Autoscaler {
         inner.logged = rest;
     }
 
-    /// Somebody wants so many nodes. If there are so many (`has`), a server that is to join and has not is not wanted any more: it is stopped.
+    /// Somebody wants so many nodes. If there are so many (`has`), a server that is to join and has not is not wanted
+    /// any more: it is stopped.
     pub(crate) fn want(&self, nodes: usize, has: usize, now: Now) -> Result<(), String> {
         let config = self.inner().config.clone();
         let (least, most) = (config.knobs.nodes_min, config.knobs.nodes_max);
         if !(least..=most).contains(&nodes) {
-            return Err(format!("{} is not between min-nodes ({least}) and max-nodes ({most}) of [autoscale]", counted(nodes, "node")));
+            return Err(format!(
+                "{} is not between min-nodes ({least}) and max-nodes ({most}) of [autoscale]",
+                counted(nodes, "node")
+            ));
         }
         if nodes > has {
             config.way()?;
@@ -237,7 +246,8 @@ impl Autoscaler {
         self.inner().stopping.as_ref().is_some_and(|stopping| is_same(stopping, address))
     }
 
-    /// Ends the autoscaler's claim to a server that an operator has listed or added, so that it is not stopped from now on.
+    /// Ends the autoscaler's claim to a server that an operator has listed or added, so that it is not stopped from now
+    /// on.
     pub(crate) fn disown(&self, address: &str, now: Now) {
         let mut known: BTreeSet<String> = {
             let inner = self.inner();
@@ -257,7 +267,8 @@ impl Autoscaler {
             let owned = intent.started.len();
             intent.started.retain(|known, _| !is_it(known));
             let withdrawn = intent.withdraw_stop(now, is_it);
-            let text = || format!("an operator has listed or added {address}: the autoscaler does not remove it any more");
+            let text =
+                || format!("an operator has listed or added {address}: the autoscaler does not remove it any more");
             withdrawn.or_else(|| (intent.started.len() < owned).then(|| intent.note(now, None, "decided", text())))
         });
         if let Err(why) = changed {
@@ -271,7 +282,8 @@ impl Autoscaler {
         let mut intent = inner.intent.clone();
         let event = change(&mut intent);
         intent.last = self.now();
-        save_as(&*self.store, DOCUMENT, &intent).map_err(|error| format!("the autoscaler cannot keep what it does: {error}"))?;
+        save_as(&*self.store, DOCUMENT, &intent)
+            .map_err(|error| format!("the autoscaler cannot keep what it does: {error}"))?;
         inner.intent = intent;
         if let Some(event) = event {
             match &*event.kind {
@@ -312,7 +324,12 @@ impl Autoscaler {
     }
 
     /// Servers that were started are to run until they leave.
-    fn revive(&self, provision: &dyn Fn(Way) -> Result<Box<dyn Provisioner>, String>, hands: &dyn FleetActions, now: Now) {
+    fn revive(
+        &self,
+        provision: &dyn Fn(Way) -> Result<Box<dyn Provisioner>, String>,
+        hands: &dyn FleetActions,
+        now: Now,
+    ) {
         let (started, joining) = {
             let mut inner = self.inner();
             if inner.revived.is_some_and(|revived| now.run < revived + REVIVED_EVERY) {
@@ -327,9 +344,14 @@ impl Autoscaler {
         };
         let nodes: BTreeSet<String> = hands.nodes().into_iter().map(|(_, name)| name).collect();
         let run_ids = hands.run_ids();
-        for (address, server) in started.iter().filter(|(address, _)| nodes.contains(*address) || joining.as_ref() == Some(*address)) {
+        for (address, server) in
+            started.iter().filter(|(address, _)| nodes.contains(*address) || joining.as_ref() == Some(*address))
+        {
             let Ok(provisioner) = provision(server.way) else { continue };
-            let process = run_ids.get(address).filter(|_| nodes.contains(address)).map(|run_id| LastSeen::Process(run_id.clone()));
+            let process = run_ids
+                .get(address)
+                .filter(|_| nodes.contains(address))
+                .map(|run_id| LastSeen::Process(run_id.clone()));
             if let Some(seen) = process {
                 self.note_seen(address, server, seen, &*provisioner);
             }
@@ -350,7 +372,8 @@ impl Autoscaler {
         }
     }
 
-    /// Records the newest process of a server. A local one counts only if the group of processes that was started holds the port.
+    /// Records the newest process of a server. A local one counts only if the group of processes that was started holds
+    /// the port.
     fn note_seen(&self, address: &str, started: &Started, seen: LastSeen, provisioner: &dyn Provisioner) {
         if started.seen == seen && (started.way != Way::Local || started.host.is_some()) {
             return;
@@ -382,7 +405,9 @@ impl Autoscaler {
         let seen = hands.inspect(address).ok().and_then(|seen| seen.run_id);
         match (seen, &started.seen) {
             (Some(run_id), _) => self.note_seen(address, &started, LastSeen::Process(run_id), provisioner),
-            (None, LastSeen::Never) if change.way == Way::Local => self.note_seen(address, &started, LastSeen::Listening, provisioner),
+            (None, LastSeen::Never) if change.way == Way::Local => {
+                self.note_seen(address, &started, LastSeen::Listening, provisioner)
+            }
             (None, _) => {}
         }
     }
@@ -417,7 +442,12 @@ impl Autoscaler {
                     false => Ok(way),
                 });
                 return match way {
-                    Ok(way) => self.begin((Stage::Provision(None), false), way, now, format!("{} are wanted", counted(wanted, "node"))),
+                    Ok(way) => self.begin(
+                        (Stage::Provision(None), false),
+                        way,
+                        now,
+                        format!("{} are wanted", counted(wanted, "node")),
+                    ),
                     Err(why) => self.change(|intent| {
                         intent.wanted = None;
                         Some(intent.note(now, None, "failed", format!("no node is added: {why}")))
@@ -426,7 +456,13 @@ impl Autoscaler {
             }
             Some(wanted) => {
                 return match hands.observed(&started).cheapest() {
-                    Ok(node) => self.begin_removal(node, &started, hands, now, &format!("only {} are wanted", counted(wanted, "node"))),
+                    Ok(node) => self.begin_removal(
+                        node,
+                        &started,
+                        hands,
+                        now,
+                        &format!("only {} are wanted", counted(wanted, "node")),
+                    ),
                     Err(reason) => {
                         let why = reason_text(&reason, &|node| name_of(hands, node));
                         self.change(|intent| {
@@ -452,9 +488,12 @@ impl Autoscaler {
             }
             decision
         };
-        let reasons: Vec<String> = decision.reasons.iter().map(|reason| reason_text(reason, &|node| name_of(hands, node))).collect();
+        let reasons: Vec<String> =
+            decision.reasons.iter().map(|reason| reason_text(reason, &|node| name_of(hands, node))).collect();
         let why = reasons.join("; ");
-        let acts = config.mode == Mode::On && !hands.is_automation_off() && config.provisioner().is_ok_and(|way| way.is_some());
+        let acts = config.mode == Mode::On
+            && !hands.is_automation_off()
+            && config.provisioner().is_ok_and(|way| way.is_some());
         if !acts {
             return self.note_only(&decision, hands, now, &why);
         }
@@ -527,7 +566,8 @@ impl Autoscaler {
     ) -> Outcome {
         let nodes: BTreeSet<String> = hands.nodes().into_iter().map(|(_, name)| name).collect();
         let started = self.inner().intent.started.clone();
-        let others = started.iter().filter(|(_, server)| server.number != change.number).map(|(address, _)| address.clone());
+        let others =
+            started.iter().filter(|(_, server)| server.number != change.number).map(|(address, _)| address.clone());
         let taken = hands.addresses().into_iter().chain(others).chain(change.tried.iter().cloned()).collect();
         let or_failed = |moves: Result<Vec<u64>, String>, next: &Stage| match moves {
             Ok(moves) => Outcome::Ordered { next: next.clone(), moves, missing: None },
@@ -553,7 +593,8 @@ impl Autoscaler {
                 self.identify(change, address, hands, provisioner);
                 match hands.join(address) {
                     Ok(()) => Outcome::Next(Stage::Fill(address.clone())),
-                    // A program named a server that it did not start: no waiting helps, and the server must not be stopped.
+                    // A program named a server that it did not start: no waiting helps, and the server must not be
+                    // stopped.
                     Err(why)
                         if change.way == Way::Command
                             && let Some(used) = hands.in_use(address) =>
@@ -582,24 +623,33 @@ impl Autoscaler {
             Stage::Fill(address) | Stage::Share(address) | Stage::Drain(address) => {
                 match (hands.open_moves(&change.moves), &change.stage) {
                     (Some(OpenMoves::Own), _) => Outcome::Wait,
-                    (Some(OpenMoves::Other(what)), _) if now.wall.saturating_sub(change.waits_since.unwrap_or(now.wall)) < WAIT_MAX => {
+                    (Some(OpenMoves::Other(what)), _)
+                        if now.wall.saturating_sub(change.waits_since.unwrap_or(now.wall)) < WAIT_MAX =>
+                    {
                         Outcome::Waits(what)
                     }
                     (Some(OpenMoves::Other(what)), _) => Outcome::Failed(format!("it has waited too long: {what}")),
-                    (None, Stage::Drain(_)) if !nodes.contains(address) => Outcome::Next(Stage::Stop(address.clone(), None)),
+                    (None, Stage::Drain(_)) if !nodes.contains(address) => {
+                        Outcome::Next(Stage::Stop(address.clone(), None))
+                    }
                     (None, Stage::Drain(_)) if !started.contains_key(address) => self.keep(address, hands),
                     (None, Stage::Drain(_)) if hands.owns(address) => or_failed(hands.drain(address), &change.stage),
                     (None, Stage::Drain(_)) => Outcome::Next(Stage::Leave(address.clone())),
                     (None, Stage::Fill(_)) => or_failed(hands.fill(change.is_urgent), &Stage::Share(address.clone())),
                     (None, _) => {
-                        match hands.missing_share(address, &change.moves).or_else(|| (!hands.owns_slots(address)).then(no_slots)) {
+                        match hands
+                            .missing_share(address, &change.moves)
+                            .or_else(|| (!hands.owns_slots(address)).then(no_slots))
+                        {
                             None => Outcome::Done(format!(
                                 "{address} has joined and has its share; there are {} now",
                                 counted(nodes.len(), "node")
                             )),
                             Some(missing) if change.failures + 1 >= ATTEMPTS => Outcome::Failed(missing),
                             Some(missing) => match or_failed(hands.fill(change.is_urgent), &change.stage) {
-                                Outcome::Ordered { next, moves, .. } => Outcome::Ordered { next, moves, missing: Some(missing) },
+                                Outcome::Ordered { next, moves, .. } => {
+                                    Outcome::Ordered { next, moves, missing: Some(missing) }
+                                }
                                 failed => failed,
                             },
                         }
@@ -626,14 +676,17 @@ impl Autoscaler {
         }
     }
 
-    /// Returns the end of a join that has failed often. Only a local server that has never opened its port may be stopped: any other server was refused, and may be in use.
-    /// A local one is tried again and again: it runs on, so the next change would start one more, and leave that behind as well.
+    /// Returns the end of a join that has failed often. Only a local server that has never opened its port may be
+    /// stopped: any other server was refused, and may be in use. A local one is tried again and again: it runs on, so
+    /// the next change would start one more, and leave that behind as well.
     fn give_up_join(&self, address: &str, why: String, provisioner: &dyn Provisioner) -> Outcome {
         let started = self.inner().intent.started.get(address).cloned();
         match started.map(|started| provisioner.process(&started, address)) {
             Some(Process::Silent | Process::Ended) => Outcome::Next(Stage::Stop(address.to_owned(), Some(why))),
             Some(Process::Listens) => Outcome::Failed(why),
-            _ => Outcome::GivenUp(format!("{why}. {address} is left alone: a server that could not join is not stopped")),
+            _ => {
+                Outcome::GivenUp(format!("{why}. {address} is left alone: a server that could not join is not stopped"))
+            }
         }
     }
 
@@ -657,7 +710,10 @@ impl Autoscaler {
             Some(why) => Outcome::GivenUp(format!("{why}{}", note.map(|note| format!("; {note}")).unwrap_or_default())),
             None => {
                 let note = note.map(|note| format!("; {note}")).unwrap_or_default();
-                Outcome::Done(format!("{address} has left and {end}; there are {} now{note}", counted(hands.nodes().len(), "node")))
+                Outcome::Done(format!(
+                    "{address} has left and {end}; there are {} now{note}",
+                    counted(hands.nodes().len(), "node")
+                ))
             }
         };
         if change.way == Way::Standby {
@@ -699,7 +755,8 @@ impl Autoscaler {
         })
     }
 
-    /// Records the outcome of a step. If somebody has withdrawn the change during the step, what was started is stopped.
+    /// Records the outcome of a step. If somebody has withdrawn the change during the step, what was started is
+    /// stopped.
     fn settle(&self, change: &Change, outcome: Outcome, hands: &dyn FleetActions, now: Now) -> Result<(), String> {
         let number = change.number;
         let Some(there) = self.inner().intent.change.clone() else { return Ok(()) };
@@ -723,12 +780,24 @@ impl Autoscaler {
                 intent.change = Some(Change { moves, ..change.at(next, now) });
                 None
             }),
-            Outcome::Ordered { moves, missing, .. } if change.failures + 1 < attempts(change) => self.change(|intent| {
-                intent.change = Some(Change { failures: change.failures + 1, moves, error: None, waits_since: None, ..change.clone() });
-                let text =
-                    |missing| format!("change {number}: {}, and a part is missing: {missing}. It is ordered again", change.stage.text());
-                missing.map(|missing| intent.note(now, Some(number), "retried", text(missing)))
-            }),
+            Outcome::Ordered { moves, missing, .. } if change.failures + 1 < attempts(change) => {
+                self.change(|intent| {
+                    intent.change = Some(Change {
+                        failures: change.failures + 1,
+                        moves,
+                        error: None,
+                        waits_since: None,
+                        ..change.clone()
+                    });
+                    let text = |missing| {
+                        format!(
+                            "change {number}: {}, and a part is missing: {missing}. It is ordered again",
+                            change.stage.text()
+                        )
+                    };
+                    missing.map(|missing| intent.note(now, Some(number), "retried", text(missing)))
+                })
+            }
             Outcome::Ordered { .. } => {
                 self.settle(change, Outcome::Failed("its moves end early (`switchyard moves`)".to_owned()), hands, now)
             }
@@ -766,7 +835,10 @@ impl Autoscaler {
                     intent.change = Some(Change { failures, again, error: Some(why.clone()), ..change.clone() });
                     // A stop, and the join of a local server, are tried without end: operators should know.
                     (failures == ATTEMPTS).then(|| {
-                        let text = format!("{}: {why} (it is tried on; `switchyard autoscale set-nodes` gives it up)", change.stage.text());
+                        let text = format!(
+                            "{}: {why} (it is tried on; `switchyard autoscale set-nodes` gives it up)",
+                            change.stage.text()
+                        );
                         intent.note(now, Some(number), "failed", text)
                     })
                 })
@@ -779,18 +851,31 @@ impl Autoscaler {
                     let mut next = change.at(Stage::Provision(None), now);
                     next.tried.insert(address.clone());
                     intent.change = Some(next);
-                    Some(intent.note(now, Some(number), "failed", format!("change {number}: {address} cannot join: {why}")))
+                    Some(intent.note(
+                        now,
+                        Some(number),
+                        "failed",
+                        format!("change {number}: {address} cannot join: {why}"),
+                    ))
                 }),
                 // Tried on, or given up before this by `give_up_join`.
                 Stage::Join(_) => Ok(()),
-                Stage::Fill(address) | Stage::Share(address) => {
-                    self.end(change, now, "failed", format!("change {number}: {address} has joined, and has not all of its share: {why}"))
-                }
+                Stage::Fill(address) | Stage::Share(address) => self.end(
+                    change,
+                    now,
+                    "failed",
+                    format!("change {number}: {address} has joined, and has not all of its share: {why}"),
+                ),
                 Stage::Drain(node) => {
                     hands.undrain(node);
                     self.end(change, now, "failed", format!("change {number} was given up, {node} stays: {why}"))
                 }
-                Stage::Leave(node) => self.end(change, now, "failed", format!("change {number}: {node} is empty, and cannot leave: {why}")),
+                Stage::Leave(node) => self.end(
+                    change,
+                    now,
+                    "failed",
+                    format!("change {number}: {node} is empty, and cannot leave: {why}"),
+                ),
                 Stage::Stop(..) => Ok(()),
             },
         }
@@ -828,7 +913,8 @@ fn wall() -> Millis {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
 }
 
-/// `taken`: addresses of nodes and of servers that were started before. A provisioner that answers with one of them has started none, and that one is not to be stopped.
+/// `taken`: addresses of nodes and of servers that were started before. A provisioner that answers with one of them has
+/// started none, and that one is not to be stopped.
 fn start(
     provisioner: &dyn Provisioner,
     number: u64,
@@ -837,7 +923,9 @@ fn start(
     taken: &BTreeSet<String>,
 ) -> Outcome {
     match provisioner.start(number, chosen, &|address| settings(hands, address)) {
-        Ok(address) if is_taken(&address, taken) => Outcome::GivenUp(format!("the provisioner gave {address}, which is in use already")),
+        Ok(address) if is_taken(&address, taken) => {
+            Outcome::GivenUp(format!("the provisioner gave {address}, which is in use already"))
+        }
         Ok(address) => Outcome::Next(Stage::Join(address)),
         Err(why) => Outcome::Failed(why),
     }

@@ -1,7 +1,9 @@
-//! Proof before removal: [`prove`] is the only source of a [`Proof`], and nothing stops a server or removes its directory without one.
+//! Proof before removal: [`prove`] is the only source of a [`Proof`], and nothing stops a server or removes its
+//! directory without one.
 //!
-//! A number, a directory's name or an address proves nothing: a lost store begins again with number 0, and another server may listen at a known address. A server is stopped
-//! only if it is on record, is the recorded process, serves no fleet and no client, and has no key. Anything else is left alone and reported.
+//! A number, a directory's name or an address proves nothing: a lost store begins again with number 0, and another
+//! server may listen at a known address. A server is stopped only if it is on record, is the recorded process, serves
+//! no fleet and no client, and has no key. Anything else is left alone and reported.
 //!
 //! In one function rather than in each caller: every missing check so far was a caller that had its own.
 
@@ -83,7 +85,9 @@ impl fmt::Display for LeftAlone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotOnRecord => write!(f, "it is not on record as started by this router's provisioner"),
-            Self::Elsewhere => write!(f, "it was started on another machine, or by a version that did not record the machine"),
+            Self::Elsewhere => {
+                write!(f, "it was started on another machine, or by a version that did not record the machine")
+            }
             Self::Used(why) => write!(f, "{why}"),
             Self::Connected(count) => write!(f, "this router still has {count} connections to it"),
             Self::OtherProcess(why) => write!(f, "it is not the process that was started: {why}"),
@@ -145,7 +149,8 @@ impl Proof {
         self.0 == State::Empty
     }
 
-    /// Removes the directory of a server that has ended. A directory that may have data is renamed with the date, and the new name is returned.
+    /// Removes the directory of a server that has ended. A directory that may have data is renamed with the date, and
+    /// the new name is returned.
     ///
     /// # Errors
     /// If the file system refuses it. The directory is as it was, or has lost files of a server that was proven empty.
@@ -180,7 +185,8 @@ pub fn kept_directories(folder: &Path) -> Vec<PathBuf> {
 fn has_only_logs(directory: &Path) -> bool {
     let Ok(entries) = fs::read_dir(directory) else { return false };
     let is_log = |entry: fs::DirEntry| {
-        entry.file_type().is_ok_and(|kind| kind.is_file()) && entry.file_name().to_string_lossy().starts_with(super::local::LOG)
+        entry.file_type().is_ok_and(|kind| kind.is_file())
+            && entry.file_name().to_string_lossy().starts_with(super::local::LOG)
     };
     entries.into_iter().all(|entry| entry.is_ok_and(is_log))
 }
@@ -275,9 +281,21 @@ mod tests {
         for (world, run_id, kept) in [
             (World { claim: Some("it is node a"), ..empty() }, Some("abc"), LeftAlone::Used("it is node a".to_owned())),
             (World { process: Process::OtherHost, ..empty() }, Some("abc"), LeftAlone::Elsewhere),
-            (World { process: Process::Silent, ..empty() }, Some("abc"), LeftAlone::Silent("does not listen at its port".to_owned())),
-            (World { process: Process::Foreign("b".to_owned()), ..empty() }, Some("abc"), LeftAlone::OtherProcess("b".to_owned())),
-            (World { seen: Err("is silent".to_owned()), ..empty() }, Some("abc"), LeftAlone::Silent("is silent".to_owned())),
+            (
+                World { process: Process::Silent, ..empty() },
+                Some("abc"),
+                LeftAlone::Silent("does not listen at its port".to_owned()),
+            ),
+            (
+                World { process: Process::Foreign("b".to_owned()), ..empty() },
+                Some("abc"),
+                LeftAlone::OtherProcess("b".to_owned()),
+            ),
+            (
+                World { seen: Err("is silent".to_owned()), ..empty() },
+                Some("abc"),
+                LeftAlone::Silent("is silent".to_owned()),
+            ),
             (with(|seen| seen.keys = 1), Some("abc"), LeftAlone::Keys(1)),
             (with(|seen| seen.user = Some("a client".to_owned())), Some("abc"), LeftAlone::Used("a client".to_owned())),
             (with(|seen| seen.own_connections = 2), Some("abc"), LeftAlone::Connected(2)),
@@ -325,7 +343,9 @@ mod tests {
 
     #[test]
     fn dates_are_those_of_the_calendar() {
-        for (days, date) in [(0, (1970, 1, 1)), (11_016, (2000, 2, 29)), (19_782, (2024, 2, 29)), (20_453, (2025, 12, 31))] {
+        for (days, date) in
+            [(0, (1970, 1, 1)), (11_016, (2000, 2, 29)), (19_782, (2024, 2, 29)), (20_453, (2025, 12, 31))]
+        {
             assert_eq!(civil_date(days), date);
         }
     }

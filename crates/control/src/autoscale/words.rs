@@ -15,17 +15,25 @@ fn percent(part: f64) -> String {
 /// A reason in a clause.
 pub(crate) fn reason_text(reason: &Reason, name: &dyn Fn(NodeId) -> String) -> String {
     match reason {
-        Reason::Slow(mean, limit) => format!("answers take {:.1} ms on average, and the limit is {:.1} ms", mean / 1000.0, limit / 1000.0),
+        Reason::Slow(mean, limit) => {
+            format!("answers take {:.1} ms on average, and the limit is {:.1} ms", mean / 1000.0, limit / 1000.0)
+        }
         Reason::Busy(cpu, limit) => {
             format!("a server uses {} of a processor on average, and the limit is {}", percent(*cpu), percent(*limit))
         }
-        Reason::Full(part, limit) => format!("servers use {} of their memory, and the limit is {}", percent(*part), percent(*limit)),
+        Reason::Full(part, limit) => {
+            format!("servers use {} of their memory, and the limit is {}", percent(*part), percent(*limit))
+        }
         Reason::Short(requests, nodes) => format!("{requests:.0} requests/s need {}", counted(*nodes, "node")),
-        Reason::Calm(part) => format!("with one node fewer every measure would be below {} of its limit", percent(*part)),
+        Reason::Calm(part) => {
+            format!("with one node fewer every measure would be below {} of its limit", percent(*part))
+        }
         Reason::Ample(requests, nodes) => format!("{requests:.0} requests/s need only {}", counted(*nodes, "node")),
         Reason::Fine => "there is neither too much to do nor too little".to_owned(),
         Reason::Unmeasured => "the load is not known yet".to_owned(),
-        Reason::NoCapacity => "the policy model needs [autoscale] capacity (`switchyard bench capacity` measures it)".to_owned(),
+        Reason::NoCapacity => {
+            "the policy model needs [autoscale] capacity (`switchyard bench capacity` measures it)".to_owned()
+        }
         Reason::Minimum(nodes, true) => format!("the schedule wants {} at least", counted(*nodes, "node")),
         Reason::Minimum(nodes, false) => format!("min-nodes is {nodes}"),
         Reason::Maximum(nodes) => format!("there may be {} at most", counted(*nodes, "node")),
@@ -33,7 +41,9 @@ pub(crate) fn reason_text(reason: &Reason, name: &dyn Fn(NodeId) -> String) -> S
         Reason::Pause(left) => format!("the last change was not long ago: {} of the pause are left", seconds(*left)),
         Reason::UnderWay(number) => format!("change {number} is under way"),
         Reason::Down(node) => format!("node {} cannot be used, so none leaves", name(*node)),
-        Reason::NoMemory(node) => format!("the others have no memory for the data of {}, or theirs is not known", name(*node)),
+        Reason::NoMemory(node) => {
+            format!("the others have no memory for the data of {}, or theirs is not known", name(*node))
+        }
         Reason::NoneMayGo => "no node was started by the autoscaler, and it stops no others".to_owned(),
     }
 }

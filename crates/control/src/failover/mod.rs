@@ -1,7 +1,8 @@
-//! Watching nodes that have replicas: asks their servers and Sentinels, lets `policy::failover` judge, and tells the router.
+//! Watching nodes that have replicas: asks their servers and Sentinels, lets `policy::failover` judge, and tells the
+//! router.
 //!
-//! On a thread of its own: no worker waits for a server that does not answer. What is found out is durable before the router acts on
-//! it, so that a restart does not return to a primary that was left.
+//! On a thread of its own: no worker waits for a server that does not answer. What is found out is durable before the
+//! router acts on it, so that a restart does not return to a primary that was left.
 
 mod names;
 mod needs;
@@ -47,8 +48,8 @@ pub struct Watched {
     watch: Watch<SocketAddr>,
 }
 
-/// A primary and the host name that Sentinels announce for it, if its certificate is verified by that name. Stored, because a router may start while no
-/// Sentinel replies.
+/// A primary and the host name that Sentinels announce for it, if its certificate is verified by that name. Stored,
+/// because a router may start while no Sentinel replies.
 type Host = Option<(SocketAddr, String)>;
 
 /// Name of the document with the [`Host`] of a node.
@@ -64,7 +65,9 @@ pub fn watched(topology: &Topology, nodes: &[NodeAddress], store: &RedbStore) ->
         let stored = store.load_primary(&node.name).with_context(|| format!("node {}", node.name))?;
         let watch = match (node.address, &node.sentinel) {
             (None, None) => Watch::without_first(node.replicas.clone(), stored),
-            (first, sentinel) => Watch::new(first.into_iter().chain(node.replicas.iter().copied()).collect(), sentinel.is_some(), stored),
+            (first, sentinel) => {
+                Watch::new(first.into_iter().chain(node.replicas.iter().copied()).collect(), sentinel.is_some(), stored)
+            }
         };
         let (sentinel, names) = (node.sentinel.clone(), node.names.clone());
         let mut host = None;
@@ -75,7 +78,15 @@ pub fn watched(topology: &Topology, nodes: &[NodeAddress], store: &RedbStore) ->
                 tls.note_host(*address, name);
             }
         }
-        watched.push(Watched { node: id, name: node.name.clone(), access: node.access(), sentinel, names, host, watch });
+        watched.push(Watched {
+            node: id,
+            name: node.name.clone(),
+            access: node.access(),
+            sentinel,
+            names,
+            host,
+            watch,
+        });
     }
     Ok(watched)
 }
@@ -114,7 +125,8 @@ impl Observer {
         if watched.is_empty() {
             return Ok(Self { stop: None, thread: None });
         }
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot watch replicas")?;
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot watch replicas")?;
         let threads = running.threads().clone();
         let thread = threads
             .spawn("observer", move || {
@@ -157,7 +169,13 @@ async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running
         servers.insert(index, node.servers().1);
         if let Some(group) = &node.sentinel {
             for place in &group.sentinels {
-                tasks.spawn(sentinel::listen(index, place.clone(), group.clone(), node.access.tls.clone(), sender.clone()));
+                tasks.spawn(sentinel::listen(
+                    index,
+                    place.clone(),
+                    group.clone(),
+                    node.access.tls.clone(),
+                    sender.clone(),
+                ));
             }
         }
     }
@@ -174,7 +192,8 @@ async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running
         });
         for (index, node) in watched.iter().enumerate() {
             for server in node.watch.servers() {
-                let ask = || tasks.spawn(server::ask(index, *server, node.access.clone(), sender.clone(), hurried.clone()));
+                let ask =
+                    || tasks.spawn(server::ask(index, *server, node.access.clone(), sender.clone(), hurried.clone()));
                 asked.entry((index, *server)).or_insert_with(ask);
             }
         }
@@ -222,14 +241,28 @@ async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running
                 warn!(node = %node.name, %replica, "a replica has not what was moved to its node: it is not read until it has it");
             }
             // Also for replicas that are not read now: they may be in a moment.
-            step(node, Event::Needed(need.position.clone()), now_us(), servers.entry(index).or_default(), store, running);
+            step(
+                node,
+                Event::Needed(need.position.clone()),
+                now_us(),
+                servers.entry(index).or_default(),
+                store,
+                running,
+            );
             need.met();
         }
         hurry.send_if_modified(|hurry| std::mem::replace(hurry, !waiting.is_empty()) == waiting.is_empty());
     }
 }
 
-fn step(node: &mut Watched, event: Event<SocketAddr>, now_us: u64, servers: &mut Servers, store: &RedbStore, running: &Running) {
+fn step(
+    node: &mut Watched,
+    event: Event<SocketAddr>,
+    now_us: u64,
+    servers: &mut Servers,
+    store: &RedbStore,
+    running: &Running,
+) {
     let mut actions = Vec::new();
     node.watch.step(event, now_us, &mut actions);
     running.note_claim(&node.name, node.watch.has_claimant());
@@ -237,7 +270,13 @@ fn step(node: &mut Watched, event: Event<SocketAddr>, now_us: u64, servers: &mut
     node.keep_host(servers.primary, store);
 }
 
-fn apply(node: &Watched, actions: Vec<Action<SocketAddr>>, servers: &mut Servers, store: &RedbStore, running: &Running) {
+fn apply(
+    node: &Watched,
+    actions: Vec<Action<SocketAddr>>,
+    servers: &mut Servers,
+    store: &RedbStore,
+    running: &Running,
+) {
     let before = servers.clone();
     for action in actions {
         match action {
@@ -246,8 +285,8 @@ fn apply(node: &Watched, actions: Vec<Action<SocketAddr>>, servers: &mut Servers
                     error!("nodes cannot be told that the state directory has changed: {why}");
                 }
                 if let Err(why) = store.save_primary(&node.name, &record) {
-                    // Acting on what may be forgotten could send a later start of ours to the wrong server; but not acting sends writes
-                    // to one that is certainly wrong now.
+                    // Acting on what may be forgotten could send a later start of ours to the wrong server; but not
+                    // acting sends writes to one that is certainly wrong now.
                     error!(node = %node.name, primary = %record.primary, "cannot record the node's primary: {why}");
                 }
             }

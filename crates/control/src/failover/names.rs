@@ -1,7 +1,8 @@
 //! Names of the servers of nodes that have replicas: a name may lead elsewhere than it did, or not resolve yet.
 //!
-//! A name is looked up again while the server that it led to is silent. A look-up may take its time, so it is made on a thread for such work. The watch of the node
-//! decides what a new address means. The health of nodes looks up the names of nodes without replicas ([`crate::health`]): these need no decision.
+//! A name is looked up again while the server that it led to is silent. A look-up may take its time, so it is made on a
+//! thread for such work. The watch of the node decides what a new address means. The health of nodes looks up the names
+//! of nodes without replicas ([`crate::health`]): these need no decision.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -61,19 +62,33 @@ impl Names {
         self.found.recv().await
     }
 
-    /// Takes note of where a name leads. Gives the place of the node, and what its watch should know; `None` where that is no news, or another node's server.
-    pub(super) fn note(&mut self, found: Found, watched: &mut [Watched], running: &Running) -> Option<(usize, Event<SocketAddr>)> {
+    /// Takes note of where a name leads. Gives the place of the node, and what its watch should know; `None` where that
+    /// is no news, or another node's server.
+    pub(super) fn note(
+        &mut self,
+        found: Found,
+        watched: &mut [Watched],
+        running: &Running,
+    ) -> Option<(usize, Event<SocketAddr>)> {
         self.under_way.remove(&found.place);
         let (index, number) = found.place;
         let to = found.address.ok()?;
-        let of_others =
-            watched.iter().enumerate().filter(|(other, _)| *other != index).any(|(_, node)| node.watch.servers().any(|known| *known == to));
+        let of_others = watched
+            .iter()
+            .enumerate()
+            .filter(|(other, _)| *other != index)
+            .any(|(_, node)| node.watch.servers().any(|known| *known == to));
         let node = watched.get_mut(index)?;
         let id = node.node;
         let is_primary_of_another = running
-            .with(|router| router.node_access().iter().any(|(other, access)| *other != id && access.address == Some(to)))
+            .with(|router| {
+                router.node_access().iter().any(|(other, access)| *other != id && access.address == Some(to))
+            })
             .unwrap_or(false);
-        let name = node.names.get_mut(number).filter(|name| name.address != Some(to) && !of_others && !is_primary_of_another)?;
+        let name = node
+            .names
+            .get_mut(number)
+            .filter(|name| name.address != Some(to) && !of_others && !is_primary_of_another)?;
         let from = name.address.replace(to);
         if let Some(tls) = &node.access.tls {
             tls.note_host(to, name.endpoint.host());

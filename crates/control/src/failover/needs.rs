@@ -1,4 +1,5 @@
-//! What replicas must have before they are read: asked for by moves before they hand slots over, seen to by the thread that watches replicas.
+//! What replicas must have before they are read: asked for by moves before they hand slots over, seen to by the thread
+//! that watches replicas.
 //!
 //! A queue beside the router and not a channel to the thread, because a reload replaces that thread, and moves go on.
 

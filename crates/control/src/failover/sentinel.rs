@@ -1,5 +1,5 @@
-//! Asks one Sentinel where a node's primary is: at once when it announces a switch, and now and then in any case, because an
-//! announcement can be missed.
+//! Asks one Sentinel where a node's primary is: at once when it announces a switch, and now and then in any case,
+//! because an announcement can be missed.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -21,7 +21,13 @@ const INTERVAL: Duration = Duration::from_millis(500);
 const RETRY: Duration = Duration::from_millis(500);
 
 /// `tls`: of the node, to note the host names of its servers.
-pub(super) async fn listen(node: usize, place: SentinelPlace, group: SentinelAddress, tls: Option<NodeTls>, sender: Sender) {
+pub(super) async fn listen(
+    node: usize,
+    place: SentinelPlace,
+    group: SentinelAddress,
+    tls: Option<NodeTls>,
+    sender: Sender,
+) {
     let access = group.access(&place, None);
     let SentinelPlace { endpoint, .. } = place;
     let mut told = false;
@@ -39,7 +45,13 @@ pub(super) async fn listen(node: usize, place: SentinelPlace, group: SentinelAdd
     }
 }
 
-async fn attend(node: usize, endpoint: &Endpoint, access: &NodeAccess, group: (&str, Option<&NodeTls>), sender: &Sender) -> io::Result<()> {
+async fn attend(
+    node: usize,
+    endpoint: &Endpoint,
+    access: &NodeAccess,
+    group: (&str, Option<&NodeTls>),
+    sender: &Sender,
+) -> io::Result<()> {
     let named = endpoint.clone();
     let address = tokio::task::spawn_blocking(move || named.resolve()).await?.map_err(io::Error::other)?;
     let mut questions = Connection::open(address, access).await?;
@@ -58,7 +70,10 @@ async fn attend(node: usize, endpoint: &Endpoint, access: &NodeAccess, group: (&
     }
 }
 
-async fn query(sentinel: &mut Connection, (master, tls): (&str, Option<&NodeTls>)) -> io::Result<Vec<Event<SocketAddr>>> {
+async fn query(
+    sentinel: &mut Connection,
+    (master, tls): (&str, Option<&NodeTls>),
+) -> io::Result<Vec<Event<SocketAddr>>> {
     // Address and epoch come from two questions. If the epoch is the same before and after, the address belongs to it.
     let before = config_epoch(sentinel, master).await?;
     let answer = sentinel.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", master]).await?;
@@ -97,16 +112,22 @@ async fn config_epoch(sentinel: &mut Connection, master: &str) -> io::Result<u64
 }
 
 fn texts(answer: &[u8]) -> Vec<String> {
-    reply::elements(answer).map(|element| String::from_utf8_lossy(reply::text(element).unwrap_or_default()).into_owned()).collect()
+    reply::elements(answer)
+        .map(|element| String::from_utf8_lossy(reply::text(element).unwrap_or_default()).into_owned())
+        .collect()
 }
 
-/// An address as a Sentinel sends it, noted with its host: a name if the Sentinel announces names (`announce-hostnames`).
+/// An address as a Sentinel sends it, noted with its host: a name if the Sentinel announces names
+/// (`announce-hostnames`).
 async fn resolve(host: &str, port: &str, tls: Option<&NodeTls>) -> io::Result<SocketAddr> {
-    let wrong = || io::Error::new(io::ErrorKind::InvalidData, format!("it names the address {host}:{port}, which is none"));
+    let wrong =
+        || io::Error::new(io::ErrorKind::InvalidData, format!("it names the address {host}:{port}, which is none"));
     let port: u16 = port.parse().map_err(|_| wrong())?;
     let address = match host.parse::<IpAddr>() {
         Ok(ip) => SocketAddr::new(ip, port),
-        Err(_) => tokio::net::lookup_host((host, port)).await?.min_by_key(|address| !address.is_ipv4()).ok_or_else(wrong)?,
+        Err(_) => {
+            tokio::net::lookup_host((host, port)).await?.min_by_key(|address| !address.is_ipv4()).ok_or_else(wrong)?
+        }
     };
     if let Some(tls) = tls {
         tls.note_host(address, host);

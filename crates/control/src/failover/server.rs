@@ -22,7 +22,13 @@ const HURRIED: Duration = Duration::from_millis(5);
 /// A replica that has heard nothing from its primary for longer is not read.
 const BEHIND_S: i64 = 10;
 
-pub(super) async fn ask(node: usize, address: SocketAddr, access: NodeAccess, sender: Sender, mut hurry: watch::Receiver<bool>) {
+pub(super) async fn ask(
+    node: usize,
+    address: SocketAddr,
+    access: NodeAccess,
+    sender: Sender,
+    mut hurry: watch::Receiver<bool>,
+) {
     let mut connection = None;
     loop {
         let event = match tell(&mut connection, address, &access).await {
@@ -44,7 +50,11 @@ pub(super) async fn ask(node: usize, address: SocketAddr, access: NodeAccess, se
     }
 }
 
-async fn tell(connection: &mut Option<Connection>, address: SocketAddr, access: &NodeAccess) -> io::Result<(Role<SocketAddr>, Duration)> {
+async fn tell(
+    connection: &mut Option<Connection>,
+    address: SocketAddr,
+    access: &NodeAccess,
+) -> io::Result<(Role<SocketAddr>, Duration)> {
     let connection = match connection {
         Some(connection) => connection,
         none => none.insert(Connection::open(address, access).await?),
@@ -91,11 +101,13 @@ mod tests {
 
     #[test]
     fn roles_are_read_from_info() {
-        let primary =
-            "# Replication\r\nrole:master\r\nconnected_slaves:0\r\nmaster_replid:ab\r\nmaster_replid2:00\r\nmaster_repl_offset:7\r\n";
+        let primary = "# Replication\r\nrole:master\r\nconnected_slaves:0\r\nmaster_replid:ab\r\nmaster_replid2:00\r\nmaster_repl_offset:7\r\n";
         assert_eq!(parse(primary), Some(Role::Primary { replication_id: "ab".into(), followed_id: None, offset: 7 }));
         let promoted = "role:master\r\nmaster_replid:cd\r\nmaster_replid2:ab\r\n";
-        assert_eq!(parse(promoted), Some(Role::Primary { replication_id: "cd".into(), followed_id: Some("ab".into()), offset: 0 }));
+        assert_eq!(
+            parse(promoted),
+            Some(Role::Primary { replication_id: "cd".into(), followed_id: Some("ab".into()), offset: 0 })
+        );
         let replica = |link: &str, heard: &str| {
             parse(&format!(
                 "role:slave\r\nmaster_host:127.0.0.1\r\nmaster_port:7001\r\nmaster_link_status:{link}\r\n\

@@ -42,7 +42,10 @@ impl HealthThread {
     /// If the system refuses a thread.
     pub fn start(running: Arc<Running>) -> anyhow::Result<Self> {
         let (stop, stopped) = oneshot::channel();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot ask nodes how they are")?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("cannot ask nodes how they are")?;
         let threads = running.threads().clone();
         let thread = threads
             .spawn("health", move || {
@@ -88,7 +91,9 @@ async fn watch(running: Arc<Running>, mut stop: oneshot::Receiver<()>) {
             stays
         });
         for (node, access) in &access {
-            asked.entry(*node).or_insert_with(|| (access.clone(), tasks.spawn(ask(*node, access.clone(), Arc::clone(&running)))));
+            asked
+                .entry(*node)
+                .or_insert_with(|| (access.clone(), tasks.spawn(ask(*node, access.clone(), Arc::clone(&running)))));
         }
         while tasks.try_join_next().is_some() {}
         running.health().keep(|node| access.contains_key(&node));
@@ -117,7 +122,9 @@ fn tell(running: &Running, told: &mut BTreeMap<NodeId, Told>) {
         let before = told.entry(node.id).or_default();
         match (before.silence, silence) {
             (before, now) if before == now => {}
-            (_, Some(true)) => info!(node = %node.name, "node is busy: it executes a slow command, and answers nothing else"),
+            (_, Some(true)) => {
+                info!(node = %node.name, "node is busy: it executes a slow command, and answers nothing else")
+            }
             (_, Some(false)) => warn!(node = %node.name, "node is silent: it does not answer"),
             (_, None) => info!(node = %node.name, "node answers again, or its connection has ended"),
         }
@@ -128,7 +135,9 @@ fn tell(running: &Running, told: &mut BTreeMap<NodeId, Told>) {
         }
         *before = Told { silence, refuses: code };
     }
-    let is_heard = |node: NodeId| status.nodes.iter().any(|known| known.id == node && running.health().silence(known, now).is_none());
+    let is_heard = |node: NodeId| {
+        status.nodes.iter().any(|known| known.id == node && running.health().silence(known, now).is_none())
+    };
     running.loads().keep_servers(is_heard);
 }
 
@@ -163,7 +172,8 @@ async fn ask(node: NodeId, access: NodeAccess, running: Arc<Running>) {
     }
 }
 
-/// The name of a node, which may lead elsewhere than it did: it is looked up again after each attempt that failed, on a thread where that may take its time.
+/// The name of a node, which may lead elsewhere than it did: it is looked up again after each attempt that failed, on a
+/// thread where that may take its time.
 struct Name {
     endpoint: Option<Endpoint>,
     under_way: Option<JoinHandle<()>>,
@@ -209,7 +219,8 @@ async fn round(connection: &mut Option<Connection>, access: &NodeAccess) -> io::
 fn note(running: &Running, node: NodeId, at: Instant, said: Said, sent: Sent) {
     running.health().note_answer(node, at, said.is_busy, said.info.as_ref().map(|info| info.refuses.clone()));
     if let Some(info) = said.info {
-        // By that a node is told that comes back without what it should have kept. `CONFIG SET` at a node changes what it keeps while its process runs.
+        // By that a node is told that comes back without what it should have kept. `CONFIG SET` at a node changes what
+        // it keeps while its process runs.
         running.with(|router| {
             router.note_data(node, &info.run_id, info.holdings, info.persists, sent);
             router.note_info(node, &info.text);

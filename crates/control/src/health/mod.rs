@@ -1,8 +1,9 @@
 //! How each node is: whether it answers, whether it takes writes, and what its INFO says.
 //!
-//! One connection to each node is asked once a second ([`asking`]), with or without clients that use the node. So a node that hangs is seen before a client
-//! is, and whoever wants something of INFO has it from here: the guard of nodes that come back empty, the loads of nodes, and what people look at.
-//! Not seen by the router's own connections: these wait behind commands of clients, and say nothing while nobody asks.
+//! One connection to each node is asked once a second ([`asking`]), with or without clients that use the node. So a
+//! node that hangs is seen before a client is, and whoever wants something of INFO has it from here: the guard of nodes
+//! that come back empty, the loads of nodes, and what people look at. Not seen by the router's own connections: these
+//! wait behind commands of clients, and say nothing while nobody asks.
 
 mod asking;
 mod said;
@@ -119,7 +120,9 @@ impl Health {
         let mut nodes = self.nodes();
         let node = nodes.entry(node).or_default();
         let before = node.refusals.replace(refusals).unwrap_or_default();
-        if let Some(refusal) = WriteRefusal::ALL.into_iter().find(|refusal| refusals[*refusal as usize] > before[*refusal as usize]) {
+        if let Some(refusal) =
+            WriteRefusal::ALL.into_iter().find(|refusal| refusals[*refusal as usize] > before[*refusal as usize])
+        {
             node.refused = Some((refusal, at));
         }
     }
@@ -128,7 +131,8 @@ impl Health {
         self.nodes().retain(|node, _| is_one(*node));
     }
 
-    /// Whether a node answers, or fails: it cannot be reached, or was asked so long ago. One that was asked lately may do either.
+    /// Whether a node answers, or fails: it cannot be reached, or was asked so long ago. One that was asked lately may
+    /// do either.
     pub(crate) fn condition(&self, node: NodeId, patience: Duration, now: Instant) -> Condition {
         let nodes = self.nodes();
         let Some(node) = nodes.get(&node) else { return Condition::Unknown };
@@ -160,7 +164,11 @@ impl Health {
 pub(crate) fn add_metrics(page: &mut Page, nodes: &[NodeReport]) {
     let of = |node: &NodeReport, is: bool| (vec![("node", node.address.clone())], f64::from(u8::from(is)));
     let silent = nodes.iter().map(|node| of(node, matches!(node.silence, Some(Silence::Silent { .. }))));
-    page.gauges("node_silent", "1 where the node has not answered for two seconds, and no slow command explains it", silent);
+    page.gauges(
+        "node_silent",
+        "1 where the node has not answered for two seconds, and no slow command explains it",
+        silent,
+    );
     let busy = nodes.iter().map(|node| of(node, matches!(node.silence, Some(Silence::Busy { .. }))));
     page.gauges("node_busy", "1 where the node does not answer because it executes a slow command", busy);
     let refusals = nodes.iter().flat_map(|node| {
@@ -193,7 +201,11 @@ mod tests {
         health.note_asked(NODE, at(2));
         assert_eq!(silence(&health, None, at(3)), Some(Silence::Silent { seconds: 3.0 }));
         assert_eq!(silence(&health, Some(4), at(3)), Some(Silence::Busy { seconds: 4.0 }));
-        assert_eq!(silence(&health, Some(1), at(3)), Some(Silence::Silent { seconds: 3.0 }), "it was silent before that command");
+        assert_eq!(
+            silence(&health, Some(1), at(3)),
+            Some(Silence::Silent { seconds: 3.0 }),
+            "it was silent before that command"
+        );
         health.note_answer(NODE, at(3), false, None);
         assert_eq!(silence(&health, Some(4), at(3)), None);
         health.note_answer(NODE, at(4), true, None);
@@ -212,9 +224,15 @@ mod tests {
         assert_eq!(condition(0), Condition::Unknown, "nobody has asked it");
         health.note_asked(NODE, at(0));
         assert_eq!((condition(1), condition(2)), (Condition::Unknown, Condition::Fails));
-        assert!(health.is_late(NODE, Duration::from_secs(2), at(2)) && !health.is_late(NODE, Duration::from_secs(2), at(1)));
+        assert!(
+            health.is_late(NODE, Duration::from_secs(2), at(2)) && !health.is_late(NODE, Duration::from_secs(2), at(1))
+        );
         health.note_answer(NODE, at(2), false, None);
-        assert_eq!((condition(2), condition(5)), (Condition::Answers, Condition::Unknown), "an answer is true for a while");
+        assert_eq!(
+            (condition(2), condition(5)),
+            (Condition::Answers, Condition::Unknown),
+            "an answer is true for a while"
+        );
         health.note_gone(NODE);
         health.note_asked(NODE, at(6));
         assert_eq!(condition(6), Condition::Fails, "asked again, it has not answered yet");
@@ -232,7 +250,12 @@ mod tests {
         health.note_refusals(NODE, at(2), [0, 2, 0, 0]);
         assert_eq!(health.refusal(NODE, at(3)), Some("OOM (clients got this error)".to_owned()));
         assert_eq!(health.refusal(NODE, at(11)), None);
-        health.note_answer(NODE, at(12), false, Some(Some(Refusal { code: WriteRefusal::Readonly, why: "it is a replica".to_owned() })));
+        health.note_answer(
+            NODE,
+            at(12),
+            false,
+            Some(Some(Refusal { code: WriteRefusal::Readonly, why: "it is a replica".to_owned() })),
+        );
         assert_eq!(health.refusal(NODE, at(60)), Some("READONLY it is a replica".to_owned()));
         health.note_answer(NODE, at(61), false, Some(None));
         assert_eq!(health.refusal(NODE, at(61)), None);

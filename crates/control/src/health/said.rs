@@ -98,12 +98,19 @@ impl Settings {
         }
         let saves = self.save.as_ref().is_some_and(|save| !save.is_empty());
         if saves && is("rdb_last_bgsave_status", "err") && self.stops_writes.as_deref() == Some("yes") {
-            return refusal(WriteRefusal::Misconf, "it cannot save its data to disk (rdb_last_bgsave_status:err)".to_owned());
+            return refusal(
+                WriteRefusal::Misconf,
+                "it cannot save its data to disk (rdb_last_bgsave_status:err)".to_owned(),
+            );
         }
         if is("aof_enabled", "1") && is("aof_last_write_status", "err") {
-            return refusal(WriteRefusal::Misconf, "it cannot write its append-only file (aof_last_write_status:err)".to_owned());
+            return refusal(
+                WriteRefusal::Misconf,
+                "it cannot write its append-only file (aof_last_write_status:err)".to_owned(),
+            );
         }
-        let replicas = self.replicas_min.as_ref().and_then(|min| min.parse::<u64>().ok()).zip(number("min_slaves_good_slaves"));
+        let replicas =
+            self.replicas_min.as_ref().and_then(|min| min.parse::<u64>().ok()).zip(number("min_slaves_good_slaves"));
         if let Some((min, good)) = replicas.filter(|(min, good)| good < min) {
             return refusal(
                 WriteRefusal::Noreplicas,
@@ -113,7 +120,10 @@ impl Settings {
         let used = number("used_memory")?.saturating_sub(number("mem_not_counted_for_evict").unwrap_or(0));
         let max = number("maxmemory").filter(|max| *max > 0)?;
         if used > max && is("maxmemory_policy", "noeviction") {
-            return refusal(WriteRefusal::Oom, format!("it uses {used} bytes of {max} (maxmemory), and evicts nothing"));
+            return refusal(
+                WriteRefusal::Oom,
+                format!("it uses {used} bytes of {max} (maxmemory), and evicts nothing"),
+            );
         }
         None
     }
@@ -132,20 +142,26 @@ mod tests {
     }
 
     fn refusal(info: &str) -> Option<String> {
-        let settings = Settings { save: Some("60 1".into()), stops_writes: Some("yes".into()), replicas_min: Some("1".into()) };
+        let settings =
+            Settings { save: Some("60 1".into()), stops_writes: Some("yes".into()), replicas_min: Some("1".into()) };
         settings.refusal(info).map(|refusal| refusal.to_string())
     }
 
     #[test]
     fn answers_are_read() {
-        let info =
-            "# Server\r\nrun_id:ab\r\n# Persistence\r\naof_enabled:0\r\n# Keyspace\r\ndb0:keys=3,expires=0\r\ndb2:keys=4,expires=0\r\n";
+        let info = "# Server\r\nrun_id:ab\r\n# Persistence\r\naof_enabled:0\r\n# Keyspace\r\ndb0:keys=3,expires=0\r\ndb2:keys=4,expires=0\r\n";
         let none = b"-NOPERM no\r\n".to_vec();
         let said = read(&[b"+PONG\r\n".to_vec(), bulk(info), setting("save", "60 1"), none.clone(), none.clone()]);
         let known = said.info.expect("what it says");
-        assert_eq!((said.is_busy, known.run_id.as_str(), known.holdings.keys, known.persists, known.refuses), (false, "ab", 7, true, None));
+        assert_eq!(
+            (said.is_busy, known.run_id.as_str(), known.holdings.keys, known.persists, known.refuses),
+            (false, "ab", 7, true, None)
+        );
         let busy = b"-BUSY Redis is busy running a script.\r\n".to_vec();
-        assert_eq!(read(&[busy.clone(), busy.clone(), busy.clone(), busy.clone(), busy]), Said { is_busy: true, info: None });
+        assert_eq!(
+            read(&[busy.clone(), busy.clone(), busy.clone(), busy.clone(), busy]),
+            Said { is_busy: true, info: None }
+        );
         let silent = read(&[b"+PONG\r\n".to_vec(), none.clone(), none.clone(), none.clone(), none]);
         assert_eq!(silent, Said { is_busy: false, info: None });
     }
@@ -154,12 +170,23 @@ mod tests {
     fn info_says_why_a_node_refuses_writes() {
         assert_eq!(refusal("role:master\r\nrdb_last_bgsave_status:ok\r\nused_memory:9\r\nmaxmemory:0\r\n"), None);
         assert_eq!(refusal("role:slave\r\n").as_deref(), Some("READONLY it is a replica"));
-        assert!(refusal("role:master\r\nrdb_last_bgsave_status:err\r\n").is_some_and(|why| why.starts_with("MISCONF ")));
-        assert!(refusal("aof_enabled:1\r\naof_last_write_status:err\r\n").is_some_and(|why| why.starts_with("MISCONF ")));
-        assert!(refusal("role:master\r\nmin_slaves_good_slaves:0\r\n").is_some_and(|why| why.starts_with("NOREPLICAS it has 0 of the 1")));
+        assert!(
+            refusal("role:master\r\nrdb_last_bgsave_status:err\r\n").is_some_and(|why| why.starts_with("MISCONF "))
+        );
+        assert!(
+            refusal("aof_enabled:1\r\naof_last_write_status:err\r\n").is_some_and(|why| why.starts_with("MISCONF "))
+        );
+        assert!(
+            refusal("role:master\r\nmin_slaves_good_slaves:0\r\n")
+                .is_some_and(|why| why.starts_with("NOREPLICAS it has 0 of the 1"))
+        );
         let full = |policy: &str| refusal(&format!("used_memory:9\r\nmaxmemory:5\r\nmaxmemory_policy:{policy}\r\n"));
         assert!(full("noeviction").is_some_and(|why| why.starts_with("OOM ")) && full("allkeys-lru").is_none());
         let careless = Settings { save: Some(String::new()), ..Settings::default() };
-        assert_eq!(careless.refusal("role:master\r\nrdb_last_bgsave_status:err\r\n"), None, "it saves nothing by itself");
+        assert_eq!(
+            careless.refusal("role:master\r\nrdb_last_bgsave_status:err\r\n"),
+            None,
+            "it saves nothing by itself"
+        );
     }
 }

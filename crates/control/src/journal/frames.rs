@@ -1,8 +1,9 @@
 //! The journal's bytes: a header, then one frame for each group of entries that was made durable together.
 //!
-//! One checksum for a whole group, because a group is what a power cut tears: the next is written only when this one is on disk. So what
-//! does not fit its checksum and has nothing valid behind it is a torn end, which nobody was promised; with something valid behind it, it
-//! is damage. The checksum is keyed by the journal's identity: frames of another journal, or of an earlier file in the same blocks, do not fit.
+//! One checksum for a whole group, because a group is what a power cut tears: the next is written only when this one is
+//! on disk. So what does not fit its checksum and has nothing valid behind it is a torn end, which nobody was promised;
+//! with something valid behind it, it is damage. The checksum is keyed by the journal's identity: frames of another
+//! journal, or of an earlier file in the same blocks, do not fit.
 
 use switchyard_policy::migration::Fingerprinter;
 
@@ -105,7 +106,10 @@ pub(super) fn scan(bytes: &[u8], identity: u128) -> Result<Scanned, Unfit> {
     let mut scanned = Scanned { entries: Vec::new(), next: 0, valid: HEADER };
     while let Some((number, body, end)) = frame_at(bytes, scanned.valid, identity) {
         if number != scanned.next {
-            return Err(Unfit::Damaged(format!("at byte {} is group {number} instead of {}", scanned.valid, scanned.next)));
+            return Err(Unfit::Damaged(format!(
+                "at byte {} is group {number} instead of {}",
+                scanned.valid, scanned.next
+            )));
         }
         entries(body, &mut scanned.entries)
             .ok_or_else(|| Unfit::Damaged(format!("the group at byte {} is no list of entries", scanned.valid)))?;

@@ -1,14 +1,16 @@
 //! The journal of the moves: `moves.journal` in the state directory, append-only.
 //!
-//! Beside the store and not in it: a move writes thousands of records per second, each of which must be durable before a key goes on, and
-//! nothing of them is wanted once the move is over. One thread writes; whoever comes while it waits for the disk goes with the next group, so
-//! that many records share one `fdatasync`.
+//! Beside the store and not in it: a move writes thousands of records per second, each of which must be durable before
+//! a key goes on, and nothing of them is wanted once the move is over. One thread writes; whoever comes while it waits
+//! for the disk goes with the next group, so that many records share one `fdatasync`.
 //!
-//! What cannot be written is tried again until it can be, in the order in which it was given: whoever waits goes on by itself when the disk has room, or
-//! works again. After an error of the disk the file itself is in doubt, since a second `fdatasync` may succeed without what the first one lost. Then
-//! another file is written with all that counts, and takes its place.
+//! What cannot be written is tried again until it can be, in the order in which it was given: whoever waits goes on by
+//! itself when the disk has room, or works again. After an error of the disk the file itself is in doubt, since a
+//! second `fdatasync` may succeed without what the first one lost. Then another file is written with all that counts,
+//! and takes its place.
 //!
-//! The journal knows entries as bytes. What they say is the matter of [`crate::ledger`], and in which order they are written that of [`Queue`].
+//! The journal knows entries as bytes. What they say is the matter of [`crate::ledger`], and in which order they are
+//! written that of [`Queue`].
 
 mod frames;
 
@@ -28,7 +30,8 @@ use switchyard_policy::topology::MoveId;
 const FILE_NAME: &str = "moves.journal";
 const NEXT_NAME: &str = "moves.journal.new";
 
-/// Space that is kept free behind the last entry while something is under way: what was begun can be ended on a full disk.
+/// Space that is kept free behind the last entry while something is under way: what was begun can be ended on a full
+/// disk.
 pub const RESERVE: u64 = 4 << 20;
 
 /// A group takes no more once it has so many bytes.
@@ -37,7 +40,8 @@ const GROUP_BYTES: usize = 1 << 20;
 /// How long it waits before it tries again what could not be written.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// Called when entries are durable, or with the reason why they are not; from the thread of the journal, so it must not take long.
+/// Called when entries are durable, or with the reason why they are not; from the thread of the journal, so it must not
+/// take long.
 pub type Done = Box<dyn FnOnce(Result<(), String>) + Send>;
 
 /// What can go wrong with opening it.
@@ -114,8 +118,8 @@ pub struct JournalStatus {
 /// What says as much as the entries so far, given the length of the file; `None`: it is to stay as it is.
 pub type Shorter = Box<dyn FnOnce(u64) -> Option<Content> + Send>;
 
-/// Gives what a journal must say: all that was made durable and still counts, and nothing else. Called on the thread of the journal, after the `done` of what
-/// was made durable.
+/// Gives what a journal must say: all that was made durable and still counts, and nothing else. Called on the thread of
+/// the journal, after the `done` of what was made durable.
 pub type Whole = Box<dyn FnMut() -> Content + Send>;
 
 /// What a new file is to say.
@@ -165,12 +169,18 @@ pub enum Sync {
 }
 
 impl Journal {
-    /// Opens the journal in `directory`, which the caller has locked. `known`: there was one before, which has this identity. `whole` is asked when the
-    /// file has to be made anew.
+    /// Opens the journal in `directory`, which the caller has locked. `known`: there was one before, which has this
+    /// identity. `whole` is asked when the file has to be made anew.
     ///
     /// # Errors
     /// If it cannot be read, is damaged, or is missing although it was there.
-    pub fn open(directory: &Path, identity: u128, known: bool, sync: Sync, whole: Whole) -> Result<Opened, JournalError> {
+    pub fn open(
+        directory: &Path,
+        identity: u128,
+        known: bool,
+        sync: Sync,
+        whole: Whole,
+    ) -> Result<Opened, JournalError> {
         let path = directory.join(FILE_NAME);
         let access = |action, why| JournalError::Access { action, file: path.clone(), why };
         // An unfinished replacement: the old file still counts.
@@ -204,7 +214,9 @@ impl Journal {
         })?;
         let torn = (bytes.len() - scanned.valid) as u64;
         if torn > 0 {
-            file.set_len(scanned.valid as u64).and_then(|()| file.sync_data()).map_err(|e| access("cut the torn end of", e))?;
+            file.set_len(scanned.valid as u64)
+                .and_then(|()| file.sync_data())
+                .map_err(|e| access("cut the torn end of", e))?;
         }
         sync_directory(directory).map_err(|e| access("make", e))?;
         let written = Arc::<Written>::default();
@@ -229,16 +241,20 @@ impl Journal {
         Ok(Opened { journal: Self { asks: Some(asks), written, thread: Some(thread) }, entries: scanned.entries, torn })
     }
 
-    /// Makes entries of a move durable, after all of that move that were given before, and together with others that wait; then calls `done`.
+    /// Makes entries of a move durable, after all of that move that were given before, and together with others that
+    /// wait; then calls `done`.
     pub fn append(&self, of: MoveId, entries: Vec<Vec<u8>>, kind: Kind, done: Done) {
         let given = Given { of, kind, what: (entries, done) };
-        if let Some(Err(mpsc::SendError(Ask::Append(given)))) = self.asks.as_ref().map(|asks| asks.send(Ask::Append(given))) {
+        if let Some(Err(mpsc::SendError(Ask::Append(given)))) =
+            self.asks.as_ref().map(|asks| asks.send(Ask::Append(given)))
+        {
             (given.what.1)(Err("the journal's thread has ended".to_owned()));
         }
     }
 
-    /// Replaces all entries so far by those that `shorter` gives, at once or not at all. It is called on the thread of the journal, when all that was
-    /// appended before is written and its `done` was called. Where it fails, the journal goes on as it is, longer than it need be.
+    /// Replaces all entries so far by those that `shorter` gives, at once or not at all. It is called on the thread of
+    /// the journal, when all that was appended before is written and its `done` was called. Where it fails, the journal
+    /// goes on as it is, longer than it need be.
     pub fn replace(&self, shorter: Shorter) {
         if let Some(asks) = &self.asks {
             // If the thread has ended, every append says so.
@@ -320,7 +336,9 @@ impl Writer {
                     Ask::Append(given) => {
                         bytes += given.what.0.iter().map(Vec::len).sum::<usize>();
                         for given_up in queue.give(given) {
-                            (given_up.what.1)(Err("its leg was given up before the journal of moves had room for it".to_owned()));
+                            (given_up.what.1)(Err(
+                                "its leg was given up before the journal of moves had room for it".to_owned()
+                            ));
                         }
                     }
                     Ask::Replace(wanted) => {
@@ -349,7 +367,9 @@ impl Writer {
         let room = queue.decide(|given| self.reserve(given));
         self.starved = room.starved.is_some();
         if let Some(error) = room.starved
-            && self.set_trouble(Some(format!("the journal of moves has no room for another leg: {error}; moves wait until there is some")))
+            && self.set_trouble(Some(format!(
+                "the journal of moves has no room for another leg: {error}; moves wait until there is some"
+            )))
         {
             tracing::error!(
                 "the journal of moves has no room for another leg: {error}. Moves wait, and go on when there is room in {}",
@@ -380,7 +400,8 @@ impl Writer {
         reserve(&self.file, self.end, bytes as u64 + RESERVE)
     }
 
-    /// Writes a group and waits for the disk, again and again until it is there. Fails only if the router stops meanwhile.
+    /// Writes a group and waits for the disk, again and again until it is there. Fails only if the router stops
+    /// meanwhile.
     fn write_all(&mut self, group: &[Member]) -> Result<(), String> {
         while let Err(error) = self.try_write(group) {
             let text = format!("the journal of moves cannot be written: {error}; moves wait until it can be");
@@ -409,7 +430,10 @@ impl Writer {
         let entries = group.iter().flat_map(|given| given.what.0.iter().map(Vec::as_slice));
         frames::frame(self.identity, self.next, entries, &mut frame);
         if let Err(error) = self.file.seek(SeekFrom::Start(self.end)).and_then(|_| self.file.write_all(&frame)) {
-            let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge);
+            let is_full = matches!(
+                error.kind(),
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
+            );
             // What was written of it must not be taken for a group that is torn once another stands behind it.
             self.in_doubt = self.file.set_len(self.end).is_err() || !is_full;
             return Err(error);
@@ -530,7 +554,8 @@ mod tests {
             let tell = move |result: Result<(), String>| told.send((i, result)).expect("waited for");
             opened.journal.append(MoveId(1), vec![i.to_le_bytes().to_vec()], Kind::Goes, Box::new(tell));
         }
-        let order: Vec<u32> = outcomes.iter().take(1000).map(|(i, result)| result.map(|()| i).expect("written")).collect();
+        let order: Vec<u32> =
+            outcomes.iter().take(1000).map(|(i, result)| result.map(|()| i).expect("written")).collect();
         assert!(order.is_sorted());
         let status = opened.journal.status();
         assert!(status.syncs < 1000, "{} times for 1000 entries", status.syncs);
@@ -565,7 +590,8 @@ mod tests {
         let error = try_open(dir.path(), 7, true).expect_err("missing").to_string();
         assert!(error.contains("is missing"), "{error}");
         drop(open(dir.path(), false));
-        // Made, and then the start was cut short before the store knew of it: another identity may take it over while it is empty.
+        // Made, and then the start was cut short before the store knew of it: another identity may take it over while
+        // it is empty.
         let other = try_open(dir.path(), 8, false).expect("takes it over");
         append(&other.journal, &[b"x"], Kind::Goes).expect("written");
         drop(other);
@@ -620,7 +646,8 @@ mod tests {
 
     #[test]
     fn what_a_disk_refuses_is_written_in_order_once_it_can_be() {
-        // Writes fail, and the file cannot be put right; and one to which all can be written, and which cannot be synced.
+        // Writes fail, and the file cannot be put right; and one to which all can be written, and which cannot be
+        // synced.
         for device in ["/dev/full", "/dev/null"] {
             let dir = tempfile::tempdir().expect("a temporary directory");
             let state = dir.path().join("state");

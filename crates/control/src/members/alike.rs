@@ -1,7 +1,9 @@
-//! Settings of a server that joins, compared with those of the nodes. Clients see one server, so a node that differs loses events or keys without an error.
+//! Settings of a server that joins, compared with those of the nodes. Clients see one server, so a node that differs
+//! loses events or keys without an error.
 //!
-//! No part of the judgement of a newcomer: a difference refuses no join. After a join by command the comparison runs once the router knows the node,
-//! and before the node owns slots: a CONFIG SET of a client reaches the node from then on, and no key is there before the settings are alike.
+//! No part of the judgement of a newcomer: a difference refuses no join. After a join by command the comparison runs
+//! once the router knows the node, and before the node owns slots: a CONFIG SET of a client reaches the node from then
+//! on, and no key is there before the settings are alike.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,7 +17,8 @@ use crate::nodes::holdings::at_once;
 struct Compared {
     name: &'static str,
     effect: &'static str,
-    /// Whether the router may set it at a server that joins: the value describes the fleet, and not the machine or its disk.
+    /// Whether the router may set it at a server that joins: the value describes the fleet, and not the machine or its
+    /// disk.
     may_be_set: bool,
 }
 
@@ -68,7 +71,8 @@ impl Difference<'_> {
     }
 }
 
-/// Returns the settings of a server that differ from any of these nodes. A setting without a value on either side is no difference.
+/// Returns the settings of a server that differ from any of these nodes. A setting without a value on either side is no
+/// difference.
 fn differences<'a>(own: &'a Settings, nodes: &'a [(String, Settings)]) -> Vec<Difference<'a>> {
     let of = |setting: &'static Compared| {
         let own = own.get(setting.name)?;
@@ -87,7 +91,8 @@ fn read(node: &mut NodeConnection) -> Result<Settings, String> {
     let mut settings = Settings::new();
     for Compared { name, .. } in &COMPARED {
         // One name at a time: Redis 6 takes no more.
-        let answer = node.ask(&["CONFIG", "GET", name]).map_err(|error| format!("does not answer CONFIG GET: {error}"))?;
+        let answer =
+            node.ask(&["CONFIG", "GET", name]).map_err(|error| format!("does not answer CONFIG GET: {error}"))?;
         if let Some(error) = answer.error() {
             return Err(format!("refuses CONFIG GET ({error})"));
         }
@@ -98,11 +103,18 @@ fn read(node: &mut NodeConnection) -> Result<Settings, String> {
     Ok(settings)
 }
 
-/// Compares a server that joins with the nodes, and sets what `config_set` (`nodes.config-set`) allows. Returns notes for operators: each
-/// change and each difference that stays. A server that refuses CONFIG GET is no error.
-pub(crate) fn make_alike(server: &NodeAccess, nodes: &[NodeAccess], config_set: &[String], patience: Duration) -> Vec<String> {
+/// Compares a server that joins with the nodes, and sets what `config_set` (`nodes.config-set`) allows. Returns notes
+/// for operators: each change and each difference that stays. A server that refuses CONFIG GET is no error.
+pub(crate) fn make_alike(
+    server: &NodeAccess,
+    nodes: &[NodeAccess],
+    config_set: &[String],
+    patience: Duration,
+) -> Vec<String> {
     let name = &server.name;
-    let settings_of = |access: &NodeAccess| Some((access.name.clone(), read(&mut NodeConnection::open(access, patience).ok()?).ok()?));
+    let settings_of = |access: &NodeAccess| {
+        Some((access.name.clone(), read(&mut NodeConnection::open(access, patience).ok()?).ok()?))
+    };
     let mut connection = NodeConnection::open(server, patience);
     let mut notes = Vec::new();
     let mut failed: BTreeMap<&str, String> = BTreeMap::new();
@@ -127,7 +139,9 @@ pub(crate) fn make_alike(server: &NodeAccess, nodes: &[NodeAccess], config_set: 
         let mut has_set = false;
         for difference in differences.iter().filter(|difference| round < ROUNDS && is_allowed(difference.setting)) {
             let setting = difference.setting.name;
-            let (Some(value), Ok(node)) = (difference.common().filter(|_| !failed.contains_key(setting)), &mut connection) else {
+            let (Some(value), Ok(node)) =
+                (difference.common().filter(|_| !failed.contains_key(setting)), &mut connection)
+            else {
                 continue;
             };
             match node.ask(&["CONFIG", "SET", setting, value]).map(|answer| answer.error()) {
@@ -146,7 +160,9 @@ pub(crate) fn make_alike(server: &NodeAccess, nodes: &[NodeAccess], config_set: 
         }
         // The next round verifies a change, and detects one that a client has made at the nodes in the meantime.
         if !has_set {
-            notes.extend(differences.iter().map(|difference| difference.describe(name, failed.get(difference.setting.name))));
+            notes.extend(
+                differences.iter().map(|difference| difference.describe(name, failed.get(difference.setting.name))),
+            );
             break;
         }
     }
@@ -163,8 +179,18 @@ mod tests {
 
     #[test]
     fn differences_have_both_values_and_a_remedy() {
-        let own = settings(&[("notify-keyspace-events", ""), ("maxmemory-policy", "noeviction"), ("save", "60 1"), ("databases", "16")]);
-        let like = settings(&[("notify-keyspace-events", "AKE"), ("maxmemory-policy", "noeviction"), ("save", ""), ("appendonly", "yes")]);
+        let own = settings(&[
+            ("notify-keyspace-events", ""),
+            ("maxmemory-policy", "noeviction"),
+            ("save", "60 1"),
+            ("databases", "16"),
+        ]);
+        let like = settings(&[
+            ("notify-keyspace-events", "AKE"),
+            ("maxmemory-policy", "noeviction"),
+            ("save", ""),
+            ("appendonly", "yes"),
+        ]);
         let other = Settings::from([("notify-keyspace-events", "Ex".to_owned())]);
         let one = [("a:1".to_owned(), like.clone()), ("b:1".to_owned(), like.clone())];
         let found = differences(&own, &one);
@@ -173,8 +199,14 @@ mod tests {
             [("notify-keyspace-events", Some("AKE")), ("save", Some(""))]
         );
         let text = found[0].describe("n:1", None);
-        assert!(text.starts_with("n:1 has notify-keyspace-events \"\", and it is \"AKE\" at the other nodes: "), "{text}");
-        assert!(text.contains("nodes.config-set") && !found[1].describe("n:1", None).contains("nodes.config-set"), "{text}");
+        assert!(
+            text.starts_with("n:1 has notify-keyspace-events \"\", and it is \"AKE\" at the other nodes: "),
+            "{text}"
+        );
+        assert!(
+            text.contains("nodes.config-set") && !found[1].describe("n:1", None).contains("nodes.config-set"),
+            "{text}"
+        );
         assert!(found[0].describe("n:1", Some(&"NOPERM".to_owned())).contains("CONFIG SET fails there (NOPERM)"));
 
         // The nodes differ among themselves: there is no value to set.

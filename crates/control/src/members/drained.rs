@@ -1,5 +1,5 @@
-//! Nodes that were drained: they get no slots until somebody says so, also after a restart. Otherwise two nodes that are drained one after the other would give
-//! their slots to each other.
+//! Nodes that were drained: they get no slots until somebody says so, also after a restart. Otherwise two nodes that
+//! are drained one after the other would give their slots to each other.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -36,7 +36,8 @@ impl Drained {
         let mut next = names.clone();
         let is_new = if drained { next.insert(name.to_owned()) } else { next.remove(name) };
         if is_new {
-            save_as(store, DRAINED, &next).map_err(|error| format!("that {name} is drained cannot be kept: {error}"))?;
+            save_as(store, DRAINED, &next)
+                .map_err(|error| format!("that {name} is drained cannot be kept: {error}"))?;
             *names = next;
         }
         Ok(())

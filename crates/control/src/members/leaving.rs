@@ -1,6 +1,8 @@
-//! Nodes that a pool's file lists no longer. They stay nodes until they are empty, also over a restart, so their addresses are on record: the file has them no more.
+//! Nodes that a pool's file lists no longer. They stay nodes until they are empty, also over a restart, so their
+//! addresses are on record: the file has them no more.
 //!
-//! Only for pools of twemproxy's configuration. There editing the list is the way to change a fleet, and a name says nothing about the address.
+//! Only for pools of twemproxy's configuration. There editing the list is the way to change a fleet, and a name says
+//! nothing about the address.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +13,8 @@ use crate::store::{RedbStore, load_as, save_as};
 /// The document of the store.
 const PLACES: &str = "pool-servers";
 
-/// Nodes of the map that are not in a list, by name with their addresses. `removed`: those that an operator has removed.
+/// Nodes of the map that are not in a list, by name with their addresses. `removed`: those that an operator has
+/// removed.
 ///
 /// # Errors
 /// If the store cannot be read.

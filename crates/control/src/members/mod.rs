@@ -1,7 +1,8 @@
 //! Nodes that were added and removed while the router ran.
 //!
-//! The configuration lists nodes; the state directory remembers what was changed since (docs/decisions/0012): so `nodes add` needs no file to
-//! edit, and a restart forgets neither. What the configuration says by now is not remembered twice.
+//! The configuration lists nodes; the state directory remembers what was changed since (docs/decisions/0012): so
+//! `nodes add` needs no file to edit, and a restart forgets neither. What the configuration says by now is not
+//! remembered twice.
 
 mod alike;
 mod drained;
@@ -68,7 +69,8 @@ pub fn recall(store: &RedbStore, listed: &[String]) -> anyhow::Result<Remembered
     Ok(remembered)
 }
 
-/// What is remembered beside a configuration that lists `listed`, after `change`. What the configuration says by itself is forgotten.
+/// What is remembered beside a configuration that lists `listed`, after `change`. What the configuration says by itself
+/// is forgotten.
 pub fn remember(store: &RedbStore, listed: &[String], change: Option<&MemberChange>) -> anyhow::Result<Remembered> {
     let before: Remembered = load_as(store, MEMBERS)?;
     let mut after = before.clone();
@@ -112,7 +114,11 @@ mod tests {
         };
         assert_eq!(step(&listed, Some(MemberChange::Add("c:1".into()))), (names(&["c:1"]), names(&[])));
         assert_eq!(step(&listed, Some(MemberChange::Remove("a:1".into()))), (names(&["c:1"]), names(&["a:1"])));
-        assert_eq!(step(&listed, Some(MemberChange::Add("a:1".into()))), (names(&["c:1"]), names(&[])), "it is in the file");
+        assert_eq!(
+            step(&listed, Some(MemberChange::Add("a:1".into()))),
+            (names(&["c:1"]), names(&[])),
+            "it is in the file"
+        );
         assert_eq!(step(&listed, Some(MemberChange::Remove("b:1".into()))), (names(&["c:1"]), names(&["b:1"])));
         let edited = names(&["a:1", "c:1"]);
         assert_eq!(step(&edited, None), (names(&[]), names(&[])), "the file says both by now");

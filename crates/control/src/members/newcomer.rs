@@ -1,6 +1,8 @@
-//! A server that is to join as a node: what it must be is looked at before anything changes, and what fails after that is taken back.
+//! A server that is to join as a node: what it must be is looked at before anything changes, and what fails after that
+//! is taken back.
 //!
-//! So a wrong address is an answer and not a node. `look` asks, `judge` decides: for `switchyard nodes add`, and for nodes that a configuration lists newly.
+//! So a wrong address is an answer and not a node. `look` asks, `judge` decides: for `switchyard nodes add`, and for
+//! nodes that a configuration lists newly.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -42,13 +44,20 @@ impl FleetFacts {
             (access.name.clone(), said.field("run_id").map(str::to_owned), said.version())
         };
         let databases = nodes.iter().find_map(|access| databases_of(access, patience)).unwrap_or_default();
-        Self { router: String::new(), site, nodes: at_once(nodes, ask), databases, limited: Vec::new(), access: nodes.to_vec() }
+        Self {
+            router: String::new(),
+            site,
+            nodes: at_once(nodes, ask),
+            databases,
+            limited: Vec::new(),
+            access: nodes.to_vec(),
+        }
     }
 
     /// The fleet as its router knows it; `None` where that does not serve.
     pub fn of(running: &Running, topology: &Topology, site: String, patience: Duration) -> Option<Self> {
-        let (status, reached, used, router) =
-            running.with(|router| (router.status(), router.node_access(), router.databases(), router.run_id().to_owned()))?;
+        let (status, reached, used, router) = running
+            .with(|router| (router.status(), router.node_access(), router.databases(), router.run_id().to_owned()))?;
         // Clients cannot use a database that any node lacks.
         let up = status.nodes.iter().filter(|node| node.link == Link::Up && topology.node(node.id).is_some());
         let setting = up.filter_map(|node| databases_of(reached.get(&node.id)?, patience)).next();
@@ -66,12 +75,15 @@ impl FleetFacts {
 
     /// Those that meet limits as soon as there is a second node: `RENAME (3: keys of several slots)`.
     pub(crate) fn limits(&self) -> Option<String> {
-        let shown = self.limited.iter().map(|Limited { command, limit, count }| format!("{command} ({count}: {})", limit.text()));
+        let shown = self
+            .limited
+            .iter()
+            .map(|Limited { command, limit, count }| format!("{command} ({count}: {})", limit.text()));
         Some(shown.collect::<Vec<_>>().join(", ")).filter(|limits| !limits.is_empty())
     }
 
-    /// Returns the names of newly listed servers that may not join; the log has the reasons. The other servers get the settings of the nodes that
-    /// `config_set` (`nodes.config-set`) allows.
+    /// Returns the names of newly listed servers that may not join; the log has the reasons. The other servers get the
+    /// settings of the nodes that `config_set` (`nodes.config-set`) allows.
     pub fn refuse(mut self, newly_listed: &[&NodeAddress], config_set: &[String], patience: Duration) -> Vec<String> {
         let mut refused = Vec::new();
         for place in newly_listed {
@@ -98,21 +110,28 @@ impl FleetFacts {
     }
 
     /// Looks at a server, and gives how it is reached, what it says and notes about it; or why it may not join.
-    pub(crate) fn meet(&self, place: &NodeAddress, patience: Duration) -> Result<(NodeAccess, Newcomer, Vec<String>), String> {
+    pub(crate) fn meet(
+        &self,
+        place: &NodeAddress,
+        patience: Duration,
+    ) -> Result<(NodeAccess, Newcomer, Vec<String>), String> {
         let name = &place.name;
         let access = servers(place).into_iter().next().map(|server| server.access);
         let access = access.ok_or_else(|| format!("{name} has no address that is known"))?;
-        let newcomer = look(&access, patience, self.databases).map_err(|why| format!("{name} {why}; nothing was changed"))?;
+        let newcomer =
+            look(&access, patience, self.databases).map_err(|why| format!("{name} {why}; nothing was changed"))?;
         let notes = judge(name, &newcomer, self)?;
         Ok((access, newcomer, notes))
     }
 
-    /// The facts that decide whether a server that is no node may be stopped. INFO is queried last: its keys are the newest fact.
+    /// The facts that decide whether a server that is no node may be stopped. INFO is queried last: its keys are the
+    /// newest fact.
     ///
     /// # Errors
     /// If the server does not reply, or refuses a question.
     pub(crate) fn inspect(&self, place: &NodeAddress, patience: Duration) -> Result<Inspected, String> {
-        let access = servers(place).into_iter().next().map(|server| server.access).ok_or("has no address that is known")?;
+        let access =
+            servers(place).into_iter().next().map(|server| server.access).ok_or("has no address that is known")?;
         let mut node = NodeConnection::open(&access, patience)?;
         let mut query = |args: &[&str]| {
             let reply = node.ask(args).map_err(|error| format!("does not answer {}: {error}", args[0]))?;
@@ -129,12 +148,18 @@ impl FleetFacts {
         let run_id = seen.field("run_id").map(str::to_owned);
         // The router may still know a node of this name, which has just left.
         let is_node = |node: &str, known: &Option<String>| node != name && known.is_some() && *known == run_id;
-        let node = self.nodes.iter().find(|(node, known, _)| is_node(node, known)).map(|(node, ..)| format!("it is node {node}"));
+        let node = self
+            .nodes
+            .iter()
+            .find(|(node, known, _)| is_node(node, known))
+            .map(|(node, ..)| format!("it is node {node}"));
         let is_replica = seen.field("role") != Some("master");
         let replica = || is_replica.then(|| "it is a replica, or does not state its role".to_owned());
         let replicas = || (seen.field("connected_slaves") != Some("0")).then(|| "replicas follow it".to_owned());
-        let router = || routers(clients).iter().any(|site| *site != self.site).then(|| "another router uses it".to_owned());
-        let client = || direct_clients(clients, Action::Removal).first().map(|client| format!("a client uses it ({client})"));
+        let router =
+            || routers(clients).iter().any(|site| *site != self.site).then(|| "another router uses it".to_owned());
+        let client =
+            || direct_clients(clients, Action::Removal).first().map(|client| format!("a client uses it ({client})"));
         Inspected {
             user: node.or_else(replica).or_else(replicas).or_else(router).or_else(client),
             // No router has an empty run: every connection of this site counts.
@@ -144,12 +169,17 @@ impl FleetFacts {
         }
     }
 
-    /// Why a server that has not joined is not to be stopped either: this router, or another one, uses it. `None` also if it does not answer.
+    /// Why a server that has not joined is not to be stopped either: this router, or another one, uses it. `None` also
+    /// if it does not answer.
     pub(crate) fn in_use(&self, place: &NodeAddress, patience: Duration) -> Option<String> {
         let access = servers(place).into_iter().next()?.access;
         let newcomer = look(&access, patience, self.databases).ok()?;
         let run_id = newcomer.field("run_id")?;
-        let node = self.nodes.iter().find(|(_, known, _)| known.as_deref() == Some(run_id)).map(|(node, ..)| format!("it is node {node}"));
+        let node = self
+            .nodes
+            .iter()
+            .find(|(_, known, _)| known.as_deref() == Some(run_id))
+            .map(|(node, ..)| format!("it is node {node}"));
         let is_elsewhere = newcomer.routers.iter().any(|site| *site != self.site);
         node.or_else(|| is_elsewhere.then(|| "another router uses it".to_owned()))
     }
@@ -218,7 +248,9 @@ fn judge(name: &str, newcomer: &Newcomer, fleet: &FleetFacts) -> Result<Vec<Stri
         return Err(why);
     }
     let Some(run_id) = run_id else {
-        return Err(format!("{name} does not say who it is: its INFO has no run_id, by which the router tells servers apart"));
+        return Err(format!(
+            "{name} does not say who it is: its INFO has no run_id, by which the router tells servers apart"
+        ));
     };
     if let Some((other, ..)) = fleet.nodes.iter().find(|(_, known, _)| known.as_deref() == Some(run_id)) {
         return Err(format!("{name} is the same server as node {other}, by another name (both have run_id {run_id})"));
@@ -270,7 +302,9 @@ fn other_version(newcomer: &Newcomer, fleet: &FleetFacts) -> Option<String> {
         ));
     }
     let older = beside(&|theirs| is_older(theirs, &version))?;
-    Some(format!("is {version}, newer than {older}: that may refuse keys that come from here, so they cannot go back. Upgrade it soon"))
+    Some(format!(
+        "is {version}, newer than {older}: that may refuse keys that come from here, so they cannot go back. Upgrade it soon"
+    ))
 }
 
 /// How many databases a node has, if it says so.
@@ -284,35 +318,55 @@ mod tests {
     use super::*;
 
     fn fleet() -> FleetFacts {
-        let node = |name: &str, run_id: &str, version: &str| (name.to_owned(), Some(run_id.to_owned()), Some(version.to_owned()));
-        let nodes = vec![node("a:1", "aaa", "redis 7.0.15"), ("b:1".to_owned(), None, None), node("c:1", "ccc", "redis 7.2.4")];
-        FleetFacts { router: "me".to_owned(), site: "0a1b2c3d".to_owned(), nodes, databases: 16, ..FleetFacts::default() }
+        let node = |name: &str, run_id: &str, version: &str| {
+            (name.to_owned(), Some(run_id.to_owned()), Some(version.to_owned()))
+        };
+        let nodes =
+            vec![node("a:1", "aaa", "redis 7.0.15"), ("b:1".to_owned(), None, None), node("c:1", "ccc", "redis 7.2.4")];
+        FleetFacts {
+            router: "me".to_owned(),
+            site: "0a1b2c3d".to_owned(),
+            nodes,
+            databases: 16,
+            ..FleetFacts::default()
+        }
     }
 
     fn server(more: &str) -> Newcomer {
-        let info = format!("# Server\r\nredis_version:7.2.9\r\nrun_id:new\r\nrole:master\r\ncluster_enabled:0\r\nloading:0\r\n{more}");
+        let info = format!(
+            "# Server\r\nredis_version:7.2.9\r\nrun_id:new\r\nrole:master\r\ncluster_enabled:0\r\nloading:0\r\n{more}"
+        );
         Newcomer { info, ..Newcomer::default() }
     }
 
     #[test]
     fn an_empty_primary_may_join() {
         let notes = judge("n:1", &server("# Keyspace\r\n"), &fleet()).expect("it may join");
-        assert!(notes.len() == 1 && notes[0].starts_with("n:1 is redis 7.2.9, newer than node a:1 (redis 7.0.15)"), "{notes:?}");
+        assert!(
+            notes.len() == 1 && notes[0].starts_with("n:1 is redis 7.2.9, newer than node a:1 (redis 7.0.15)"),
+            "{notes:?}"
+        );
         let alike = FleetFacts { nodes: fleet().nodes.split_off(1), ..fleet() };
         assert_eq!(judge("n:1", &server(""), &alike), Ok(Vec::new()));
         let left = Newcomer { routers: ["0a1b2c3d".to_owned()].into(), ..server("") };
         assert!(judge("n:1", &left, &fleet()).is_ok(), "connections of ours are about to go");
         let older = Newcomer { info: server("").info.replace("7.2.9", "7.0.1"), ..Newcomer::default() };
         let notes = judge("n:1", &older, &fleet()).expect("it may join");
-        assert!(notes.len() == 1 && notes[0].starts_with("n:1 is redis 7.0.1, older than node c:1 (redis 7.2.4)"), "{notes:?}");
+        assert!(
+            notes.len() == 1 && notes[0].starts_with("n:1 is redis 7.0.1, older than node c:1 (redis 7.2.4)"),
+            "{notes:?}"
+        );
     }
 
     #[test]
     fn a_server_in_any_use_is_inspected_as_used() {
         let info = "role:master\r\nconnected_slaves:0\r\n";
-        let unused =
-            Newcomer { info: format!("run_id:new\r\n{info}db0:keys=2,expires=0\r\ndb3:keys=1,expires=0\r\n"), ..Newcomer::default() };
-        let own = "id=4 addr=a name=switchyard-0a1b2c3d-1f-62-0 flags=N cmd=set\nid=5 addr=b name= flags=N cmd=client|list\n";
+        let unused = Newcomer {
+            info: format!("run_id:new\r\n{info}db0:keys=2,expires=0\r\ndb3:keys=1,expires=0\r\n"),
+            ..Newcomer::default()
+        };
+        let own =
+            "id=4 addr=a name=switchyard-0a1b2c3d-1f-62-0 flags=N cmd=set\nid=5 addr=b name= flags=N cmd=client|list\n";
         let seen = fleet().inspected("n:1", own, &unused);
         assert_eq!(seen, Inspected { run_id: Some("new".to_owned()), user: None, own_connections: 1, keys: 3 });
         let with = |from: &str, to: &str| Newcomer { info: unused.info.replace(from, to), ..Newcomer::default() };
@@ -321,7 +375,11 @@ mod tests {
             ("", with("role:master", "role:slave"), "it is a replica"),
             ("", with("slaves:0", "slaves:1"), "replicas follow it"),
             ("id=4 name=switchyard-deadbeef-1f-62-0 cmd=ping\n", with("", ""), "another router uses it"),
-            ("id=4 addr=10.0.0.1:5 name= flags=N cmd=get\n", with("", ""), "a client uses it (10.0.0.1:5, last command get)"),
+            (
+                "id=4 addr=10.0.0.1:5 name= flags=N cmd=get\n",
+                with("", ""),
+                "a client uses it (10.0.0.1:5, last command get)",
+            ),
         ] {
             let found = fleet().inspected("n:1", clients, &server).user.expect(user);
             assert!(found.starts_with(user), "{found}");
@@ -340,9 +398,15 @@ mod tests {
             (with("run_id:new\r\n", ""), "no run_id"),
             (with("7.2.9", "6.0.9"), "is redis 6.0.9, which is too old"),
             (with("cluster_enabled:0", "cluster_enabled:1"), "set cluster-enabled no"),
-            (with("role:master", "role:slave\r\nmaster_host:10.0.0.1\r\nmaster_port:6379"), "is a replica of 10.0.0.1:6379"),
+            (
+                with("role:master", "role:slave\r\nmaster_host:10.0.0.1\r\nmaster_port:6379"),
+                "is a replica of 10.0.0.1:6379",
+            ),
             (with("loading:0", "loading:1"), "still loading"),
-            (server("db0:keys=7,expires=0,avg_ttl=0\r\ndb3:keys=2,expires=2,avg_ttl=5\r\n"), "holds 9 keys (db0: 7, db3: 2)"),
+            (
+                server("db0:keys=7,expires=0,avg_ttl=0\r\ndb3:keys=2,expires=2,avg_ttl=5\r\n"),
+                "holds 9 keys (db0: 7, db3: 2)",
+            ),
             (used, "is used by another router"),
             (lacking, "refuses SELECT 15 (ERR DB index is out of range). Set databases there to 16"),
         ] {

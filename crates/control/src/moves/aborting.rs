@@ -1,5 +1,5 @@
-//! The end of a move that nobody wants any more: what will be done and what would be lost is said first, then done. It is on record, so a restart goes on with
-//! the ending and with nothing else.
+//! The end of a move that nobody wants any more: what will be done and what would be lost is said first, then done. It
+//! is on record, so a restart goes on with the ending and with nothing else.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -65,7 +65,9 @@ impl Unreached {
 
     /// The one that is waited for: not one that was given up; of two, that which has not been reached for longer.
     pub(super) fn awaited(planned: &Planned, seconds: f64) -> Option<Self> {
-        let needed = Self::since(planned, seconds).into_iter().filter(|unreached| planned.steering.give_up != Some(unreached.side));
+        let needed = Self::since(planned, seconds)
+            .into_iter()
+            .filter(|unreached| planned.steering.give_up != Some(unreached.side));
         needed.max_by(|one, other| one.seconds.total_cmp(&other.seconds))
     }
 }
@@ -84,10 +86,15 @@ impl Moves {
         let (look, unreached, doing) = {
             let state = self.state();
             let planned = state.open.get(&id).ok_or_else(|| state.not_open(id))?;
-            (self.look_of(id, planned), Unreached::since(planned, 0.0), planned.progress.as_ref().map(|progress| progress.doing.clone()))
+            (
+                self.look_of(id, planned),
+                Unreached::since(planned, 0.0),
+                planned.progress.as_ref().map(|progress| progress.doing.clone()),
+            )
         };
         // A node may answer clients, and be none that a move can go on with.
-        let seconds = |node: NodeId| unreached.iter().find(|unreached| unreached.node == node).map(|unreached| unreached.seconds);
+        let seconds =
+            |node: NodeId| unreached.iter().find(|unreached| unreached.node == node).map(|unreached| unreached.seconds);
         let is_linked = |node: NodeId| self.link_of(node).is_none_or(|link| link == Link::Up);
         let is_up = |node: NodeId| is_linked(node) && seconds(node).is_none_or(|seconds| seconds < LOST_PATIENCE);
         let (source, target) = (self.name(look.source), self.name(look.target));
@@ -107,16 +114,24 @@ impl Moves {
                 };
                 let (lost_name, other_name) = (self.name(lost), self.name(other));
                 if is_up(lost) {
-                    return Err(conflict(format!("{lost_name} answers, so nothing has to be lost: switchyard moves abort {}", id.0)));
+                    return Err(conflict(format!(
+                        "{lost_name} answers, so nothing has to be lost: switchyard moves abort {}",
+                        id.0
+                    )));
                 }
                 if !(is_linked(other) && seconds(other).is_none()) && look.leg_left.is_some() {
-                    return Err(conflict(format!("{other_name} does not answer either, and what it has is to stay: bring it back first")));
+                    return Err(conflict(format!(
+                        "{other_name} does not answer either, and what it has is to stay: bring it back first"
+                    )));
                 }
                 Some(Side::from(lose))
             }
         };
-        let done =
-            if look.slots_done > 0 { format!(" {} moved, and stay at {target}.", counted(look.slots_done, "slot")) } else { String::new() };
+        let done = if look.slots_done > 0 {
+            format!(" {} moved, and stay at {target}.", counted(look.slots_done, "slot"))
+        } else {
+            String::new()
+        };
         let says = match (look.leg_left, lose) {
             (None, _) => format!("move {} stops now: no slots are on their way.{done}", id.0),
             (Some(_), Some(Side::Target)) => format!(
@@ -139,7 +154,9 @@ impl Moves {
             ),
             (Some(left), None) => {
                 let (lost, word) = if is_up(look.target) { (&source, "source") } else { (&target, "target") };
-                let why = doing.filter(|_| !unreached.is_empty()).map_or_else(String::new, |doing| format!(" (now: {doing})"));
+                let why = doing
+                    .filter(|_| !unreached.is_empty())
+                    .map_or_else(String::new, |doing| format!(" (now: {doing})"));
                 format!(
                     "move {0} stops when it reaches {lost} again{why}: {1} at most of the slots that are moving now wait for it.{done} Where {lost} is \
                      lost for good: `switchyard moves abort {0} --lose-{word} --dry-run` says what would be lost",
@@ -183,7 +200,10 @@ impl Moves {
         };
         // Before anybody hears of it: a restart goes on with this.
         if let Err(why) = self.keep(&in_order, Some((id, steering))) {
-            return Err(Refused::Failed(format!("move {} goes on: it cannot be put on record that it is to end: {why}", id.0)));
+            return Err(Refused::Failed(format!(
+                "move {} goes on: it cannot be put on record that it is to end: {why}",
+                id.0
+            )));
         }
         let begun = {
             let mut state = self.state();
@@ -207,7 +227,8 @@ impl Moves {
     pub(super) fn end_before_it_begins(&self, id: MoveId) {
         let planned = {
             let mut state = self.state();
-            let is_idle = |planned: &Planned| !planned.begun && planned.resume.as_ref().is_none_or(|resume| resume.leg.is_none());
+            let is_idle =
+                |planned: &Planned| !planned.begun && planned.resume.as_ref().is_none_or(|resume| resume.leg.is_none());
             match state.open.remove(&id) {
                 Some(planned) if is_idle(&planned) => {
                     self.beside().insert(id, Options::of(&planned));
@@ -228,7 +249,10 @@ impl Moves {
         report.doing = match planned.steering.give_up.filter(|_| planned.lost.is_some()) {
             // As its mover says it.
             Some(Side::Source) => {
-                format!("{} was given up: what it had of the slots that were moving is lost", self.name(planned.order.source))
+                format!(
+                    "{} was given up: what it had of the slots that were moving is lost",
+                    self.name(planned.order.source)
+                )
             }
             Some(Side::Target) => {
                 let keys = counted(planned.lost.unwrap_or(0), "key");
@@ -245,8 +269,9 @@ impl Moves {
         status.nodes.into_iter().find(|status| status.id == node).map(|status| status.link)
     }
 
-    /// A leg is about to end without a node. That is on record when this returns, so that the history of moves tells of it whatever happens to this process
-    /// next. Which keys were lost is told by fingerprints only: their names are nobody's business.
+    /// A leg is about to end without a node. That is on record when this returns, so that the history of moves tells of
+    /// it whatever happens to this process next. Which keys were lost is told by fingerprints only: their names are
+    /// nobody's business.
     pub(super) fn note_lost(&self, id: MoveId, node: NodeId, keys: &[Fingerprint], most: u64) {
         if let Some(planned) = self.state().open.get_mut(&id) {
             planned.lost = Some(most);
@@ -254,7 +279,11 @@ impl Moves {
         let mut told = false;
         while let Err(why) = self.try_save_options() {
             if !std::mem::replace(&mut told, true) {
-                error!("move {} waits with its end: it cannot be put on record that {} is given up: {why}", id.0, self.name(node));
+                error!(
+                    "move {} waits with its end: it cannot be put on record that {} is given up: {why}",
+                    id.0,
+                    self.name(node)
+                );
             }
             if self.stopping.load(Ordering::Acquire) {
                 break;
@@ -267,7 +296,10 @@ impl Moves {
     fn tell_lost(&self, id: MoveId, node: NodeId, keys: &[Fingerprint], most: u64) {
         let name = self.name(node);
         if keys.is_empty() {
-            warn!("move {} ends without {name}, which was given up: what it had of the slots that were moving is lost", id.0);
+            warn!(
+                "move {} ends without {name}, which was given up: what it had of the slots that were moving is lost",
+                id.0
+            );
             return;
         }
         let file = self.lost_file(id);

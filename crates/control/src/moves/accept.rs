@@ -1,4 +1,5 @@
-//! How an order becomes a move: its nodes are asked, it is put on record, and then it waits for its turn. And what may be done to it since.
+//! How an order becomes a move: its nodes are asked, it is put on record, and then it waits for its turn. And what may
+//! be done to it since.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +17,9 @@ use super::colocate::Told;
 use super::options::Options;
 use super::queue::Planned;
 use super::words::{DURABILITIES, name_of, named};
-use crate::admin::{HowRequest, MovesReport, PaperRequest, PlanReport, PlannedReport, Refused, SteerRequest, conflict, wrong};
+use crate::admin::{
+    HowRequest, MovesReport, PaperRequest, PlanReport, PlannedReport, Refused, SteerRequest, conflict, wrong,
+};
 use crate::nodes::check::{Own, PATIENCE, check_node};
 use crate::nodes::fit::is_older;
 use crate::operator::text_of;
@@ -24,7 +27,8 @@ use crate::operator::text_of;
 /// How long the journal may take to put a move on record.
 const RECORD_BOUND: Duration = Duration::from_secs(10);
 
-/// Groups of a published protocol, at most: their keys are listed by group before any of them starts. And where each key is one, which costs bits alone.
+/// Groups of a published protocol, at most: their keys are listed by group before any of them starts. And where each
+/// key is one, which costs bits alone.
 const GROUPS_MAX: u32 = 1 << 20;
 const GROUPS_BY_KEY_MAX: u32 = 1 << 26;
 
@@ -35,21 +39,24 @@ const BITS_MAX: u8 = 64;
 fn paper(request: &HowRequest, protocol: Protocol) -> Result<Option<Paper>, Refused> {
     let Some(asked) = &request.paper else {
         if protocol == Protocol::Bloom {
-            return Err(wrong("bloom is there as it was published only (--mode paper); what makes it correct is the default protocol"));
+            return Err(wrong(
+                "bloom is there as it was published only (--mode paper); what makes it correct is the default protocol",
+            ));
         }
         return Ok(None);
     };
     let PaperRequest { tracker, groups, bits, no_forwarding } = &**asked;
     let name = name_of(&Protocol::ALL, protocol);
-    let published =
-        Paper::of(protocol).ok_or_else(|| wrong(format!("{name} has no mode paper: netmigrate, rocksteady, fulva and bloom have")))?;
+    let published = Paper::of(protocol)
+        .ok_or_else(|| wrong(format!("{name} has no mode paper: netmigrate, rocksteady, fulva and bloom have")))?;
     if !request.allow_key_loss {
         return Err(wrong(format!(
             "{name} as it was published loses writes and shows old values, so it is only for comparisons: leave --mode paper out, or say that keys may be lost \
              (--allow-key-loss)"
         )));
     }
-    let without_effect = |what: &str, why: &str| Err(wrong(format!("{what} has no effect on {name} as it was published: {why}")));
+    let without_effect =
+        |what: &str, why: &str| Err(wrong(format!("{what} has no effect on {name} as it was published: {why}")));
     if request.durability.is_some() {
         return without_effect("durability", "it waits for nothing that it stores");
     }
@@ -57,7 +64,11 @@ fn paper(request: &HowRequest, protocol: Protocol) -> Result<Option<Paper>, Refu
         return without_effect("no-forwarding", "that is the other arm of bloom");
     }
     let kinds = Kind::ALL.map(|kind| (kind, kind.name()));
-    let chosen = tracker.as_ref().map(|kind| named(&kinds, kind)).transpose().map_err(|error| wrong(format!("tracker: {error}")))?;
+    let chosen = tracker
+        .as_ref()
+        .map(|kind| named(&kinds, kind))
+        .transpose()
+        .map_err(|error| wrong(format!("tracker: {error}")))?;
     let tracker = chosen.unwrap_or(published.tracker);
     if protocol == Protocol::Rocksteady && (chosen.is_some() || groups.is_some() || bits.is_some()) {
         return without_effect("a tracker", "everything counts as moved from the beginning");
@@ -71,7 +82,8 @@ fn paper(request: &HowRequest, protocol: Protocol) -> Result<Option<Paper>, Refu
     if bits.is_some() && tracker == Kind::Exact {
         return without_effect("bits", "an exact tracker has no filter");
     }
-    let (groups, most) = (groups.unwrap_or(published.groups), if protocol == Protocol::Bloom { GROUPS_BY_KEY_MAX } else { GROUPS_MAX });
+    let (groups, most) =
+        (groups.unwrap_or(published.groups), if protocol == Protocol::Bloom { GROUPS_BY_KEY_MAX } else { GROUPS_MAX });
     if !(1..=most).contains(&groups) {
         return Err(wrong(format!("groups: {groups} is not between 1 and {most}")));
     }
@@ -86,13 +98,14 @@ impl Moves {
     /// The map in force, if anything can be moved now.
     pub(crate) fn topology_now(&self) -> Result<Arc<Topology>, Refused> {
         if self.placement.is_provisional() {
-            let why =
-                "this is a first start, and it is not yet known what each node holds: `switchyard status` says which node does not answer";
+            let why = "this is a first start, and it is not yet known what each node holds: `switchyard status` says which node does not answer";
             return Err(Refused::Unavailable(why.to_owned()));
         }
         let serving = self.running.with(|_| ()).is_some() && !self.stopping.load(Ordering::Acquire);
         let topology = self.placement.topology().filter(|_| serving);
-        topology.ok_or_else(|| Refused::Unavailable("the router is not serving: it is starting, or was told to stop".to_owned()))
+        topology.ok_or_else(|| {
+            Refused::Unavailable("the router is not serving: it is starting, or was told to stop".to_owned())
+        })
     }
 
     /// How somebody wants data to move, with what the configuration says where he does not.
@@ -136,7 +149,9 @@ impl Moves {
             SteerRequest::Pause => Steer::Pause,
             SteerRequest::Resume => Steer::Resume,
             SteerRequest::Abort(request) => return self.abort(id, *request),
-            SteerRequest::Goal(word) => Steer::Goal(named(&Goal::ALL, word).map_err(|error| wrong(format!("goal: {error}")))?),
+            SteerRequest::Goal(word) => {
+                Steer::Goal(named(&Goal::ALL, word).map_err(|error| wrong(format!("goal: {error}")))?)
+            }
             SteerRequest::MaxRate(rate) => Steer::MaxRate(rate.filter(|rate| *rate > 0)),
         };
         let in_order = self.in_order();
@@ -192,7 +207,8 @@ impl Moves {
         Ok(PlanReport { dry_run, moves, notes: self.older_targets(&orders) })
     }
 
-    /// Checks what can be checked before anything is done, and puts moves on record. All are to be done in the same way.
+    /// Checks what can be checked before anything is done, and puts moves on record. All are to be done in the same
+    /// way.
     pub(crate) fn accept(self: &Arc<Self>, topology: &Topology, orders: Vec<MoveOrder>) -> Result<PlanReport, Refused> {
         self.check(topology, &orders)?;
         self.accept_checked(orders)
@@ -206,7 +222,8 @@ impl Moves {
         self.check_nodes(topology, orders)
     }
 
-    /// Lays a list of servers over the continuum, and shows everybody the new map. Returns it, and the slots that the list gives to other servers than before.
+    /// Lays a list of servers over the continuum, and shows everybody the new map. Returns it, and the slots that the
+    /// list gives to other servers than before.
     pub(crate) fn lay_over(&self, list: &[Server]) -> Result<(Arc<Topology>, Vec<Slot>), Refused> {
         // No move is put on record meanwhile: its slots would be those of the old map.
         let _one = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
@@ -214,11 +231,13 @@ impl Moves {
         if let Some(id) = self.open_ids().first() {
             return Err(conflict(format!("move {} is under way: the list of servers waits for it", id.0)));
         }
-        self.placement.lay_over(list, |parts| self.ledger.split(parts)).map_err(|error| Refused::Failed(format!("{error:#}")))
+        self.placement
+            .lay_over(list, |parts| self.ledger.split(parts))
+            .map_err(|error| Refused::Failed(format!("{error:#}")))
     }
 
-    /// That no node is held because it came back without its data: what moves there would be lost when its data is put back, and what it has not would
-    /// count as gone.
+    /// That no node is held because it came back without its data: what moves there would be lost when its data is put
+    /// back, and what it has not would count as gone.
     pub(super) fn nodes_are_served(&self, orders: &[MoveOrder]) -> Result<(), Refused> {
         let held = self.running.with(switchyard_router::Router::held_nodes).unwrap_or_default();
         match orders.iter().flat_map(MoveOrder::nodes).find_map(|node| Some((node, held.get(&node)?))) {
@@ -280,14 +299,18 @@ impl Moves {
         let topology = self.topology_now()?;
         if let Some(order) = orders.iter().find(|order| !order.is_at_source(&topology)) {
             let source = self.name(order.source);
-            return Err(conflict(format!("some of what was to move has left {source} by another move meanwhile; ask again")));
+            return Err(conflict(format!(
+                "some of what was to move has left {source} by another move meanwhile; ask again"
+            )));
         }
-        let is_of_this_map =
-            |order: &MoveOrder| order.keys.as_ref().is_none_or(|keys| order.slots == MoveOrder::slots_of(topology.placement(), keys));
+        let is_of_this_map = |order: &MoveOrder| {
+            order.keys.as_ref().is_none_or(|keys| order.slots == MoveOrder::slots_of(topology.placement(), keys))
+        };
         if !orders.iter().all(is_of_this_map) {
             return Err(conflict("the list of servers has changed meanwhile, and keys have other slots; ask again"));
         }
-        let moves: BTreeMap<MoveId, Planned> = orders.into_iter().map(|order| (self.ledger.next_move(), Planned::new(order))).collect();
+        let moves: BTreeMap<MoveId, Planned> =
+            orders.into_iter().map(|order| (self.ledger.next_move(), Planned::new(order))).collect();
         let reports = moves.iter().map(|(id, planned)| self.planned(Some(*id), &planned.order)).collect();
         let orders: Vec<MoveOrder> = moves.values().map(|planned| planned.order.clone()).collect();
         let notes = self.older_targets(&orders);
@@ -320,7 +343,8 @@ impl Moves {
         Ok(())
     }
 
-    /// Waits for the journal, but not for ever. What comes on record after that is ended at once: whoever asked was told that it is not begun.
+    /// Waits for the journal, but not for ever. What comes on record after that is ended at once: whoever asked was
+    /// told that it is not begun.
     fn put_on_record(self: &Arc<Self>, records: Vec<Record>, ids: Vec<MoveId>) -> Result<(), String> {
         let (told, outcome) = mpsc::sync_channel(1);
         let waits = Arc::new(AtomicBool::new(true));
@@ -339,7 +363,10 @@ impl Moves {
             Ok(outcome) => outcome,
             Err(_) if waits.swap(false, Ordering::AcqRel) => {
                 let trouble = self.ledger.status().trouble;
-                Err(trouble.map_or_else(|| "the journal of moves does not answer".to_owned(), |t| t + "; this one was not begun"))
+                Err(trouble.map_or_else(
+                    || "the journal of moves does not answer".to_owned(),
+                    |t| t + "; this one was not begun",
+                ))
             }
             // At the last moment.
             Err(_) => outcome.recv().unwrap_or_else(|error| Err(error.to_string())),
@@ -368,13 +395,15 @@ impl Moves {
         Ok(())
     }
 
-    /// Asks a node whether keys may move to or from it, and which process it is, which takes as long as it takes to answer.
+    /// Asks a node whether keys may move to or from it, and which process it is, which takes as long as it takes to
+    /// answer.
     pub(super) fn check_one(&self, id: NodeId, is_target: bool, how: &How) -> Result<String, Refused> {
         let access = self.running.with(Router::node_access).unwrap_or_default();
         let Some(access) = access.get(&id) else {
             return Err(Refused::Failed(format!("it is not known how {} is reached", self.name(id))));
         };
-        check_node(access, self.patience(), is_target.then_some(how.durability), how.direct_clients, &self.own()).map_err(conflict)
+        check_node(access, self.patience(), is_target.then_some(how.durability), how.direct_clients, &self.own())
+            .map_err(conflict)
     }
 
     /// How long a node that is asked may take.

@@ -1,9 +1,11 @@
-//! Keys that live elsewhere than their slots are brought home because commands of clients need them together with others.
+//! Keys that live elsewhere than their slots are brought home because commands of clients need them together with
+//! others.
 //!
-//! Workers say what their clients wait for; here moves are begun for it, as an operator would begin them: on record, and with the same checks.
-//! Who asks for what is on its way already waits with the others. It is a thread of its own, because moves are put on record here, and neither a worker nor the
-//! executor of moves may wait for that. Nor may it wait for nodes: each pair is asked on a thread of its own before a move between them begins, so that a
-//! node that does not answer delays only what concerns it.
+//! Workers say what their clients wait for; here moves are begun for it, as an operator would begin them: on record,
+//! and with the same checks. Who asks for what is on its way already waits with the others. It is a thread of its own,
+//! because moves are put on record here, and neither a worker nor the executor of moves may wait for that. Nor may it
+//! wait for nodes: each pair is asked on a thread of its own before a move between them begins, so that a node that
+//! does not answer delays only what concerns it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -113,8 +115,11 @@ impl Home {
     /// What is to be said to somebody who moves these keys away.
     pub(crate) fn warning(&self, keys: &[Key]) -> Option<String> {
         let tally = self.tally();
-        let lately: Vec<&(Instant, Arc<str>)> =
-            keys.iter().filter_map(|key| tally.remembered.get(key)).filter(|(since, _)| since.elapsed() < REMEMBERED).collect();
+        let lately: Vec<&(Instant, Arc<str>)> = keys
+            .iter()
+            .filter_map(|key| tally.remembered.get(key))
+            .filter(|(since, _)| since.elapsed() < REMEMBERED)
+            .collect();
         let commands: BTreeSet<&str> = lately.iter().flat_map(|(_, commands)| commands.split(", ")).collect();
         (!lately.is_empty()).then(|| {
             format!(
@@ -175,10 +180,17 @@ impl Colocation {
             };
             for what in first.into_iter().chain(told.try_iter()) {
                 match what {
-                    Told::Request(request) => self.waiting.push(Waiting { until: Instant::now() + request.within(), request }),
+                    Told::Request(request) => {
+                        self.waiting.push(Waiting { until: Instant::now() + request.within(), request })
+                    }
                     Told::Look => {}
                     Told::Stopped { keys, why } => {
-                        let placement = self.moves.placement.topology().map(|topology| topology.placement().clone()).unwrap_or_default();
+                        let placement = self
+                            .moves
+                            .placement
+                            .topology()
+                            .map(|topology| topology.placement().clone())
+                            .unwrap_or_default();
                         refuse(self.waiting.extract_if(.., |w| w.request.wanted().concerns(&placement, &keys)), &why);
                     }
                     Told::Checked { between, outcome } => {
@@ -236,7 +248,9 @@ impl Colocation {
                         self.checks.insert(between, Check::UnderWay(thread));
                         continue;
                     }
-                    Err(error) => Err(Refused::Failed(format!("a thread that asks the nodes cannot be started: {error}"))),
+                    Err(error) => {
+                        Err(Refused::Failed(format!("a thread that asks the nodes cannot be started: {error}")))
+                    }
                 },
             };
             let mut home_for: BTreeMap<String, u64> = BTreeMap::new();
@@ -257,9 +271,14 @@ impl Colocation {
             match outcome.and_then(|()| moves.accept_checked(vec![order(how_home(&moves)?)])) {
                 Ok(report) => {
                     let id = report.moves.first().and_then(|planned| planned.id).unwrap_or_default();
-                    info!("move {id} brings {} home: {commands} needs them together with others of their slots", counted(count, "key"));
+                    info!(
+                        "move {id} brings {} home: {commands} needs them together with others of their slots",
+                        counted(count, "key")
+                    );
                 }
-                Err(refused) => refusals.extend(colocation.wanted_by.iter().map(|place| (*place, refused.text().to_owned()))),
+                Err(refused) => {
+                    refusals.extend(colocation.wanted_by.iter().map(|place| (*place, refused.text().to_owned())))
+                }
             }
         }
         for (place, (w, standing)) in waiting.into_iter().zip(plan.standings).enumerate() {
@@ -268,7 +287,9 @@ impl Colocation {
                 (None, Standing::Home) => w.request.done(),
                 (None, Standing::Wait) => self.waiting.push(w),
                 (None, Standing::Paused(MoveId(id))) => {
-                    w.request.refuse(&format!("its slot is part of move {id}, which is paused (switchyard moves resume {id})"));
+                    w.request.refuse(&format!(
+                        "its slot is part of move {id}, which is paused (switchyard moves resume {id})"
+                    ));
                 }
                 (None, Standing::Away(node)) => {
                     let why = away.get(&node).map(String::as_str).unwrap_or_default();

@@ -1,8 +1,10 @@
-//! Removes copies that nobody uses: what a move by a protocol that copies first has left at a node that was down when they were to be removed.
+//! Removes copies that nobody uses: what a move by a protocol that copies first has left at a node that was down when
+//! they were to be removed.
 //!
-//! No command reads them, but DBSIZE and KEYS count them. The move is over, and neither of its nodes waits for the other: so not its mover removes them, but the
-//! thread `care`, a little at a time, while no move has to do with the node. Where the owner of a key has it as well, the copy goes. Copies that the owner lacks
-//! are of keys that clients have deleted since; unless there are many of them, which somebody has to look at first (as before a move).
+//! No command reads them, but DBSIZE and KEYS count them. The move is over, and neither of its nodes waits for the
+//! other: so not its mover removes them, but the thread `care`, a little at a time, while no move has to do with the
+//! node. Where the owner of a key has it as well, the copy goes. Copies that the owner lacks are of keys that clients
+//! have deleted since; unless there are many of them, which somebody has to look at first (as before a move).
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -100,7 +102,8 @@ impl<'a> Asked<'a> {
         Ok(())
     }
 
-    /// Has the node, which is this process, end an earlier connection: nothing that was sent there is executed from now on.
+    /// Has the node, which is this process, end an earlier connection: nothing that was sent there is executed from now
+    /// on.
     pub(super) fn end(&mut self, earlier: &Process, process: &Process) -> Result<(), String> {
         if earlier.run_id != process.run_id {
             return Ok(());
@@ -109,8 +112,8 @@ impl<'a> Asked<'a> {
         killed.map(drop).or_else(|why| if why.contains("ERR No such") { Ok(()) } else { Err(why) })
     }
 
-    /// Proves, as far as the node shows it, that no other router has keys there and that no client uses the node past this router. Otherwise a key that nothing
-    /// seems to use may be live.
+    /// Proves, as far as the node shows it, that no other router has keys there and that no client uses the node past
+    /// this router. Otherwise a key that nothing seems to use may be live.
     fn serves_no_others(&mut self, site: &str) -> Result<(), String> {
         let name = &self.node.name;
         let answer = |error: std::io::Error| format!("node {name}: {error}");
@@ -154,7 +157,9 @@ impl Moves {
         if left.is_empty() {
             return;
         }
-        let Some((status, access)) = self.running.with(|router| (router.status(), router.node_access())) else { return };
+        let Some((status, access)) = self.running.with(|router| (router.status(), router.node_access())) else {
+            return;
+        };
         for (node, (number, slots)) in left {
             let is_up = status.nodes.iter().any(|of| of.id == node && of.link == Link::Up);
             let Some(turn) = self.turn_to_clean(node).filter(|_| is_up && access.contains_key(&node)) else { continue };
@@ -185,8 +190,9 @@ impl Moves {
         self.turn([node].into(), [node])
     }
 
-    /// Reserves a node that is about to be ejected and the nodes that stand in for it. Until the turn is dropped no move of these nodes begins, and no other thread
-    /// removes keys by a map that the ejection is about to change. `None`: keys are being removed now, or a stand-in takes part in a move.
+    /// Reserves a node that is about to be ejected and the nodes that stand in for it. Until the turn is dropped no
+    /// move of these nodes begins, and no other thread removes keys by a map that the ejection is about to change.
+    /// `None`: keys are being removed now, or a stand-in takes part in a move.
     pub(crate) fn turn_to_eject(&self, node: NodeId, stand_ins: &BTreeMap<NodeId, Vec<Slot>>) -> Option<Turn<'_>> {
         self.turn(stand_ins.keys().copied().chain([node]).collect(), stand_ins.keys().copied())
     }
@@ -213,9 +219,12 @@ impl Moves {
             let keyspace = asked.ask(&[b"INFO", b"keyspace"])?.text();
             // Other databases of a pool's servers are not the pool's.
             let own = (!topology.placement().is_crc16()).then(|| self.own_database());
-            let databases =
-                databases(&keyspace).map(|(database, _)| database).filter(|database| own.is_none_or(|own| own == *database)).collect();
-            let begun = Removal { number, run_id, databases, cursor: b"0".to_vec(), removed: 0, only_there: Vec::new() };
+            let databases = databases(&keyspace)
+                .map(|(database, _)| database)
+                .filter(|database| own.is_none_or(|own| own == *database))
+                .collect();
+            let begun =
+                Removal { number, run_id, databases, cursor: b"0".to_vec(), removed: 0, only_there: Vec::new() };
             copies.nodes.insert(id, begun);
         }
         let removal = copies.nodes.get_mut(&id).ok_or("it has not started")?;
@@ -236,9 +245,12 @@ impl Moves {
             asked.ask(&[b"CLIENT", b"SETNAME", name.as_bytes()])?;
         }
         let client_id = asked.ask(&[b"CLIENT", b"ID"])?;
-        let client_id = reply::integer(&client_id.0).and_then(|id| u64::try_from(id).ok()).ok_or("it does not say which client we are")?;
+        let client_id = reply::integer(&client_id.0)
+            .and_then(|id| u64::try_from(id).ok())
+            .ok_or("it does not say which client we are")?;
         let server = asked.ask(&[b"INFO", b"server"])?.text();
-        let run_id = server.lines().find_map(|line| line.strip_prefix("run_id:")).map(str::trim).unwrap_or_default().to_owned();
+        let run_id =
+            server.lines().find_map(|line| line.strip_prefix("run_id:")).map(str::trim).unwrap_or_default().to_owned();
         if let Some(seat) = self.running.seats().map(|seats| seats.seat()) {
             let words = seat.question();
             let answer = asked.connection.ask(&words).map_err(|error| format!("node {}: {error}", node.name))?;
@@ -263,7 +275,9 @@ impl Removal {
         while let Some(database) = self.databases.front().copied() {
             asked.select(database)?;
             let answer = asked.ask(&[b"SCAN", &self.cursor, b"COUNT", b"500"])?;
-            let [next, page] = &answer.items()[..] else { return Err(format!("node {}: a SCAN of no known form", asked.node.name)) };
+            let [next, page] = &answer.items()[..] else {
+                return Err(format!("node {}: a SCAN of no known form", asked.node.name));
+            };
             let mut twice = Vec::new();
             for key in page.items() {
                 let key = Key::from(key.bytes());
@@ -273,7 +287,9 @@ impl Removal {
                 }
                 let at = match owners.entry(owner) {
                     Entry::Occupied(known) => known.into_mut(),
-                    Entry::Vacant(unknown) => unknown.insert(Asked::open(access.get(&owner).ok_or("an owner has no address")?)?),
+                    Entry::Vacant(unknown) => {
+                        unknown.insert(Asked::open(access.get(&owner).ok_or("an owner has no address")?)?)
+                    }
                 };
                 at.select(database)?;
                 match at.ask(&[b"EXISTS", &key])?.text() == "1" {

@@ -1,7 +1,8 @@
 //! A server that fails is ejected: others get its slots at once, without what they held. And moves bring them back.
 //!
-//! Beside moves and not as one: a move brings every key along, and so it needs its source. Here the source does not answer, and a pool whose file says `auto_eject_hosts`
-//! gives up what it has. While a node is ejected, other moves keep away from it and from its slots.
+//! Beside moves and not as one: a move brings every key along, and so it needs its source. Here the source does not
+//! answer, and a pool whose file says `auto_eject_hosts` gives up what it has. While a node is ejected, other moves
+//! keep away from it and from its slots.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -25,7 +26,8 @@ const PAGE: &[u8] = b"1000";
 /// The time between two looks whether the last command is answered that was sent to a node.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// The servers that are about to get slots of another, over the connections on which they have lost their strays of them.
+/// The servers that are about to get slots of another, over the connections on which they have lost their strays of
+/// them.
 pub(crate) struct StandIns<'a> {
     /// The map by which the slots were divided.
     planned_by: &'a Topology,
@@ -40,7 +42,8 @@ impl StandIns<'_> {
 }
 
 impl Moves {
-    /// From now on no move is accepted that has to do with these nodes, or with the slots that are to come back to them.
+    /// From now on no move is accepted that has to do with these nodes, or with the slots that are to come back to
+    /// them.
     pub(crate) fn keep_away_from(&self, ejected: BTreeMap<NodeId, Vec<Slot>>) {
         self.state().ejected = ejected;
     }
@@ -50,7 +53,9 @@ impl Moves {
         let ejected = self.state().ejected.clone();
         for (node, slots) in ejected {
             let slots: BTreeSet<Slot> = slots.into_iter().collect();
-            let concerns = |order: &MoveOrder| order.nodes().contains(&node) || order.slots.iter().any(|slot| slots.contains(slot));
+            let concerns = |order: &MoveOrder| {
+                order.nodes().contains(&node) || order.slots.iter().any(|slot| slots.contains(slot))
+            };
             if orders.iter().any(concerns) {
                 return Err(conflict(self.ejected_text(node)));
             }
@@ -88,7 +93,8 @@ impl Moves {
         let at: Vec<(MoveId, Lose)> = {
             let state = self.state();
             let at = state.open.iter().filter(|(_, planned)| planned.order.nodes().contains(&node));
-            at.map(|(id, planned)| (*id, if planned.order.source == node { Lose::Source } else { Lose::Target })).collect()
+            at.map(|(id, planned)| (*id, if planned.order.source == node { Lose::Source } else { Lose::Target }))
+                .collect()
         };
         // Each, also where another one cannot end; and again, where a mover had not noticed the loss yet.
         let end = |(id, lose)| self.abort(id, AbortRequest { lose: Some(lose), ..AbortRequest::default() }).map(drop);
@@ -106,9 +112,11 @@ impl Moves {
         Ok(StandIns { planned_by, connections: to.iter().map(one).collect::<Result<_, String>>()? })
     }
 
-    /// Has a node stand in for these slots: ends what this router may still have under way there, and removes what the node holds of the slots.
+    /// Has a node stand in for these slots: ends what this router may still have under way there, and removes what the
+    /// node holds of the slots.
     ///
-    /// Such keys are strays, perhaps of an ejection before: they must not be read. Nobody writes them meanwhile, because their owner does not answer.
+    /// Such keys are strays, perhaps of an ejection before: they must not be read. Nobody writes them meanwhile,
+    /// because their owner does not answer.
     fn stand_in<'a>(
         &self,
         node: NodeId,
@@ -133,12 +141,14 @@ impl Moves {
                     return Err(format!("node {}: a SCAN of no known form", asked.node.name));
                 };
                 let keys: Vec<Key> = page.items().iter().map(|key| Key::from(key.bytes())).collect();
-                // By the map as it is now. No move of this node begins before the ejection has ended, so the map still holds for these keys when they are removed.
+                // By the map as it is now. No move of this node begins before the ejection has ended, so the map still
+                // holds for these keys when they are removed.
                 let topology = self.topology_now().map_err(|refused| refused.text().to_owned())?;
                 if topology.placement() != planned_by.placement() {
                     return Err("the list of servers has changed".to_owned());
                 }
-                let strays: Vec<&Key> = keys.iter().filter(|key| !is_temporary(key) && is_stray_at(&topology, node, slots, key)).collect();
+                let strays: Vec<&Key> =
+                    keys.iter().filter(|key| !is_temporary(key) && is_stray_at(&topology, node, slots, key)).collect();
                 if !strays.is_empty() {
                     asked.unlink(database, &strays)?;
                     removed += strays.len();
@@ -157,7 +167,10 @@ impl Moves {
             Ok(removed) => {
                 if removed > 0 {
                     let name = &access.name;
-                    info!("node {name}: removed {} that another server had ({name} stands in for it)", counted(removed, "stray key"));
+                    info!(
+                        "node {name}: removed {} that another server had ({name} stands in for it)",
+                        counted(removed, "stray key")
+                    );
                 }
                 Ok(asked)
             }
@@ -169,9 +182,9 @@ impl Moves {
         }
     }
 
-    /// Gives the slots of a node that does not answer to others, all at once. Requests for them wait until nothing that was sent to the node can be answered any
-    /// more, nor executed at those that stand in, `bound` at most.
-    /// `keep` makes durable which slots are to come back; `forget` is its contrary.
+    /// Gives the slots of a node that does not answer to others, all at once. Requests for them wait until nothing that
+    /// was sent to the node can be answered any more, nor executed at those that stand in, `bound` at most. `keep`
+    /// makes durable which slots are to come back; `forget` is its contrary.
     pub(crate) fn eject(
         &self,
         node: NodeId,
@@ -198,7 +211,13 @@ impl Moves {
         let transits = to
             .iter()
             .map(|(target, slots)| {
-                let transit = Transit { move_id: id, source: node, target: *target, stage: Stage::Moving { leg: 0 }, keys_only: false };
+                let transit = Transit {
+                    move_id: id,
+                    source: node,
+                    target: *target,
+                    stage: Stage::Moving { leg: 0 },
+                    keys_only: false,
+                };
                 (transit, slots.clone())
             })
             .collect();
@@ -219,13 +238,14 @@ impl Moves {
             if is_drained() {
                 let raised = || seats.map_or(Ok(()), |seats| seats.raise());
                 self.running.with(|router| router.keys_stay_behind(node));
-                break stand_ins
-                    .are_the_same()
-                    .and_then(|()| keep())
-                    .and_then(|()| raised().and_then(|()| self.placement.hand_over_to(id, to)).inspect_err(|_| forget()));
+                break stand_ins.are_the_same().and_then(|()| keep()).and_then(|()| {
+                    raised().and_then(|()| self.placement.hand_over_to(id, to)).inspect_err(|_| forget())
+                });
             }
             if Instant::now() >= end || self.is_stopping() {
-                break Err(format!("commands that were sent to it, or to those that stand in, are not over within {bound:?}"));
+                break Err(format!(
+                    "commands that were sent to it, or to those that stand in, are not over within {bound:?}"
+                ));
             }
             std::thread::sleep(LOOK);
         };
@@ -236,15 +256,24 @@ impl Moves {
         outcome
     }
 
-    /// Starts moves that bring slots back to a node that was ejected. If it is the process that it was, it keeps the keys that were not written elsewhere in the
-    /// meantime ([`switchyard_policy::eject::Elsewhere`]). Otherwise its keys of the slots are removed first.
-    pub(crate) fn bring_back(self: &Arc<Self>, node: NodeId, from: BTreeMap<NodeId, Vec<Slot>>) -> Result<PlanReport, Refused> {
+    /// Starts moves that bring slots back to a node that was ejected. If it is the process that it was, it keeps the
+    /// keys that were not written elsewhere in the meantime ([`switchyard_policy::eject::Elsewhere`]). Otherwise its
+    /// keys of the slots are removed first.
+    pub(crate) fn bring_back(
+        self: &Arc<Self>,
+        node: NodeId,
+        from: BTreeMap<NodeId, Vec<Slot>>,
+    ) -> Result<PlanReport, Refused> {
         let access = self.running.with(Router::node_access).unwrap_or_default();
-        let access = access.get(&node).ok_or_else(|| Refused::Failed(format!("it is not known how {} is reached", self.name(node))))?;
-        // Keys are about to be removed there. The checks of moves look for clients past the router, and not for records of other routers.
+        let access = access
+            .get(&node)
+            .ok_or_else(|| Refused::Failed(format!("it is not known how {} is reached", self.name(node))))?;
+        // Keys are about to be removed there. The checks of moves look for clients past the router, and not for records
+        // of other routers.
         self.meet(access).map_err(conflict)?;
         let how = How { purge_target: true, direct_clients: false, ..self.how(&HowRequest::default())? };
-        let order = |(source, slots)| MoveOrder { source, target: node, slots, keys: None, how, cause: Cause::Asked(None) };
+        let order =
+            |(source, slots)| MoveOrder { source, target: node, slots, keys: None, how, cause: Cause::Asked(None) };
         let orders: Vec<MoveOrder> = from.into_iter().map(order).collect();
         let topology = self.topology_now()?;
         self.nothing_in_the_way(&orders)?;

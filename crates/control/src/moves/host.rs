@@ -35,7 +35,8 @@ impl Host for Moves {
         // Before the first key moves, its nodes know that older copies of the state directory will not do.
         let begins = transits.iter().find(|(transit, _)| matches!(transit.stage, Stage::Moving { .. }));
         let begins = begins.filter(|_| !self.placement.is_in_transit(move_id)).zip(self.running.seats());
-        let told = begins.map(|((transit, _), seats)| seats.leg_begins(&self.running, [transit.source, transit.target]));
+        let told =
+            begins.map(|((transit, _), seats)| seats.leg_begins(&self.running, [transit.source, transit.target]));
         let _until_it_is_in_transit = told.transpose()?;
         self.placement.set_transits(move_id, transits)
     }
@@ -60,7 +61,10 @@ impl Host for Moves {
     fn ended(&self, move_id: MoveId, end: &MoveEnd) {
         let open_leg = self.placement.is_in_transit(move_id);
         if open_leg {
-            error!("move {} has ended with a leg open: its keys cannot be used until a restart takes the leg up again", move_id.0);
+            error!(
+                "move {} has ended with a leg open: its keys cannot be used until a restart takes the leg up again",
+                move_id.0
+            );
         }
         {
             let mut state = self.state();
@@ -71,8 +75,8 @@ impl Host for Moves {
                 return self.told_end.notify_all();
             }
             if open_leg {
-                // Only what is on record says where its keys are, and only a start reads that. Begun anew, or given up, it would have its source serve keys
-                // that the target has: so it stays begun.
+                // Only what is on record says where its keys are, and only a start reads that. Begun anew, or given up,
+                // it would have its source serve keys that the target has: so it stays begun.
                 return;
             }
             planned.end = Some(end.clone());
@@ -110,7 +114,8 @@ mod tests {
 
     fn under_way(slot: Slot) -> Planned {
         let (source, target) = (NodeId(0), NodeId(1));
-        let order = MoveOrder { source, target, slots: vec![slot], keys: None, how: How::default(), cause: Cause::Asked(None) };
+        let order =
+            MoveOrder { source, target, slots: vec![slot], keys: None, how: How::default(), cause: Cause::Asked(None) };
         Planned { begun: true, ..Planned::new(order) }
     }
 
@@ -163,7 +168,10 @@ mod tests {
             let (_, moves) = executor(dir.path());
             assert_eq!(moves.open_ids(), []);
             let report = moves.report();
-            assert_eq!(report.ended.iter().map(|report| (report.id, report.state)).collect::<Vec<_>>(), [(1, MoveState::Done)]);
+            assert_eq!(
+                report.ended.iter().map(|report| (report.id, report.state)).collect::<Vec<_>>(),
+                [(1, MoveState::Done)]
+            );
             while !moves.beside().is_empty() {
                 std::thread::yield_now();
             }

@@ -1,8 +1,8 @@
 //! The executor of moves: who is to move what, which of them may go at the same time, and what became of them.
 //!
-//! A move is on record from the moment it is accepted, also while it waits: what was asked for is done, whatever happens to this process.
-//! The router's mover does a move; here is decided when it begins. It is a thread of its own, because movers end on threads of
-//! theirs, and none of them should have to begin another.
+//! A move is on record from the moment it is accepted, also while it waits: what was asked for is done, whatever
+//! happens to this process. The router's mover does a move; here is decided when it begins. It is a thread of its own,
+//! because movers end on threads of theirs, and none of them should have to begin another.
 
 mod aborting;
 mod accept;
@@ -77,8 +77,9 @@ struct Tuning {
     patience: Duration,
 }
 
-/// The executor of one fleet's moves. It is one type in several files, because all of it is about one state under one lock: an order that is accepted,
-/// steered, begun, reported and ended is the same entry. What needs only that state is in `queue`.
+/// The executor of one fleet's moves. It is one type in several files, because all of it is about one state under one
+/// lock: an order that is accepted, steered, begun, reported and ended is the same entry. What needs only that state is
+/// in `queue`.
 #[derive(Debug)]
 pub struct Moves {
     placement: Arc<Placement>,
@@ -94,12 +95,14 @@ pub struct Moves {
     woken: Mutex<Option<mpsc::Receiver<()>>>,
     /// The router is told to stop: what ends now goes on after the next start.
     stopping: AtomicBool,
-    /// Plans ask nodes and may take long, and keys come home beside them: what holds by then is looked at once more while a move comes on record, one at a
-    /// time.
+    /// Plans ask nodes and may take long, and keys come home beside them: what holds by then is looked at once more
+    /// while a move comes on record, one at a time.
     recording: Mutex<()>,
-    /// What is kept of moves that are open is written in the order in which it was looked at. What users say of moves is heard and told in one order, too.
+    /// What is kept of moves that are open is written in the order in which it was looked at. What users say of moves
+    /// is heard and told in one order, too.
     keeping: Mutex<()>,
-    /// The same of moves that may be on record and are not open: not yet, or no more. A start after a crash takes them up as they were wanted.
+    /// The same of moves that may be on record and are not open: not yet, or no more. A start after a crash takes them
+    /// up as they were wanted.
     beside: Arc<Mutex<BTreeMap<MoveId, Options>>>,
     home: colocate::Home,
 }
@@ -162,7 +165,12 @@ impl Moves {
 
     /// Starts the thread. The router must serve.
     pub fn start(self: &Arc<Self>) -> anyhow::Result<MovesThread> {
-        let woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner).take().context("the executor of moves runs already")?;
+        let woken = self
+            .woken
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+            .context("the executor of moves runs already")?;
         let moves = Arc::clone(self);
         let threads = self.running.threads();
         let thread = threads
@@ -258,7 +266,8 @@ impl Moves {
         }
     }
 
-    /// Somebody may have steered the move since its order was made, and nobody heard: the router knew no such move. `heard` is what the mover knows.
+    /// Somebody may have steered the move since its order was made, and nobody heard: the router knew no such move.
+    /// `heard` is what the mover knows.
     fn steer_as_wanted(&self, id: MoveId, mut heard: Wanted) {
         loop {
             let Some(wanted) = self.state().open.get(&id).map(Planned::wanted) else { return };
@@ -290,11 +299,19 @@ impl Moves {
                 report.state = MoveState::Done;
                 report.doing = "done".to_owned();
                 report.percent = 100.0;
-                info!("move {} is done: {}, {}", id.0, counted(report.keys_moved, "key"), counted(report.bytes_moved, "byte"));
+                info!(
+                    "move {} is done: {}, {}",
+                    id.0,
+                    counted(report.keys_moved, "key"),
+                    counted(report.bytes_moved, "byte")
+                );
             }
             MoveEnd::Stopped(why) => {
                 if let Some(keys) = planned.order.needed_keys() {
-                    self.home.tell(colocate::Told::Stopped { keys: Arc::clone(keys), why: format!("move {} has stopped: {why}", id.0) });
+                    self.home.tell(colocate::Told::Stopped {
+                        keys: Arc::clone(keys),
+                        why: format!("move {} has stopped: {why}", id.0),
+                    });
                 }
                 report.state = MoveState::Stopped;
                 report.doing.clone_from(why);
@@ -338,7 +355,8 @@ impl Moves {
         for planned in self.state().open.values_mut() {
             if let Some(progress) = &planned.progress {
                 let done = so_far(progress);
-                is_new |= (done.keys_moved, done.bytes_moved) != (planned.so_far.keys_moved, planned.so_far.bytes_moved);
+                is_new |=
+                    (done.keys_moved, done.bytes_moved) != (planned.so_far.keys_moved, planned.so_far.bytes_moved);
                 planned.so_far = done;
             }
         }
@@ -358,7 +376,9 @@ impl Moves {
             vec![Record::Ended { move_id: id }],
             Box::new(move |outcome| match outcome {
                 Ok(()) => drop(beside.lock().unwrap_or_else(PoisonError::into_inner).remove(&id)),
-                Err(why) => error!("the end of move {} is not on record ({why}): after a restart it is taken up again", id.0),
+                Err(why) => {
+                    error!("the end of move {} is not on record ({why}): after a restart it is taken up again", id.0)
+                }
             }),
         );
     }
@@ -371,8 +391,9 @@ impl Moves {
     fn keep(&self, _in_order: &MutexGuard<'_, ()>, but: Option<(MoveId, Steering)>) -> Result<(), String> {
         let options: BTreeMap<u64, Options> = {
             let state = self.state();
-            let steering =
-                |id: MoveId, planned: &Planned| but.filter(|(of, _)| *of == id).map_or(planned.steering, |(_, steering)| steering);
+            let steering = |id: MoveId, planned: &Planned| {
+                but.filter(|(of, _)| *of == id).map_or(planned.steering, |(_, steering)| steering)
+            };
             let open = state.open.iter().map(|(id, planned)| (id.0, Options::steered(planned, steering(*id, planned))));
             open.chain(self.beside().iter().map(|(id, options)| (id.0, options.clone()))).collect()
         };
@@ -393,7 +414,8 @@ impl Moves {
         }
     }
 
-    /// Stops what is under way between two legs, within `bound`: it goes on after the next start. The router must still serve.
+    /// Stops what is under way between two legs, within `bound`: it goes on after the next start. The router must still
+    /// serve.
     pub fn stop(&self, thread: MovesThread, bound: Duration) {
         self.stopping.store(true, Ordering::Release);
         self.wake();
@@ -401,11 +423,15 @@ impl Moves {
         if thread.thread.join().is_err() {
             error!("the executor of moves has panicked");
         }
-        let begun: Vec<MoveId> = self.state().open.iter().filter(|(_, p)| p.begun && p.end.is_none()).map(|(id, _)| *id).collect();
+        let begun: Vec<MoveId> =
+            self.state().open.iter().filter(|(_, p)| p.begun && p.end.is_none()).map(|(id, _)| *id).collect();
         if begun.is_empty() {
             return;
         }
-        info!("under way: {}. Each ends its present leg, and goes on after the next start", counted(begun.len(), "move"));
+        info!(
+            "under way: {}. Each ends its present leg, and goes on after the next start",
+            counted(begun.len(), "move")
+        );
         self.running.with(|router| {
             for id in &begun {
                 router.steer_move(*id, Steer::Abort);
@@ -437,7 +463,11 @@ impl Moves {
         let Some(planned) = state.open.get(&id) else { return String::new() };
         let MoveOrder { source, target, how, .. } = planned.order;
         let slots = counted(planned.order.slots.len(), "slot");
-        let what = planned.order.keys.as_ref().map_or_else(|| slots.clone(), |keys| format!("{} of {slots}", counted(keys.len(), "key")));
+        let what = planned
+            .order
+            .keys
+            .as_ref()
+            .map_or_else(|| slots.clone(), |keys| format!("{} of {slots}", counted(keys.len(), "key")));
         let durability = name_of(&DURABILITIES, how.durability);
         drop(state);
         format!("{what} from {} to {}, durability {durability}", self.name(source), self.name(target))

@@ -165,10 +165,17 @@ mod tests {
 
     #[test]
     fn a_move_goes_on_as_it_was_wanted() {
-        let how = How { goal: Goal::Gentle, max_rate: Some(7), purge_target: true, direct_clients: true, ..How::default() };
+        let how =
+            How { goal: Goal::Gentle, max_rate: Some(7), purge_target: true, direct_clients: true, ..How::default() };
         let (source, target) = (NodeId(0), NodeId(1));
-        let order =
-            MoveOrder { source, target, slots: Vec::new(), keys: None, how, cause: Cause::Needed([("RENAME".to_owned(), 2)].into()) };
+        let order = MoveOrder {
+            source,
+            target,
+            slots: Vec::new(),
+            keys: None,
+            how,
+            cause: Cause::Needed([("RENAME".to_owned(), 2)].into()),
+        };
         let steering = Steering { paused: true, aborting: true, give_up: Some(Side::Target) };
         let so_far = SoFar { keys_moved: 5, ..SoFar::default() };
         let options = Options::of(&Planned { steering, so_far, lost: Some(3), ..Planned::new(order.clone()) });

@@ -146,7 +146,8 @@ impl State {
         self.open.values().any(|planned| is_under_way(planned) && planned.order.nodes().contains(&node))
     }
 
-    /// Reserves nodes for the removal of keys, if no others are reserved and none of `idle` takes part in a move. Returns whether it did.
+    /// Reserves nodes for the removal of keys, if no others are reserved and none of `idle` takes part in a move.
+    /// Returns whether it did.
     pub(super) fn reserve(&mut self, nodes: BTreeSet<NodeId>, idle: impl IntoIterator<Item = NodeId>) -> bool {
         let is_free = self.cleaning.is_empty() && !idle.into_iter().any(|node| self.has_to_do_with(node));
         if is_free {
@@ -155,8 +156,8 @@ impl State {
         is_free
     }
 
-    /// What is to be done now, where a node may take part in so many moves at once. What begins counts as begun. A move by a protocol as published begins only
-    /// beside such as go the same way.
+    /// What is to be done now, where a node may take part in so many moves at once. What begins counts as begun. A move
+    /// by a protocol as published begins only beside such as go the same way.
     pub(super) fn due(&mut self, per_node_max: usize) -> Due {
         let mut due = Due::default();
         let mut busy: BTreeMap<NodeId, usize> = BTreeMap::new();
@@ -165,7 +166,8 @@ impl State {
                 *busy.entry(node).or_default() += 1;
             }
         }
-        let mut way = self.open.values().filter(|planned| planned.begun && planned.end.is_none()).find_map(Planned::way);
+        let mut way =
+            self.open.values().filter(|planned| planned.begun && planned.end.is_none()).find_map(Planned::way);
         for (id, planned) in &mut self.open {
             if planned.end.is_some() {
                 due.ended.push(*id);
@@ -223,7 +225,8 @@ impl State {
             return conflict(format!("move {} is over", id.0));
         }
         let known: Vec<String> = self.open.keys().map(|id| id.0.to_string()).collect();
-        let known = if known.is_empty() { "none is under way".to_owned() } else { format!("under way: {}", known.join(", ")) };
+        let known =
+            if known.is_empty() { "none is under way".to_owned() } else { format!("under way: {}", known.join(", ")) };
         conflict(format!("there is no move {}; {known}", id.0))
     }
 }
@@ -265,7 +268,10 @@ mod tests {
     fn no_move_of_a_stand_in_begins_while_its_keys_are_removed() {
         let (lost, stand_in, other) = (NodeId(0), NodeId(1), NodeId(2));
         let mut state = State { open: [(MoveId(1), Planned::new(order(2, 1)))].into(), ..State::default() };
-        assert!(state.reserve([lost, stand_in].into(), [stand_in]), "a move that waits for its turn is none in progress");
+        assert!(
+            state.reserve([lost, stand_in].into(), [stand_in]),
+            "a move that waits for its turn is none in progress"
+        );
         assert!(!state.reserve([other].into(), [other]), "one removal at a time");
         assert_eq!(state.due(1), Due::default(), "it would bring a key that the removal does not expect");
         state.cleaning.clear();
@@ -276,7 +282,11 @@ mod tests {
 
     #[test]
     fn a_node_takes_part_in_so_many_moves_but_for_those_that_clients_wait_for() {
-        let needed = MoveOrder { keys: Some(Arc::from([Key::from(&b"k"[..])])), cause: Cause::Needed(BTreeMap::new()), ..order(0, 1) };
+        let needed = MoveOrder {
+            keys: Some(Arc::from([Key::from(&b"k"[..])])),
+            cause: Cause::Needed(BTreeMap::new()),
+            ..order(0, 1)
+        };
         let paused = Steering { paused: true, ..Steering::default() };
         let aborting = Steering { aborting: true, ..Steering::default() };
         let open_leg = |order: MoveOrder| {
@@ -326,13 +336,18 @@ mod tests {
         for id in ids(&[1, 4, 7]) {
             state.open.get_mut(&id).expect("open").end = Some(MoveEnd::Done);
         }
-        assert_eq!(state.due(1), Due { ended: ids(&[1, 4, 7]), unwanted: ids(&[6]), next: Vec::new() }, "node 2 is busy");
+        assert_eq!(
+            state.due(1),
+            Due { ended: ids(&[1, 4, 7]), unwanted: ids(&[6]), next: Vec::new() },
+            "node 2 is busy"
+        );
         assert_eq!(state.due(2).next, ids(&[2]));
         // Paused in the middle, and the router was restarted since.
         let found = open_leg(order(0, 1)).resume.expect("an open leg");
         let found = OpenMove { leg: None, handed_over: vec![Slot::new(7).expect("a slot")], ..found };
         let halfway = Planned { steering: paused, resume: Some(found), ..Planned::new(order(0, 1)) };
-        let mut state = State { open: (1..).map(MoveId).zip([halfway, Planned::new(order(1, 2))]).collect(), ..State::default() };
+        let mut state =
+            State { open: (1..).map(MoveId).zip([halfway, Planned::new(order(1, 2))]).collect(), ..State::default() };
         assert_eq!(state.due(1), Due::default(), "the second waits for the first, which rests");
     }
 }

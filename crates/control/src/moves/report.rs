@@ -63,7 +63,9 @@ impl Moves {
             None => waits,
         };
         let doing = match leg_left.filter(|_| planned.steering.aborting) {
-            Some(left) if progress.is_some_and(|progress| progress.lost == [None; 2]) => format!("aborting: {} left", counted(left, "key")),
+            Some(left) if progress.is_some_and(|progress| progress.lost == [None; 2]) => {
+                format!("aborting: {} left", counted(left, "key"))
+            }
             Some(left) => format!("aborting: {} left; {doing}", counted(left, "key")),
             None => doing,
         };
@@ -110,7 +112,9 @@ impl Moves {
             report.keys_moved = progress.keys_moved;
             report.bytes_moved = progress.bytes_moved;
             report.leg_keys_left = leg_left;
-            report.waits_for = Unreached::awaited(planned, 0.0).filter(|_| leg_left.is_some()).map(|unreached| self.name(unreached.node));
+            report.waits_for = Unreached::awaited(planned, 0.0)
+                .filter(|_| leg_left.is_some())
+                .map(|unreached| self.name(unreached.node));
             report.keys_lost = report.keys_lost.max(progress.keys_lost);
             report.idle_seconds = progress.idle_seconds;
             report.pulled = progress.pulled;
@@ -155,7 +159,11 @@ impl Moves {
         page.gauge("moves_paused", "Moves that somebody has paused", open(MoveState::Paused));
         page.gauge("moves_aborting", "Moves that end because somebody has aborted them", open(MoveState::Aborting));
         page.gauge("moves_queued", "Moves that wait until their nodes are free", open(MoveState::Queued));
-        page.gauge("moves_slots_left", "Slots that moves have still to hand over", sum(|m| m.slots - m.slots_done.min(m.slots)));
+        page.gauge(
+            "moves_slots_left",
+            "Slots that moves have still to hand over",
+            sum(|m| m.slots - m.slots_done.min(m.slots)),
+        );
         let help = "Longest time that a move under way has held a command back";
         page.gauge("moves_hold_max_seconds", help, most(|m| m.hold_max_us) / 1e6);
         let help = "Time that 99 of 100 commands held back by a move were held back at most, of the move under way for which it is longest";
@@ -178,13 +186,23 @@ impl Moves {
         let journal = &report.journal;
         page.counter("moves_journal_bytes", "Bytes written to the journal of moves", journal.bytes as f64);
         page.counter("moves_journal_records", "Records made durable in the journal of moves", journal.records as f64);
-        page.counter("moves_journal_syncs", "Times that the journal of moves has waited for the disk", journal.syncs as f64);
+        page.counter(
+            "moves_journal_syncs",
+            "Times that the journal of moves has waited for the disk",
+            journal.syncs as f64,
+        );
         page.gauge("moves_journal_length_bytes", "Length of the journal of moves", journal.length as f64);
         let trouble = f64::from(u8::from(journal.trouble.is_some()));
         page.gauge("moves_journal_trouble", "1 while the journal of moves cannot be written", trouble);
-        let homes: Vec<_> = report.brought_home.iter().map(|home| (home.command.to_ascii_lowercase(), home.keys as f64)).collect();
+        let homes: Vec<_> =
+            report.brought_home.iter().map(|home| (home.command.to_ascii_lowercase(), home.keys as f64)).collect();
         let help = "Keys brought home because a command needed them together with others of their slots, by command";
-        page.counters("moves_brought_home_keys", help, "command", homes.iter().map(|(command, keys)| (command.as_str(), *keys)));
+        page.counters(
+            "moves_brought_home_keys",
+            help,
+            "command",
+            homes.iter().map(|(command, keys)| (command.as_str(), *keys)),
+        );
     }
 }
 
@@ -197,7 +215,11 @@ mod tests {
         let report = MoveReport { slots: 100, slots_done: 25, keys_moved: 1500, ..MoveReport::default() };
         assert_eq!(percent(&report), 25.0);
         assert_eq!(percent(&MoveReport { listed: true, keys_listed: 3000, ..report.clone() }), 50.0);
-        assert_eq!(percent(&MoveReport { listed: true, keys_listed: 1000, ..report }), 100.0, "keys that came to be meanwhile");
+        assert_eq!(
+            percent(&MoveReport { listed: true, keys_listed: 1000, ..report }),
+            100.0,
+            "keys that came to be meanwhile"
+        );
         assert_eq!(percent(&MoveReport::default()), 0.0);
     }
 }

@@ -23,21 +23,31 @@ use crate::running::Running;
 use crate::store::load_as;
 
 impl Moves {
-    /// Opens the journal. What legs have ended is in the slot map when this returns, and what is open is in transit: the router must be started
-    /// with that map, so that no worker serves a key of an open leg.
-    pub fn open(directory: &Path, placement: Arc<Placement>, running: Arc<Running>, sync: Sync) -> anyhow::Result<Arc<Self>> {
+    /// Opens the journal. What legs have ended is in the slot map when this returns, and what is open is in transit:
+    /// the router must be started with that map, so that no worker serves a key of an open leg.
+    pub fn open(
+        directory: &Path,
+        placement: Arc<Placement>,
+        running: Arc<Running>,
+        sync: Sync,
+    ) -> anyhow::Result<Arc<Self>> {
         let store = Arc::clone(placement.store());
         let opened = Ledger::open(directory, &*store, sync)?;
         if opened.torn > 0 {
-            warn!("the journal of moves ended in the middle of a record, as after a power cut. Cut off: {}", counted(opened.torn, "byte"));
+            warn!(
+                "the journal of moves ended in the middle of a record, as after a power cut. Cut off: {}",
+                counted(opened.torn, "byte")
+            );
         }
         let spool = directory.join("spool");
         empty(&spool).with_context(|| format!("cannot empty {}", spool.display()))?;
         let mut options: BTreeMap<u64, Options> = load_as(&*store, OPTIONS)?;
         let ended: Vec<MoveReport> = load_as(&*store, ENDED)?;
         // The process may have died between noting an end and taking the move off the record.
-        let has_ended = |id: &MoveId, open: &OpenMove| open.leg.is_none() && ended.iter().any(|report| report.id == id.0);
-        let over: Vec<MoveId> = opened.replay.open.iter().filter(|(id, open)| has_ended(id, open)).map(|(id, _)| *id).collect();
+        let has_ended =
+            |id: &MoveId, open: &OpenMove| open.leg.is_none() && ended.iter().any(|report| report.id == id.0);
+        let over: Vec<MoveId> =
+            opened.replay.open.iter().filter(|(id, open)| has_ended(id, open)).map(|(id, _)| *id).collect();
         let mut open = open_moves(&placement, opened.replay, &mut options)?;
         for id in &over {
             open.remove(id);
@@ -77,22 +87,37 @@ fn empty(directory: &Path) -> std::io::Result<()> {
 }
 
 /// Makes the slot map say what the journal says.
-fn open_moves(placement: &Placement, replay: Replay, options: &mut BTreeMap<u64, Options>) -> anyhow::Result<BTreeMap<MoveId, Planned>> {
+fn open_moves(
+    placement: &Placement,
+    replay: Replay,
+    options: &mut BTreeMap<u64, Options>,
+) -> anyhow::Result<BTreeMap<MoveId, Planned>> {
     let mut open = BTreeMap::new();
     for (id, found) in replay.open {
         let Some(topology) = placement.topology() else { bail!("the journal has moves, and there is no slot map") };
         for node in [found.source, found.target] {
             if topology.node(node).is_none() {
-                bail!("move {} is under way with the node number {}, which is not in the list of nodes; add it again", id.0, node.0);
+                bail!(
+                    "move {} is under way with the node number {}, which is not in the list of nodes; add it again",
+                    id.0,
+                    node.0
+                );
             }
         }
         placement.take_part(id, [found.source, found.target]);
         let late: Vec<Slot> = match &found.keys {
             None => found.handed_over.iter().copied().filter(|slot| topology.owner(*slot) == found.source).collect(),
             Some(keys) => {
-                let is_late =
-                    |key: &&Key| found.handed_over.binary_search(&topology.slot_of(key)).is_ok() && topology.lives_at(key) != found.target;
-                keys.iter().filter(is_late).map(|key| topology.slot_of(key)).collect::<BTreeSet<_>>().into_iter().collect()
+                let is_late = |key: &&Key| {
+                    found.handed_over.binary_search(&topology.slot_of(key)).is_ok()
+                        && topology.lives_at(key) != found.target
+                };
+                keys.iter()
+                    .filter(is_late)
+                    .map(|key| topology.slot_of(key))
+                    .collect::<BTreeSet<_>>()
+                    .into_iter()
+                    .collect()
             }
         };
         if !late.is_empty() {
@@ -100,7 +125,13 @@ fn open_moves(placement: &Placement, replay: Replay, options: &mut BTreeMap<u64,
         }
         if let Some(leg) = found.leg.as_ref().filter(|leg| leg.moving) {
             let stage = Stage::Moving { leg: leg.leg };
-            let transit = Transit { move_id: id, source: found.source, target: found.target, stage, keys_only: found.keys.is_some() };
+            let transit = Transit {
+                move_id: id,
+                source: found.source,
+                target: found.target,
+                stage,
+                keys_only: found.keys.is_some(),
+            };
             placement.set_transits(id, vec![(transit, leg.slots.clone())]).map_err(anyhow::Error::msg)?;
         }
         let name = |node| topology.node(node).map_or("?", |node| node.name.as_str());

@@ -1,8 +1,10 @@
-//! Removes strays: keys at servers at which a twemproxy's list of servers does not look for them (`serve --strays remove`).
+//! Removes strays: keys at servers at which a twemproxy's list of servers does not look for them
+//! (`serve --strays remove`).
 //!
-//! Years of changed lists leave such keys. No command reads them, so they only take memory; but some were written at another time than the fleet's own, and somebody
-//! may want them. So they go only where that is asked for, once after a start. As [copies that moves have left](super::copies) they go a little at a time, by the thread
-//! `care`, while nothing moves. Not by the workers: they know no key that no client names.
+//! Years of changed lists leave such keys. No command reads them, so they only take memory; but some were written at
+//! another time than the fleet's own, and somebody may want them. So they go only where that is asked for, once after a
+//! start. As [copies that moves have left](super::copies) they go a little at a time, by the thread `care`, while
+//! nothing moves. Not by the workers: they know no key that no client names.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -50,18 +52,24 @@ impl Strays {
 impl Moves {
     /// Removes some of the strays of each node that is not done yet.
     pub(crate) fn remove_strays(&self, strays: &mut Strays) {
-        let Some((status, access)) = self.running.with(|router| (router.status(), router.node_access())) else { return };
+        let Some((status, access)) = self.running.with(|router| (router.status(), router.node_access())) else {
+            return;
+        };
         let is_left = |node: &NodeId| !matches!(strays.nodes.get(node), Some(Removal::Done));
-        let up: Vec<NodeId> = status.nodes.iter().filter(|node| node.link == Link::Up).map(|node| node.id).filter(is_left).collect();
+        let up: Vec<NodeId> =
+            status.nodes.iter().filter(|node| node.link == Link::Up).map(|node| node.id).filter(is_left).collect();
         for node in up {
             let Some(turn) = self.turn_to_clean(node) else { continue };
-            // Not before: until then keys might arrive. While others move, keys on their way look like strays, and each node is read only once.
+            // Not before: until then keys might arrive. While others move, keys on their way look like strays, and each
+            // node is read only once.
             let topology = self.placement.topology();
-            let topology =
-                topology.filter(|topology| !topology.placement().is_crc16() && topology.nodes().len() > 1 && topology.is_settled());
+            let topology = topology.filter(|topology| {
+                !topology.placement().is_crc16() && topology.nodes().len() > 1 && topology.is_settled()
+            });
             let (Some(topology), Some(access)) = (topology, access.get(&node)) else { continue };
             let left = self.left_at(node);
-            // The slots of what moves have left there are those of an earlier list: such a key would count as a stray, and may be the last copy.
+            // The slots of what moves have left there are those of an earlier list: such a key would count as a stray,
+            // and may be the last copy.
             if !left.is_empty() && topology.placement().continuum().is_some_and(|ring| ring.is_overlay()) {
                 continue;
             }
@@ -82,8 +90,15 @@ impl Moves {
 }
 
 impl Strays {
-    /// `left`: slots of which the node may still have keys that moves took away. These are not strays, and somebody else sees to them.
-    fn go_on(&mut self, asked: &mut Asked<'_>, (id, process): (NodeId, &str), left: &[Slot], topology: &Topology) -> Result<(), String> {
+    /// `left`: slots of which the node may still have keys that moves took away. These are not strays, and somebody
+    /// else sees to them.
+    fn go_on(
+        &mut self,
+        asked: &mut Asked<'_>,
+        (id, process): (NodeId, &str),
+        left: &[Slot],
+        topology: &Topology,
+    ) -> Result<(), String> {
         let begun = || Removal::Begun { run_id: process.to_owned(), cursor: b"0".to_vec(), removed: 0 };
         let removal = match self.nodes.entry(id) {
             Entry::Vacant(entry) => entry.insert(begun()),
@@ -96,16 +111,23 @@ impl Strays {
         asked.select(self.database)?;
         for _ in 0..PAGES_AT_ONCE {
             let answer = asked.ask(&[b"SCAN", cursor, b"COUNT", PAGE])?;
-            let [next, page] = &answer.items()[..] else { return Err(format!("node {}: a SCAN of no known form", asked.node.name)) };
+            let [next, page] = &answer.items()[..] else {
+                return Err(format!("node {}: a SCAN of no known form", asked.node.name));
+            };
             let keys: Vec<Key> = page.items().iter().map(|key| Key::from(key.bytes())).collect();
-            let strays: Vec<&Key> = keys.iter().filter(|key| !is_temporary(key) && is_misplaced(topology, id, left, key)).collect();
+            let strays: Vec<&Key> =
+                keys.iter().filter(|key| !is_temporary(key) && is_misplaced(topology, id, left, key)).collect();
             if !strays.is_empty() {
                 asked.unlink(self.database, &strays)?;
                 *removed += strays.len();
             }
             *cursor = next.bytes().to_vec();
             if cursor == b"0" {
-                info!("node {}: removed {} of other servers (--strays remove)", asked.node.name, counted(*removed, "key"));
+                info!(
+                    "node {}: removed {} of other servers (--strays remove)",
+                    asked.node.name,
+                    counted(*removed, "key")
+                );
                 *removal = Removal::Done;
                 break;
             }

@@ -11,7 +11,10 @@ pub fn named<T: Copy>(all: &[(T, &str)], word: &str) -> Result<T, String> {
     let found = all.iter().find(|(_, name)| *name == word).map(|(value, _)| *value);
     found.ok_or_else(|| {
         let words = all.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", ");
-        format!("{word:?} is not {}", words.rsplit_once(", ").map_or(words.clone(), |(most, last)| format!("{most} or {last}")))
+        format!(
+            "{word:?} is not {}",
+            words.rsplit_once(", ").map_or(words.clone(), |(most, last)| format!("{most} or {last}"))
+        )
     })
 }
 

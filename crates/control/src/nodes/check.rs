@@ -1,4 +1,5 @@
-//! What is asked of a node before keys move to or from it: who else uses it, whether it is new enough, and whether it can promise what is asked.
+//! What is asked of a node before keys move to or from it: who else uses it, whether it is new enough, and whether it
+//! can promise what is asked.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +30,8 @@ fn refuses(command: &str, error: &str) -> String {
 
 /// Has the node do once what a move needs of it; `Err` with what it refuses.
 fn refuses_keys(node: &mut NodeConnection, is_target: bool) -> Result<(), String> {
-    // Else another move that looks at the node just then would take this for a client. Where it is refused nothing is lost but that.
+    // Else another move that looks at the node just then would take this for a client. Where it is refused nothing is
+    // lost but that.
     let _ = node.ask(&["CLIENT", "SETNAME", LOOKING]);
     // Without it nobody knows what a connection that broke may still do, and the move waits.
     let killed = node.ask(&["CLIENT", "KILL", "ID", NOBODY]).map_err(|error| format!("does not answer: {error}"))?;
@@ -76,7 +78,8 @@ pub(crate) struct Own {
     pub(crate) run: String,
 }
 
-/// Checks a node, and gives the run id of its process. It may take `patience` for each answer. `durability`: what it must be able to promise, if it is a target.
+/// Checks a node, and gives the run id of its process. It may take `patience` for each answer. `durability`: what it
+/// must be able to promise, if it is a target.
 pub(crate) fn check_node(
     access: &NodeAccess,
     patience: Duration,
@@ -120,7 +123,10 @@ pub(crate) fn check_node(
         }
         Some(Durability::Replica) => {
             let info = ask(&["INFO", "replication"])?.text();
-            let connected = info.lines().find_map(|line| line.trim().strip_prefix("connected_slaves:")).and_then(|n| n.parse::<u32>().ok());
+            let connected = info
+                .lines()
+                .find_map(|line| line.trim().strip_prefix("connected_slaves:"))
+                .and_then(|n| n.parse::<u32>().ok());
             if connected == Some(0) {
                 return Err(format!("node {name} has no replica, so durability replica cannot be had there"));
             }

@@ -16,10 +16,21 @@ pub const LOOKING: &str = "switchyard-doctor";
 /// How others of ours are named, that only look.
 const OTHERS: [&str; 2] = [LOOKING, "switchyard-standby"];
 
-/// Last commands of monitoring programs and of `redis-cli` before its first command, with all subcommands. A client of a moment ago may have used keys, but a
-/// program that monitors repeats these, so only these do not forbid a removal.
-const MONITORING: [&str; 11] =
-    ["info", "config", "slowlog", "latency", "memory", "role", "command", "client|list", "client|info", "client|id", "client|getname"];
+/// Last commands of monitoring programs and of `redis-cli` before its first command, with all subcommands. A client of
+/// a moment ago may have used keys, but a program that monitors repeats these, so only these do not forbid a removal.
+const MONITORING: [&str; 11] = [
+    "info",
+    "config",
+    "slowlog",
+    "latency",
+    "memory",
+    "role",
+    "command",
+    "client|list",
+    "client|info",
+    "client|id",
+    "client|getname",
+];
 
 /// Further last commands that do not forbid a move: health checks, handshakes of replicas and commands of operators.
 const ONLOOKING: [&str; 23] = [
@@ -62,7 +73,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub enum Action {
     /// A move of keys. Clients that do not use keys are no obstacle.
     Move,
-    /// The removal of keys that seem unused, or the stop of a server. Every client is an obstacle, unless all signs are of monitoring.
+    /// The removal of keys that seem unused, or the stop of a server. Every client is an obstacle, unless all signs are
+    /// of monitoring.
     Removal,
 }
 
@@ -94,14 +106,15 @@ impl fmt::Display for DirectClient {
     }
 }
 
-/// Returns the clients in a reply to CLIENT LIST that forbid an action. Replicas and routers are not among them: [`routers`] finds the latter.
+/// Returns the clients in a reply to CLIENT LIST that forbid an action. Replicas and routers are not among them:
+/// [`routers`] finds the latter.
 pub fn direct_clients(list: &str, action: Action) -> Vec<DirectClient> {
     let table = CommandTable::builtin();
     list.lines().filter_map(|line| direct_client(&table, line, action)).map(|(client, _)| client).collect()
 }
 
-/// Returns a reply to CLIENT LIST in which no client is in its handshake or about to end, as far as a few repetitions show. Connections of this router itself have
-/// no name yet in their handshake.
+/// Returns a reply to CLIENT LIST in which no client is in its handshake or about to end, as far as a few repetitions
+/// show. Connections of this router itself have no name yet in their handshake.
 ///
 /// # Errors
 /// Those of `list`, which requests the reply.
@@ -109,7 +122,11 @@ pub(crate) fn settled_list<E>(action: Action, mut list: impl FnMut() -> Result<S
     let table = CommandTable::builtin();
     let mut found = list()?;
     for _ in 0..REPETITIONS {
-        let mut clients = found.lines().filter_map(|line| direct_client(&table, line, action)).map(|(_, uses_keys)| uses_keys).peekable();
+        let mut clients = found
+            .lines()
+            .filter_map(|line| direct_client(&table, line, action))
+            .map(|(_, uses_keys)| uses_keys)
+            .peekable();
         if clients.peek().is_none() || clients.any(|uses_keys| uses_keys) {
             break;
         }
@@ -121,7 +138,8 @@ pub(crate) fn settled_list<E>(action: Action, mut list: impl FnMut() -> Result<S
 
 /// Returns the client of a line of CLIENT LIST if it forbids an action, and whether its last command is one on keys.
 fn direct_client(table: &CommandTable, line: &str, action: Action) -> Option<(DirectClient, bool)> {
-    let field = |name: &str| line.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('=')).unwrap_or_default();
+    let field =
+        |name: &str| line.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('=')).unwrap_or_default();
     // Replicas, the primary, and those in MONITOR.
     let other_role = field("flags").contains(['S', 'M', 'O']);
     let name = field("name");
@@ -135,8 +153,9 @@ fn direct_client(table: &CommandTable, line: &str, action: Action) -> Option<(Di
         Some(known) => matches!(known.handling, Handling::Keyed | Handling::Split(_)) || known.flags.has(Flags::WRITE),
         None => !command.is_empty() && command != "null",
     };
-    let is_in =
-        |list: &[&str]| list.iter().any(|name| command.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('|')));
+    let is_in = |list: &[&str]| {
+        list.iter().any(|name| command.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('|')))
+    };
     // In a transaction, blocked, subscribed or tracking keys: the last command does not show the use.
     let is_engaged = field("flags").contains(['x', 'b', 'P', 't', 'd']);
     let is_onlooker = match action {
@@ -194,26 +213,78 @@ mod tests {
             id=12 addr=10.0.0.4:3 name= flags=N cmd=json.set user=default\n\
             id=13 addr=10.0.0.4:4 name=switchyard-doctor flags=N cmd=get user=default\n\
             id=14 addr=10.0.0.4:5 name=switchyard-shop flags=N cmd=hset user=default\n\n";
-        let found: Vec<(String, bool)> = direct_clients(list, Action::Move).into_iter().map(|c| (c.command, c.writes)).collect();
-        let expected = [("set", true), ("get", false), ("blpop", true), ("xgroup|create", true), ("json.set", true), ("hset", true)];
+        let found: Vec<(String, bool)> =
+            direct_clients(list, Action::Move).into_iter().map(|c| (c.command, c.writes)).collect();
+        let expected = [
+            ("set", true),
+            ("get", false),
+            ("blpop", true),
+            ("xgroup|create", true),
+            ("json.set", true),
+            ("hset", true),
+        ];
         assert_eq!(found, expected.map(|(command, writes)| (command.to_owned(), writes)));
-        assert_eq!(direct_clients(list, Action::Move)[1].to_string(), "10.0.0.3:7, named worker, user app, last command get");
+        assert_eq!(
+            direct_clients(list, Action::Move)[1].to_string(),
+            "10.0.0.3:7, named worker, user app, last command get"
+        );
     }
 
     #[test]
     fn a_client_with_any_sign_of_use_forbids_a_removal() {
         let forbids = |command: &str, flags: &str, name: &str, action: Action| {
-            !direct_clients(&format!("id=3 addr=10.0.0.1:5 name={name} flags={flags} cmd={command} user=default\n"), action).is_empty()
+            !direct_clients(
+                &format!("id=3 addr=10.0.0.1:5 name={name} flags={flags} cmd={command} user=default\n"),
+                action,
+            )
+            .is_empty()
         };
-        for command in ["exec", "multi", "watch", "select", "auth", "hello", "subscribe", "eval", "scan", "publish", "reset", "script|load"]
-        {
+        for command in [
+            "exec",
+            "multi",
+            "watch",
+            "select",
+            "auth",
+            "hello",
+            "subscribe",
+            "eval",
+            "scan",
+            "publish",
+            "reset",
+            "script|load",
+        ] {
             assert!(forbids(command, "N", "", Action::Removal) && forbids(command, "N", "", Action::Move), "{command}");
         }
-        for command in ["ping", "NULL", "quit", "dbsize", "client|setinfo", "client|setname", "client|tracking", "client", "replconf"] {
-            assert!(forbids(command, "N", "", Action::Removal) && !forbids(command, "N", "", Action::Move), "{command}");
+        for command in [
+            "ping",
+            "NULL",
+            "quit",
+            "dbsize",
+            "client|setinfo",
+            "client|setname",
+            "client|tracking",
+            "client",
+            "replconf",
+        ] {
+            assert!(
+                forbids(command, "N", "", Action::Removal) && !forbids(command, "N", "", Action::Move),
+                "{command}"
+            );
         }
-        for command in ["info", "config|get", "slowlog|get", "latency|histogram", "memory|stats", "role", "command|docs", "client|list"] {
-            assert!(!forbids(command, "N", "", Action::Removal) && !forbids(command, "N", "", Action::Move), "{command}");
+        for command in [
+            "info",
+            "config|get",
+            "slowlog|get",
+            "latency|histogram",
+            "memory|stats",
+            "role",
+            "command|docs",
+            "client|list",
+        ] {
+            assert!(
+                !forbids(command, "N", "", Action::Removal) && !forbids(command, "N", "", Action::Move),
+                "{command}"
+            );
             assert!(forbids(command, "x", "", Action::Removal), "{command} in a transaction");
         }
         for command in ["ping", "publish", "info", "subscribe"] {

@@ -57,7 +57,8 @@ impl Answer {
     }
 }
 
-/// An error of the socket in words, with the remedy for a failure of TLS: the system calls a time that has run out a resource that is missing.
+/// An error of the socket in words, with the remedy for a failure of TLS: the system calls a time that has run out a
+/// resource that is missing.
 fn silence(tcp: &TcpStream, error: io::Error) -> io::Error {
     let patience = tcp.read_timeout().ok().flatten();
     match (error.kind(), patience, tls_failure(&error)) {
@@ -76,11 +77,15 @@ pub(crate) fn tls_failure(error: &io::Error) -> Option<String> {
 
 /// A server that does not speak TLS reads what we say as a command that is not finished, and is silent.
 fn handshake(tls: &NodeTls, address: SocketAddr, mut tcp: TcpStream) -> Result<impl Stream + use<>, String> {
-    let mut session = rustls::ClientConnection::new(Arc::clone(&tls.config), tls.name_at(address)).map_err(|e| format!("TLS: {e}"))?;
+    let mut session = rustls::ClientConnection::new(Arc::clone(&tls.config), tls.name_at(address))
+        .map_err(|e| format!("TLS: {e}"))?;
     while session.is_handshaking() {
         session.complete_io(&mut tcp).map_err(|error| match tls_failure(&error) {
             Some(why) => format!("makes no TLS connection: {why}"),
-            None => format!("makes no TLS connection ({}): is this its TLS port, and is tls right for this node?", silence(&tcp, error)),
+            None => format!(
+                "makes no TLS connection ({}): is this its TLS port, and is tls right for this node?",
+                silence(&tcp, error)
+            ),
         })?;
     }
     Ok(rustls::StreamOwned::new(session, tcp))
@@ -113,7 +118,9 @@ impl NodeConnection {
         }
         let hello = connection.ask(&["PING"]).map_err(|e| format!("does not answer: {e}"))?;
         match hello.error() {
-            Some(error) if error.starts_with("NOAUTH") || error.starts_with("NOPERM") => Err(format!("refuses us: {error}")),
+            Some(error) if error.starts_with("NOAUTH") || error.starts_with("NOPERM") => {
+                Err(format!("refuses us: {error}"))
+            }
             _ => Ok(connection),
         }
     }
@@ -128,7 +135,10 @@ impl NodeConnection {
     pub fn ask<A: AsRef<[u8]>>(&mut self, args: &[A]) -> io::Result<Answer> {
         let mut request = Vec::new();
         encode::command(&mut request, args.iter().map(AsRef::as_ref));
-        self.stream.write_all(&request).and_then(|()| self.stream.flush()).map_err(|error| silence(&self.tcp, error))?;
+        self.stream
+            .write_all(&request)
+            .and_then(|()| self.stream.flush())
+            .map_err(|error| silence(&self.tcp, error))?;
         let mut scanner = ReplyScanner::default();
         let mut buffer = vec![0; 64 << 10];
         loop {
@@ -145,9 +155,15 @@ impl NodeConnection {
         }
     }
 
-    /// Passes on what MONITOR shows, line by line, until then. False where it ended early: after so many bytes, or by the node. Lines longer than
-    /// `line_max` are left out. The connection is of no other use after that.
-    pub fn monitor(&mut self, until: Instant, bytes_max: usize, line_max: usize, each: &mut dyn FnMut(&[u8])) -> Result<bool, String> {
+    /// Passes on what MONITOR shows, line by line, until then. False where it ended early: after so many bytes, or by
+    /// the node. Lines longer than `line_max` are left out. The connection is of no other use after that.
+    pub fn monitor(
+        &mut self,
+        until: Instant,
+        bytes_max: usize,
+        line_max: usize,
+        each: &mut dyn FnMut(&[u8]),
+    ) -> Result<bool, String> {
         let answer = self.ask(&["MONITOR"]).map_err(|error| format!("does not answer MONITOR: {error}"))?;
         if let Some(error) = answer.error() {
             return Err(format!("refuses MONITOR: {error}"));
@@ -156,7 +172,9 @@ impl NodeConnection {
         let (mut read, mut looked_at, mut is_too_long) = (0, 0, false);
         loop {
             let mut begin = 0;
-            while let Some(end) = self.input[looked_at..].iter().position(|byte| *byte == b'\n').map(|at| looked_at + at) {
+            while let Some(end) =
+                self.input[looked_at..].iter().position(|byte| *byte == b'\n').map(|at| looked_at + at)
+            {
                 if !std::mem::take(&mut is_too_long) {
                     each(self.input[begin..end].trim_ascii_end());
                 }
@@ -181,7 +199,11 @@ impl NodeConnection {
                     read += count;
                     self.input.extend_from_slice(&buffer[..count]);
                 }
-                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted) => {}
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
+                    ) => {}
                 Err(_) => return Ok(false),
             }
         }

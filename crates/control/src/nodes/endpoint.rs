@@ -1,7 +1,7 @@
 //! Addresses as people write them: `127.0.0.1:7001`, `redis-a`, `[::1]:6380`.
 //!
-//! The text is kept beside what it resolves to, because the text is the name of a node: in errors, in metrics and in the
-//! slot map. A name that resolves elsewhere tomorrow is still the same node.
+//! The text is kept beside what it resolves to, because the text is the name of a node: in errors, in metrics and in
+//! the slot map. A name that resolves elsewhere tomorrow is still the same node.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -92,8 +92,8 @@ impl Endpoint {
         (self.host.clone(), self.port)
     }
 
-    /// Where somebody on the same machine reaches what listens here: an address that means "every address" is no place to
-    /// connect to.
+    /// Where somebody on the same machine reaches what listens here: an address that means "every address" is no place
+    /// to connect to.
     pub fn reachable(&self) -> Self {
         let host = match self.host.as_str() {
             "*" | "0.0.0.0" => "127.0.0.1",
@@ -122,7 +122,11 @@ impl Endpoint {
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.host.contains(':') { write!(f, "[{}]:{}", self.host, self.port) } else { write!(f, "{}:{}", self.host, self.port) }
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
     }
 }
 
@@ -147,9 +151,21 @@ mod tests {
 
     #[test]
     fn wrong_addresses_say_what_is_expected() {
-        for text in
-            ["", ":7001", "6380", "a:b", "a:70000", "a:-1", "a:+1", "[a]:1", "a b:1", "redis://h:1", "/tmp/redis.sock", "h:1:2", "[::1"]
-        {
+        for text in [
+            "",
+            ":7001",
+            "6380",
+            "a:b",
+            "a:70000",
+            "a:-1",
+            "a:+1",
+            "[a]:1",
+            "a b:1",
+            "redis://h:1",
+            "/tmp/redis.sock",
+            "h:1:2",
+            "[::1",
+        ] {
             let error = Endpoint::parse(text, Some(6379)).expect_err(text);
             assert!(error.contains("expected an address HOST:PORT"), "{text}: {error}");
         }
@@ -163,7 +179,8 @@ mod tests {
         let address = Endpoint::parse("localhost:7001", None).and_then(|e| e.resolve()).expect("localhost");
         assert!(address.ip().is_loopback());
         assert_eq!(Endpoint::parse("*:1", None).and_then(|e| e.resolve()).expect("any"), ([0, 0, 0, 0], 1).into());
-        let error = Endpoint::parse("no-such-host.invalid:1", None).and_then(|e| e.resolve()).expect_err("reserved name");
+        let error =
+            Endpoint::parse("no-such-host.invalid:1", None).and_then(|e| e.resolve()).expect_err("reserved name");
         assert!(error.contains("no-such-host.invalid"), "{error}");
     }
 }

@@ -3,21 +3,24 @@
 use super::check::REDIS_MIN;
 use super::{Answer, redis_version};
 
-/// Whether the answer to `SWITCHYARD STATUS` is a router's: no server knows the command, and one that says yes to everything is none. `INFO` of a router is
-/// made of that of its nodes, so it does not tell them apart.
+/// Whether the answer to `SWITCHYARD STATUS` is a router's: no server knows the command, and one that says yes to
+/// everything is none. `INFO` of a router is made of that of its nodes, so it does not tell them apart.
 pub(crate) fn is_router(marker: &Answer) -> bool {
     let is_status = || marker.items().first().is_some_and(|name| name.text() == "epoch");
     marker.error().map_or_else(is_status, |error| error.starts_with("NOPERM"))
 }
 
-/// Whether a server of this version may be unable to read values that one of the other has written. Both as a router has them, such as `valkey 8.1.0`.
+/// Whether a server of this version may be unable to read values that one of the other has written. Both as a router
+/// has them, such as `valkey 8.1.0`.
 pub(crate) fn is_older(version: &str, than: &str) -> bool {
     let numbers = |text: &str| -> Option<(bool, (u32, u32))> {
         let (flavour, version) = text.split_once(' ')?;
         let mut parts = version.split('.').map(|part| part.parse().ok());
         Some((flavour == "valkey", (parts.next()??, parts.next()??)))
     };
-    let (Some((is_valkey, own)), Some((other_is_valkey, other))) = (numbers(version), numbers(than)) else { return false };
+    let (Some((is_valkey, own)), Some((other_is_valkey, other))) = (numbers(version), numbers(than)) else {
+        return false;
+    };
     match (is_valkey, other_is_valkey) {
         (true, true) | (false, false) => own < other,
         // All Valkey writes what Redis 7.2 does, or more.

@@ -1,7 +1,8 @@
-//! What keys the nodes hold: asked before a first start makes a slot map, before a stored map is believed, and by whoever makes a map anew.
+//! What keys the nodes hold: asked before a first start makes a slot map, before a stored map is believed, and by
+//! whoever makes a map anew.
 //!
-//! `switchyard serve` and `switchyard doctor` come here with the same question and get the same answer. What follows from counts and samples is
-//! decided by `policy::topology`.
+//! `switchyard serve` and `switchyard doctor` come here with the same question and get the same answer. What follows
+//! from counts and samples is decided by `policy::topology`.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -71,10 +72,12 @@ pub fn at_once<T: Sync, R: Send>(items: &[T], ask: impl Fn(&T) -> R + Sync) -> V
     })
 }
 
-/// A node that a router of another state directory than `own` uses. Nodes that do not answer, or do not tell who their clients are, are left out.
+/// A node that a router of another state directory than `own` uses. Nodes that do not answer, or do not tell who their
+/// clients are, are left out.
 pub fn served_by_another<'a>(nodes: &'a [NodeAccess], own: Option<&str>, patience: Duration) -> Option<&'a NodeAccess> {
     let is_served = |node: &NodeAccess| {
-        let connection = NodeConnection::open(node, patience).ok().map(|connection| connection.with_answers_up_to(LIST_MAX));
+        let connection =
+            NodeConnection::open(node, patience).ok().map(|connection| connection.with_answers_up_to(LIST_MAX));
         let list = connection.and_then(|mut connection| connection.ask(&["CLIENT", "LIST"]).ok());
         list.is_some_and(|list| routers(&list.text()).iter().any(|site| Some(site.as_str()) != own))
     };
@@ -82,8 +85,13 @@ pub fn served_by_another<'a>(nodes: &'a [NodeAccess], own: Option<&str>, patienc
     nodes.iter().zip(served).find_map(|(node, served)| served.then_some(node))
 }
 
-/// Looks at what the nodes hold, and says which map a first start may begin with. `tell` hears how far a long look has come.
-pub fn first_start(nodes: &[NodeAccess], patience: Duration, tell: &(dyn Fn(&str) + Sync)) -> Result<FirstStart, PlaceError> {
+/// Looks at what the nodes hold, and says which map a first start may begin with. `tell` hears how far a long look has
+/// come.
+pub fn first_start(
+    nodes: &[NodeAccess],
+    patience: Duration,
+    tell: &(dyn Fn(&str) + Sync),
+) -> Result<FirstStart, PlaceError> {
     let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
     let looks = at_once(nodes, |node| look(node, &names, patience).map_err(|why| format!("node {} {why}", node.name)));
     let looks: Vec<Holding> = match looks.into_iter().collect() {
@@ -93,7 +101,8 @@ pub fn first_start(nodes: &[NodeAccess], patience: Duration, tell: &(dyn Fn(&str
     if let Some(why) = looks.iter().find_map(|look| look.unfit.as_ref()) {
         return Ok(FirstStart::Refused(format!("{why}. List it no more, or mend that, and start again")));
     }
-    if let Some((node, others)) = nodes.iter().zip(&looks).find_map(|(node, look)| Some((node, look.others.as_ref()?))) {
+    if let Some((node, others)) = nodes.iter().zip(&looks).find_map(|(node, look)| Some((node, look.others.as_ref()?)))
+    {
         return Ok(FirstStart::Refused(format!(
             "the state directory has no slot map, and {}. Choose one of these ways: give the state directory of this fleet (--state-dir); or list all of its nodes \
              here; or, where no map fits their keys, make it from where the keys are (`switchyard recover`, with all of the nodes); {}",
@@ -101,10 +110,13 @@ pub fn first_start(nodes: &[NodeAccess], patience: Duration, tell: &(dyn Fn(&str
             others.way_out(),
         )));
     }
-    if let Some(why) = one_server_twice(nodes.iter().zip(&looks).map(|(node, look)| (node.name.as_str(), look.run_id.as_str()))) {
+    if let Some(why) =
+        one_server_twice(nodes.iter().zip(&looks).map(|(node, look)| (node.name.as_str(), look.run_id.as_str())))
+    {
         return Ok(FirstStart::Refused(why));
     }
-    let counts: Vec<(String, u64)> = nodes.iter().zip(&looks).map(|(node, look)| (node.name.clone(), look.keys)).collect();
+    let counts: Vec<(String, u64)> =
+        nodes.iter().zip(&looks).map(|(node, look)| (node.name.clone(), look.keys)).collect();
     Ok(match Topology::first(&counts)? {
         First::Even(topology) => FirstStart::Place { topology, owner: None },
         First::Owner(topology, owner) => FirstStart::Place { topology, owner: counts.into_iter().nth(owner.index()) },
@@ -166,8 +178,8 @@ impl Others {
     }
 }
 
-/// Nodes that had keys of the same fleet, by the marks that routers have left at this one ([`switchyard_policy::seat`]). Where it does not show them, nothing
-/// is known.
+/// Nodes that had keys of the same fleet, by the marks that routers have left at this one
+/// ([`switchyard_policy::seat`]). Where it does not show them, nothing is known.
 pub fn others(node: &mut NodeConnection, listed: &[&str]) -> Result<Option<Others>, String> {
     let mut ask = |args: &[&str]| node.ask(args).map_err(|error| format!("does not answer ACL: {error}"));
     let users = ask(&["ACL", "USERS"])?;
@@ -204,7 +216,8 @@ fn look(access: &NodeAccess, listed: &[&str], patience: Duration) -> Result<Hold
     let mut node = NodeConnection::open(access, patience)?.with_answers_up_to(ANSWER_MAX);
     let marker = node.ask(&["SWITCHYARD", "STATUS"]).map_err(|error| format!("does not answer: {error}"))?;
     let is_router = is_router(&marker);
-    let (others, is_marked) = if is_router { (None, false) } else { (others(&mut node, listed)?, is_marked(&mut node)?) };
+    let (others, is_marked) =
+        if is_router { (None, false) } else { (others(&mut node, listed)?, is_marked(&mut node)?) };
     let mut info = |section: &str| match node.ask(&["INFO", section]) {
         Ok(answer) => answer.error().map_or(Ok(answer.text()), |error| Err(format!("refuses INFO: {error}"))),
         Err(error) => Err(format!("does not answer INFO: {error}")),
@@ -228,8 +241,13 @@ pub fn databases(info: &str) -> impl Iterator<Item = (u32, u64)> {
     })
 }
 
-/// Gives `visit` the names of all keys of all databases, or of so many of each. SCAN may show a key twice. What the router makes for itself is left out.
-pub fn each_key(node: &mut NodeConnection, at_most: Option<u64>, mut visit: impl FnMut(&[u8]) -> ControlFlow<()>) -> anyhow::Result<()> {
+/// Gives `visit` the names of all keys of all databases, or of so many of each. SCAN may show a key twice. What the
+/// router makes for itself is left out.
+pub fn each_key(
+    node: &mut NodeConnection,
+    at_most: Option<u64>,
+    mut visit: impl FnMut(&[u8]) -> ControlFlow<()>,
+) -> anyhow::Result<()> {
     let mut ask = |args: &[&[u8]]| {
         let answer = node.ask(args).context("does not answer")?;
         match answer.error() {
@@ -292,12 +310,18 @@ fn find_elsewhere(
     tell: &(dyn Fn(&str) + Sync),
 ) -> Result<Option<Elsewhere>, String> {
     let is_over = AtomicBool::new(false);
-    let numbered: Vec<(NodeId, &NodeAccess, u64)> =
-        (0..).map(NodeId).zip(nodes).zip(counts).map(|((id, node), (_, keys))| (id, node, *keys)).filter(|(.., keys)| *keys > 0).collect();
+    let numbered: Vec<(NodeId, &NodeAccess, u64)> = (0..)
+        .map(NodeId)
+        .zip(nodes)
+        .zip(counts)
+        .map(|((id, node), (_, keys))| (id, node, *keys))
+        .filter(|(.., keys)| *keys > 0)
+        .collect();
     let found = at_once(&numbered, |(id, node, keys)| {
         let mut found = None;
         let (mut seen, mut told) = (0_u64, Instant::now());
-        let mut connection = NodeConnection::open(node, patience.max(PAGE_PATIENCE)).map_err(|why| format!("node {} {why}", node.name))?;
+        let mut connection = NodeConnection::open(node, patience.max(PAGE_PATIENCE))
+            .map_err(|why| format!("node {} {why}", node.name))?;
         let looked = each_key(&mut connection, None, |key| {
             seen += 1;
             if told.elapsed() >= TELL {
@@ -329,10 +353,14 @@ fn find_elsewhere(
     trouble.map_or(Ok(None), Err)
 }
 
-/// Says why no map may be chosen, and the ways out. `was_served`: nodes were a fleet already, all of whose keys are wanted.
+/// Says why no map may be chosen, and the ways out. `was_served`: nodes were a fleet already, all of whose keys are
+/// wanted.
 fn refusal(counts: &[(String, u64)], found: &Elsewhere, was_served: bool) -> String {
-    let having: Vec<String> =
-        counts.iter().filter(|(_, keys)| *keys > 0).map(|(name, keys)| format!("{name} ({})", counted(*keys, "key"))).collect();
+    let having: Vec<String> = counts
+        .iter()
+        .filter(|(_, keys)| *keys > 0)
+        .map(|(name, keys)| format!("{name} ({})", counted(*keys, "key")))
+        .collect();
     let most = counts.iter().max_by_key(|(_, keys)| *keys).map_or("HOST:PORT", |(name, _)| name);
     let ways = if was_served {
         "A router has served these nodes, so its state directory is lost, or is elsewhere: give that (--state-dir), or make the map from where the keys are \
@@ -366,7 +394,8 @@ pub struct Sampled {
     pub sample: Sample,
 }
 
-/// Looks at so many keys of a node, or at all, and at the mark of a site. `is_elsewhere`: whether the map looks elsewhere for a key.
+/// Looks at so many keys of a node, or at all, and at the mark of a site. `is_elsewhere`: whether the map looks
+/// elsewhere for a key.
 pub fn sample(
     access: &NodeAccess,
     patience: Duration,
@@ -376,7 +405,9 @@ pub fn sample(
 ) -> Result<Sampled, String> {
     let patience = if at_most.is_some() { patience } else { patience.max(PAGE_PATIENCE) };
     let mut node = NodeConnection::open(access, patience)?;
-    let mark = site.map(|site| node.ask(&question_of(site)).map_err(|error| format!("does not answer ACL: {error}"))).transpose()?;
+    let mark = site
+        .map(|site| node.ask(&question_of(site)).map_err(|error| format!("does not answer ACL: {error}")))
+        .transpose()?;
     let is_marked = mark.and_then(|answer| mark_in(&answer.0).ok()).map(|mark| mark.is_some());
     let info = node.ask(&["INFO", "server"]).map_err(|error| format!("does not answer INFO: {error}"))?.text();
     let run_id = info.lines().find_map(|line| line.trim().strip_prefix("run_id:")).unwrap_or_default().to_owned();

@@ -1,6 +1,7 @@
 //! Nodes, asked directly: how they are reached, which servers they have, who uses them, and what they hold.
 //!
-//! Not the router's connections: those belong to its workers, and much of this is asked before a router runs, or by `switchyard doctor` where none does.
+//! Not the router's connections: those belong to its workers, and much of this is asked before a router runs, or by
+//! `switchyard doctor` where none does.
 
 pub(crate) mod check;
 mod clients;

@@ -28,9 +28,11 @@ pub fn servers(node: &NodeAddress) -> Vec<Server> {
 pub fn servers_of(node: &NodeAddress, in_force: Option<SocketAddr>) -> Vec<Server> {
     let access = node.access();
     let (primary, replicas) = match &node.sentinel {
-        Some(sentinel) => {
-            sentinel.sentinels.iter().find_map(|place| from_sentinel(sentinel, place, access.tls.as_ref())).unwrap_or((None, Vec::new()))
-        }
+        Some(sentinel) => sentinel
+            .sentinels
+            .iter()
+            .find_map(|place| from_sentinel(sentinel, place, access.tls.as_ref()))
+            .unwrap_or((None, Vec::new())),
         None => {
             let is_primary = |address: &SocketAddr| {
                 let candidate = NodeAccess { address: Some(*address), ..access.clone() };
@@ -47,13 +49,21 @@ pub fn servers_of(node: &NodeAddress, in_force: Option<SocketAddr>) -> Vec<Serve
     let mut servers = vec![Server { access: NodeAccess { address: primary, ..access.clone() }, replica_of: None }];
     for address in replicas.into_iter().filter(|address| Some(*address) != primary) {
         let name = format!("{} replica {address}", node.name);
-        servers.push(Server { access: NodeAccess { name, address: Some(address), ..access.clone() }, replica_of: primary });
+        servers.push(Server {
+            access: NodeAccess { name, address: Some(address), ..access.clone() },
+            replica_of: primary,
+        });
     }
     servers
 }
 
-/// Primary and replicas, as one Sentinel knows them, with their host names noted in `tls`. `None`: the Sentinel does not answer.
-fn from_sentinel(group: &SentinelAddress, place: &SentinelPlace, tls: Option<&NodeTls>) -> Option<(Option<SocketAddr>, Vec<SocketAddr>)> {
+/// Primary and replicas, as one Sentinel knows them, with their host names noted in `tls`. `None`: the Sentinel does
+/// not answer.
+fn from_sentinel(
+    group: &SentinelAddress,
+    place: &SentinelPlace,
+    tls: Option<&NodeTls>,
+) -> Option<(Option<SocketAddr>, Vec<SocketAddr>)> {
     let mut connection = NodeConnection::open(&group.access(place, place.endpoint.resolve().ok()), PATIENCE).ok()?;
     let resolve = |host: &str, port: &str| {
         let address = (host, port.parse().ok()?).to_socket_addrs().ok()?.min_by_key(|address| !address.is_ipv4())?;

@@ -1,4 +1,5 @@
-//! The autoscaler's eyes and hands: nodes join, are drained and leave by the verbs that people have, with the same checks.
+//! The autoscaler's eyes and hands: nodes join, are drained and leave by the verbs that people have, with the same
+//! checks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
@@ -11,11 +12,12 @@ use switchyard_router::{Link, Router};
 
 use super::Operator;
 use crate::admin::{
-    AddNodeRequest, AutomationState, AutoscaleChange, AutoscaleEvent, AutoscaleReport, AutoscaleRequest, HowRequest, MoveReport, MoveState,
-    NodeRequest, PlanReport, Refused, conflict, wrong,
+    AddNodeRequest, AutomationState, AutoscaleChange, AutoscaleEvent, AutoscaleReport, AutoscaleRequest, HowRequest,
+    MoveReport, MoveState, NodeRequest, PlanReport, Refused, conflict, wrong,
 };
 use crate::autoscale::{
-    AutoscaleConfig, Autoscaling, Evidence, FleetActions, Inspected, OpenMoves, POLICIES, Started, Way, is_same, reason_text,
+    AutoscaleConfig, Autoscaling, Evidence, FleetActions, Inspected, OpenMoves, POLICIES, Started, Way, is_same,
+    reason_text,
 };
 use crate::members::FleetFacts;
 use crate::metrics::Page;
@@ -67,8 +69,9 @@ impl Operator {
         let topology = self.moves.topology_now()?;
         let name = |node: NodeId| self.moves.name(node);
         let config = &standing.config;
-        let word =
-            |known: &[(Mode, &'static str)]| known.iter().find(|(mode, _)| *mode == config.mode).map_or("", |(_, word)| word).to_owned();
+        let word = |known: &[(Mode, &'static str)]| {
+            known.iter().find(|(mode, _)| *mode == config.mode).map_or("", |(_, word)| word).to_owned()
+        };
         let policy = POLICIES.iter().find(|(policy, _)| *policy == config.knobs.policy).map_or("", |(_, word)| word);
         let provisioner = config.provisioner();
         let rests = self.autoscaler_rests(&standing);
@@ -86,8 +89,18 @@ impl Operator {
                 What::Add => "add".to_owned(),
                 What::Remove(node) => format!("remove {}", name(node)),
             }),
-            reasons: standing.decision.iter().flat_map(|decision| &decision.reasons).map(|reason| reason_text(reason, &name)).collect(),
-            change: standing.change.map(|(number, stage, since, error)| AutoscaleChange { number, stage, since, error }),
+            reasons: standing
+                .decision
+                .iter()
+                .flat_map(|decision| &decision.reasons)
+                .map(|reason| reason_text(reason, &name))
+                .collect(),
+            change: standing.change.map(|(number, stage, since, error)| AutoscaleChange {
+                number,
+                stage,
+                since,
+                error,
+            }),
             started: standing.started.into_keys().collect(),
             events: standing
                 .events
@@ -125,18 +138,27 @@ impl Operator {
 
     /// That reason, or the pause after a failure.
     fn autoscaler_rests(&self, standing: &Autoscaling) -> Option<String> {
-        let pause = |left| format!("its last change has failed, and it begins none for {} (`switchyard autoscale`)", describe_time(left));
+        let pause = |left| {
+            format!(
+                "its last change has failed, and it begins none for {} (`switchyard autoscale`)",
+                describe_time(left)
+            )
+        };
         self.autoscaler_is_held(standing).or_else(|| standing.pause.map(pause))
     }
 
     /// The planner and the autoscaler: whether they act.
     pub(crate) fn automation_states(&self) -> Vec<AutomationState> {
-        let word = |mode: Mode| Mode::ALL.iter().find(|(known, _)| *known == mode).map_or("", |(_, word)| word).to_owned();
+        let word =
+            |mode: Mode| Mode::ALL.iter().find(|(known, _)| *known == mode).map_or("", |(_, word)| word).to_owned();
         let (planner, autoscaler) = (self.planner.standing(Instant::now()), self.autoscaler.standing());
         let rests = self.autoscaler_rests(&autoscaler).filter(|_| autoscaler.config.mode == Mode::On);
-        [("planner", planner.mode, planner.rests.filter(|_| planner.mode == Mode::On)), ("autoscaler", autoscaler.config.mode, rests)]
-            .map(|(name, mode, rests)| AutomationState { name: name.to_owned(), mode: word(mode), rests })
-            .into()
+        [
+            ("planner", planner.mode, planner.rests.filter(|_| planner.mode == Mode::On)),
+            ("autoscaler", autoscaler.config.mode, rests),
+        ]
+        .map(|(name, mode, rests)| AutomationState { name: name.to_owned(), mode: word(mode), rests })
+        .into()
     }
 
     fn is_automation_off(&self) -> bool {
@@ -148,14 +170,26 @@ impl Operator {
         let states = self.automation_states();
         let label = |state: &AutomationState| ("automation", state.name.clone());
         let modes = states.iter().flat_map(|state| {
-            Mode::ALL.map(|(_, mode)| (vec![label(state), ("mode", mode.to_owned())], f64::from(u8::from(mode == state.mode))))
+            Mode::ALL.map(|(_, mode)| {
+                (vec![label(state), ("mode", mode.to_owned())], f64::from(u8::from(mode == state.mode)))
+            })
         });
-        page.gauges("automation_mode", "1 for the mode of planner and autoscaler in the configuration, 0 for the other modes", modes);
+        page.gauges(
+            "automation_mode",
+            "1 for the mode of planner and autoscaler in the configuration, 0 for the other modes",
+            modes,
+        );
         let rests = states.iter().map(|state| (vec![label(state)], f64::from(u8::from(state.rests.is_some()))));
         page.gauges("automation_rests", "1 while planner or autoscaler does not act although its mode is on", rests);
         let planner = self.planner.standing(Instant::now());
-        page.gauge("planner_nodes_over_limit", "Nodes over their limit at the planner's latest measurement", planner.over.len() as f64);
-        let outcomes = OUTCOMES.iter().map(|outcome| (*outcome, planner.outcomes.get(outcome).copied().unwrap_or_default() as f64));
+        page.gauge(
+            "planner_nodes_over_limit",
+            "Nodes over their limit at the planner's latest measurement",
+            planner.over.len() as f64,
+        );
+        let outcomes = OUTCOMES
+            .iter()
+            .map(|outcome| (*outcome, planner.outcomes.get(outcome).copied().unwrap_or_default() as f64));
         page.counters("planner_decisions", "Decisions of the planner that have ended, by outcome", "outcome", outcomes);
         let standing = self.autoscaler.standing();
         let nodes = self.moves.topology_now().map_or(0, |topology| topology.nodes().len());
@@ -195,8 +229,16 @@ impl OfFleet<'_> {
         let (access, status) = self.operator.running.with(|router| (router.node_access(), router.status())).unzip();
         let access = access.into_iter().flatten().filter(|(id, _)| is_node(*id));
         all.extend(access.filter_map(|(_, node)| node.address).map(|address| address.to_string()));
-        let servers = status.into_iter().flat_map(|status| status.nodes).filter(|node| is_node(node.id)).filter_map(|node| node.servers);
-        all.extend(servers.flat_map(|servers| servers.primary.into_iter().chain(servers.readable)).map(|address| address.to_string()));
+        let servers = status
+            .into_iter()
+            .flat_map(|status| status.nodes)
+            .filter(|node| is_node(node.id))
+            .filter_map(|node| node.servers);
+        all.extend(
+            servers
+                .flat_map(|servers| servers.primary.into_iter().chain(servers.readable))
+                .map(|address| address.to_string()),
+        );
         all
     }
 
@@ -218,8 +260,11 @@ impl Evidence for OfFleet<'_> {
     fn claim(&self, address: &str) -> Option<String> {
         // The topology of this step may be older than a join that has ended since.
         let is_known = |known: &String| is_same(known, address);
-        let Ok(topology) = self.operator.moves.topology_now() else { return Some("the nodes are not known now".to_owned()) };
-        let member = self.addresses_of(&topology).iter().any(is_known).then(|| "it is a node, or a server of one".to_owned());
+        let Ok(topology) = self.operator.moves.topology_now() else {
+            return Some("the nodes are not known now".to_owned());
+        };
+        let member =
+            self.addresses_of(&topology).iter().any(is_known).then(|| "it is a node, or a server of one".to_owned());
         member.or_else(|| self.operator.listed().iter().any(is_known).then(|| "the configuration lists it".to_owned()))
     }
 
@@ -242,7 +287,9 @@ impl FleetActions for OfFleet<'_> {
     fn observed(&self, started: &BTreeMap<String, Started>) -> Observed {
         let load = self.operator.observed(self.topology, 0);
         let status = self.operator.running.with(Router::status);
-        let is_up = |id: NodeId| status.iter().flat_map(|status| &status.nodes).any(|node| node.id == id && node.link == Link::Up);
+        let is_up = |id: NodeId| {
+            status.iter().flat_map(|status| &status.nodes).any(|node| node.id == id && node.link == Link::Up)
+        };
         let node = |node: &switchyard_policy::topology::Node| {
             let load = load.nodes.get(&node.id).copied().unwrap_or_default();
             autoscale::Node {
@@ -281,9 +328,12 @@ impl FleetActions for OfFleet<'_> {
         let first = open.first()?;
         let paused = |open: &&MoveReport| open.state == MoveState::Paused;
         let (own, others): (Vec<&MoveReport>, Vec<&MoveReport>) = open.iter().partition(|open| own.contains(&open.id));
-        let paused = own.iter().copied().find(paused).or_else(|| others.iter().copied().filter(|_| own.is_empty()).find(paused));
+        let paused =
+            own.iter().copied().find(paused).or_else(|| others.iter().copied().filter(|_| own.is_empty()).find(paused));
         Some(match paused {
-            Some(MoveReport { id, .. }) => OpenMoves::Other(format!("move {id} is paused (`switchyard moves resume {id}`)")),
+            Some(MoveReport { id, .. }) => {
+                OpenMoves::Other(format!("move {id} is paused (`switchyard moves resume {id}`)"))
+            }
             None if own.is_empty() => {
                 let MoveReport { id, from, to, .. } = first;
                 OpenMoves::Other(format!("move {id} from {from} to {to} has not ended (`switchyard moves`)"))
@@ -348,6 +398,9 @@ impl FleetActions for OfFleet<'_> {
     }
 
     fn leave(&self, node: &str) -> Result<(), String> {
-        self.operator.remove_node(&NodeRequest { address: node.to_owned(), ..NodeRequest::default() }).map(drop).map_err(text)
+        self.operator
+            .remove_node(&NodeRequest { address: node.to_owned(), ..NodeRequest::default() })
+            .map(drop)
+            .map_err(text)
     }
 }

@@ -1,4 +1,5 @@
-//! Commands of clients that wait for something: a worker hands them over and goes on, and a thread answers them, one after another.
+//! Commands of clients that wait for something: a worker hands them over and goes on, and a thread answers them, one
+//! after another.
 
 use std::sync::{Arc, mpsc};
 
@@ -16,8 +17,8 @@ const WAITING_MAX: usize = 64;
 pub struct CommandThread(mpsc::SyncSender<OperatorCommand>);
 
 impl CommandThread {
-    /// Starts the thread, which answers each with what `answer` gives, once the router serves: the first clients are there before that. It ends when nobody can
-    /// give it a command.
+    /// Starts the thread, which answers each with what `answer` gives, once the router serves: the first clients are
+    /// there before that. It ends when nobody can give it a command.
     ///
     /// # Errors
     /// If the system has no thread.
@@ -41,7 +42,9 @@ impl CommandThread {
 
 impl OperatorPort for CommandThread {
     fn take(&self, command: OperatorCommand) {
-        if let Err(mpsc::TrySendError::Full(command) | mpsc::TrySendError::Disconnected(command)) = self.0.try_send(command) {
+        if let Err(mpsc::TrySendError::Full(command) | mpsc::TrySendError::Disconnected(command)) =
+            self.0.try_send(command)
+        {
             let mut out = Vec::new();
             encode::error(&mut out, "ERR too many commands of this kind wait; try again");
             command.answer(&out);

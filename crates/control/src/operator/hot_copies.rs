@@ -16,14 +16,16 @@ impl Operator {
         let status = self.hot_copies_status()?;
         let state = state(&status);
         let HotCopiesStatus { hits, fills, discarded, invalidations, copies, bytes, keys, refused, .. } = status;
-        let discarded: BTreeMap<String, u64> = discarded.into_iter().map(|(why, count)| (why.name().to_owned(), count)).collect();
+        let discarded: BTreeMap<String, u64> =
+            discarded.into_iter().map(|(why, count)| (why.name().to_owned(), count)).collect();
         Ok(HotCopiesReport { state, keys, copies, bytes, hits, fills, discarded, invalidations, refused })
     }
 
-    /// Whatever is evicted is past at every worker when this returns: a hit looks at a number that all share. It may come back with the next read, from the node.
+    /// Whatever is evicted is past at every worker when this returns: a hit looks at a number that all share. It may
+    /// come back with the next read, from the node.
     ///
-    /// By prefix all keys are evicted. The keys that match are in parts at the workers, each of which would have to be asked, and to answer; that all are read once
-    /// more costs a read for each key and worker, and misses none.
+    /// By prefix all keys are evicted. The keys that match are in parts at the workers, each of which would have to be
+    /// asked, and to answer; that all are read once more costs a read for each key and worker, and misses none.
     pub(super) fn steer_hot_copies(&self, order: &HotCopiesOrder) -> Result<HotCopiesDone, Refused> {
         let done = self.running.with(|router| match order {
             HotCopiesOrder::EvictKey(key) => {

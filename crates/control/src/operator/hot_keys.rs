@@ -18,8 +18,10 @@ impl Operator {
         let loads = self.observed(&topology, 0).nodes;
         // One whose keys nobody uses may have much to do all the same.
         let of_node = |node: &Node| {
-            let (uses, hits, keys) = hot.remove(&node.id).map_or((0.0, 0.0, Vec::new()), |hot| (hot.uses, hot.hits, hot.keys));
-            let NodeLoad { requests, answers, cpu, memory, memory_max, .. } = loads.get(&node.id).copied().unwrap_or_default();
+            let (uses, hits, keys) =
+                hot.remove(&node.id).map_or((0.0, 0.0, Vec::new()), |hot| (hot.uses, hot.hits, hot.keys));
+            let NodeLoad { requests, answers, cpu, memory, memory_max, .. } =
+                loads.get(&node.id).copied().unwrap_or_default();
             HotNodeReport {
                 node: node.name.clone(),
                 uses_per_second: uses,

@@ -1,8 +1,9 @@
 //! Moves of keys without their slots (`switchyard move --keys`): which keys these are, and where they go.
 //!
-//! The keys are found out when the move is asked for, and are on record with it. So it is known at once how many they are, whether they fit, and
-//! which slots take part; and what comes into being later under a name that matches is no part of it. Not the mover's own listing: a move whose
-//! keys are only known while it runs could not be checked against other moves, and could fail long after it was accepted.
+//! The keys are found out when the move is asked for, and are on record with it. So it is known at once how many they
+//! are, whether they fit, and which slots take part; and what comes into being later under a name that matches is no
+//! part of it. Not the mover's own listing: a move whose keys are only known while it runs could not be checked against
+//! other moves, and could fail long after it was accepted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,7 +27,12 @@ const SEARCH: Duration = Duration::from_secs(45);
 
 impl Operator {
     /// Begins moves of keys, or says what they would be. The caller plans alone.
-    pub(super) fn begin_keys(&self, topology: &Topology, request: &MoveRequest, how: How) -> Result<PlanReport, Refused> {
+    pub(super) fn begin_keys(
+        &self,
+        topology: &Topology,
+        request: &MoveRequest,
+        how: How,
+    ) -> Result<PlanReport, Refused> {
         if request.slots.is_some() || request.all {
             return Err(wrong("give slots, or keys, not both"));
         }
@@ -40,7 +46,10 @@ impl Operator {
                 if !request.to.is_empty() {
                     return Err(wrong("home says where the keys go: to the owners of their slots"));
                 }
-                sources().into_iter().flat_map(|source| Self::away_from_home(topology, source, pattern.as_deref(), how)).collect()
+                sources()
+                    .into_iter()
+                    .flat_map(|source| Self::away_from_home(topology, source, pattern.as_deref(), how))
+                    .collect()
             }
             (Some(pattern), false) => {
                 if request.to.is_empty() {
@@ -53,24 +62,35 @@ impl Operator {
                 }
                 let by_source: Vec<(NodeId, BTreeSet<Key>)> = match source {
                     // One key is at one node.
-                    None if is_plain(pattern) => vec![(topology.lives_at(pattern.as_bytes()), [Key::from(pattern.as_bytes())].into())],
+                    None if is_plain(pattern) => {
+                        vec![(topology.lives_at(pattern.as_bytes()), [Key::from(pattern.as_bytes())].into())]
+                    }
                     _ => {
                         let matching = |source| Ok((source, self.matching(topology, source, pattern)?));
-                        sources().into_iter().filter(|source| *source != target).map(matching).collect::<Result<Vec<_>, Refused>>()?
+                        sources()
+                            .into_iter()
+                            .filter(|source| *source != target)
+                            .map(matching)
+                            .collect::<Result<Vec<_>, Refused>>()?
                     }
                 };
                 let all: BTreeSet<Key> = by_source.iter().flat_map(|(_, keys)| keys).cloned().collect();
                 self.check_room(topology, &all, target)?;
                 let away = by_source.into_iter().filter(|(source, _)| *source != target);
-                away.filter_map(|(source, keys)| order(topology.placement(), source, target, keys, Some(pattern), how)).collect()
+                away.filter_map(|(source, keys)| order(topology.placement(), source, target, keys, Some(pattern), how))
+                    .collect()
             }
             (None, false) => return Err(wrong("which keys?")),
         };
         if orders.is_empty() {
             let from = if source.is_some() { request.from.as_str() } else { "any node" };
             return Err(conflict(match request.home {
-                true => format!("no keys (that match) live at {from} without their slots, so there is nothing to bring home"),
-                false if source.is_none() => format!("every key that matches lives at {} already, if there is any", request.to),
+                true => format!(
+                    "no keys (that match) live at {from} without their slots, so there is nothing to bring home"
+                ),
+                false if source.is_none() => {
+                    format!("every key that matches lives at {} already, if there is any", request.to)
+                }
                 false => format!("no key that lives at {from} matches, so there is nothing to move"),
             }));
         }
@@ -95,20 +115,29 @@ impl Operator {
                 by_owner.entry(topology.owner_of(key)).or_default().insert(Arc::clone(key));
             }
         }
-        by_owner.into_iter().filter_map(|(owner, keys)| order(topology.placement(), node, owner, keys, pattern, how)).collect()
+        by_owner
+            .into_iter()
+            .filter_map(|(owner, keys)| order(topology.placement(), node, owner, keys, pattern, how))
+            .collect()
     }
 
-    /// The keys that live at a node and match. A name without anything special in it is taken as it is, whether there is such a key or not.
+    /// The keys that live at a node and match. A name without anything special in it is taken as it is, whether there
+    /// is such a key or not.
     fn matching(&self, topology: &Topology, source: NodeId, pattern: &str) -> Result<BTreeSet<Key>, Refused> {
         if is_plain(pattern) {
             let at = topology.lives_at(pattern.as_bytes());
             if at != source {
-                return Err(conflict(format!("that key lives at {}, not at {}", self.moves.name(at), self.moves.name(source))));
+                return Err(conflict(format!(
+                    "that key lives at {}, not at {}",
+                    self.moves.name(at),
+                    self.moves.name(source)
+                )));
             }
             return Ok([Key::from(pattern.as_bytes())].into());
         }
         // Those that have been moved there are known, also where they do not exist now.
-        let known = topology.exceptions().filter(|(key, at)| *at == source && glob::matches_key(pattern.as_bytes(), key));
+        let known =
+            topology.exceptions().filter(|(key, at)| *at == source && glob::matches_key(pattern.as_bytes(), key));
         let mut found: BTreeSet<Key> = known.map(|(key, _)| Arc::clone(key)).collect();
         let failed = |why: String| Refused::Failed(format!("node {} {why}", self.moves.name(source)));
         let access = self.running.with(Router::node_access).unwrap_or_default();
@@ -128,7 +157,8 @@ impl Operator {
             }
         };
         let info = ask(&[b"INFO", b"keyspace"])?.text();
-        let databases: Vec<u32> = info.lines().filter_map(|line| line.strip_prefix("db")?.split(':').next()?.parse().ok()).collect();
+        let databases: Vec<u32> =
+            info.lines().filter_map(|line| line.strip_prefix("db")?.split(':').next()?.parse().ok()).collect();
         for database in databases {
             ask(&[b"SELECT", database.to_string().as_bytes()])?;
             let mut cursor = b"0".to_vec();
@@ -182,7 +212,11 @@ pub(super) fn apart(placement: &Placement, orders: Vec<MoveOrder>) -> (Vec<MoveO
         left += all - free.len();
         taken.extend(free.iter().map(|key| placement.slot_of(key)));
         let keys: Arc<[Key]> = free.into_iter().collect();
-        (!keys.is_empty()).then(|| MoveOrder { slots: MoveOrder::slots_of(placement, &keys), keys: Some(keys), ..found })
+        (!keys.is_empty()).then(|| MoveOrder {
+            slots: MoveOrder::slots_of(placement, &keys),
+            keys: Some(keys),
+            ..found
+        })
     };
     let orders = orders.into_iter().filter_map(&mut some).collect();
     (orders, left)
@@ -194,10 +228,24 @@ fn is_plain(pattern: &str) -> bool {
 }
 
 /// A move of these keys, if there are any.
-fn order(placement: &Placement, source: NodeId, target: NodeId, keys: BTreeSet<Key>, pattern: Option<&str>, how: How) -> Option<MoveOrder> {
+fn order(
+    placement: &Placement,
+    source: NodeId,
+    target: NodeId,
+    keys: BTreeSet<Key>,
+    pattern: Option<&str>,
+    how: How,
+) -> Option<MoveOrder> {
     let keys: Arc<[Key]> = keys.into_iter().collect();
     let cause = Cause::Asked(pattern.map(str::to_owned));
-    (!keys.is_empty()).then(|| MoveOrder { source, target, slots: MoveOrder::slots_of(placement, &keys), keys: Some(keys), how, cause })
+    (!keys.is_empty()).then(|| MoveOrder {
+        source,
+        target,
+        slots: MoveOrder::slots_of(placement, &keys),
+        keys: Some(keys),
+        how,
+        cause,
+    })
 }
 
 #[cfg(test)]
@@ -224,7 +272,8 @@ mod tests {
     fn keys_go_home_to_the_owners_of_their_slots() {
         let names: Vec<String> = (0..3).map(|i| format!("127.0.0.1:{}", 7000 + i)).collect();
         let topology = Topology::even(&names).expect("three nodes");
-        let keys: Vec<Key> = (0..30).map(|i| format!("{}:{i}", if i % 3 == 0 { "a" } else { "b" }).into_bytes().into()).collect();
+        let keys: Vec<Key> =
+            (0..30).map(|i| format!("{}:{i}", if i % 3 == 0 { "a" } else { "b" }).into_bytes().into()).collect();
         let away = keys.iter().filter(|key| topology.owner_of(key) != NodeId(2));
         let parted = topology.keys_handed_over(&[], away, NodeId(2));
         let home = Operator::away_from_home(&parted, NodeId(2), None, How::default());
@@ -237,7 +286,11 @@ mod tests {
         }
         assert!(!after.has_exceptions());
         let some = Operator::away_from_home(&parted, NodeId(2), Some("a:*"), How::default());
-        assert!(some.iter().flat_map(|order| order.keys.iter().flat_map(|keys| keys.iter())).all(|key| key.starts_with(b"a:")));
+        assert!(
+            some.iter()
+                .flat_map(|order| order.keys.iter().flat_map(|keys| keys.iter()))
+                .all(|key| key.starts_with(b"a:"))
+        );
         assert!(Operator::away_from_home(&parted, NodeId(1), None, How::default()).is_empty());
     }
 }

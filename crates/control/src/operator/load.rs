@@ -27,7 +27,10 @@ impl Operator {
         slots.sort_unstable_by(|(_, one), (_, other)| other.commands.total_cmp(&one.commands));
         slots.truncate(LoadReport::SLOTS);
         Ok(LoadReport {
-            nodes: topology.nodes().map(|node| of_node(node.name.clone(), load.nodes.get(&node.id).copied().unwrap_or_default())).collect(),
+            nodes: topology
+                .nodes()
+                .map(|node| of_node(node.name.clone(), load.nodes.get(&node.id).copied().unwrap_or_default()))
+                .collect(),
             slots: slots
                 .into_iter()
                 .map(|(slot, SlotLoad { commands, writes, bytes, .. })| SlotLoadReport {
@@ -43,7 +46,8 @@ impl Operator {
 }
 
 fn of_node(node: String, load: NodeLoad) -> NodeLoadReport {
-    let NodeLoad { requests, answers, in_flight, cpu, memory, memory_max, keys, evictions, clients, replica_lag } = load;
+    let NodeLoad { requests, answers, in_flight, cpu, memory, memory_max, keys, evictions, clients, replica_lag } =
+        load;
     NodeLoadReport {
         node,
         requests_per_second: requests,

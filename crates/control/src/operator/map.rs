@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use switchyard_policy::topology::{NodeId, Slot, Stage, Topology, Transit};
 
-use crate::admin::{ExceptionsReport, KeyReport, NodeSlotsReport, RangeReport, SlotsReport, TransitReport, WhereReport};
+use crate::admin::{
+    ExceptionsReport, KeyReport, NodeSlotsReport, RangeReport, SlotsReport, TransitReport, WhereReport,
+};
 
 fn name(topology: &Topology, node: NodeId) -> String {
     topology.node(node).map(|node| node.name.clone()).unwrap_or_default()
@@ -118,7 +120,13 @@ mod tests {
         let (here, slot) = (even.owner_of(&alone), even.slot_of(&alone));
         let there = NodeId(1 - here.0);
         let parted = even.keys_handed_over(&[], [&alone], there);
-        let transit = Transit { move_id: MoveId(7), source: here, target: there, stage: Stage::Moving { leg: 2 }, keys_only: false };
+        let transit = Transit {
+            move_id: MoveId(7),
+            source: here,
+            target: there,
+            stage: Stage::Moving { leg: 2 },
+            keys_only: false,
+        };
         let moving = parted.with_transits([(transit, &[slot][..])]).expect("few");
 
         let map = slots_report(&moving);
@@ -134,7 +142,10 @@ mod tests {
         assert_eq!((exception.slot, exception.keys, &exception.node), (slot.number(), 1, &names[there.index()]));
 
         let found = where_report(&moving, &[alone.to_vec(), b"{tag}other".to_vec(), vec![b'a', 0xff]]).keys;
-        assert_eq!((found[0].hash_tag.as_deref(), found[0].relocated, &found[0].node), (Some("tag"), true, &names[there.index()]));
+        assert_eq!(
+            (found[0].hash_tag.as_deref(), found[0].relocated, &found[0].node),
+            (Some("tag"), true, &names[there.index()])
+        );
         assert_eq!((found[1].relocated, &found[1].node, found[1].slot), (false, &names[here.index()], slot.number()));
         assert_eq!(found[1].in_transit.as_ref().map(|transit| transit.to.clone()), Some(names[there.index()].clone()));
         assert_eq!((found[2].key.as_str(), found[2].hash_tag.as_deref()), ("a\\xff", None));

@@ -1,6 +1,8 @@
-//! Keys at nodes of a running fleet that its slot map looks for elsewhere: somebody has written them past the router, and no client finds them.
+//! Keys at nodes of a running fleet that its slot map looks for elsewhere: somebody has written them past the router,
+//! and no client finds them.
 //!
-//! The router itself looks, because nobody else knows what moves have left behind, and what is on its way while the nodes are asked.
+//! The router itself looks, because nobody else knows what moves have left behind, and what is on its way while the
+//! nodes are asked.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -35,7 +37,8 @@ impl Operator {
         for (node, key) in seen.into_inner().unwrap_or_else(PoisonError::into_inner) {
             *elsewhere.entry(node).or_default() += u64::from(is_misplaced(&now, node, &left(node), &key));
         }
-        let of = |name: &str| now.nodes().find(|node| node.name == name).and_then(|node| elsewhere.get(&node.id)).copied();
+        let of =
+            |name: &str| now.nodes().find(|node| node.name == name).and_then(|node| elsewhere.get(&node.id)).copied();
         let report = |(name, sampled): (&str, crate::nodes::holdings::Sampled)| NodeMisplacedReport {
             node: name.to_owned(),
             keys: sampled.sample.keys,

@@ -28,8 +28,8 @@ use switchyard_resp::units::counted;
 use tracing::info;
 
 use crate::admin::{
-    AutoscaleRequest, BalanceRequest, HotCopiesOrder, Lose, MoveRequest, NodeRequest, Operation, PlanReport, PlanRequest, Refused,
-    SteerRequest, conflict, wrong,
+    AutoscaleRequest, BalanceRequest, HotCopiesOrder, Lose, MoveRequest, NodeRequest, Operation, PlanReport,
+    PlanRequest, Refused, SteerRequest, conflict, wrong,
 };
 use crate::autoscale::Autoscaler;
 use crate::members::{Drained, NodeList};
@@ -87,7 +87,20 @@ impl Operator {
         let planner = Planner::open(Arc::clone(&store))?;
         let autoscaler = Autoscaler::open(Arc::clone(&store), directory.to_owned())?;
         let (listed, weights, capacities, planning) = <_>::default();
-        Ok(Arc::new(Self { moves, running, store, list, drained, ring, listed, weights, capacities, planner, autoscaler, planning }))
+        Ok(Arc::new(Self {
+            moves,
+            running,
+            store,
+            list,
+            drained,
+            ring,
+            listed,
+            weights,
+            capacities,
+            planner,
+            autoscaler,
+            planning,
+        }))
     }
 
     /// Takes over the nodes as they are configured now.
@@ -170,7 +183,9 @@ impl Operator {
         let topology = self.moves.topology_now()?;
         if request.keys.is_some() || request.home {
             if how.paper.is_some() {
-                return Err(wrong("protocols as published (--mode paper) move whole slots, and no keys without theirs"));
+                return Err(wrong(
+                    "protocols as published (--mode paper) move whole slots, and no keys without theirs",
+                ));
             }
             return self.begin_keys(&topology, request, how);
         }
@@ -185,7 +200,9 @@ impl Operator {
         }
         let slots = match (&request.slots, request.all, source) {
             (Some(_), true, _) => return Err(wrong("give slots, or all, not both")),
-            (None, false, _) => return Err(wrong("which slots? Give slots, such as 0-100,200, or all, or a pattern of keys")),
+            (None, false, _) => {
+                return Err(wrong("which slots? Give slots, such as 0-100,200, or all, or a pattern of keys"));
+            }
             (None, true, None) => return Err(wrong("all slots of which node? Say from which")),
             (None, true, Some(source)) => topology.slots().filter(|slot| topology.owner(*slot) == source).collect(),
             (Some(text), false, _) => parse_slots(text, topology.placement().slots()).map_err(wrong)?,
@@ -291,7 +308,9 @@ fn told(operation: &Operation) -> String {
             HotCopiesOrder::Suspend(true) => "switch hot copies off".to_owned(),
             HotCopiesOrder::Suspend(false) => "switch hot copies on".to_owned(),
         },
-        Operation::Where(keys) => format!("where {} {}", counted(keys.len(), "key"), if keys.len() == 1 { "is" } else { "are" }),
+        Operation::Where(keys) => {
+            format!("where {} {}", counted(keys.len(), "key"), if keys.len() == 1 { "is" } else { "are" })
+        }
         Operation::Steer { id, what } => match what {
             SteerRequest::Pause => format!("pause move {id}"),
             SteerRequest::Resume => format!("resume move {id}"),
@@ -307,7 +326,9 @@ fn told(operation: &Operation) -> String {
             SteerRequest::MaxRate(Some(max)) => format!("move {id} with at most {max} bytes per second"),
             SteerRequest::MaxRate(None) => format!("move {id} as fast as its goal says"),
         },
-        Operation::AddNode(request) => format!("add node {}{}", request.address, if request.rebalance { " and rebalance" } else { "" }),
+        Operation::AddNode(request) => {
+            format!("add node {}{}", request.address, if request.rebalance { " and rebalance" } else { "" })
+        }
         Operation::DrainNode(request) => {
             format!("drain node {}{}", request.address, if request.dry_run { ", only planned" } else { "" })
         }
@@ -319,7 +340,14 @@ fn told(operation: &Operation) -> String {
 
 /// Whole slots, as somebody asks for it.
 fn orders(shifts: Vec<Shift>, how: How) -> Vec<MoveOrder> {
-    let order = |Shift { source, target, slots }| MoveOrder { source, target, slots, keys: None, how, cause: Cause::Asked(None) };
+    let order = |Shift { source, target, slots }| MoveOrder {
+        source,
+        target,
+        slots,
+        keys: None,
+        how,
+        cause: Cause::Asked(None),
+    };
     shifts.into_iter().map(order).collect()
 }
 
@@ -337,9 +365,12 @@ fn node_named(topology: &Topology, name: &str) -> Result<NodeId, Refused> {
 fn parse_slots(text: &str, count: usize) -> Result<Vec<Slot>, String> {
     let mut slots = BTreeSet::new();
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-        let form = || format!("{part:?} is no range of slots: write numbers from 0 to {}, such as 0-100,200", count - 1);
+        let form =
+            || format!("{part:?} is no range of slots: write numbers from 0 to {}, such as 0-100,200", count - 1);
         let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let number = |text: &str| text.trim().parse().ok().and_then(Slot::new).filter(|slot| slot.index() < count).ok_or_else(form);
+        let number = |text: &str| {
+            text.trim().parse().ok().and_then(Slot::new).filter(|slot| slot.index() < count).ok_or_else(form)
+        };
         let (first, last) = (number(first)?, number(last)?);
         if first > last {
             return Err(form());
@@ -357,7 +388,9 @@ mod tests {
 
     #[test]
     fn slots_are_read_as_they_are_shown() {
-        for (text, shown) in [("5", "5"), ("0-3,7", "0-3,7"), ("7,0-3,2-5", "0-5,7"), (" 1 , 2 ", "1-2"), ("0-16383", "0-16383")] {
+        for (text, shown) in
+            [("5", "5"), ("0-3,7", "0-3,7"), ("7,0-3,2-5", "0-5,7"), (" 1 , 2 ", "1-2"), ("0-16383", "0-16383")]
+        {
             assert_eq!(parse_slots(text, SLOT_COUNT).map(|slots| text_of(&slots)), Ok(shown.to_owned()), "{text}");
         }
         for text in ["", ",", "16384", "5-3", "-1", "a", "1-2-3", "1..3"] {

@@ -54,7 +54,8 @@ impl Operator {
         accepted
     }
 
-    /// The memory that the other nodes lack for the keys of this one. A tenth of their `maxmemory` stays free, as in every plan.
+    /// The memory that the other nodes lack for the keys of this one. A tenth of their `maxmemory` stays free, as in
+    /// every plan.
     fn missing_room(&self, topology: &Topology, node: NodeId) -> Option<String> {
         let load = self.observed(topology, 0);
         let used = load.nodes.get(&node)?.memory?;
@@ -80,7 +81,9 @@ impl Operator {
     pub(super) fn may_get_more(&self, target: NodeId) -> Result<(), Refused> {
         let name = self.moves.name(target);
         if self.drained.has(&name) {
-            return Err(conflict(format!("{name} is drained, so nothing moves to it; first: switchyard nodes undrain {name}")));
+            return Err(conflict(format!(
+                "{name} is drained, so nothing moves to it; first: switchyard nodes undrain {name}"
+            )));
         }
         Ok(())
     }
@@ -105,10 +108,13 @@ impl Operator {
         let node = node_named(&topology, &request.address)?;
         let name = self.moves.name(node);
         if !self.drained.has(&name) {
-            return Err(conflict(format!("{name} is not drained; nodes get slots by `switchyard balance` and `switchyard move`")));
+            return Err(conflict(format!(
+                "{name} is not drained; nodes get slots by `switchyard balance` and `switchyard move`"
+            )));
         }
         self.drained.set(&self.store, &name, false).map_err(Refused::Failed)?;
-        let goes_on = |id: MoveId| format!("move {0} goes on and empties it; `switchyard moves abort {0}` ends that", id.0);
+        let goes_on =
+            |id: MoveId| format!("move {0} goes on and empties it; `switchyard moves abort {0}` ends that", id.0);
         Ok(PlanReport { notes: self.moves.leaving(node).into_iter().map(goes_on).collect(), ..PlanReport::default() })
     }
 
@@ -125,7 +131,10 @@ impl Operator {
         let drained = self.drained.all();
         conflict(match drained.is_empty() {
             true => error.to_string(),
-            false => format!("{error}, or let one get slots again with `switchyard nodes undrain` (drained: {})", drained.join(", ")),
+            false => format!(
+                "{error}, or let one get slots again with `switchyard nodes undrain` (drained: {})",
+                drained.join(", ")
+            ),
         })
     }
 
@@ -177,7 +186,9 @@ impl Operator {
         let name = parse_endpoint(&request.address).map_err(|why| wrong(format!("{:?}: {why}", request.address)))?;
         if topology.nodes().any(|node| node.name == name) {
             if !request.rebalance {
-                return Err(conflict(format!("{name} is a node already; `switchyard balance` gives it its share of the slots")));
+                return Err(conflict(format!(
+                    "{name} is a node already; `switchyard balance` gives it its share of the slots"
+                )));
             }
             self.nothing_under_way("it gets its share of the slots")?;
             // Whoever names a node that was drained wants it to get slots again.
@@ -201,7 +212,9 @@ impl Operator {
             Ok((settings, plan))
         });
         match settled {
-            Ok((settings, plan)) => Ok(PlanReport { notes: notes.into_iter().chain(settings).chain(plan.notes).collect(), ..plan }),
+            Ok((settings, plan)) => {
+                Ok(PlanReport { notes: notes.into_iter().chain(settings).chain(plan.notes).collect(), ..plan })
+            }
             Err(refused) => Err(self.take_back(&name, refused)),
         }
     }
@@ -212,14 +225,21 @@ impl Operator {
     }
 
     /// Looks at a server that is to join. `how`: as it gets slots, where it is to get some at once.
-    fn check_newcomer(&self, topology: &Topology, name: &str, request: &AddNodeRequest, how: How) -> Result<Vec<String>, Refused> {
+    fn check_newcomer(
+        &self,
+        topology: &Topology,
+        name: &str,
+        request: &AddNodeRequest,
+        how: How,
+    ) -> Result<Vec<String>, Refused> {
         let place = self.list.find(name).map_err(conflict)?;
         let patience = self.moves.patience();
         let fleet = FleetFacts::of(&self.running, topology, self.moves.site(), patience);
         let fleet = fleet.ok_or_else(|| Refused::Unavailable("the router is stopping".to_owned()))?;
         let (access, _, mut notes) = fleet.meet(&place, patience).map_err(conflict)?;
         if request.rebalance {
-            check_node(&access, patience, Some(how.durability), how.direct_clients, &self.moves.own()).map_err(conflict)?;
+            check_node(&access, patience, Some(how.durability), how.direct_clients, &self.moves.own())
+                .map_err(conflict)?;
         }
         match fleet.limits() {
             None => {}
@@ -234,12 +254,15 @@ impl Operator {
         Ok(notes)
     }
 
-    /// Compares the settings of a node that has just joined with those of the others, and sets some of them. Returns and logs notes for the operator.
+    /// Compares the settings of a node that has just joined with those of the others, and sets some of them. Returns
+    /// and logs notes for the operator.
     fn make_alike(&self, name: &str) -> Vec<String> {
         let known = self.running.with(|router| (router.node_access(), router.config_set()));
         let Some((access, config_set)) = known else { return Vec::new() };
-        let (new, others): (Vec<NodeAccess>, Vec<NodeAccess>) = access.into_values().partition(|access| access.name == name);
-        let notes: Vec<String> = new.iter().flat_map(|server| make_alike(server, &others, &config_set, self.moves.patience())).collect();
+        let (new, others): (Vec<NodeAccess>, Vec<NodeAccess>) =
+            access.into_values().partition(|access| access.name == name);
+        let notes: Vec<String> =
+            new.iter().flat_map(|server| make_alike(server, &others, &config_set, self.moves.patience())).collect();
         notes.iter().for_each(|note| warn!("node {note}"));
         notes
     }
@@ -248,7 +271,9 @@ impl Operator {
     fn wait_for_link(&self, name: &str) -> Result<(), Refused> {
         let mut why = "does not answer the router's workers yet".to_owned();
         for _ in 0..100 {
-            let link = self.running.with(|router| router.status().nodes.into_iter().find(|node| node.name == name).map(|node| node.link));
+            let link = self
+                .running
+                .with(|router| router.status().nodes.into_iter().find(|node| node.name == name).map(|node| node.link));
             match link.flatten() {
                 Some(Link::Up) => return Ok(()),
                 Some(Link::Down(reason)) => why = format!("cannot be used: {reason}"),
@@ -265,7 +290,9 @@ impl Operator {
             Ok(()) => format!("{name} was not added"),
             Err(why) => {
                 error!("node {name} was added, and cannot be taken out again: {why}");
-                format!("{name} was added, and cannot be taken out again ({why}): when that is mended, switchyard nodes remove {name}")
+                format!(
+                    "{name} was added, and cannot be taken out again ({why}): when that is mended, switchyard nodes remove {name}"
+                )
             }
         };
         refused.map(|text| format!("{text}; {outcome}"))

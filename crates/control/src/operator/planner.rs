@@ -1,4 +1,5 @@
-//! The planner's eyes and hands: what it is given to decide on, and the orders that follow. They are those of `switchyard move`, with the same checks.
+//! The planner's eyes and hands: what it is given to decide on, and the orders that follow. They are those of
+//! `switchyard move`, with the same checks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
@@ -6,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use switchyard_policy::load::ObservedLoad;
 use switchyard_policy::migration::{Cause, How, Key, MoveOrder};
-use switchyard_policy::planner::{Plan, Policy, Previous, Problem, State, Step, What, fullest_at, held, nodes_of, solve, undo};
+use switchyard_policy::planner::{
+    Plan, Policy, Previous, Problem, State, Step, What, fullest_at, held, nodes_of, solve, undo,
+};
 use switchyard_policy::topology::{MoveId, NodeId, Placement, Slot, Topology};
 use switchyard_router::{Link, Router};
 use tracing::{info, warn};
@@ -14,9 +17,12 @@ use tracing::{info, warn};
 use super::keys::apart;
 use super::{Operator, node_named};
 use crate::admin::{
-    AutomationReport, AutomationRequest, DecisionReport, HistoryReport, HowRequest, PlanReport, PlanRequest, Refused, conflict, wrong,
+    AutomationReport, AutomationRequest, DecisionReport, HistoryReport, HowRequest, PlanReport, PlanRequest, Refused,
+    conflict, wrong,
 };
-use crate::planner::{Around, Decision, KEYS, Mode, Next, PLANNER, POLICIES, Planner, PlannerConfig, Standing, Words, names};
+use crate::planner::{
+    Around, Decision, KEYS, Mode, Next, PLANNER, POLICIES, Planner, PlannerConfig, Standing, Words, names,
+};
 
 impl Operator {
     /// Takes over how the planner goes about it.
@@ -46,7 +52,10 @@ impl Operator {
         if let Next::Begin(decision, plan) = self.planner.step(now, &problem, previous, |id| open.contains(&id)) {
             match self.begin_plan(&topology, &plan, false) {
                 Ok(begun) => {
-                    info!("the planner begins {} moves (decision {decision}: `switchyard plan history`)", begun.moves.len());
+                    info!(
+                        "the planner begins {} moves (decision {decision}: `switchyard plan history`)",
+                        begun.moves.len()
+                    );
                     self.planner.begun(now, decision, full(&plan), ids(&begun));
                 }
                 Err((nodes, refused)) => {
@@ -61,12 +70,19 @@ impl Operator {
         let capacities = self.capacities.read().unwrap_or_else(PoisonError::into_inner);
         let status = self.running.with(Router::status);
         let is_down = |link: &Option<Link>| !matches!(link, Some(Link::Up));
-        let down = status.iter().flat_map(|status| &status.nodes).filter(|node| is_down(&Some(node.link.clone()))).map(|node| node.id);
+        let down = status
+            .iter()
+            .flat_map(|status| &status.nodes)
+            .filter(|node| is_down(&Some(node.link.clone())))
+            .map(|node| node.id);
         let copies = self.running.with(Router::hot_copies).is_some_and(|copies| copies.is_on && !copies.is_suspended);
         let needed = |key: &&[u8]| self.moves.home().warning(&[Key::from(*key)]).is_some();
         Around {
             weights: self.weights(topology),
-            capacities: topology.nodes().filter_map(|node| Some((node.id, *capacities.get(&node.name)? as f64))).collect(),
+            capacities: topology
+                .nodes()
+                .filter_map(|node| Some((node.id, *capacities.get(&node.name)? as f64)))
+                .collect(),
             busy: topology.nodes().map(|node| node.id).filter(|node| self.moves.involving(*node).is_some()).collect(),
             down: down.collect(),
             leaving: BTreeSet::new(),
@@ -99,14 +115,18 @@ impl Operator {
         let mut report = DecisionReport { by: who.to_owned(), held, ..words.plan(&plan, policy) };
         if request.apply {
             if request.load.is_some() {
-                return Err(wrong("a load that is only supposed is no reason to move anything: leave out `load`, or `apply`"));
+                return Err(wrong(
+                    "a load that is only supposed is no reason to move anything: leave out `load`, or `apply`",
+                ));
             }
             if plan.steps.is_empty() {
-                let reasons: Vec<String> = std::iter::once(report.says).chain(report.held).chain(report.advice).collect();
+                let reasons: Vec<String> =
+                    std::iter::once(report.says).chain(report.held).chain(report.advice).collect();
                 return Err(conflict(format!("there is nothing to do: {}", reasons.join("; "))));
             }
             let before = fullest_at(&problem, &nodes_of(&plan.steps));
-            let begun = self.leaving(leaver, || self.begin_plan(&topology, &plan, false).map_err(|(_, refused)| refused))?;
+            let begun =
+                self.leaving(leaver, || self.begin_plan(&topology, &plan, false).map_err(|(_, refused)| refused))?;
             let id = self.planner.asked(who, problem, previous, plan);
             self.planner.begun(now, id, before, ids(&begun));
             (report.id, report.applied) = (Some(id), Some(begun));
@@ -126,37 +146,53 @@ impl Operator {
                     "move {number} of decision {id} has not ended: wait for it (`switchyard moves watch`), or abort it (`switchyard moves abort {number}`)"
                 )));
             }
-            None if begun.count() == 0 => return Err(conflict(format!("decision {id} was not carried out, so nothing can be moved back"))),
+            None if begun.count() == 0 => {
+                return Err(conflict(format!("decision {id} was not carried out, so nothing can be moved back")));
+            }
             None => {}
         }
         let is_there = |slot: &Slot, to: NodeId| topology.owner(*slot) == to && topology.transit(*slot).is_none();
         let there = |step: Step| match step.what {
-            What::Key { ref key, slot, .. } => (topology.lives_at(key) == step.to && topology.transit(slot).is_none()).then_some(step),
+            What::Key { ref key, slot, .. } => {
+                (topology.lives_at(key) == step.to && topology.transit(slot).is_none()).then_some(step)
+            }
             What::Slots(all) => {
-                let (count, slots) = (all.len() as u64, all.into_iter().filter(|slot| is_there(slot, step.to)).collect::<Vec<_>>());
+                let (count, slots) =
+                    (all.len() as u64, all.into_iter().filter(|slot| is_there(slot, step.to)).collect::<Vec<_>>());
                 let bytes = step.bytes * slots.len() as u64 / count.max(1);
                 (!slots.is_empty()).then_some(Step { what: What::Slots(slots), bytes, ..step })
             }
         };
         let steps: Vec<Step> = decision.plan.steps.into_iter().filter_map(there).collect();
         if steps.is_empty() {
-            return Err(conflict(format!("nothing of decision {id} is where it was moved to, so nothing can be moved back")));
+            return Err(conflict(format!(
+                "nothing of decision {id} is where it was moved to, so nothing can be moved back"
+            )));
         }
         let (load, now) = (self.observed(&topology, KEYS), Instant::now());
         let (problem, previous) = self.planner.problem(now, &topology, &load, &self.around(&topology, &load));
-        let plan = undo(&problem, steps).map_err(|why| conflict(format!("decision {id} cannot be undone now: {why}")))?;
+        let plan =
+            undo(&problem, steps).map_err(|why| conflict(format!("decision {id} cannot be undone now: {why}")))?;
         let begun = self.begin_plan(&topology, &plan, false).map_err(|(_, refused)| refused)?;
         let (name, by) = (|node| self.moves.name(node), format!("{who}, to undo decision {id}"));
         let report = Words { name: &name, named: request.named }.plan(&plan, problem.knobs.policy);
         let before = fullest_at(&problem, &nodes_of(&plan.steps));
         let undone = self.planner.asked(&by, problem, previous, plan);
         self.planner.begun(now, undone, before, ids(&begun));
-        Ok(DecisionReport { id: Some(undone), by, says: format!("decision {id} is moved back"), applied: Some(begun), ..report })
+        Ok(DecisionReport {
+            id: Some(undone),
+            by,
+            says: format!("decision {id} is moved back"),
+            applied: Some(begun),
+            ..report
+        })
     }
 
     fn decision(&self, id: u64) -> Result<Decision, Refused> {
         let found = self.planner.decision(id);
-        found.ok_or_else(|| wrong(format!("there is no decision {id} (any more): `switchyard plan history` lists the last 64")))
+        found.ok_or_else(|| {
+            wrong(format!("there is no decision {id} (any more): `switchyard plan history` lists the last 64"))
+        })
     }
 
     /// Whether something can be planned for a node that is to go.
@@ -177,8 +213,14 @@ impl Operator {
     }
 
     /// A node that leaves gets nothing any more, as soon as its moves are begun.
-    fn leaving(&self, leaver: Option<NodeId>, begin: impl FnOnce() -> Result<PlanReport, Refused>) -> Result<PlanReport, Refused> {
-        let Some(name) = leaver.map(|node| self.moves.name(node)).filter(|name| !self.drained.has(name)) else { return begin() };
+    fn leaving(
+        &self,
+        leaver: Option<NodeId>,
+        begin: impl FnOnce() -> Result<PlanReport, Refused>,
+    ) -> Result<PlanReport, Refused> {
+        let Some(name) = leaver.map(|node| self.moves.name(node)).filter(|name| !self.drained.has(name)) else {
+            return begin();
+        };
         self.drained.set(&self.store, &name, true).map_err(Refused::Failed)?;
         let begun = begin();
         if begun.is_err() {
@@ -192,7 +234,8 @@ impl Operator {
         if let Some(word) = &request.policy {
             let known = POLICIES.iter().find(|(_, name)| name == word);
             let all: Vec<&str> = POLICIES.iter().map(|(_, name)| *name).collect();
-            problem.knobs.policy = known.ok_or_else(|| wrong(format!("policy: {word:?} is none of {}", all.join(", "))))?.0;
+            problem.knobs.policy =
+                known.ok_or_else(|| wrong(format!("policy: {word:?} is none of {}", all.join(", "))))?.0;
         }
         let times = request.load.unwrap_or(1.0);
         if !(0.0..=1000.0).contains(&times) {
@@ -213,7 +256,12 @@ impl Operator {
     }
 
     /// Begins the moves of a plan, or only says which they would be. A refusal comes with the nodes that it concerns.
-    fn begin_plan(&self, topology: &Topology, plan: &Plan, dry_run: bool) -> Result<PlanReport, (BTreeSet<NodeId>, Refused)> {
+    fn begin_plan(
+        &self,
+        topology: &Topology,
+        plan: &Plan,
+        dry_run: bool,
+    ) -> Result<PlanReport, (BTreeSet<NodeId>, Refused)> {
         let all = |refused| (nodes_of(&plan.steps), refused);
         let how = self.moves.how(&HowRequest::default()).map_err(all)?;
         let orders = orders_of(topology.placement(), &plan.steps, how);
@@ -222,7 +270,9 @@ impl Operator {
                 Some(keys) => self.check_room(topology, &keys.iter().cloned().collect(), order.target),
                 None => Ok(()),
             };
-            self.may_get_more(order.target).and_then(|()| room()).map_err(|refused| (BTreeSet::from([order.target]), refused))?;
+            self.may_get_more(order.target)
+                .and_then(|()| room())
+                .map_err(|refused| (BTreeSet::from([order.target]), refused))?;
         }
         self.moves.accept_unless(dry_run, topology, orders).map_err(all)
     }
@@ -266,8 +316,9 @@ impl Operator {
     pub(super) fn automation(&self) -> AutomationReport {
         let Standing { mode, rests, over, outcomes } = self.planner.standing(Instant::now());
         let is_stopped = self.running.threads().is_stopped(PLANNER);
-        let rests =
-            is_stopped.then(|| "its thread has stopped after an internal error: see the log, and restart the router".to_owned()).or(rests);
+        let rests = is_stopped
+            .then(|| "its thread has stopped after an internal error: see the log, and restart the router".to_owned())
+            .or(rests);
         let word = Mode::ALL.iter().find(|(known, _)| *known == mode).map_or("", |(_, word)| word);
         AutomationReport {
             acts: mode == Mode::On && rests.is_none(),
@@ -309,7 +360,14 @@ fn orders_of(placement: &Placement, steps: &[Step], how: How) -> Vec<MoveOrder> 
     }
     orders.extend(keys.into_iter().map(|((source, target), keys)| {
         let keys: std::sync::Arc<[Key]> = keys.into_iter().collect();
-        MoveOrder { source, target, slots: MoveOrder::slots_of(placement, &keys), keys: Some(keys), how, cause: Cause::Planned }
+        MoveOrder {
+            source,
+            target,
+            slots: MoveOrder::slots_of(placement, &keys),
+            keys: Some(keys),
+            how,
+            cause: Cause::Planned,
+        }
     }));
     let (mut orders, _) = apart(placement, orders);
     // Keys take a moment, and most of the load with them.

@@ -1,6 +1,7 @@
 //! `SWITCHYARD MOVE ...` and its relatives over RESP: words in, the answer of the admin API out, as maps and arrays.
 //!
-//! A worker hands the words over and goes on; a thread of its own does what they say, because that may ask nodes and wait.
+//! A worker hands the words over and goes on; a thread of its own does what they say, because that may ask nodes and
+//! wait.
 
 use std::sync::Arc;
 
@@ -12,8 +13,8 @@ use tracing::warn;
 
 use super::{CommandThread, Operator};
 use crate::admin::{
-    AbortRequest, AddNodeRequest, AutomationRequest, AutoscaleRequest, BalanceRequest, HotCopiesOrder, HotKeysReport, HowRequest, Lose,
-    MoveRequest, NodeRequest, Operation, PaperRequest, PlanRequest, SteerRequest,
+    AbortRequest, AddNodeRequest, AutomationRequest, AutoscaleRequest, BalanceRequest, HotCopiesOrder, HotKeysReport,
+    HowRequest, Lose, MoveRequest, NodeRequest, Operation, PaperRequest, PlanRequest, SteerRequest,
 };
 
 /// Starts the thread that does what `SWITCHYARD` says.
@@ -31,7 +32,9 @@ fn answer(operator: &Operator, command: &OperatorCommand) -> Vec<u8> {
     let asked = match words.as_slice() {
         [verb, node @ ..] if verb.eq_ignore_ascii_case("ACCEPT") => Ok(Asked::Accept(node)),
         // Names of keys are bytes.
-        [verb, _, ..] if verb.eq_ignore_ascii_case("WHERE") => Ok(Asked::Operation(Operation::Where(command.words()[1..].to_vec()))),
+        [verb, _, ..] if verb.eq_ignore_ascii_case("WHERE") => {
+            Ok(Asked::Operation(Operation::Where(command.words()[1..].to_vec())))
+        }
         [verb, rest @ ..] if verb.eq_ignore_ascii_case("HOTCOPIES") => hot_copies(rest, command.words()),
         [verb, rest @ ..] if verb.eq_ignore_ascii_case("LOAD") => load(rest),
         [verb, count @ ..] if verb.eq_ignore_ascii_case("HOTKEYS") => hot_keys(count, command.may_operate()),
@@ -101,7 +104,8 @@ fn hot_keys<'w>(count: &[&str], named: bool) -> Result<Asked<'w>, String> {
         [count] => HotKeysReport::count(count),
         _ => None,
     };
-    let keys = keys.ok_or_else(|| format!("ERR wrong arguments: HOTKEYS [count], from 1 to {}", HotKeysReport::KEYS_MAX))?;
+    let keys =
+        keys.ok_or_else(|| format!("ERR wrong arguments: HOTKEYS [count], from 1 to {}", HotKeysReport::KEYS_MAX))?;
     Ok(Asked::Operation(Operation::HotKeys { keys, named }))
 }
 
@@ -113,7 +117,8 @@ fn load<'w>(rest: &[&str]) -> Result<Asked<'w>, String> {
     }
 }
 
-/// `SWITCHYARD HOTCOPIES [EVICT KEY k | EVICT PREFIX p | EVICT ALL | OFF | ON]`. `bytes`: all words, HOTCOPIES first, because names of keys are bytes.
+/// `SWITCHYARD HOTCOPIES [EVICT KEY k | EVICT PREFIX p | EVICT ALL | OFF | ON]`. `bytes`: all words, HOTCOPIES first,
+/// because names of keys are bytes.
 fn hot_copies<'w>(rest: &[&str], bytes: &[Vec<u8>]) -> Result<Asked<'w>, String> {
     let upper: Vec<String> = rest.iter().take(2).map(|word| word.to_ascii_uppercase()).collect();
     let upper: Vec<&str> = upper.iter().map(String::as_str).collect();
@@ -424,12 +429,17 @@ mod tests {
         assert_eq!((request.from.as_str(), request.to.as_str(), request.slots.as_deref()), ("a:1", "b:1", Some("0-5")));
         assert_eq!((request.how.goal.as_deref(), request.how.max_rate), (Some("fast"), Some(10 << 20)));
         assert!(request.how.purge_target && request.how.allow_key_loss && !request.all);
-        let Ok(Operation::Move(request)) = parse(&["MOVE", "FROM", "a:1", "HOME", "KEYS", "user:*", "DRY-RUN"]) else { panic!("a move") };
+        let Ok(Operation::Move(request)) = parse(&["MOVE", "FROM", "a:1", "HOME", "KEYS", "user:*", "DRY-RUN"]) else {
+            panic!("a move")
+        };
         assert_eq!((request.keys.as_deref(), request.home, request.dry_run), (Some("user:*"), true, true));
         for (words, what) in [
             (&["MOVES", "pause", "7"][..], SteerRequest::Pause),
             (&["MOVES", "goal", "7", "Fast"], SteerRequest::Goal("fast".to_owned())),
-            (&["MOVES", "abort", "7", "lose-source"], SteerRequest::Abort(AbortRequest { lose: Some(Lose::Source), dry_run: false })),
+            (
+                &["MOVES", "abort", "7", "lose-source"],
+                SteerRequest::Abort(AbortRequest { lose: Some(Lose::Source), dry_run: false }),
+            ),
             (&["MOVES", "max-rate", "7", "1kb"], SteerRequest::MaxRate(Some(1024))),
             (&["MOVES", "max-rate", "7", "None"], SteerRequest::MaxRate(None)),
         ] {

@@ -1,9 +1,12 @@
-//! A fleet on a continuum: each key is to be where the list of servers puts it. A new list is laid over the ring that there is, and what differs moves.
+//! A fleet on a continuum: each key is to be where the list of servers puts it. A new list is laid over the ring that
+//! there is, and what differs moves.
 //!
-//! A list comes from people, who name a node or ask for balance, or from a file that was read again. The file waits for its turn here, because moves may be under
-//! way. The thread that reads it also lets nodes join and go, so it may not wait itself.
+//! A list comes from people, who name a node or ask for balance, or from a file that was read again. The file waits for
+//! its turn here, because moves may be under way. The thread that reads it also lets nodes join and go, so it may not
+//! wait itself.
 //!
-//! It is on record that keys are to follow before the new ring is seen. So a router that is killed between the two goes on.
+//! It is on record that keys are to follow before the new ring is seen. So a router that is killed between the two goes
+//! on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -70,7 +73,8 @@ impl Ring {
 }
 
 impl Operator {
-    /// The servers that a file of a pool lists, and nodes that it lists no longer. `follow`: it was read anew, so keys are to follow it.
+    /// The servers that a file of a pool lists, and nodes that it lists no longer. `follow`: it was read anew, so keys
+    /// are to follow it.
     pub fn tune_list(&self, listed: &[String], leaving: &[String], follow: bool) {
         let mut inner = self.ring.inner();
         inner.listed = listed.iter().cloned().collect();
@@ -138,7 +142,13 @@ impl Operator {
         let topology = self.moves.topology_now()?;
         let node = topology.nodes().find(|node| node.name == name).map(|node| node.id);
         match node {
-            Some(id) if topology.slots_of(id) > 0 || topology.exceptions_at(id) > 0 || self.moves.involving(id).is_some() => return Ok(()),
+            Some(id)
+                if topology.slots_of(id) > 0
+                    || topology.exceptions_at(id) > 0
+                    || self.moves.involving(id).is_some() =>
+            {
+                return Ok(());
+            }
             // The file may have been read meanwhile, and list it again.
             Some(_) if !self.ring.is_leaving(name) => return Ok(()),
             Some(_) => {
@@ -180,17 +190,25 @@ impl Operator {
         topology.nodes().filter_map(server).collect()
     }
 
-    /// Lays this list over the ring, and orders the moves of what differs. `all`: also of slots that somebody has moved away from where the list has them.
-    fn lay_over(&self, topology: &Topology, list: Vec<Server>, all: bool, how: How, dry_run: bool) -> Result<PlanReport, Refused> {
+    /// Lays this list over the ring, and orders the moves of what differs. `all`: also of slots that somebody has moved
+    /// away from where the list has them.
+    fn lay_over(
+        &self,
+        topology: &Topology,
+        list: Vec<Server>,
+        all: bool,
+        how: How,
+        dry_run: bool,
+    ) -> Result<PlanReport, Refused> {
         let mut sorted = list.clone();
         sorted.sort_unstable();
         let mut present = topology.placement().continuum().map(|ring| ring.servers().to_vec()).unwrap_or_default();
         present.sort_unstable();
         let is_new = sorted != present;
         let (next, changed) = match is_new {
-            true => {
-                topology.laid_over(list.iter().cloned()).map(|over| (over.topology, over.goals.into_iter().map(|(slot, _)| slot).collect()))
-            }
+            true => topology
+                .laid_over(list.iter().cloned())
+                .map(|over| (over.topology, over.goals.into_iter().map(|(slot, _)| slot).collect())),
             false => Ok((topology.clone(), Vec::new())),
         }
         .map_err(|error| conflict(error.to_string()))?;
@@ -200,20 +218,24 @@ impl Operator {
                 .filter(|node| !in_list(&list, &node.name))
                 .flat_map(|node| Self::away_from_home(next, node.id, None, how))
                 .collect();
-            let shifts = to_homes(next, |slot, owner| all || changed.binary_search(&slot).is_ok() || !in_list(&list, owner));
+            let shifts =
+                to_homes(next, |slot, owner| all || changed.binary_search(&slot).is_ok() || !in_list(&list, owner));
             steps.extend(orders(shifts, how));
             steps
         };
         let planned = steps(&next, &changed);
-        let moving: BTreeSet<Slot> = planned.iter().filter(|order| order.keys.is_none()).flat_map(|order| &order.slots).copied().collect();
-        let share = next.placement().continuum().map_or(0.0, |ring| ring.share(&moving.into_iter().collect::<Vec<_>>()));
+        let moving: BTreeSet<Slot> =
+            planned.iter().filter(|order| order.keys.is_none()).flat_map(|order| &order.slots).copied().collect();
+        let share =
+            next.placement().continuum().map_or(0.0, |ring| ring.share(&moving.into_iter().collect::<Vec<_>>()));
         let note = format!("about {:.1} % of the keys move: those that the list puts at another server", share * 100.0);
         if dry_run {
             let plan = self.moves.accept_unless(true, &next, planned)?;
             return Ok(PlanReport { notes: [note].into_iter().chain(plan.notes).collect(), ..plan });
         }
         if is_new && let Err(refused) = self.moves.nobody_is_ejected() {
-            // The ejected server may leave the list and come back before this one is followed. Its slots are with others then, by no list.
+            // The ejected server may leave the list and come back before this one is followed. Its slots are with
+            // others then, by no list.
             self.ring.set_behind(&self.store, true)?;
             return Err(refused);
         }
@@ -240,7 +262,8 @@ fn in_list(list: &[Server], name: &str) -> bool {
     list.iter().any(|server| server.name == name)
 }
 
-/// The shifts that bring slots to the servers to which the ring gives them. `wanted`: of a slot, and of the name of its owner.
+/// The shifts that bring slots to the servers to which the ring gives them. `wanted`: of a slot, and of the name of its
+/// owner.
 fn to_homes(topology: &Topology, wanted: impl Fn(Slot, &str) -> bool) -> Vec<Shift> {
     let Some(ring) = topology.placement().continuum() else { return Vec::new() };
     let numbers: BTreeMap<&str, NodeId> = topology.nodes().map(|node| (node.name.as_str(), node.id)).collect();

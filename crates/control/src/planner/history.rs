@@ -1,4 +1,5 @@
-//! Decisions, with what they were made on: each is a document of its own in the state directory, and the newest takes the place of the oldest.
+//! Decisions, with what they were made on: each is a document of its own in the state directory, and the newest takes
+//! the place of the oldest.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -34,7 +35,11 @@ impl Decision {
 
     /// The same with nothing of what it was made on but the knobs.
     fn in_short(self) -> Self {
-        Self { problem: Problem { knobs: self.problem.knobs, ..Problem::default() }, previous: Previous::default(), ..self }
+        Self {
+            problem: Problem { knobs: self.problem.knobs, ..Problem::default() },
+            previous: Previous::default(),
+            ..self
+        }
     }
 }
 

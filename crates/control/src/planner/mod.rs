@@ -1,10 +1,12 @@
 //! Watches the load, decides by [`switchyard_policy::planner`], has moves begun, and looks at what came of them.
 //!
-//! It has the memory that the policy has not: the looks of the window, the latest moves, the budget spent, and the decisions with their numbers.
-//! It begins nothing itself: [`crate::operator`] makes the orders, with the same checks as for people.
+//! It has the memory that the policy has not: the looks of the window, the latest moves, the budget spent, and the
+//! decisions with their numbers. It begins nothing itself: [`crate::operator`] makes the orders, with the same checks
+//! as for people.
 //!
-//! One decision at a time is carried out. When its moves have ended and a window has passed, the load is compared with what was predicted. A decision that did not help is taken
-//! back, and after three in a row nothing more is done until an operator says so. A plan that a person applied is compared, too, and never taken back.
+//! One decision at a time is carried out. When its moves have ended and a window has passed, the load is compared with
+//! what was predicted. A decision that did not help is taken back, and after three in a row nothing more is done until
+//! an operator says so. A plan that a person applied is compared, too, and never taken back.
 //!
 //! A restart finds budgets, cooldowns and the decision under way in the history.
 
@@ -23,8 +25,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use switchyard_policy::load::ObservedLoad;
 use switchyard_policy::planner::{
-    Effect, Knobs, Name, Node, Plan, Policy, Previous, Problem, Review, State, Step, Verdict, What, fullest_at, nodes_of, review, solve,
-    take_back,
+    Effect, Knobs, Name, Node, Plan, Policy, Previous, Problem, Review, State, Step, Verdict, What, fullest_at,
+    nodes_of, review, solve, take_back,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology};
 use switchyard_resp::units::describe_size;
@@ -46,7 +48,8 @@ const LOOKS_FOR: Duration = Duration::from_secs(60);
 const KEY_RESTS: Duration = Duration::from_secs(60);
 const SLOT_RESTS: Duration = Duration::from_secs(300);
 
-/// Decisions of so long raise the evidence for the next one at their nodes, so that a noisy load moves little to and fro.
+/// Decisions of so long raise the evidence for the next one at their nodes, so that a noisy load moves little to and
+/// fro.
 const STEADY_FOR: Duration = Duration::from_secs(300);
 
 /// A key that the planner has moved goes home when it has not been used to speak of for so long.
@@ -64,7 +67,8 @@ const OWN: &str = "planner";
 /// The author of a decision that takes back another one.
 const TAKES_BACK: &str = "planner: takes back";
 
-/// After a refusal nothing is begun at the node that it concerns, for so long at first and at most. It doubles each time.
+/// After a refusal nothing is begun at the node that it concerns, for so long at first and at most. It doubles each
+/// time.
 const REFUSED_RESTS: Duration = Duration::from_secs(10);
 const REFUSED_RESTS_MAX: Duration = Duration::from_secs(600);
 
@@ -140,14 +144,16 @@ impl Default for PlannerConfig {
 struct Kept {
     /// Somebody has switched all automation off.
     is_off: bool,
-    /// Keys that the planner has moved away from their slots. A key that lives anywhere else was placed by an operator, and stays.
+    /// Keys that the planner has moved away from their slots. A key that lives anywhere else was placed by an operator,
+    /// and stays.
     relocated: Relocated,
     /// The number of decisions that have failed in a row.
     #[serde(default)]
     failures: u32,
 }
 
-/// Keys by name, each with the node that the planner has moved it to. `None`: an earlier version did not record the node.
+/// Keys by name, each with the node that the planner has moved it to. `None`: an earlier version did not record the
+/// node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Vec<Record>", into = "Vec<Record>")]
 struct Relocated(BTreeMap<Name, Option<NodeId>>);
@@ -338,7 +344,8 @@ impl Planner {
     }
 
     fn keep(&self, inner: &mut Inner, kept: Kept) -> Result<(), String> {
-        crate::store::save_as(&*self.store, KEPT, &kept).map_err(|error| format!("the planner cannot keep what it did: {error}"))?;
+        crate::store::save_as(&*self.store, KEPT, &kept)
+            .map_err(|error| format!("the planner cannot keep what it did: {error}"))?;
         inner.kept = kept;
         Ok(())
     }
@@ -354,14 +361,15 @@ impl Planner {
         while inner.seen.get(1).is_some_and(|seen| now.saturating_duration_since(seen.at) >= kept) {
             inner.seen.pop_front();
         }
-        let used: BTreeMap<&[u8], f64> =
-            load.keys.iter().flat_map(|node| &node.keys).filter_map(|hot| Some((hot.name.key()?, hot.rates.commands()))).fold(
-                BTreeMap::new(),
-                |mut used, (key, rate)| {
-                    *used.entry(key).or_default() += rate;
-                    used
-                },
-            );
+        let used: BTreeMap<&[u8], f64> = load
+            .keys
+            .iter()
+            .flat_map(|node| &node.keys)
+            .filter_map(|hot| Some((hot.name.key()?, hot.rates.commands())))
+            .fold(BTreeMap::new(), |mut used, (key, rate)| {
+                *used.entry(key).or_default() += rate;
+                used
+            });
         let is_cold = |key: &Name| used.get(&**key).is_none_or(|rate| *rate < mean * COLD);
         let Inner { kept, cold, .. } = &mut *inner;
         cold.retain(|key, _| kept.relocated.0.contains_key(key) && is_cold(key));
@@ -371,7 +379,13 @@ impl Planner {
     }
 
     /// The problem to decide, with the latest moves.
-    pub(crate) fn problem(&self, now: Instant, topology: &Topology, load: &ObservedLoad, around: &Around) -> (Problem, Previous) {
+    pub(crate) fn problem(
+        &self,
+        now: Instant,
+        topology: &Topology,
+        load: &ObservedLoad,
+        around: &Around,
+    ) -> (Problem, Previous) {
         let mut inner = self.inner();
         inner.forget(now);
         let (knobs, cold) = (inner.knobs(now), inner.cold_now(now));
@@ -382,13 +396,22 @@ impl Planner {
         for node in problem.nodes.iter_mut().filter(|node| node.state == State::Ready).filter(rests) {
             node.state = State::Busy;
         }
-        let previous =
-            Previous { keys: inner.keys.keys().cloned().collect(), slots: inner.slots.keys().copied().collect(), over: inner.over.clone() };
+        let previous = Previous {
+            keys: inner.keys.keys().cloned().collect(),
+            slots: inner.slots.keys().copied().collect(),
+            over: inner.over.clone(),
+        };
         (problem, previous)
     }
 
     /// Looks at how it stands: what to do next by itself. `is_open`: a move is not over.
-    pub(crate) fn step(&self, now: Instant, problem: &Problem, previous: Previous, is_open: impl Fn(MoveId) -> bool) -> Next {
+    pub(crate) fn step(
+        &self,
+        now: Instant,
+        problem: &Problem,
+        previous: Previous,
+        is_open: impl Fn(MoveId) -> bool,
+    ) -> Next {
         let mut inner = self.inner();
         // As it stood before: also the last of several failures is taken back.
         let acts = inner.acts(now);
@@ -408,8 +431,12 @@ impl Planner {
             return Next::Rest;
         }
         let acts = inner.acts(now) && !plan.steps.is_empty();
-        let ways: Vec<(NodeId, NodeId)> = plan.steps.iter().map(|step| (step.from, step.to)).collect::<BTreeSet<_>>().into_iter().collect();
-        let is_news = inner.noted.as_ref().is_none_or(|(at, known)| now.saturating_duration_since(*at) >= NOTED_EVERY && *known != ways);
+        let ways: Vec<(NodeId, NodeId)> =
+            plan.steps.iter().map(|step| (step.from, step.to)).collect::<BTreeSet<_>>().into_iter().collect();
+        let is_news = inner
+            .noted
+            .as_ref()
+            .is_none_or(|(at, known)| now.saturating_duration_since(*at) >= NOTED_EVERY && *known != ways);
         if !acts && !is_news {
             return Next::Rest;
         }
@@ -418,7 +445,8 @@ impl Planner {
         if acts { Next::Begin(id, plan) } else { Next::Rest }
     }
 
-    /// Decisions whose moves are over are compared with what was predicted. The plan that takes one back, if `acts` and there is reason to.
+    /// Decisions whose moves are over are compared with what was predicted. The plan that takes one back, if `acts` and
+    /// there is reason to.
     fn look_back(
         &self,
         inner: &mut Inner,
@@ -432,7 +460,9 @@ impl Planner {
         for mut change in std::mem::take(&mut inner.at_work) {
             match &change.stage {
                 Stage::Moves(moves) if moves.iter().any(|id| is_open(*id)) => inner.at_work.push(change),
-                Stage::Moves(_) if change.kind == Kind::Homecoming => inner.history.ended(&self.store, change.decision, "done".to_owned()),
+                Stage::Moves(_) if change.kind == Kind::Homecoming => {
+                    inner.history.ended(&self.store, change.decision, "done".to_owned())
+                }
                 Stage::Moves(_) => {
                     change.stage = Stage::Settles(settled_at);
                     inner.at_work.push(change);
@@ -445,7 +475,14 @@ impl Planner {
     }
 
     /// Notes the outcome of a decision; the plan that takes it back, if any.
-    fn judge(&self, inner: &mut Inner, now: Instant, acts: bool, problem: &Problem, change: &Change) -> Option<(u64, Plan)> {
+    fn judge(
+        &self,
+        inner: &mut Inner,
+        now: Instant,
+        acts: bool,
+        problem: &Problem,
+        change: &Change,
+    ) -> Option<(u64, Plan)> {
         let went = |effect: Effect| {
             let requests = (effect.promised > 0.0).then(|| {
                 format!(
@@ -457,7 +494,11 @@ impl Planner {
                 )
             });
             let bytes = effect.bytes.map(|(promised, relief)| {
-                format!("{} of {} left the nodes with too little memory", describe_size(relief), describe_size(promised))
+                format!(
+                    "{} of {} left the nodes with too little memory",
+                    describe_size(relief),
+                    describe_size(promised)
+                )
             });
             requests.into_iter().chain(bytes).collect::<Vec<_>>().join("; ")
         };
@@ -470,9 +511,11 @@ impl Planner {
             Review::Unclear => "not-compared",
         });
         let (outcome, back) = match (review, change.kind) {
-            (Review::Unclear, _) => {
-                ("its moves are over; one of its nodes is down or takes part in another move, so nothing was compared".to_owned(), None)
-            }
+            (Review::Unclear, _) => (
+                "its moves are over; one of its nodes is down or takes part in another move, so nothing was compared"
+                    .to_owned(),
+                None,
+            ),
             (Review::Gone(effect), _) => (format!("{}; the load that was moved has ended", went(effect)), None),
             (Review::Helped(effect), kind) => {
                 failures = if kind == Kind::Own { 0 } else { failures };
@@ -480,7 +523,8 @@ impl Planner {
             }
             (Review::Unhelpful(effect), Kind::Own) => {
                 failures += 1;
-                let back = if acts { take_back(problem, &change.plan.steps) } else { Err("the planner does not act now") };
+                let back =
+                    if acts { take_back(problem, &change.plan.steps) } else { Err("the planner does not act now") };
                 match back {
                     Ok(plan) => (format!("{}: it has failed, and is taken back", went(effect)), Some(plan)),
                     Err(why) => (format!("{}: it has failed, and stays: {why}", went(effect)), None),
@@ -515,7 +559,9 @@ impl Planner {
     /// The moves of a decision were begun.
     pub(crate) fn begun(&self, now: Instant, decision: u64, before: f64, moves: Vec<MoveId>) {
         let mut inner = self.inner();
-        let Some(Decision { by, plan, .. }) = inner.history.begun(&self.store, decision, moves.iter().map(|id| id.0).collect()) else {
+        let Some(Decision { by, plan, .. }) =
+            inner.history.begun(&self.store, decision, moves.iter().map(|id| id.0).collect())
+        else {
             return;
         };
         let kind = Kind::of(&by, &plan);
@@ -546,15 +592,17 @@ impl Planner {
         inner.history.ended(&self.store, decision, format!("refused: {why}"));
     }
 
-    /// Forgets keys that no longer live at the node that the planner has moved them to: they have returned to their slots, or an operator has moved them. `node_of`: the
-    /// node of a key that lives away from its slot. Keys of a decision in progress may be on their way.
+    /// Forgets keys that no longer live at the node that the planner has moved them to: they have returned to their
+    /// slots, or an operator has moved them. `node_of`: the node of a key that lives away from its slot. Keys of a
+    /// decision in progress may be on their way.
     pub(crate) fn keep_relocated(&self, node_of: impl Fn(&[u8]) -> Option<NodeId>) {
         let mut inner = self.inner();
         let key_of = |step: &Step| match &step.what {
             What::Key { key, .. } => Some(key.clone()),
             What::Slots(_) => None,
         };
-        let moving: BTreeSet<Name> = inner.at_work.iter().flat_map(|change| change.plan.steps.iter().filter_map(key_of)).collect();
+        let moving: BTreeSet<Name> =
+            inner.at_work.iter().flat_map(|change| change.plan.steps.iter().filter_map(key_of)).collect();
         let mut relocated = inner.kept.relocated.clone();
         relocated.0.retain(|key, node| {
             if moving.contains(key) {
@@ -670,6 +718,11 @@ impl Inner {
             return BTreeSet::new();
         }
         let is_due = |since: &Instant| now.saturating_duration_since(*since) >= COLD_AFTER;
-        self.cold.iter().filter(|(_, since)| is_due(since)).map(|(key, _)| key.clone()).take(self.config.keys_per_minute).collect()
+        self.cold
+            .iter()
+            .filter(|(_, since)| is_due(since))
+            .map(|(key, _)| key.clone())
+            .take(self.config.keys_per_minute)
+            .collect()
     }
 }

@@ -79,7 +79,8 @@ pub(super) struct Looks<'l> {
     /// Oldest first.
     pub(super) seen: &'l VecDeque<Seen>,
     pub(super) window: Duration,
-    /// The number of latest decisions that concerned a node. Each adds [`ERRORS`] to the evidence that its next one needs.
+    /// The number of latest decisions that concerned a node. Each adds [`ERRORS`] to the evidence that its next one
+    /// needs.
     pub(super) decisions: &'l dyn Fn(NodeId) -> usize,
 }
 
@@ -97,16 +98,20 @@ pub(super) fn problem(
     let newest = || seen.iter().rev();
     let alike = newest().take_while(|look| seen.back().is_some_and(|last| last.epoch == look.epoch)).count();
     // Loads that span the window: one more than begin within it.
-    let in_window = newest().take_while(|look| seen.back().is_some_and(|last| last.at - look.at <= window.mul_f64(0.9))).count() + 1;
+    let in_window =
+        newest().take_while(|look| seen.back().is_some_and(|last| last.at - look.at <= window.mul_f64(0.9))).count()
+            + 1;
     let nodes: Vec<Node> = topology
         .nodes()
         .map(|node| {
             let id = node.id;
             let capacity = around.capacities.get(&id).copied();
-            // The limit of a node without a capacity is a part of all load, which may vary by itself: so does the load that is compared with it.
+            // The limit of a node without a capacity is a part of all load, which may vary by itself: so does the load
+            // that is compared with it.
             let all = |look: &Seen| look.nodes.values().sum::<f64>().max(1e-9);
             let scale = |look: &Seen| if capacity.is_some() { 1.0 } else { seen.back().map_or(1.0, all) / all(look) };
-            let loads: Vec<f64> = seen.iter().map(|look| look.nodes.get(&id).copied().unwrap_or_default() * scale(look)).collect();
+            let loads: Vec<f64> =
+                seen.iter().map(|look| look.nodes.get(&id).copied().unwrap_or_default() * scale(look)).collect();
             let server = load.nodes.get(&id).copied().unwrap_or_default();
             let state = match () {
                 () if around.down.contains(&id) => State::Down,
@@ -134,9 +139,13 @@ pub(super) fn problem(
         *explained.entry(key.at).or_default() += key.reads + key.writes;
     }
     let mean = nodes.iter().map(|node| node.load).sum::<f64>() / nodes.len().max(1) as f64;
-    let is_full = |node: &&Node| node.load > node.capacity.map_or(mean, |capacity| capacity / 2.0) || is_short_of_memory(node);
-    let mut owned: BTreeMap<NodeId, Vec<Slot>> =
-        nodes.iter().filter(|node| node.state == State::Leaving || is_full(node)).map(|node| (node.id, Vec::new())).collect();
+    let is_full =
+        |node: &&Node| node.load > node.capacity.map_or(mean, |capacity| capacity / 2.0) || is_short_of_memory(node);
+    let mut owned: BTreeMap<NodeId, Vec<Slot>> = nodes
+        .iter()
+        .filter(|node| node.state == State::Leaving || is_full(node))
+        .map(|node| (node.id, Vec::new()))
+        .collect();
     for slot in topology.slots() {
         if let Some(owned) = owned.get_mut(&topology.owner(slot)) {
             owned.push(slot);
@@ -149,7 +158,8 @@ pub(super) fn problem(
         // Nobody counts the bytes of a slot: its part of what the node has.
         let bytes = node.memory.map_or(0, |(used, _)| used) / owned.len().max(1) as u64;
         let rest = |slot: Slot| (load.slot(slot).commands - of_keys.get(&slot).copied().unwrap_or_default()).max(0.0);
-        // Every request is for some key. The requests that no listed key explains are spread over the slots, in the measured proportions.
+        // Every request is for some key. The requests that no listed key explains are spread over the slots, in the
+        // measured proportions.
         let explained = explained.get(&node.id).copied().unwrap_or_default();
         let measured: f64 = owned.iter().copied().map(rest).sum();
         let unexplained = (node.load - explained).max(0.0);
@@ -167,7 +177,8 @@ pub(super) fn problem(
         };
         let gives_all = is_left || is_short_of_memory(node);
         let is_worth_it = |slot: &SlotAt| gives_all || slot.load > 0.0 || of_keys.contains_key(&slot.slot);
-        let mut own: Vec<SlotAt> = owned.into_iter().filter(|slot| topology.transit(*slot).is_none()).map(at).filter(is_worth_it).collect();
+        let mut own: Vec<SlotAt> =
+            owned.into_iter().filter(|slot| topology.transit(*slot).is_none()).map(at).filter(is_worth_it).collect();
         if !is_left && own.len() > SLOTS {
             let busy = |slot: &SlotAt| slot.load + of_keys.get(&slot.slot).copied().unwrap_or_default();
             own.sort_by(|one, other| busy(other).total_cmp(&busy(one)).then(one.slot.cmp(&other.slot)));
@@ -193,12 +204,16 @@ fn keys(topology: &Topology, load: &ObservedLoad, around: &Around, cold: &BTreeS
         let (at, home, is_cold) = (topology.lives_at(key), topology.owner(slot), cold.contains(key));
         KeyAt { key: key.into(), slot, at, home, reads: 0.0, writes: 0.0, copied: 0.0, bytes: 0, is_cold, stays }
     };
-    // A weighed rate lags behind a key that has just become hot. The segment that found the key counts, too: `seconds` begin at its end.
+    // A weighed rate lags behind a key that has just become hot. The segment that found the key counts, too: `seconds`
+    // begin at its end.
     let seconds = |hot: &Hot| hot.seconds + 1.0;
     let known_part = |hot: &Hot| 1.0 - HALF.powf(seconds(hot));
     // The keys of a hash tag are one load: they move together, and are certain together.
-    let unit = |key: &[u8]| topology.placement().hash_tag(key).map_or((key.into(), false), |tag| (Name::from(tag), true));
-    let named = || load.keys.iter().flat_map(|node| node.keys.iter().filter_map(|hot| Some((node.one_in, hot, hot.name.key()?))));
+    let unit =
+        |key: &[u8]| topology.placement().hash_tag(key).map_or((key.into(), false), |tag| (Name::from(tag), true));
+    let named = || {
+        load.keys.iter().flat_map(|node| node.keys.iter().filter_map(|hot| Some((node.one_in, hot, hot.name.key()?))))
+    };
     let mut rates: BTreeMap<(Name, bool), SampledRate> = BTreeMap::new();
     for (one_in, hot, name) in named() {
         let time = seconds(hot).clamp(RATE_SECONDS.0, RATE_SECONDS.1);
@@ -209,7 +224,8 @@ fn keys(topology: &Topology, load: &ObservedLoad, around: &Around, cold: &BTreeS
         let of = |rate: f64| rate / known_part(hot);
         let uses = hot.rates.commands().max(1e-9);
         let known = keys.entry(name.into()).or_insert_with(|| key_at(name));
-        (known.reads, known.writes) = (known.reads + of(hot.rates.reads) * certain, known.writes + of(hot.rates.writes) * certain);
+        (known.reads, known.writes) =
+            (known.reads + of(hot.rates.reads) * certain, known.writes + of(hot.rates.writes) * certain);
         known.bytes += (hot.rates.bytes / uses).max(hot.rates.reply_bytes / uses) as u64;
         let is_new = hot.seconds < COPIED_WITHIN;
         if around.copies && is_new && of(hot.rates.reads - READS_FOR_A_WRITE * hot.rates.writes) >= COPIED_READS {
@@ -220,7 +236,9 @@ fn keys(topology: &Topology, load: &ObservedLoad, around: &Around, cold: &BTreeS
     for key in cold {
         keys.entry(key.clone()).or_insert_with(|| key_at(key));
     }
-    for (leaver, (key, at)) in around.leaving.iter().flat_map(|node| topology.exceptions().map(move |exception| (*node, exception))) {
+    for (leaver, (key, at)) in
+        around.leaving.iter().flat_map(|node| topology.exceptions().map(move |exception| (*node, exception)))
+    {
         if at == leaver {
             keys.entry((**key).into()).or_insert_with(|| key_at(key));
         }

@@ -48,7 +48,10 @@ impl Rest {
             ),
             Self::Waits { decision, moves } => {
                 let moves: Vec<String> = moves.iter().map(|id| id.0.to_string()).collect();
-                format!("it waits for decision {decision}: not all of its moves ({}) have ended (`switchyard moves`)", moves.join(", "))
+                format!(
+                    "it waits for decision {decision}: not all of its moves ({}) have ended (`switchyard moves`)",
+                    moves.join(", ")
+                )
             }
         }
     }

@@ -29,8 +29,18 @@ fn problem(loads: [f64; 2], at: u16) -> Problem {
         state: State::Ready,
     };
     let (slot, at, home) = (Slot::new(7).expect("a slot"), NodeId(at), NodeId(0));
-    let key =
-        KeyAt { key: b"k"[..].into(), slot, at, home, reads: 0.0, writes: 400.0, copied: 0.0, bytes: 100, is_cold: false, stays: None };
+    let key = KeyAt {
+        key: b"k"[..].into(),
+        slot,
+        at,
+        home,
+        reads: 0.0,
+        writes: 400.0,
+        copied: 0.0,
+        bytes: 100,
+        is_cold: false,
+        stays: None,
+    };
     let knobs = Knobs { least_set: Some(100.0), ..Knobs::default() };
     Problem { nodes: [(0, loads[0]), (1, loads[1])].map(node).to_vec(), slots: Vec::new(), keys: vec![key], knobs }
 }
@@ -92,7 +102,8 @@ fn a_decision_that_did_not_help_is_taken_back_once() {
     // That does not help either: it is no decision to be taken back in turn.
     bench.compare(&problem([1300.0, 900.0], 0));
     assert!(bench.outcome(second).starts_with("the fullest of its nodes went"), "{}", bench.outcome(second));
-    let takes_back = bench.planner.decisions().into_iter().filter(|(_, decision)| Planner::takes_back(&decision.by)).count();
+    let takes_back =
+        bench.planner.decisions().into_iter().filter(|(_, decision)| Planner::takes_back(&decision.by)).count();
     assert_eq!(takes_back, 1);
 }
 
@@ -126,7 +137,8 @@ fn a_key_that_an_operator_has_moved_is_no_longer_the_planners() {
 
 #[test]
 fn keys_recorded_without_a_node_are_taken_over() {
-    let kept: Kept = serde_json::from_str(r#"{"is_off": false, "relocated": [[107]]}"#).expect("the format of an earlier version");
+    let kept: Kept =
+        serde_json::from_str(r#"{"is_off": false, "relocated": [[107]]}"#).expect("the format of an earlier version");
     let bench = Bench::new();
     bench.planner.inner().kept = kept;
     bench.planner.keep_relocated(|_| Some(NodeId(2)));
@@ -184,7 +196,12 @@ fn failures_in_a_row_lead_to_growing_pauses() {
 #[test]
 fn the_budget_of_a_minute_comes_back_after_it() {
     let mut bench = Bench::new();
-    bench.planner.tune(&PlannerConfig { mode: Mode::On, keys_per_minute: 1, bytes_per_hour: 100, ..PlannerConfig::default() });
+    bench.planner.tune(&PlannerConfig {
+        mode: Mode::On,
+        keys_per_minute: 1,
+        bytes_per_hour: 100,
+        ..PlannerConfig::default()
+    });
     bench.begins(&before());
     let left = |after: u64| {
         let mut inner = bench.planner.inner();
@@ -216,7 +233,9 @@ fn a_restart_remembers_budgets_cooldowns_and_what_is_at_work() {
     let outcome = again.decision(id).and_then(|decision| decision.outcome);
     assert_eq!(
         outcome.as_deref(),
-        Some("the fullest of its nodes went from 122 to 78 % of its limit, and 400 of 400 requests/s left the nodes that it relieved")
+        Some(
+            "the fullest of its nodes went from 122 to 78 % of its limit, and 400 of 400 requests/s left the nodes that it relieved"
+        )
     );
 }
 
@@ -283,7 +302,8 @@ fn a_new_key_counts_for_what_is_certain_of_it() {
         let load = ObservedLoad { keys: board.nodes(10).collect(), ..ObservedLoad::default() };
         let seen = VecDeque::new();
         let looks = Looks { seen: &seen, window: Duration::from_secs(3), decisions: &|_| 0 };
-        let problem = problem::problem(&topology, &load, &looks, &Around::default(), &BTreeSet::new(), Knobs::default());
+        let problem =
+            problem::problem(&topology, &load, &looks, &Around::default(), &BTreeSet::new(), Knobs::default());
         let writes = problem.keys[0].writes;
         // The lower bound: three seconds of data at most, and no sampling.
         let least = 3000.0 - 2.0 * (3000.0 / f64::from(second.min(3))).sqrt();
@@ -291,8 +311,8 @@ fn a_new_key_counts_for_what_is_certain_of_it() {
     }
 }
 
-/// Three nodes with 40 Zipf keys (about 1,000 requests/s per node), whose rates are drawn again each second: from nothing to twice the mean.
-/// Decisions are carried out at once.
+/// Three nodes with 40 Zipf keys (about 1,000 requests/s per node), whose rates are drawn again each second: from
+/// nothing to twice the mean. Decisions are carried out at once.
 #[test]
 fn noise_of_five_minutes_leads_to_two_decisions_at_most() {
     const KEYS: usize = 40;
@@ -367,11 +387,17 @@ fn slots_promise_no_more_than_what_no_key_explains() {
         rates: Rates { writes, ..Rates::default() },
     };
     let node = topology.owner(topology.slot_of(b"hot"));
-    let lucky = (0..).map(|number| format!("key:{number}")).filter(|key| topology.owner(topology.slot_of(key.as_bytes())) == node);
-    let keys = std::iter::once(hot("hot".to_owned(), 3500.0, 60.0)).chain(lucky.take(200).map(|key| hot(key, 16.0, 0.0))).collect();
+    let lucky = (0..)
+        .map(|number| format!("key:{number}"))
+        .filter(|key| topology.owner(topology.slot_of(key.as_bytes())) == node);
+    let keys = std::iter::once(hot("hot".to_owned(), 3500.0, 60.0))
+        .chain(lucky.take(200).map(|key| hot(key, 16.0, 0.0)))
+        .collect();
     let slots = topology.slots().map(|slot| match slot {
         _ if topology.owner(slot) != node => SlotLoad::default(),
-        _ if slot == topology.slot_of(b"hot") => SlotLoad { commands: 3500.0, writes: 3500.0, bytes: 0.0, noise: 5600.0 },
+        _ if slot == topology.slot_of(b"hot") => {
+            SlotLoad { commands: 3500.0, writes: 3500.0, bytes: 0.0, noise: 5600.0 }
+        }
         // A quarter of the slots had one sample of 16 in the last ten seconds.
         _ if slot.number() % 4 == 0 => SlotLoad { commands: 3.2, writes: 3.2, bytes: 0.0, noise: 10.0 },
         _ => SlotLoad::default(),
@@ -379,13 +405,15 @@ fn slots_promise_no_more_than_what_no_key_explains() {
     let mut load = ObservedLoad { slots: slots.collect(), ..ObservedLoad::default() };
     load.keys = vec![HotNode { node, uses: 4333.0, hits: 0.0, one_in: 16, keys }];
     let requests = |node| NodeLoad { requests: Some(node), ..NodeLoad::default() };
-    load.nodes = topology.nodes().map(|other| (other.id, requests(if other.id == node { 4333.0 } else { 833.0 }))).collect();
+    load.nodes =
+        topology.nodes().map(|other| (other.id, requests(if other.id == node { 4333.0 } else { 833.0 }))).collect();
     let bench = Bench::new();
     bench.planner.tune(&PlannerConfig { mode: Mode::On, least: Some(500), ..PlannerConfig::default() });
     for second in 0..8 {
         bench.planner.note(bench.now + Duration::from_secs(second), &topology, &load);
     }
-    let (problem, previous) = bench.planner.problem(bench.now + Duration::from_secs(8), &topology, &load, &Around::default());
+    let (problem, previous) =
+        bench.planner.problem(bench.now + Duration::from_secs(8), &topology, &load, &Around::default());
     let certain: f64 = problem.keys.iter().map(|key| key.writes).sum();
     assert!(problem.keys.iter().all(|key| key.writes == 0.0 || &*key.key == b"hot"), "one sample is no load");
     let promised: f64 = problem.slots.iter().filter(|slot| slot.at == node).map(|slot| slot.load).sum();

@@ -1,4 +1,5 @@
-//! The planner's thread, and the one that makes keys follow a new list of servers. Two, so that an error in planning does not stop a list from being followed.
+//! The planner's thread, and the one that makes keys follow a new list of servers. Two, so that an error in planning
+//! does not stop a list from being followed.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -32,6 +33,9 @@ impl PlannerThread {
             };
             threads.repeat(name, move || paced.planner_interval(), body).context("cannot start a thread")
         };
-        Ok(Self { _list: repeat("server-list", Operator::follow_list)?, _planner: repeat(PLANNER, Operator::look_and_plan)? })
+        Ok(Self {
+            _list: repeat("server-list", Operator::follow_list)?,
+            _planner: repeat(PLANNER, Operator::look_and_plan)?,
+        })
     }
 }

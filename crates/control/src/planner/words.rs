@@ -1,6 +1,8 @@
 //! Decisions in words and numbers.
 
-use switchyard_policy::planner::{Advice, Alternative, Held, Name, Need, Outlook, Plan, Policy, Price, Step, Verdict, Way, What, Why};
+use switchyard_policy::planner::{
+    Advice, Alternative, Held, Name, Need, Outlook, Plan, Policy, Price, Step, Verdict, Way, What, Why,
+};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::units::{counted, describe_size};
 
@@ -75,7 +77,11 @@ impl Words<'_> {
     /// In one sentence: what is wrong, and what is done about it.
     fn says(&self, plan: &Plan) -> String {
         match self.memory(plan) {
-            Some(memory) if plan.steps.iter().all(|step| step.need == Need::Memory) && !plan.nodes.iter().any(is_over) => memory,
+            Some(memory)
+                if plan.steps.iter().all(|step| step.need == Need::Memory) && !plan.nodes.iter().any(is_over) =>
+            {
+                memory
+            }
             Some(memory) => format!("{}; {memory}", self.load(plan)),
             None => self.load(plan),
         }
@@ -87,12 +93,17 @@ impl Words<'_> {
         let relieved: Vec<&Step> = plan.steps.iter().filter(|step| step.need == Need::Memory).collect();
         let fullest = plan.nodes.iter().filter(|node| full(node).is_some()).max_by_key(|node| node.memory)?;
         let (used, limit) = fullest.memory?;
-        let wrong =
-            format!("{} uses {} of memory, and its limit is {}", (self.name)(fullest.node), describe_size(used), describe_size(limit));
+        let wrong = format!(
+            "{} uses {} of memory, and its limit is {}",
+            (self.name)(fullest.node),
+            describe_size(used),
+            describe_size(limit)
+        );
         if relieved.is_empty() {
             return Some(wrong);
         }
-        let slots: usize = relieved.iter().map(|step| if let What::Slots(slots) = &step.what { slots.len() } else { 0 }).sum();
+        let slots: usize =
+            relieved.iter().map(|step| if let What::Slots(slots) = &step.what { slots.len() } else { 0 }).sum();
         let bytes = describe_size(relieved.iter().map(|step| step.bytes).sum());
         Some(format!("{wrong}: moving {} ({bytes}) to nodes with room helps", counted(slots, "slot")))
     }
@@ -107,7 +118,12 @@ impl Words<'_> {
         let wrong = match fullest {
             None => "no node is over its limit".to_owned(),
             Some(node) => {
-                format!("{} has {:.0} requests in a second, and its limit is {:.0}", (self.name)(node.node), node.before, node.limit)
+                format!(
+                    "{} has {:.0} requests in a second, and its limit is {:.0}",
+                    (self.name)(node.node),
+                    node.before,
+                    node.limit
+                )
             }
         };
         let Price { bytes, keys, slots, .. } = plan.price;
@@ -126,8 +142,12 @@ impl Words<'_> {
         let leaver = plan.steps.iter().find(|step| plan.verdict != Verdict::Fine && has_no_limit(step.from));
         if let Some(leaver) = leaver.map(|step| (self.name)(step.from)) {
             return match plan.verdict {
-                Verdict::Relieved => format!("moving {what} leaves {leaver} empty, and every other node under its limit"),
-                _ => format!("moving {what} leaves something at {leaver} or a node over its limit: not everything fits elsewhere now"),
+                Verdict::Relieved => {
+                    format!("moving {what} leaves {leaver} empty, and every other node under its limit")
+                }
+                _ => format!(
+                    "moving {what} leaves something at {leaver} or a node over its limit: not everything fits elsewhere now"
+                ),
             };
         }
         match (plan.verdict, plan.steps.is_empty()) {
@@ -139,7 +159,9 @@ impl Words<'_> {
                 format!("{wrong} any more: moving {what} takes those that were over it to their goal")
             }
             (Verdict::Relieved, false) => format!("{wrong}: moving {what} brings every node under its limit{after}"),
-            (Verdict::Partly, _) => format!("{wrong}: moving {what} helps{after}, and does not bring every node under its limit"),
+            (Verdict::Partly, _) => {
+                format!("{wrong}: moving {what} helps{after}, and does not bring every node under its limit")
+            }
             (Verdict::NoneFound, _) => format!("{wrong}, and no plan was found"),
         }
     }
@@ -152,7 +174,9 @@ impl Words<'_> {
             Why::Floor(least) => format!("it has fewer than {least:.0} requests/s (planner.min-requests)"),
             Why::Brief => "its excess is too short or too small to differ from noise (planner.window)".to_owned(),
             Why::Unsplittable => "one key or slot is too much alone".to_owned(),
-            Why::Cooldown => "the keys or slots that would help have just moved, and rest for one or five minutes".to_owned(),
+            Why::Cooldown => {
+                "the keys or slots that would help have just moved, and rest for one or five minutes".to_owned()
+            }
             Why::Budget => "the budget is spent (planner.max-keys-per-minute, max-bytes-per-hour)".to_owned(),
             Why::NoRoom => "nothing that may move fits elsewhere".to_owned(),
             Why::NoMemory => "no other node has memory for its slots: add a node, or raise maxmemory".to_owned(),
@@ -163,10 +187,15 @@ impl Words<'_> {
     fn advice(&self, advice: &Advice) -> String {
         match advice {
             Advice::AddNode { missing } => {
-                format!("all nodes together lack room for {missing:.0} requests in a second: add a node (`switchyard nodes add`)")
+                format!(
+                    "all nodes together lack room for {missing:.0} requests in a second: add a node (`switchyard nodes add`)"
+                )
             }
             Advice::RemoveNode { node } => {
-                format!("the others have room enough without {0}: it could go (`switchyard nodes drain {0}`)", (self.name)(*node))
+                format!(
+                    "the others have room enough without {0}: it could go (`switchyard nodes drain {0}`)",
+                    (self.name)(*node)
+                )
             }
             Advice::Unsplittable { key, slot, is_slot, at, load } => {
                 let slot = slot.map_or_else(|| "a slot".to_owned(), |slot| format!("slot {}", slot.number()));
@@ -178,7 +207,9 @@ impl Words<'_> {
                         self.key(key)
                     ),
                     (key, _) => {
-                        let tag = key.as_ref().map_or_else(String::new, |key| format!(" (the hash tag of {})", self.key(key)));
+                        let tag = key
+                            .as_ref()
+                            .map_or_else(String::new, |key| format!(" (the hash tag of {})", self.key(key)));
                         format!(
                             "the keys of {slot}{tag} at {at} have {load:.0} requests/s together, more than any node may have, and a slot cannot be split: nothing \
                              moves away from {at}. Use several hash tags for these keys, or none, or a faster server for them"
@@ -218,5 +249,10 @@ fn alternative(other: &Alternative) -> AlternativeReport {
         Way::CheapSlots => "cheap-slots",
         Way::Search => "search",
     };
-    AlternativeReport { way: way.to_owned(), relieves: other.relieves, price: price(other.price), fullest_percent: other.fullest * 100.0 }
+    AlternativeReport {
+        way: way.to_owned(),
+        relieves: other.relieves,
+        price: price(other.price),
+        fullest_percent: other.fullest * 100.0,
+    }
 }

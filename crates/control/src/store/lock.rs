@@ -1,8 +1,8 @@
 //! One process per state directory, by a lock that dies with the process.
 //!
-//! `flock` on a file of its own instead of the mere existence of a pid file: after a crash or a power cut nothing is left to clean
-//! up, and a pid that was given to another process misleads nobody. The pid is in the file only for the message. The file is never
-//! removed: a process that removed it could remove the one that another has just locked.
+//! `flock` on a file of its own instead of the mere existence of a pid file: after a crash or a power cut nothing is
+//! left to clean up, and a pid that was given to another process misleads nobody. The pid is in the file only for the
+//! message. The file is never removed: a process that removed it could remove the one that another has just locked.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
@@ -41,8 +41,9 @@ impl DirectoryLock {
         Ok(Self { file })
     }
 
-    /// Names the locked file on this boot of the machine's kernel: boot id, device and inode. A copy of the directory, and another machine, have another name. Two processes
-    /// that lock a file of one name exclude each other. `None` if the system does not report these.
+    /// Names the locked file on this boot of the machine's kernel: boot id, device and inode. A copy of the directory,
+    /// and another machine, have another name. Two processes that lock a file of one name exclude each other. `None` if
+    /// the system does not report these.
     pub(super) fn identity(&self) -> Option<String> {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         let file = rustix::fs::fstat(&self.file).ok()?;

@@ -1,8 +1,8 @@
 //! What survives a restart, behind one trait: a file in the state directory.
 //!
-//! The store is the authority on placement: the keys are where the stored map says, whatever the configuration lists now.
-//! So what is in doubt here is an error at start, never a fresh beginning: an unreadable store that was silently replaced
-//! by an even map would make keys disappear.
+//! The store is the authority on placement: the keys are where the stored map says, whatever the configuration lists
+//! now. So what is in doubt here is an error at start, never a fresh beginning: an unreadable store that was silently
+//! replaced by an even map would make keys disappear.
 
 mod lock;
 mod redb;
@@ -24,15 +24,15 @@ pub trait Store: Send + Sync {
     /// If the store cannot be read, or what it holds is not a topology.
     fn load_topology(&self) -> Result<Option<Topology>, StoreError>;
 
-    /// Makes `topology` the stored one. Its epoch must be above the stored one's; saving the stored one again is allowed and
-    /// does nothing.
+    /// Makes `topology` the stored one. Its epoch must be above the stored one's; saving the stored one again is
+    /// allowed and does nothing.
     ///
     /// # Errors
     /// If the stored epoch is as high or higher with another content, or the store cannot be written.
     fn save_topology(&self, topology: &Topology) -> Result<(), StoreError>;
 
-    /// Counts a start of the router: 1 for the first, one more each time. Tells this run's connections and records apart from those
-    /// of an earlier run.
+    /// Counts a start of the router: 1 for the first, one more each time. Tells this run's connections and records
+    /// apart from those of an earlier run.
     ///
     /// # Errors
     /// If the store cannot be written.
@@ -72,7 +72,8 @@ pub trait Store: Send + Sync {
     fn newest_version(&self) -> Option<String>;
 }
 
-/// What can go wrong with the store. What the system said is a part of the text, so it is no source beside that: who shows those as well would say it twice.
+/// What can go wrong with the store. What the system said is a part of the text, so it is no source beside that: who
+/// shows those as well would say it twice.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The state directory, or its lock file, cannot be made or opened.

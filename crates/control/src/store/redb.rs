@@ -1,9 +1,10 @@
 //! The embedded store: `state.redb` in the state directory.
 //!
-//! redb because a change of placement must be durable before its effect, atomically and with checksums, and because records of
-//! moves will need ordered tables; files written in place, or renamed over, give the first but not the last. The topology is one
-//! row of JSON in it, not a table of slots: it is small, replaced as a whole, and a person can read it. Keys that live elsewhere than their slots have a table: there
-//! may be tens of thousands, and a change writes only those that changed.
+//! redb because a change of placement must be durable before its effect, atomically and with checksums, and because
+//! records of moves will need ordered tables; files written in place, or renamed over, give the first but not the last.
+//! The topology is one row of JSON in it, not a table of slots: it is small, replaced as a whole, and a person can read
+//! it. Keys that live elsewhere than their slots have a table: there may be tens of thousands, and a change writes only
+//! those that changed.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -32,7 +33,8 @@ const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 const FORMAT_KEY: &str = "format";
 const INCARNATION_KEY: &str = "incarnation";
 
-/// Documents (JSON) by name: [`TOPOLOGY_KEY`], `primary:` with the name of a node, and `document:` with the name of one that others keep.
+/// Documents (JSON) by name: [`TOPOLOGY_KEY`], `primary:` with the name of a node, and `document:` with the name of one
+/// that others keep.
 const DOCUMENTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("documents");
 const TOPOLOGY_KEY: &str = "topology";
 
@@ -76,8 +78,13 @@ impl RedbStore {
         // A power cut must not take the file itself away after something in it was promised to be durable.
         File::open(directory).and_then(|directory| directory.sync_all()).map_err(access)?;
         let database = open_database(file).map_err(|error| error.at("open", &path))?;
-        let store =
-            Self { database: RwLock::new(Some(database)), file: path, saved: Mutex::default(), trouble: Mutex::default(), _lock: lock };
+        let store = Self {
+            database: RwLock::new(Some(database)),
+            file: path,
+            saved: Mutex::default(),
+            trouble: Mutex::default(),
+            _lock: lock,
+        };
         store.check_format()?;
         Ok(store)
     }
@@ -116,7 +123,9 @@ impl RedbStore {
 
     fn error(&self, failure: Failure, action: &'static str) -> StoreError {
         match failure {
-            Failure::Unknown(what) => StoreError::Unknown { file: self.file.clone(), what, version: self.newest_version() },
+            Failure::Unknown(what) => {
+                StoreError::Unknown { file: self.file.clone(), what, version: self.newest_version() }
+            }
             other => other.at(action, &self.file),
         }
     }
@@ -175,8 +184,8 @@ impl RedbStore {
         self.file.parent().unwrap_or(&self.file)
     }
 
-    /// Gives the database to `work`. After a failure of the disk, as when it is full, redb refuses everything until it is opened again; that is
-    /// done with the next use.
+    /// Gives the database to `work`. After a failure of the disk, as when it is full, redb refuses everything until it
+    /// is opened again; that is done with the next use.
     fn with<T>(&self, work: impl FnOnce(&Database) -> Result<T, Failure>) -> Result<T, Failure> {
         {
             let open = self.database.read().unwrap_or_else(PoisonError::into_inner);
@@ -192,7 +201,8 @@ impl RedbStore {
         }
         let mut open = self.database.write().unwrap_or_else(PoisonError::into_inner);
         if open.is_none() {
-            *open = Some(open_database(open_file(&self.file).map_err(|error| Failure::Database(redb::Error::Io(error)))?)?);
+            *open =
+                Some(open_database(open_file(&self.file).map_err(|error| Failure::Database(redb::Error::Io(error)))?)?);
         }
         match &*open {
             Some(database) => work(database),
@@ -272,8 +282,8 @@ impl Store for RedbStore {
         self.read(|transaction| {
             let table = transaction.open_table(DOCUMENTS)?;
             let Some(row) = table.get(primary_key(node).as_str())? else { return Ok(None) };
-            let stored: PrimaryDocument =
-                serde_json::from_slice(row.value()).map_err(|error| unfit(&format!("record of the primary of {node}"), &error))?;
+            let stored: PrimaryDocument = serde_json::from_slice(row.value())
+                .map_err(|error| unfit(&format!("record of the primary of {node}"), &error))?;
             let PrimaryDocument { primary, config_epoch, replication_id } = stored;
             Ok(Some(Record { primary, config_epoch, replication_id }))
         })
@@ -281,8 +291,8 @@ impl Store for RedbStore {
 
     fn save_primary(&self, node: &str, record: &Record<SocketAddr>) -> Result<(), StoreError> {
         let Record { primary, config_epoch, replication_id } = record.clone();
-        let document =
-            serde_json::to_vec(&PrimaryDocument { primary, config_epoch, replication_id }).expect("numbers and strings are always JSON");
+        let document = serde_json::to_vec(&PrimaryDocument { primary, config_epoch, replication_id })
+            .expect("numbers and strings are always JSON");
         self.write(|transaction| {
             transaction.open_table(DOCUMENTS)?.insert(primary_key(node).as_str(), document.as_slice())?;
             Ok(())
@@ -320,11 +330,12 @@ impl Store for RedbStore {
     }
 }
 
-/// A document that does not say what it should. The file has checksums: what is JSON and says more, or in another form, was written so by a
-/// version that knows more.
+/// A document that does not say what it should. The file has checksums: what is JSON and says more, or in another form,
+/// was written so by a version that knows more.
 fn unfit(document: &str, error: &serde_json::Error) -> Failure {
     let said = error.to_string();
-    let is_newer = error.is_data() && ["unknown ", "invalid type", "invalid length"].iter().any(|start| said.starts_with(start));
+    let is_newer =
+        error.is_data() && ["unknown ", "invalid type", "invalid length"].iter().any(|start| said.starts_with(start));
     let what = format!("its {document} cannot be read: {said}");
     if is_newer { Failure::Unknown(what) } else { Failure::Damaged(what) }
 }
@@ -357,17 +368,17 @@ fn open_file(path: &Path) -> io::Result<File> {
 
 /// Opens the file and checks all of it.
 ///
-/// redb checks its checksums by itself only after a crash; the file is small, and this is once per start. A damage that it stumbles on
-/// before it checks can make it panic (an index out of a range that the file declared), which is caught here because it means
-/// the same: nothing of the half-opened database is kept.
+/// redb checks its checksums by itself only after a crash; the file is small, and this is once per start. A damage that
+/// it stumbles on before it checks can make it panic (an index out of a range that the file declared), which is caught
+/// here because it means the same: nothing of the half-opened database is kept.
 fn open_database(file: File) -> Result<Database, Failure> {
     let open = || {
         let same = file.try_clone().map_err(redb::Error::Io)?;
         let mut database = Builder::new().set_cache_size(CACHE_BYTES).create_file(file)?;
         match database.check_integrity()? {
             true => {
-                // The file has holes, and is used again and again: with room for all of it, a disk that fills up does not keep the next start from being
-                // counted. Where there is no such room, it goes on without.
+                // The file has holes, and is used again and again: with room for all of it, a disk that fills up does
+                // not keep the next start from being counted. Where there is no such room, it goes on without.
                 let length = same.metadata().map_err(redb::Error::Io)?.len();
                 let _ = rustix::fs::fallocate(&same, rustix::fs::FallocateFlags::empty(), 0, length);
                 Ok(database)
@@ -375,7 +386,8 @@ fn open_database(file: File) -> Result<Database, Failure> {
             false => Err(Failure::Damaged("its checksums do not match its content".into())),
         }
     };
-    catch_unwind(AssertUnwindSafe(open)).unwrap_or_else(|_| Err(Failure::Damaged("its structure makes no sense".into())))
+    catch_unwind(AssertUnwindSafe(open))
+        .unwrap_or_else(|_| Err(Failure::Damaged("its structure makes no sense".into())))
 }
 
 /// What a transaction can end with, before it is known which file it was about.
@@ -433,13 +445,16 @@ struct Document {
     nodes: Vec<NodeDocument>,
     /// First slot, last slot, number of the owner.
     ranges: Vec<(u16, u16, u16)>,
-    /// Keys that live elsewhere than their slots, as the first version wrote them: the name in hexadecimal, and the number of the node.
+    /// Keys that live elsewhere than their slots, as the first version wrote them: the name in hexadecimal, and the
+    /// number of the node.
     #[serde(default, skip_serializing)]
     exceptions: Vec<(String, u16)>,
-    /// So many of them are in [`EXCEPTIONS`]. Programs that know nothing of that table do not know this field either, and refuse the file.
+    /// So many of them are in [`EXCEPTIONS`]. Programs that know nothing of that table do not know this field either,
+    /// and refuse the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     exceptions_apart: Option<usize>,
-    /// The continuum by which keys become slots, if that is not CRC16. The same holds for programs that know nothing of it.
+    /// The continuum by which keys become slots, if that is not CRC16. The same holds for programs that know nothing of
+    /// it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     continuum: Option<StoredContinuum>,
 }
@@ -490,8 +505,10 @@ fn decode(bytes: &[u8], apart: impl FnOnce() -> Result<Vec<Alone>, Failure>) -> 
     let bad = |what: String| Failure::Damaged(format!("its topology cannot be read: {what}"));
     let document: Document = serde_json::from_slice(bytes).map_err(|error| unfit("topology", &error))?;
     let nodes = document.nodes.into_iter().map(|node| Node { id: NodeId(node.id), name: node.name }).collect();
-    let ranges = document.ranges.into_iter().map(|(first, last, owner)| (NodeId(owner), RangeInclusive::new(first, last)));
-    let topology = Topology::from_parts(document.epoch, nodes, ranges, document.next_id).map_err(|error| bad(error.to_string()))?;
+    let ranges =
+        document.ranges.into_iter().map(|(first, last, owner)| (NodeId(owner), RangeInclusive::new(first, last)));
+    let topology = Topology::from_parts(document.epoch, nodes, ranges, document.next_id)
+        .map_err(|error| bad(error.to_string()))?;
     let topology = match document.continuum {
         None => topology,
         Some(stored) => {
@@ -571,8 +588,11 @@ mod tests {
     #[test]
     fn a_continuum_survives_a_restart_and_a_damaged_one_is_refused() {
         let dir = temporary();
-        let servers = |names: &[&str]| names.iter().map(|name| Server { name: (*name).to_owned(), weight: 2 }).collect::<Vec<_>>();
-        let continuum = Continuum::new(Scheme { tag: Some(*b"{}"), ..Scheme::default() }, servers(&["a", "b"])).expect("a continuum");
+        let servers = |names: &[&str]| {
+            names.iter().map(|name| Server { name: (*name).to_owned(), weight: 2 }).collect::<Vec<_>>()
+        };
+        let continuum = Continuum::new(Scheme { tag: Some(*b"{}"), ..Scheme::default() }, servers(&["a", "b"]))
+            .expect("a continuum");
         let first = Topology::on_continuum(continuum.into());
         let three = ["a", "b", "c"].map(str::to_owned);
         let joined = Topology::place(Some(&first), &three).expect("one joins").topology;
@@ -587,7 +607,8 @@ mod tests {
             store.save_topology(&joined.keys_handed_over(&[], [&key], other)).expect("saves");
             store.save_topology(&over).expect("saves");
         }
-        let stored = RedbStore::open(dir.path()).expect("opens again").load_topology().expect("reads").expect("there is one");
+        let stored =
+            RedbStore::open(dir.path()).expect("opens again").load_topology().expect("reads").expect("there is one");
         assert_eq!(stored, over);
         assert_eq!((stored.slot_of(b"{1}x"), stored.lives_at(&key)), (over.slot_of(b"k{1}"), other));
         tamper(dir.path(), |transaction| {
@@ -644,7 +665,8 @@ mod tests {
     fn keys_that_live_elsewhere_are_there_after_reopening() {
         let parent = temporary();
         let first = topology(&["a:1", "b:1", "c:1"]);
-        let keys: Vec<std::sync::Arc<[u8]>> = [&b"plain"[..], b"", b"\x00\xff\"\r\n", "\u{fc}".as_bytes()].map(Into::into).to_vec();
+        let keys: Vec<std::sync::Arc<[u8]>> =
+            [&b"plain"[..], b"", b"\x00\xff\"\r\n", "\u{fc}".as_bytes()].map(Into::into).to_vec();
         let away = |key: &[u8]| NodeId((first.owner_of(key).0 + 1) % 3);
         let with = keys.iter().fold(first.clone(), |topology, key| topology.keys_handed_over(&[], [key], away(key)));
         {
@@ -700,7 +722,8 @@ mod tests {
     fn a_fragmented_map_of_many_nodes_fits() {
         let directory = temporary();
         let store = RedbStore::open(directory.path()).expect("opens");
-        let nodes = (0..1024).map(|i| Node { id: NodeId(i), name: format!("node-{i}.a-rather-long-name-of-a-host.example.org:6379") });
+        let nodes = (0..1024)
+            .map(|i| Node { id: NodeId(i), name: format!("node-{i}.a-rather-long-name-of-a-host.example.org:6379") });
         let ranges = (0..16384_u16).map(|slot| (NodeId(slot % 1024), slot..=slot));
         let topology = Topology::from_parts(9, nodes.collect(), ranges, 1024).expect("valid");
         store.save_topology(&topology).expect("saves");
@@ -745,7 +768,10 @@ mod tests {
             let mut table = transaction.open_table(DOCUMENTS).expect("a table");
             let documents = [
                 (TOPOLOGY_KEY, String::from_utf8_lossy(&encode(&first)).replacen('{', "{\"colours\":[],", 1)),
-                ("primary:a:1", r#"{"primary":"127.0.0.1:1","config_epoch":1,"replication_id":null,"colours":[]}"#.to_owned()),
+                (
+                    "primary:a:1",
+                    r#"{"primary":"127.0.0.1:1","config_epoch":1,"replication_id":null,"colours":[]}"#.to_owned(),
+                ),
                 ("document:x", r#"["no number"]"#.to_owned()),
                 (VERSION_KEY, "99.10.1".to_owned()),
             ];
@@ -766,10 +792,16 @@ mod tests {
             let error = error.expect_err("unknown");
             assert!(matches!(error, StoreError::Unknown { .. }), "{error:?}");
             let text = error.to_string();
-            assert!(text.contains("Switchyard 99.10.1 has written it; use that version") && text.contains(crate::VERSION), "{text}");
+            assert!(
+                text.contains("Switchyard 99.10.1 has written it; use that version") && text.contains(crate::VERSION),
+                "{text}"
+            );
             assert!(!text.contains("damaged"), "{text}");
         }
-        assert_eq!(RedbStore::open(temporary().path()).expect("opens").newest_version().as_deref(), Some(crate::VERSION));
+        assert_eq!(
+            RedbStore::open(temporary().path()).expect("opens").newest_version().as_deref(),
+            Some(crate::VERSION)
+        );
     }
 
     #[test]
@@ -781,7 +813,10 @@ mod tests {
             meta.insert(FORMAT_KEY, FORMAT + 1).expect("inserted");
         });
         let error = RedbStore::open(directory.path()).expect_err("newer");
-        assert!(matches!(&error, StoreError::Newer { found: 2, known: 1, file } if file.ends_with(FILE_NAME)), "{error}");
+        assert!(
+            matches!(&error, StoreError::Newer { found: 2, known: 1, file } if file.ends_with(FILE_NAME)),
+            "{error}"
+        );
         assert!(error.to_string().contains("has format 2"), "{error}");
     }
 
@@ -840,7 +875,8 @@ mod tests {
             let error = store.load_topology().expect_err("refused");
             let is_newer = says.starts_with("unknown");
             assert!(
-                matches!(&error, StoreError::Unknown { .. } if is_newer) || matches!(&error, StoreError::Damaged { .. } if !is_newer),
+                matches!(&error, StoreError::Unknown { .. } if is_newer)
+                    || matches!(&error, StoreError::Damaged { .. } if !is_newer),
                 "{error:?}"
             );
             assert!(error.to_string().contains(says), "{error}");

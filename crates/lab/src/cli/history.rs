@@ -93,7 +93,8 @@ pub(super) fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()
     };
     let recording = history::start(&settings)?;
     let bar = ProgressBar::new(arguments.time.as_millis() as u64);
-    let style = ProgressStyle::with_template("{elapsed_precise} [{bar:30}] {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style = ProgressStyle::with_template("{elapsed_precise} [{bar:30}] {msg}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
     bar.set_style(style.progress_chars("=> "));
     while !recording.is_finished() {
         std::thread::sleep(Duration::from_millis(100));
@@ -129,7 +130,10 @@ fn show(tally: &Tally) {
         thousands(tally.aborted)
     );
     if tally.reads_failed + tally.not_sent > 0 {
-        println!("left out: {} reads without an answer, {} operations that could not be sent", tally.reads_failed, tally.not_sent);
+        println!(
+            "left out: {} reads without an answer, {} operations that could not be sent",
+            tally.reads_failed, tally.not_sent
+        );
     }
     for (count, text) in tally.errors.values() {
         println!("{} times: -{text}", thousands(*count));

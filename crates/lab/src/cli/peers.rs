@@ -89,7 +89,8 @@ pub(super) struct Arguments {
 /// Measures.
 pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Result<()> {
     let variant = |text: &String| {
-        let (name, flags) = text.split_once('=').with_context(|| format!("--variant must read NAME=FLAGS, not \"{text}\""))?;
+        let (name, flags) =
+            text.split_once('=').with_context(|| format!("--variant must read NAME=FLAGS, not \"{text}\""))?;
         anyhow::Ok((name.to_owned(), words(flags)))
     };
     let settings = peers::Settings {

@@ -43,7 +43,8 @@ fn share(text: &str) -> Result<Share, String> {
     if text == "none" {
         return Ok(Share(None));
     }
-    let share: f64 = text.parse().map_err(|_| format!("a share of a processor is a number such as 0.5, or none, not {text}"))?;
+    let share: f64 =
+        text.parse().map_err(|_| format!("a share of a processor is a number such as 0.5, or none, not {text}"))?;
     if (SHARE_LEAST..=64.0).contains(&share) {
         return Ok(Share(Some(share)));
     }
@@ -52,7 +53,11 @@ fn share(text: &str) -> Result<Share, String> {
 
 fn percent(text: &str) -> Result<f64, String> {
     let percent: f64 = text.parse().map_err(|_| format!("a share of writes is a number of percent, not {text}"))?;
-    if (0.0..=100.0).contains(&percent) { Ok(percent) } else { Err(format!("a share of writes is between 0 and 100 percent, not {text}")) }
+    if (0.0..=100.0).contains(&percent) {
+        Ok(percent)
+    } else {
+        Err(format!("a share of writes is between 0 and 100 percent, not {text}"))
+    }
 }
 
 /// What all of them take.
@@ -148,7 +153,8 @@ struct Netmigrate {
     #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = percent)]
     writes: Vec<f64>,
 
-    /// What the source may use of a processor, or none: no limit (a limit needs root) [default: 0.5,0.35,0.2; with --quick: 0.5,0.2]
+    /// What the source may use of a processor, or none: no limit (a limit needs root) [default: 0.5,0.35,0.2; with
+    /// --quick: 0.5,0.2]
     #[arg(long, value_name = "SHARE", value_delimiter = ',', value_parser = share)]
     source_cpu: Vec<Share>,
 

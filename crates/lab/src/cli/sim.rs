@@ -1,4 +1,5 @@
-//! `switchyard-lab sim`: the simulator of moves from the command line. A seed that a sweep has found is run again here, with all that happened.
+//! `switchyard-lab sim`: the simulator of moves from the command line. A seed that a sweep has found is run again here,
+//! with all that happened.
 
 use std::path::Path;
 
@@ -62,8 +63,9 @@ fn scenario(name: &str) -> anyhow::Result<Scenario> {
         return Ok(scenario);
     }
     let known: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
-    let text = std::fs::read_to_string(Path::new(name))
-        .with_context(|| format!("{name} is no scenario that comes with the program ({}) and no file", known.join(", ")))?;
+    let text = std::fs::read_to_string(Path::new(name)).with_context(|| {
+        format!("{name} is no scenario that comes with the program ({}) and no file", known.join(", "))
+    })?;
     Scenario::parse(name, &text).with_context(|| name.to_owned())
 }
 
@@ -86,12 +88,18 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             }
         }
         Action::Sweep { seeds, from, scenario: names, threads } => {
-            let names = if names.is_empty() { BUILT_IN.iter().map(|(name, _)| (*name).to_owned()).collect() } else { names.clone() };
+            let names = if names.is_empty() {
+                BUILT_IN.iter().map(|(name, _)| (*name).to_owned()).collect()
+            } else {
+                names.clone()
+            };
             let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
             for name in names {
                 let scenario = scenario(&name)?;
                 let bar = ProgressBar::new(*seeds).with_prefix(name.clone());
-                if let Ok(style) = ProgressStyle::with_template("{prefix:14} [{bar:40}] {pos}/{len} seeds  {per_sec}  {eta}") {
+                if let Ok(style) =
+                    ProgressStyle::with_template("{prefix:14} [{bar:40}] {pos}/{len} seeds  {per_sec}  {eta}")
+                {
                     bar.set_style(style.progress_chars("=> "));
                 }
                 let found = sweep(&scenario, None, *from, *seeds, threads, |_| bar.inc(1));

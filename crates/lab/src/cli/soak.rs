@@ -106,7 +106,8 @@ pub(super) fn run(arguments: &Arguments, stop: Arc<AtomicBool>) -> anyhow::Resul
         stop,
     };
     let bar = ProgressBar::new(settings.time.as_millis() as u64);
-    let style = ProgressStyle::with_template("{elapsed_precise} [{bar:20}] {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style = ProgressStyle::with_template("{elapsed_precise} [{bar:20}] {msg}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
     bar.set_style(style.progress_chars("=> "));
     let show = |what: &str, total: &Tally| {
         bar.set_position((bar.elapsed().as_millis() as u64).min(settings.time.as_millis() as u64));

@@ -1,7 +1,8 @@
 //! A client of a history: one request at a time, and an honest answer to the question whether it was executed.
 //!
-//! Not [`switchyard_bench::client::Client`]: there a lost connection is an error that ends the run; here it is a result, and the next request makes
-//! a new connection. What was sent and not answered may be executed at any later time, so its connection is never used again.
+//! Not [`switchyard_bench::client::Client`]: there a lost connection is an error that ends the run; here it is a
+//! result, and the next request makes a new connection. What was sent and not answered may be executed at any later
+//! time, so its connection is never used again.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};

@@ -1,12 +1,13 @@
 //! Records what clients saw, so that a checker can say whether one server could have answered so.
 //!
-//! Many clients share a few keys and do everything at once. Each operation is written down with when it was called, when it returned, and
-//! what it got. One without an answer may have been executed at any time after its call, or never; it is written down without a return.
-//! `tests-clients/history-check` (Porcupine) then looks for an order in which a single Redis could have executed all of them.
+//! Many clients share a few keys and do everything at once. Each operation is written down with when it was called,
+//! when it returned, and what it got. One without an answer may have been executed at any time after its call, or
+//! never; it is written down without a return. `tests-clients/history-check` (Porcupine) then looks for an order in
+//! which a single Redis could have executed all of them.
 //!
-//! Searching for an order is exponential in how much is open at a time. So a key has at most eight clients, and is left for a new one
-//! after 2,000 operations, or when too much about it is unknown. Keys that were left are read once more at the end: what was lost or came
-//! back since shows there.
+//! Searching for an order is exponential in how much is open at a time. So a key has at most eight clients, and is left
+//! for a new one after 2,000 operations, or when too much about it is unknown. Keys that were left are read once more
+//! at the end: what was lost or came back since shows there.
 //!
 //! Plain threads, one per client: a client that waits for its reply before it asks again is all that a history needs.
 
@@ -147,7 +148,8 @@ pub fn start(settings: &Settings) -> Result<Recording> {
         !settings.targets.is_empty() && settings.clients > 0 && !settings.kinds.is_empty(),
         "a history needs a target, a client and a workload"
     );
-    std::fs::create_dir_all(&settings.folder).with_context(|| format!("cannot create {}", settings.folder.display()))?;
+    std::fs::create_dir_all(&settings.folder)
+        .with_context(|| format!("cannot create {}", settings.folder.display()))?;
     let mut records = BTreeMap::new();
     for kind in &settings.kinds {
         records.insert(*kind, Record::create(settings.folder.join(format!("{kind}.jsonl")))?);
@@ -173,7 +175,9 @@ pub fn start(settings: &Settings) -> Result<Recording> {
     let mut clients = Vec::new();
     for number in 0..settings.clients {
         let shared = shared.clone();
-        let thread = std::thread::Builder::new().name(format!("history-{number}")).spawn(move || Client::new(&shared, number).run());
+        let thread = std::thread::Builder::new()
+            .name(format!("history-{number}"))
+            .spawn(move || Client::new(&shared, number).run());
         clients.push(thread.context("cannot start a thread for a client")?);
     }
     Ok(Recording { shared, clients })
@@ -287,7 +291,8 @@ impl<'a> Client<'a> {
     fn run(mut self) {
         let group = self.number / GROUP;
         let pause = self.shared.settings.pause.as_nanos() as u64;
-        while self.shared.started.elapsed() < self.shared.settings.duration && !self.shared.stop.load(Ordering::Relaxed) {
+        while self.shared.started.elapsed() < self.shared.settings.duration && !self.shared.stop.load(Ordering::Relaxed)
+        {
             let (at, kind, name) = self.shared.pick(group, &mut self.rng);
             let keys = kind.keys(&name);
             let tag = format!("{name}/{}.{}", self.number, self.shared.tags.fetch_add(1, Ordering::Relaxed));
@@ -324,7 +329,15 @@ impl<'a> Client<'a> {
         let reads = workload::only_reads(&command);
         let call = self.shared.now();
         let outcome = self.connection.ask(std::slice::from_ref(&command));
-        let mut entry = Entry { object: name, client: self.number, call, back: None, condition: None, commands: vec![command], got: None };
+        let mut entry = Entry {
+            object: name,
+            client: self.number,
+            call,
+            back: None,
+            condition: None,
+            commands: vec![command],
+            got: None,
+        };
         let end = match outcome {
             Outcome::NotSent => {
                 lock(&self.shared.tally).not_sent += 1;
@@ -374,14 +387,28 @@ impl<'a> Client<'a> {
         };
         let back = Some(self.shared.now());
         let get = vec![vec!["GET".to_owned(), key.to_owned()]];
-        let entry = Entry { object: name, client: self.number, call, back, condition: None, commands: get, got: Some(vec![read.clone()]) };
+        let entry = Entry {
+            object: name,
+            client: self.number,
+            call,
+            back,
+            condition: None,
+            commands: get,
+            got: Some(vec![read.clone()]),
+        };
         self.write(kind, &entry, End::Answered, true);
         // Time for others to change it.
         std::thread::sleep(Duration::from_micros(self.rng.below(4000)));
         self.transaction(kind, name, Some((key.to_owned(), read)), commands)
     }
 
-    fn transaction(&mut self, kind: Kind, name: &str, condition: Option<(String, Value)>, commands: Vec<Vec<String>>) -> End {
+    fn transaction(
+        &mut self,
+        kind: Kind,
+        name: &str,
+        condition: Option<(String, Value)>,
+        commands: Vec<Vec<String>>,
+    ) -> End {
         let one = |word: &str| vec![word.to_owned()];
         let asked: Vec<_> = [one("MULTI")].into_iter().chain(commands.iter().cloned()).chain([one("EXEC")]).collect();
         let reads = commands.iter().all(|c| workload::only_reads(c));

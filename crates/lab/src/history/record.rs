@@ -104,7 +104,10 @@ mod tests {
         };
         let shown = |entry: Entry<'_>| entry.to_json().to_string();
         let known = shown(entry(Some(9), Some(vec![json!("v")])));
-        assert_eq!(known, r#"{"call":7,"client":3,"do":[["GET","k"]],"got":["v"],"if":{"k":null},"object":"o","return":9}"#);
+        assert_eq!(
+            known,
+            r#"{"call":7,"client":3,"do":[["GET","k"]],"got":["v"],"if":{"k":null},"object":"o","return":9}"#
+        );
         let aborted = shown(entry(Some(9), None));
         assert!(aborted.contains(r#""aborted":true"#) && !aborted.contains("got"), "{aborted}");
         let unknown = shown(entry(None, None));

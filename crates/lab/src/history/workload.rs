@@ -1,7 +1,7 @@
 //! What the clients of a history do: small programs over a few keys that many clients share, made to collide.
 //!
-//! Every value names who wrote it (key, client, number), so that no two writes look alike: a value that comes back late, twice or to the
-//! wrong request can be told from every other.
+//! Every value names who wrote it (key, client, number), so that no two writes look alike: a value that comes back
+//! late, twice or to the wrong request can be told from every other.
 
 use std::{fmt, str::FromStr};
 
@@ -49,8 +49,8 @@ impl Kind {
         }
     }
 
-    /// After so many operations an object is left for a new one: searching for an order gets expensive. Lists are read whole, and
-    /// transactions hold four keys that cannot be looked at one by one.
+    /// After so many operations an object is left for a new one: searching for an order gets expensive. Lists are read
+    /// whole, and transactions hold four keys that cannot be looked at one by one.
     pub(super) fn operations_max(self) -> u32 {
         match self {
             Self::List | Self::Transaction => 300,

@@ -1,4 +1,5 @@
-//! Three servers that get a tenth of a processor each, and a skewed load: what copies of the hottest keys give, by the share of writes.
+//! Three servers that get a tenth of a processor each, and a skewed load: what copies of the hottest keys give, by the
+//! share of writes.
 
 use std::path::Path;
 use std::time::Duration;
@@ -27,11 +28,19 @@ struct Cell {
 
 pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
     let server = process::find_redis_server()?;
-    let nodes: Vec<_> = (0..3).map(|i| process::start_redis(&server, &format!("node{i}"), folder)).collect::<Result<_>>()?;
+    let nodes: Vec<_> =
+        (0..3).map(|i| process::start_redis(&server, &format!("node{i}"), folder)).collect::<Result<_>>()?;
     let addresses: Vec<_> = nodes.iter().map(|(_, address)| *address).collect();
-    let copies = ["--set", "hot-copies.keys-max=10000", "--set", "hot-copies.reads-min=1", "--set", "hot-copies.adds-max=10000"];
+    let copies =
+        ["--set", "hot-copies.keys-max=10000", "--set", "hot-copies.reads-min=1", "--set", "hot-copies.adds-max=10000"];
     let on = Router::start(settings, "on", &addresses, &copies, folder)?;
-    let off = Router::start(settings, "off", &addresses, &["--set", "hot-copies.mode=off", "--beside-another-router"], folder)?;
+    let off = Router::start(
+        settings,
+        "off",
+        &addresses,
+        &["--set", "hot-copies.mode=off", "--beside-another-router"],
+        folder,
+    )?;
     let load = |router: &Router, mix: Mix, skew: Skew, seconds: u64, pipeline: usize| load::Settings {
         target: router.entry,
         threads: 1,

@@ -19,7 +19,13 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
     let (_server, direct) = process::start_redis(&process::find_redis_server()?, "node", folder)?;
     let routers = [
         Router::start(settings, "on", &[direct], &[], folder)?,
-        Router::start(settings, "off", &[direct], &["--set", "hot-copies.mode=off", "--beside-another-router"], folder)?,
+        Router::start(
+            settings,
+            "off",
+            &[direct],
+            &["--set", "hot-copies.mode=off", "--beside-another-router"],
+            folder,
+        )?,
     ];
     let benchmark = redis_benchmark::find()?;
     let requests = if settings.quick { 20_000 } else { 250_000_u64 };
@@ -27,7 +33,20 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
         settings.look_up()?;
         let test = if fills { "set" } else { "get" };
         let mut command = Command::new(&benchmark);
-        command.args(["-h", "127.0.0.1", "-p", &router.entry.port().to_string(), "-c", "50", "-t", test, "-d", "64", "-r", "100000"]);
+        command.args([
+            "-h",
+            "127.0.0.1",
+            "-p",
+            &router.entry.port().to_string(),
+            "-c",
+            "50",
+            "-t",
+            test,
+            "-d",
+            "64",
+            "-r",
+            "100000",
+        ]);
         command.args(["-n", &requests.to_string(), "--csv"]);
         let before = CpuReading::of(router.process.id())?;
         redis_benchmark::measure(&command, test, folder, &settings.stop)?;

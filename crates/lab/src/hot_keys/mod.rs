@@ -1,7 +1,8 @@
 //! The gain from hot copies: one hot key, a skewed fleet, many keys that become hot at once, and nothing hot at all.
 //!
-//! Everything that is compared is measured in one run, in rounds that take turns, so that a machine that gets slower favours nobody. CPU counts for the process that is
-//! measured alone; requests in a second say little where the generator is the bottleneck, and its share of a processor stands beside them.
+//! Everything that is compared is measured in one run, in rounds that take turns, so that a machine that gets slower
+//! favours nobody. CPU counts for the process that is measured alone; requests in a second say little where the
+//! generator is the bottleneck, and its share of a processor stands beside them.
 
 mod fleet;
 mod idle;
@@ -69,8 +70,10 @@ pub fn run(settings: &Settings) -> Result<()> {
         println!("{text}\n");
         let Some(out) = &settings.out else { continue };
         let document = std::fs::read_to_string(out).with_context(|| format!("cannot read {}", out.display()))?;
-        let text = format!("Measured on {} ({}), with `{}`.\n\n{text}", today(), describe_machine(), settings.command_line);
-        std::fs::write(out, replace_between_marks(&document, name, &text)?).with_context(|| format!("cannot write {}", out.display()))?;
+        let text =
+            format!("Measured on {} ({}), with `{}`.\n\n{text}", today(), describe_machine(), settings.command_line);
+        std::fs::write(out, replace_between_marks(&document, name, &text)?)
+            .with_context(|| format!("cannot write {}", out.display()))?;
     }
     Ok(())
 }
@@ -90,7 +93,13 @@ struct Router {
 }
 
 impl Router {
-    fn start(settings: &Settings, name: &str, nodes: &[std::net::SocketAddr], args: &[&str], folder: &Path) -> Result<Self> {
+    fn start(
+        settings: &Settings,
+        name: &str,
+        nodes: &[std::net::SocketAddr],
+        args: &[&str],
+        folder: &Path,
+    ) -> Result<Self> {
         let (entry, admin) = (process::free_address()?, process::free_address()?);
         let mut command = Command::new(&settings.switchyard);
         command.args(["serve", "--listen", &entry.to_string(), "--admin", &admin.to_string(), "--workers", "1"]);
@@ -111,7 +120,8 @@ impl Router {
         let mut text = String::new();
         stream.read_to_string(&mut text)?;
         let line = text.lines().find(|line| line.starts_with(name) && line[name.len()..].starts_with([' ', '{']));
-        line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).with_context(|| format!("the router has no metric {name}"))
+        line.and_then(|line| line.rsplit(' ').next()?.parse().ok())
+            .with_context(|| format!("the router has no metric {name}"))
     }
 }
 

@@ -1,4 +1,5 @@
-//! One key that 50 clients read: by redis-server itself, and by a router of one worker before it, with hot copies and without.
+//! One key that 50 clients read: by redis-server itself, and by a router of one worker before it, with hot copies and
+//! without.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -30,7 +31,13 @@ struct Sample {
 pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
     let (server, direct) = process::start_redis(&process::find_redis_server()?, "node", folder)?;
     let on = Router::start(settings, "on", &[direct], &[], folder)?;
-    let off = Router::start(settings, "off", &[direct], &["--set", "hot-copies.mode=off", "--beside-another-router"], folder)?;
+    let off = Router::start(
+        settings,
+        "off",
+        &[direct],
+        &["--set", "hot-copies.mode=off", "--beside-another-router"],
+        folder,
+    )?;
     let targets: [(&str, SocketAddr, u32); 3] = [
         ("redis-server", direct, server.id()),
         ("router, copies", on.entry, on.process.id()),
@@ -50,13 +57,25 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
                 warm_up(address, b"hot", Duration::from_millis(if round == 0 && row == 0 { 3_500 } else { 300 }))?;
                 let requests = if settings.quick { requests / 10 } else { requests };
                 let mut command = Command::new(&benchmark);
-                command.args(["-h", "127.0.0.1", "-p", &address.port().to_string(), "-c", "50", "-P", &pipeline.to_string()]);
+                command.args([
+                    "-h",
+                    "127.0.0.1",
+                    "-p",
+                    &address.port().to_string(),
+                    "-c",
+                    "50",
+                    "-P",
+                    &pipeline.to_string(),
+                ]);
                 command.args(["-n", &requests.to_string(), "--csv", "GET", "hot"]);
                 let before = CpuReading::of(id)?;
                 let outcome = redis_benchmark::measure(&command, "GET hot", folder, &settings.stop)?;
                 let cpu = CpuReading::of(id)?.since(&before);
-                let sample =
-                    Sample { us: cpu.as_secs_f64() * 1e6 / requests as f64, rps: outcome.requests_per_second, p50_ms: outcome.p50_ms };
+                let sample = Sample {
+                    us: cpu.as_secs_f64() * 1e6 / requests as f64,
+                    rps: outcome.requests_per_second,
+                    p50_ms: outcome.p50_ms,
+                };
                 samples.entry((row, target)).or_default().push(sample);
             }
         }
@@ -73,7 +92,9 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
     for (row, (bytes, pipeline, _)) in ROWS.into_iter().enumerate() {
         let of = |target: usize, what: fn(&Sample) -> f64| Spread::of(samples[&(row, target)].iter().map(what));
         for (target, (name, ..)) in targets.iter().enumerate() {
-            let (Some(us), Some(rps), Some(p50)) = (of(target, |s| s.us), of(target, |s| s.rps), of(target, |s| s.p50_ms)) else {
+            let (Some(us), Some(rps), Some(p50)) =
+                (of(target, |s| s.us), of(target, |s| s.rps), of(target, |s| s.p50_ms))
+            else {
                 continue;
             };
             let base = |what: fn(&Sample) -> f64| of(0, what).map_or(f64::NAN, |base| base.median);

@@ -1,6 +1,7 @@
 //! Two hundred keys become hot at once: how soon the router gives what it can give then.
 //!
-//! Clients read one set of keys, and from one moment on another set that nobody has read before. The yardstick is the rate of the same run at its end.
+//! Clients read one set of keys, and from one moment on another set that nobody has read before. The yardstick is the
+//! rate of the same run at its end.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -24,7 +25,8 @@ const BACK: f64 = 0.95;
 
 pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
     let server = process::find_redis_server()?;
-    let nodes: Vec<_> = (0..3).map(|i| process::start_redis(&server, &format!("node{i}"), folder)).collect::<Result<_>>()?;
+    let nodes: Vec<_> =
+        (0..3).map(|i| process::start_redis(&server, &format!("node{i}"), folder)).collect::<Result<_>>()?;
     let addresses: Vec<_> = nodes.iter().map(|(_, address)| *address).collect();
     let (rounds, seconds) = if settings.quick { (1, 4) } else { (7, 8) };
     let of = |router: &Router, prefix: String, mix: &str, keys: u64, duration: Duration| -> Result<load::Settings> {
@@ -50,9 +52,17 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
         .iter()
         .enumerate()
         .map(|(at, (_, reports))| {
-            let reports = if reports.is_empty() { "hot-copies.mode=off".to_owned() } else { format!("telemetry.reports={reports}") };
+            let reports = if reports.is_empty() {
+                "hot-copies.mode=off".to_owned()
+            } else {
+                format!("telemetry.reports={reports}")
+            };
             let beside: &[&str] = if at == 0 { &[] } else { &["--beside-another-router"] };
-            let args = [&["--set", &*reports, "--set", "hot-copies.keys-max=10000", "--set", "hot-copies.adds-max=10000"], beside].concat();
+            let args = [
+                &["--set", &*reports, "--set", "hot-copies.keys-max=10000", "--set", "hot-copies.adds-max=10000"],
+                beside,
+            ]
+            .concat();
             Router::start(settings, &format!("router{at}"), &addresses, &args, folder)
         })
         .collect::<Result<_>>()?;
@@ -84,7 +94,8 @@ pub(super) fn measure(settings: &Settings, folder: &Path) -> Result<String> {
     Ok(table.to_markdown())
 }
 
-/// Of one run: when the rate was first that of its end, seconds; that rate, and the one of the beginning, thousands in a second.
+/// Of one run: when the rate was first that of its end, seconds; that rate, and the one of the beginning, thousands in
+/// a second.
 fn surged(mut run: load::Run, seconds: u64) -> Result<[f64; 3]> {
     let (begun, mut looks) = (Instant::now(), Vec::new());
     let mut last = begun;
@@ -97,7 +108,8 @@ fn surged(mut run: load::Run, seconds: u64) -> Result<[f64; 3]> {
     run.finish()?;
     let mean = |looks: &[(f64, f64)]| looks.iter().map(|(_, rate)| rate).sum::<f64>() / looks.len().max(1) as f64;
     // The last look is cut short by the end.
-    let late: Vec<_> = looks.iter().copied().filter(|(at, _)| (seconds as f64 / 2.0..seconds as f64 - 0.2).contains(at)).collect();
+    let late: Vec<_> =
+        looks.iter().copied().filter(|(at, _)| (seconds as f64 / 2.0..seconds as f64 - 0.2).contains(at)).collect();
     let end = mean(&late);
     let reached = looks.windows(LOOKS).find(|window| mean(window) >= BACK * end).and_then(|window| window.first());
     let back = reached.context("the rate of the end is never reached")?.0 - LOOK.as_secs_f64();

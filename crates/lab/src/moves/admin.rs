@@ -1,7 +1,7 @@
 //! Moves as an operator has them: begun by `switchyard move`, followed through the admin port.
 //!
-//! The port is asked by hand instead of by `switchyard move --wait`, which looks a few times per second: moves of small data are over by
-//! then. A dozen lines of HTTP, because the report is one short document on a connection of its own.
+//! The port is asked by hand instead of by `switchyard move --wait`, which looks a few times per second: moves of small
+//! data are over by then. A dozen lines of HTTP, because the report is one short document on a connection of its own.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -44,7 +44,16 @@ pub struct Order<'a> {
 /// Begins a move and gives its number. It goes on by itself.
 pub fn begin(switchyard: &Path, admin: SocketAddr, order: &Order<'_>) -> Result<u64> {
     let mut command = Command::new(switchyard);
-    command.args(["move", "--from", &order.from.to_string(), "--to", &order.to.to_string(), "--admin", &admin.to_string(), "--json"]);
+    command.args([
+        "move",
+        "--from",
+        &order.from.to_string(),
+        "--to",
+        &order.to.to_string(),
+        "--admin",
+        &admin.to_string(),
+        "--json",
+    ]);
     match (order.keys, order.slots) {
         (Some(keys), _) => command.args(["--keys", keys]),
         (None, Some(slots)) => command.args(["--slots", slots]),
@@ -52,8 +61,14 @@ pub fn begin(switchyard: &Path, admin: SocketAddr, order: &Order<'_>) -> Result<
     };
     let output = command.args(order.more).stdin(Stdio::null()).output().context("cannot run `switchyard move`")?;
     let text = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.success(), "`switchyard move` failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
-    let plan: Value = serde_json::from_str(text.trim()).with_context(|| format!("`switchyard move --json` said: {text}"))?;
+    ensure!(
+        output.status.success(),
+        "`switchyard move` failed ({}): {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    let plan: Value =
+        serde_json::from_str(text.trim()).with_context(|| format!("`switchyard move --json` said: {text}"))?;
     plan["moves"][0]["id"].as_u64().with_context(|| format!("`switchyard move --json` names no move: {text}"))
 }
 
@@ -64,13 +79,15 @@ pub fn report(admin: SocketAddr) -> Result<Value> {
 
 /// The admin port's answer at a path.
 pub(crate) fn get(admin: SocketAddr, path: &str) -> Result<Value> {
-    let mut stream = TcpStream::connect_timeout(&admin, PATIENCE).with_context(|| format!("cannot connect to the admin port {admin}"))?;
+    let mut stream = TcpStream::connect_timeout(&admin, PATIENCE)
+        .with_context(|| format!("cannot connect to the admin port {admin}"))?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n").as_bytes())?;
     let mut text = Vec::new();
     stream.read_to_end(&mut text).with_context(|| format!("no answer from the admin port {admin}"))?;
     let text = String::from_utf8_lossy(&text);
-    let (head, body) = text.split_once("\r\n\r\n").with_context(|| format!("the admin port {admin} answered no HTTP: {text}"))?;
+    let (head, body) =
+        text.split_once("\r\n\r\n").with_context(|| format!("the admin port {admin} answered no HTTP: {text}"))?;
     ensure!(head.starts_with("HTTP/1.1 200"), "the admin port {admin} answered: {}", text.trim());
     serde_json::from_str(body).with_context(|| format!("the admin port {admin} answered: {body}"))
 }
@@ -92,7 +109,11 @@ pub fn moved_in_pieces(report: &Value, id: u64) -> u64 {
 
 /// A move, open or ended, in the report.
 pub(super) fn find(report: &Value, id: u64) -> Option<&Value> {
-    ["moves", "ended"].into_iter().filter_map(|list| report[list].as_array()).flatten().find(|m| m["id"].as_u64() == Some(id))
+    ["moves", "ended"]
+        .into_iter()
+        .filter_map(|list| report[list].as_array())
+        .flatten()
+        .find(|m| m["id"].as_u64() == Some(id))
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
-//! One big hash moves while it is read and written: how long the longest command took, and whether every acknowledged write is there afterwards.
+//! One big hash moves while it is read and written: how long the longest command took, and whether every acknowledged
+//! write is there afterwards.
 //!
-//! A closed loop of few connections, because what is asked is how long any one command was held, not how many there are; a pause of the loop is a
-//! long command. One connection uses other keys at the same node: what holds up the node shows there.
+//! A closed loop of few connections, because what is asked is how long any one command was held, not how many there
+//! are; a pause of the loop is a long command. One connection uses other keys at the same node: what holds up the node
+//! shows there.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -85,7 +87,14 @@ fn value(number: u64, version: u64) -> String {
 }
 
 /// Reads and writes until it is over: fields `user`, `user + USERS`, ... of the hash, or keys of another slot.
-fn user(site: std::net::SocketAddr, key: Option<&str>, other: &str, user: u64, fields: u64, phase: &AtomicU8) -> Result<Seen> {
+fn user(
+    site: std::net::SocketAddr,
+    key: Option<&str>,
+    other: &str,
+    user: u64,
+    fields: u64,
+    phase: &AtomicU8,
+) -> Result<Seen> {
     let mut client = Client::connect(site)?;
     let mut seen = Seen::default();
     let mut state = user.wrapping_mul(0x9e37_79b9_7f4a_7c15) + 1;
@@ -140,7 +149,8 @@ impl Bench<'_> {
         let mut client = Client::connect(site.entry)?;
         for from in (0..fields).step_by(200) {
             self.stopped()?;
-            let all: Vec<(String, String)> = (from..(from + 200).min(fields)).map(|n| (field(n), value(n, 0))).collect();
+            let all: Vec<(String, String)> =
+                (from..(from + 200).min(fields)).map(|n| (field(n), value(n, 0))).collect();
             let mut args: Vec<&[u8]> = vec![b"HSET", key.as_bytes()];
             args.extend(all.iter().flat_map(|(field, value)| [field.as_bytes(), value.as_bytes()]));
             let mut out = Vec::new();
@@ -182,10 +192,14 @@ impl Bench<'_> {
         let (took, report) = outcome?;
         let others = seen.pop().context("somebody uses other keys")?;
         let mut wrong = seen.iter().map(|s| s.wrong).sum::<u64>();
-        ensure!(client.integer(&[b"HLEN", key.as_bytes()])? == fields as i64, "the hash has not as many fields as before");
+        ensure!(
+            client.integer(&[b"HLEN", key.as_bytes()])? == fields as i64,
+            "the hash has not as many fields as before"
+        );
         for number in 0..fields {
             let version = seen.iter().find_map(|s| s.last.get(&number)).copied().unwrap_or(0);
-            wrong += u64::from(client.text(&[b"HGET", key.as_bytes(), field(number).as_bytes()])? != value(number, version));
+            wrong +=
+                u64::from(client.text(&[b"HGET", key.as_bytes(), field(number).as_bytes()])? != value(number, version));
         }
         let number = |name: &str| report[name].as_u64().unwrap_or(0);
         self.results.big = Some(BigMove {

@@ -1,12 +1,13 @@
 //! Load while slots move: GET and SET over keys that all exist, against one address or as a client of Redis Cluster.
 //!
-//! Not [`switchyard_bench::load`], which knows one address: the comparison is with a cluster whose slots move, and its clients follow MOVED and ASK.
-//! One generator for both, so that what is compared is servers and not generators. Closed loop tells what can be had; in an open loop a
-//! request's latency counts from when it should have been sent.
+//! Not [`switchyard_bench::load`], which knows one address: the comparison is with a cluster whose slots move, and its
+//! clients follow MOVED and ASK. One generator for both, so that what is compared is servers and not generators. Closed
+//! loop tells what can be had; in an open loop a request's latency counts from when it should have been sent.
 //!
-//! A key has one connection, so its commands are executed in their order: each GET must bring a value between the last one acknowledged
-//! when it was sent and the last one sent. A key that was lost, or an older value, is a wrong reply. Behind one address that is exact; a
-//! cluster's client that pipelines over redirections orders nothing, and there only the key's name in the value is looked at.
+//! A key has one connection, so its commands are executed in their order: each GET must bring a value between the last
+//! one acknowledged when it was sent and the last one sent. A key that was lost, or an older value, is a wrong reply.
+//! Behind one address that is exact; a cluster's client that pipelines over redirections orders nothing, and there only
+//! the key's name in the value is looked at.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -74,8 +75,9 @@ struct Versions {
     acknowledged: u32,
 }
 
-/// In which slots keys are: in so many at the beginning of each half, all alike full. A slot costs `redis-cli --cluster reshard` some round
-/// trips whatever is in it, so a few keys in each of many slots would compare that and nothing else.
+/// In which slots keys are: in so many at the beginning of each half, all alike full. A slot costs
+/// `redis-cli --cluster reshard` some round trips whatever is in it, so a few keys in each of many slots would compare
+/// that and nothing else.
 #[derive(Debug)]
 pub struct Layout {
     /// A hash tag for each slot, those of the first half first.
@@ -178,7 +180,8 @@ impl Keys {
     /// Reads every key where `owner` says, and counts those that do not have the value acknowledged last.
     pub fn count_wrong(&self, owner: impl Fn(u16) -> SocketAddr) -> Result<u64> {
         let versions = lock(&self.versions).clone();
-        let mut clients: std::collections::BTreeMap<SocketAddr, switchyard_bench::client::Client> = std::collections::BTreeMap::new();
+        let mut clients: std::collections::BTreeMap<SocketAddr, switchyard_bench::client::Client> =
+            std::collections::BTreeMap::new();
         let mut wrong = 0;
         let all: Vec<usize> = (0..self.numbers.len()).collect();
         for chunk in all.chunks((256 * 1024 / (self.size + 64)).clamp(1, 256)) {
@@ -189,7 +192,9 @@ impl Keys {
             for (address, keys) in by_owner {
                 let client = match clients.entry(address) {
                     std::collections::btree_map::Entry::Occupied(e) => e.into_mut(),
-                    std::collections::btree_map::Entry::Vacant(e) => e.insert(switchyard_bench::client::Client::connect(address)?),
+                    std::collections::btree_map::Entry::Vacant(e) => {
+                        e.insert(switchyard_bench::client::Client::connect(address)?)
+                    }
                 };
                 let mut out = Vec::new();
                 keys.iter().for_each(|&at| wire::encode(&mut out, &[b"GET", self.name(at).as_bytes()]));
@@ -198,9 +203,8 @@ impl Keys {
                     let Versions { sent, acknowledged } = versions[at];
                     let right = client.reply(|reply| match reply {
                         // An unanswered write may have been executed.
-                        Reply::Bulk(value) => {
-                            named(value).is_some_and(|(n, v)| n == self.numbers[at] && (acknowledged..=sent).contains(&v))
-                        }
+                        Reply::Bulk(value) => named(value)
+                            .is_some_and(|(n, v)| n == self.numbers[at] && (acknowledged..=sent).contains(&v)),
                         _ => false,
                     })?;
                     wrong += u64::from(!right);
@@ -271,7 +275,8 @@ impl Run {
         counts
     }
 
-    /// Sends no more, waits for what is under way; what happened since the last [`Self::take`], and the first complaints.
+    /// Sends no more, waits for what is under way; what happened since the last [`Self::take`], and the first
+    /// complaints.
     pub fn finish(mut self) -> Result<(Counts, Vec<String>)> {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -339,7 +344,11 @@ impl Driver {
             connections: Vec::new(),
             nodes: Vec::new(),
             owner: vec![0; usize::from(SLOTS)],
-            slots: if settings.cluster { (0..keys.count()).map(|at| slot_of(keys.name(at).as_bytes())).collect() } else { Vec::new() },
+            slots: if settings.cluster {
+                (0..keys.count()).map(|at| slot_of(keys.name(at).as_bytes())).collect()
+            } else {
+                Vec::new()
+            },
             rng: Rng::new(settings.seed),
             ledger,
             versions: lock(&settings.keys.versions).clone(),
@@ -348,15 +357,23 @@ impl Driver {
         for address in &settings.nodes {
             let mut of_node = Vec::new();
             for _ in 0..each {
-                let stream =
-                    TcpStream::connect_timeout(address, Duration::from_secs(5)).with_context(|| format!("cannot connect to {address}"))?;
+                let stream = TcpStream::connect_timeout(address, Duration::from_secs(5))
+                    .with_context(|| format!("cannot connect to {address}"))?;
                 stream.set_nodelay(true)?;
                 stream.set_nonblocking(true)?;
                 let index = driver.connections.len();
                 epoll::add(&driver.epoll, &stream, epoll::EventData::new_u64(index as u64), epoll::EventFlags::IN)?;
                 of_node.push(index);
                 let (out, input, pending) = (Vec::new(), Vec::new(), VecDeque::new());
-                driver.connections.push(Connection { stream, out, sent: 0, input, pending, wants_write: false, lost: false });
+                driver.connections.push(Connection {
+                    stream,
+                    out,
+                    sent: 0,
+                    input,
+                    pending,
+                    wants_write: false,
+                    lost: false,
+                });
             }
             driver.nodes.push((*address, of_node));
         }
@@ -372,7 +389,9 @@ impl Driver {
             let Reply::Array(ranges) = reply else { return Vec::new() };
             let read = |range: &Reply<'_>| {
                 let Reply::Array(parts) = range else { return None };
-                let (Reply::Integer(from), Reply::Integer(to), Reply::Array(node)) = (parts.first()?, parts.get(1)?, parts.get(2)?) else {
+                let (Reply::Integer(from), Reply::Integer(to), Reply::Array(node)) =
+                    (parts.first()?, parts.get(1)?, parts.get(2)?)
+                else {
                     return None;
                 };
                 let Reply::Integer(port) = node.get(1)? else { return None };
@@ -401,7 +420,8 @@ impl Driver {
         let start = Instant::now();
         let interval = self.settings.rate.map(|rate| Duration::from_secs_f64(1.0 / rate));
         let mut due = start;
-        let mut waiting: Option<Request> = None; // open loop: one whose connection is full holds up those behind it, as a client would
+        // open loop: one whose connection is full holds up those behind it, as a client would
+        let mut waiting: Option<Request> = None;
         let mut read_buf = vec![0_u8; 64 * 1024];
         let mut events = Vec::with_capacity(256);
         let mut stopped_at = None;
@@ -442,7 +462,8 @@ impl Driver {
                 }
                 _ => Duration::from_millis(2),
             };
-            let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(wait.min(Duration::from_millis(20)).subsec_nanos()) };
+            let timeout =
+                Timespec { tv_sec: 0, tv_nsec: i64::from(wait.min(Duration::from_millis(20)).subsec_nanos()) };
             events.clear();
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -523,7 +544,8 @@ impl Driver {
         }
         if wants_write != c.wants_write {
             c.wants_write = wants_write;
-            let flags = if wants_write { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+            let flags =
+                if wants_write { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
             if let Err(e) = epoll::modify(&self.epoll, &c.stream, epoll::EventData::new_u64(index as u64), flags) {
                 self.lose(index, &format!("epoll refused it: {e}"));
             }
@@ -587,7 +609,8 @@ impl Driver {
             return;
         }
         if !matches!(reply, Reply::Error(_)) {
-            let gap = ledger.last_served.replace(now).map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
+            let gap =
+                ledger.last_served.replace(now).map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
             ledger.counts.longest_gap = ledger.counts.longest_gap.max(gap);
         }
         ledger.counts.missing += u64::from(matches!((request.ask, reply), (Ask::Get { .. }, Reply::Nil)));
@@ -607,10 +630,17 @@ impl Driver {
                 None
             }
             (Ask::Get { least }, Reply::Bulk(value)) => match named(value) {
-                Some((n, v)) if n == number && (self.settings.cluster || (least..=self.versions[at].sent).contains(&v)) => None,
+                Some((n, v))
+                    if n == number && (self.settings.cluster || (least..=self.versions[at].sent).contains(&v)) =>
+                {
+                    None
+                }
                 _ => {
                     tally.wrong += 1;
-                    Some(format!("{}: version {least} or later was written, and {reply} read", self.settings.keys.name(at)))
+                    Some(format!(
+                        "{}: version {least} or later was written, and {reply} read",
+                        self.settings.keys.name(at)
+                    ))
                 }
             },
             _ => {

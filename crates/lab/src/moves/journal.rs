@@ -1,7 +1,7 @@
 //! What the journal costs: the same move with a router that waits for the disk, as it must, and with one that does not.
 //!
-//! The second one is for this measurement only: a power cut would lose keys. It still writes every record, so what is compared is the
-//! waiting, which is what could be saved by giving up safety; the bytes are in the table of costs.
+//! The second one is for this measurement only: a power cut would lose keys. It still writes every record, so what is
+//! compared is the waiting, which is what could be saved by giving up safety; the bytes are in the table of costs.
 
 use std::time::Duration;
 
@@ -36,11 +36,18 @@ impl Kept {
 
 impl Bench<'_> {
     pub(super) fn journal(&mut self) -> Result<()> {
-        let mut kept = [Journal::Durable, Journal::NotWaitedFor].map(|journal| Kept { journal, keys: 0, times: Vec::new(), syncs: 0 });
+        let mut kept = [Journal::Durable, Journal::NotWaitedFor].map(|journal| Kept {
+            journal,
+            keys: 0,
+            times: Vec::new(),
+            syncs: 0,
+        });
         for round in 1..=ROUNDS {
             for way in &mut kept {
                 let outcome = self.move_unloaded(64, self.settings.keys, "fast", way.journal);
-                if let Some((keys, took, cost)) = self.attempt(&format!("round {round} with the journal {:?}", way.journal), outcome)? {
+                if let Some((keys, took, cost)) =
+                    self.attempt(&format!("round {round} with the journal {:?}", way.journal), outcome)?
+                {
                     way.keys = keys;
                     way.times.push(took);
                     way.syncs = cost.syncs;

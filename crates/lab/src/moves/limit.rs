@@ -1,7 +1,8 @@
 //! What DUMP, RESTORE and UNLINK alone cost: a floor that no way of moving keys over unmodified servers gets below.
 //!
-//! Each of the three is run over all keys by itself, pipelined, and timed by itself. The source does DUMP and UNLINK, the target RESTORE;
-//! where both have a processor of their own they can work at the same time, and the limit is the slower of the two.
+//! Each of the three is run over all keys by itself, pipelined, and timed by itself. The source does DUMP and UNLINK,
+//! the target RESTORE; where both have a processor of their own they can work at the same time, and the limit is the
+//! slower of the two.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -10,7 +11,8 @@ use anyhow::{Result, bail};
 use switchyard_bench::client::Client;
 use switchyard_bench::wire::{self, Reply};
 
-/// Bytes of requests or replies on their way at a time: below what sockets' buffers hold, else both sides wait for the other to read.
+/// Bytes of requests or replies on their way at a time: below what sockets' buffers hold, else both sides wait for the
+/// other to read.
 const IN_FLIGHT: usize = 128 * 1024;
 
 /// Time that each command took for all keys.
@@ -38,10 +40,18 @@ impl Limit {
     }
 }
 
-/// Moves `keys` from `source` to `target`, one command after the other, and times each. Contents are held in memory a part at a time.
-pub(super) fn measure(source: SocketAddr, target: SocketAddr, keys: &[String], size: usize, tick: &dyn Fn(u64)) -> Result<Limit> {
+/// Moves `keys` from `source` to `target`, one command after the other, and times each. Contents are held in memory a
+/// part at a time.
+pub(super) fn measure(
+    source: SocketAddr,
+    target: SocketAddr,
+    keys: &[String],
+    size: usize,
+    tick: &dyn Fn(u64),
+) -> Result<Limit> {
     let (mut source, mut target) = (Client::connect(source)?, Client::connect(target)?);
-    let mut limit = Limit { keys: keys.len() as u64, dump: Duration::ZERO, restore: Duration::ZERO, unlink: Duration::ZERO };
+    let mut limit =
+        Limit { keys: keys.len() as u64, dump: Duration::ZERO, restore: Duration::ZERO, unlink: Duration::ZERO };
     let batch = (IN_FLIGHT / (size + 64)).clamp(1, 500);
     for part in keys.chunks(20_000.min((64 << 20) / (size + 64)).max(1)) {
         let mut contents = Vec::with_capacity(part.len());
@@ -61,7 +71,9 @@ pub(super) fn measure(source: SocketAddr, target: SocketAddr, keys: &[String], s
         let begun = Instant::now();
         for (keys, contents) in part.chunks(batch).zip(contents.chunks(batch)) {
             let mut out = Vec::new();
-            keys.iter().zip(contents).for_each(|(key, content)| wire::encode(&mut out, &[b"RESTORE", key.as_bytes(), b"0", content]));
+            keys.iter()
+                .zip(contents)
+                .for_each(|(key, content)| wire::encode(&mut out, &[b"RESTORE", key.as_bytes(), b"0", content]));
             target.send(&out)?;
             for _ in keys {
                 target.reply(|reply| match reply {

@@ -1,8 +1,8 @@
-//! What moving slots costs, and whom it disturbs: the router's moves beside `redis-cli --cluster reshard` on a Redis Cluster with the same
-//! data, the same load and the same machine, in one run.
+//! What moving slots costs, and whom it disturbs: the router's moves beside `redis-cli --cluster reshard` on a Redis
+//! Cluster with the same data, the same load and the same machine, in one run.
 //!
-//! Everything is measured from outside, over sockets and /proc. Both sides move the same slots between two servers of the same
-//! version, filled with the same keys; both are loaded by the same generator at the same rate.
+//! Everything is measured from outside, over sockets and /proc. Both sides move the same slots between two servers of
+//! the same version, filled with the same keys; both are loaded by the same generator at the same rate.
 
 pub mod admin;
 mod big;
@@ -191,9 +191,13 @@ pub fn run(settings: &Settings) -> Result<Results> {
     ensure!(settings.keys >= 200, "at least 200 keys are needed to say anything");
     let programs = Programs::find(&settings.switchyard)?;
     switchyard_bench::process::raise_file_limit();
-    let folder = tempfile::Builder::new().prefix("switchyard-moves-").tempdir().context("cannot create a temporary folder")?;
+    let folder =
+        tempfile::Builder::new().prefix("switchyard-moves-").tempdir().context("cannot create a temporary folder")?;
     let bar = ProgressBar::new_spinner();
-    bar.set_style(ProgressStyle::with_template("{elapsed_precise} {spinner} {msg}").unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    bar.set_style(
+        ProgressStyle::with_template("{elapsed_precise} {spinner} {msg}")
+            .unwrap_or_else(|_| ProgressStyle::default_spinner()),
+    );
     bar.enable_steady_tick(Duration::from_millis(200));
     let mut bench = Bench { settings, programs, folder: folder.path(), bar, results: Results::default(), sites: 0 };
     let wants = |part| settings.parts.contains(&part);
@@ -264,7 +268,14 @@ impl Bench<'_> {
             let outcome = self.reshard_unloaded(size, keys, pipeline);
             if let Some((moved, took)) = self.attempt(&what, outcome)? {
                 let way = format!("redis-cli reshard, pipeline {pipeline}");
-                self.results.speeds.push(Speed { size, way, slots: layout(keys).each(), keys: moved, took, cost: None });
+                self.results.speeds.push(Speed {
+                    size,
+                    way,
+                    slots: layout(keys).each(),
+                    keys: moved,
+                    took,
+                    cost: None,
+                });
             }
         }
         let outcome = self.limit(size, keys);
@@ -275,7 +286,14 @@ impl Bench<'_> {
             let outcome = self.move_unloaded(size, keys, "fast", Journal::Durable);
             if let Some((moved, took, cost)) = self.attempt(&format!("switchyard move, {size} B"), outcome)? {
                 let way = "switchyard move --goal fast".to_owned();
-                self.results.speeds.push(Speed { size, way, slots: layout(keys).each(), keys: moved, took, cost: Some(cost) });
+                self.results.speeds.push(Speed {
+                    size,
+                    way,
+                    slots: layout(keys).each(),
+                    keys: moved,
+                    took,
+                    cost: Some(cost),
+                });
             }
         }
         Ok(())
@@ -332,8 +350,10 @@ impl Bench<'_> {
 
     fn limit(&mut self, size: usize, keys: u64) -> Result<Limit> {
         let name = self.name("plain");
-        let (_source, from) = switchyard_bench::process::start_redis(&self.programs.server, &format!("{name}-0"), self.folder)?;
-        let (_target, to) = switchyard_bench::process::start_redis(&self.programs.server, &format!("{name}-1"), self.folder)?;
+        let (_source, from) =
+            switchyard_bench::process::start_redis(&self.programs.server, &format!("{name}-0"), self.folder)?;
+        let (_target, to) =
+            switchyard_bench::process::start_redis(&self.programs.server, &format!("{name}-1"), self.folder)?;
         let layout = layout(keys);
         let numbers: Vec<u64> = (0..keys).filter(|n| layout.is_in_first_half(*n)).collect();
         let data = Keys::new(numbers.clone(), size, &layout);
@@ -370,7 +390,8 @@ impl Bench<'_> {
             }
         }
         let best = self.best_reshard(64).map(|s| s.way.clone());
-        let pipeline = best.and_then(|way| way.rsplit(' ').next()?.parse().ok()).unwrap_or_else(|| self.settings.pipelines[0]);
+        let pipeline =
+            best.and_then(|way| way.rsplit(' ').next()?.parse().ok()).unwrap_or_else(|| self.settings.pipelines[0]);
         let outcome = self.reshard_unloaded(64, keys, pipeline);
         let unloaded = self.attempt("reshard without load", outcome)?.map(|(_, took)| took);
         let outcome = self.reshard_under_load(pipeline, rate, unloaded);
@@ -412,9 +433,11 @@ impl Bench<'_> {
         let goal = self.settings.goal.clone();
         let way = format!("switchyard move --goal {goal}");
         let (programs, stop) = (self.programs.clone(), self.settings.stop.clone());
-        let mut noticed = self.under_load(way, load, None, unloaded, site.process_ids(), Some(site.router.id()), || {
-            site.move_slots(&programs, (0, 1), &goal, &slots_of(&layout), PATIENCE, || stopped(&stop)).map(|(took, _)| took)
-        })?;
+        let mut noticed =
+            self.under_load(way, load, None, unloaded, site.process_ids(), Some(site.router.id()), || {
+                site.move_slots(&programs, (0, 1), &goal, &slots_of(&layout), PATIENCE, || stopped(&stop))
+                    .map(|(took, _)| took)
+            })?;
         self.all_moved(before, self.settings.keys, site.addresses[0], site.addresses[1])?;
         noticed.wrong_after = data.count_wrong(|_| site.entry)?;
         Ok(noticed)
@@ -493,7 +516,18 @@ impl Bench<'_> {
         control.tally.add(&run.take().tally);
         let (_, complaints) = run.finish()?;
         outcome?;
-        Ok(Noticed { way, rate, capacity, control, control_time, moving, moving_time, unloaded, wrong_after: 0, complaints })
+        Ok(Noticed {
+            way,
+            rate,
+            capacity,
+            control,
+            control_time,
+            moving,
+            moving_time,
+            unloaded,
+            wrong_after: 0,
+            complaints,
+        })
     }
 
     fn pause(&self, time: Duration) -> Result<()> {
@@ -517,7 +551,12 @@ impl Bench<'_> {
         let mut converged = Converged { rate: self.settings.writes, keys, ..Converged::default() };
         for round in 0..self.settings.repeats {
             self.stopped()?;
-            self.say(format!("{:.0} writes/s into the moving slots: {} of {}", self.settings.writes, round + 1, self.settings.repeats));
+            self.say(format!(
+                "{:.0} writes/s into the moving slots: {} of {}",
+                self.settings.writes,
+                round + 1,
+                self.settings.repeats
+            ));
             let settings = generator::Settings {
                 rate: Some(self.settings.writes),
                 popularity: Popularity::uniform(keys),
@@ -530,7 +569,8 @@ impl Bench<'_> {
             let (from, to) = if round % 2 == 0 { (0, 1) } else { (1, 0) };
             let goal = &self.settings.goal;
             let patience = Duration::from_secs(120);
-            let outcome = site.move_slots(&self.programs, (from, to), goal, &slots_of(&layout), patience, || self.stopped());
+            let outcome =
+                site.move_slots(&self.programs, (from, to), goal, &slots_of(&layout), patience, || self.stopped());
             let (counts, complaints) = run.finish()?;
             converged.tried += 1;
             converged.errors += counts.tally.errors + counts.tally.unanswered + counts.tally.disconnects;
@@ -542,7 +582,9 @@ impl Bench<'_> {
                     converged.done += 1;
                     converged.times.push(took);
                 }
-                Ok(_) => converged.failures.push(format!("round {}: {left} keys left at the source, {wrong} wrong", round + 1)),
+                Ok(_) => converged
+                    .failures
+                    .push(format!("round {}: {left} keys left at the source, {wrong} wrong", round + 1)),
                 Err(e) => {
                     converged.failures.push(format!("round {}: {e:#}", round + 1));
                     break; // where the slots are now is not known

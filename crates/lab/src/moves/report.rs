@@ -30,10 +30,19 @@ pub(super) fn write(path: &Path, settings: &Settings, results: &Results) -> Resu
         }
         Err(e) => return Err(e).with_context(|| format!("cannot read {}", path.display())),
     };
-    let mut section =
-        format!("Measured on {} by `{}` on: {}. Servers: {}.\n", today(), settings.command_line, describe_machine(), results.version);
+    let mut section = format!(
+        "Measured on {} by `{}` on: {}. Servers: {}.\n",
+        today(),
+        settings.command_line,
+        describe_machine(),
+        results.version
+    );
     if let Some(foreign) = results.foreign {
-        let _ = writeln!(section, "While the load ran without a move, other processes took up to {:.0} % of the machine.", foreign * 100.0);
+        let _ = writeln!(
+            section,
+            "While the load ran without a move, other processes took up to {:.0} % of the machine.",
+            foreign * 100.0
+        );
     }
     for (title, table) in tables(results) {
         let _ = write!(section, "\n### {title}\n\n{}", table.to_markdown());
@@ -43,7 +52,8 @@ pub(super) fn write(path: &Path, settings: &Settings, results: &Results) -> Resu
         section.push('\n');
         notes.iter().for_each(|line| section.push_str(&format!("- {}\n", line.lines().next().unwrap_or_default())));
     }
-    let document = replace_between_marks(&document, MARK, &section).with_context(|| format!("cannot rewrite {}", path.display()))?;
+    let document = replace_between_marks(&document, MARK, &section)
+        .with_context(|| format!("cannot rewrite {}", path.display()))?;
     std::fs::write(path, document).with_context(|| format!("cannot write {}", path.display()))
 }
 
@@ -61,7 +71,8 @@ fn tables(results: &Results) -> Vec<(String, Table)> {
 }
 
 fn speeds(results: &Results) -> Table {
-    let mut table = Table::new(["", "value", "slots", "keys", "seconds", "keys/s", "MB/s", "ratio to the best reshard"]);
+    let mut table =
+        Table::new(["", "value", "slots", "keys", "seconds", "keys/s", "MB/s", "ratio to the best reshard"]);
     for (size, _) in SIZES {
         let of_size: Vec<_> = results.speeds.iter().filter(|s| s.size == size).collect();
         let best = of_size.iter().filter(|s| s.cost.is_none()).map(|s| s.keys_per_second()).max_by(f64::total_cmp);
@@ -93,7 +104,9 @@ fn shares(results: &Results) -> Table {
             let speeds = results.speeds.iter().filter(|s: &&Speed| s.size == *size && s.cost.is_some() == ours);
             speeds.map(Speed::keys_per_second).max_by(f64::total_cmp)
         };
-        let share = |rate: Option<f64>| rate.map_or("-".to_owned(), |r| format!("{:.0} %", 100.0 * r / limit.keys_per_second()));
+        let share = |rate: Option<f64>| {
+            rate.map_or("-".to_owned(), |r| format!("{:.0} %", 100.0 * r / limit.keys_per_second()))
+        };
         table.row([
             bytes(*size),
             rate(limit.dump),
@@ -109,8 +122,10 @@ fn shares(results: &Results) -> Table {
 }
 
 fn costs(results: &Results) -> Table {
-    let mut table =
-        Table::new("value|keys|memory before|at most|more, per million keys|state directory grew|written per million keys".split('|'));
+    let mut table = Table::new(
+        "value|keys|memory before|at most|more, per million keys|state directory grew|written per million keys"
+            .split('|'),
+    );
     for speed in &results.speeds {
         let Some(cost) = speed.cost else { continue };
         let mib = |bytes: f64| format!("{:.1} MiB", bytes / f64::from(1 << 20));
@@ -134,7 +149,9 @@ fn noticed(results: &Results) -> Table {
     let ms = |share: f64, of: &super::Counts| of.tally.quantile(share).as_secs_f64() * 1e3;
     let per_second = |of: &super::Counts, time: Duration| of.tally.replies as f64 / time.as_secs_f64();
     type Cell<'a> = &'a dyn Fn(&Noticed) -> String;
-    let mut row = |name: &str, cell: Cell<'_>| table.row(std::iter::once(name.to_owned()).chain(results.noticed.iter().map(cell)));
+    let mut row = |name: &str, cell: Cell<'_>| {
+        table.row(std::iter::once(name.to_owned()).chain(results.noticed.iter().map(cell)))
+    };
     row("what can be had, requests/s", &|n| format!("{:.0}", n.capacity));
     row("load, requests/s", &|n| format!("{:.0}", n.rate));
     row("move took, s", &|n| format!("{:.2}", n.moving_time.as_secs_f64()));
@@ -157,13 +174,16 @@ fn noticed(results: &Results) -> Table {
         let of = |c: &super::Counts| c.tally.errors + c.tally.unanswered + c.tally.disconnects;
         format!("{} -> {}", of(&n.control), of(&n.moving))
     });
-    row("wrong replies, wrong keys afterwards", &|n| format!("{}, {}", n.control.tally.wrong + n.moving.tally.wrong, n.wrong_after));
+    row("wrong replies, wrong keys afterwards", &|n| {
+        format!("{}, {}", n.control.tally.wrong + n.moving.tally.wrong, n.wrong_after)
+    });
     row("redirections followed", &|n| n.moving.redirections.to_string());
     if results.noticed.is_empty() { Table::default() } else { table }
 }
 
 fn converged(results: &Results) -> Table {
-    let mut table = Table::new(["keys", "writes/s", "moves", "done", "seconds, median", "longest", "errors", "wrong keys"]);
+    let mut table =
+        Table::new(["keys", "writes/s", "moves", "done", "seconds, median", "longest", "errors", "wrong keys"]);
     if let Some(c) = &results.converged {
         let mut times = c.times.clone();
         times.sort_unstable();
@@ -192,7 +212,14 @@ fn big(results: &Results) -> Table {
         ("without a move", "other keys of its node", &big.control_others),
         ("during the move", "other keys of its node", &big.moving_others),
     ] {
-        table.row([when.to_owned(), on.to_owned(), times.commands.to_string(), ms(times.p99), ms(times.p999), ms(times.longest)]);
+        table.row([
+            when.to_owned(),
+            on.to_owned(),
+            times.commands.to_string(),
+            ms(times.p99),
+            ms(times.p999),
+            ms(times.longest),
+        ]);
     }
     table
 }
@@ -222,7 +249,15 @@ fn notes(settings: &Settings, results: &Results) -> Vec<String> {
 }
 
 fn kept(results: &Results) -> Table {
-    let mut table = Table::new(["journal", "keys", "moves", "seconds, median", "keys/s", "waited for the disk, times a move", "ratio"]);
+    let mut table = Table::new([
+        "journal",
+        "keys",
+        "moves",
+        "seconds, median",
+        "keys/s",
+        "waited for the disk, times a move",
+        "ratio",
+    ]);
     let rate = |way: &Kept| way.keys as f64 / way.median().as_secs_f64();
     let first = results.kept.first().map(rate);
     for way in &results.kept {

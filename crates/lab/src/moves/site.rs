@@ -1,4 +1,5 @@
-//! Two servers with half of the slots each: plain ones behind the router, or a Redis Cluster of two; and moving slots in either.
+//! Two servers with half of the slots each: plain ones behind the router, or a Redis Cluster of two; and moving slots
+//! in either.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -72,8 +73,18 @@ impl Cluster {
             std::fs::create_dir_all(&home).with_context(|| format!("cannot create {}", home.display()))?;
             let mut command = Command::new(&programs.server);
             command.current_dir(&home).args(["--bind", "127.0.0.1", "--port", &address.port().to_string()]);
-            command.args(["--save", "", "--appendonly", "no", "--cluster-enabled", "yes", "--cluster-port", &bus.to_string()]);
-            // The one whose last slot goes would become a replica of the other, and copy everything back while it is looked at.
+            command.args([
+                "--save",
+                "",
+                "--appendonly",
+                "no",
+                "--cluster-enabled",
+                "yes",
+                "--cluster-port",
+                &bus.to_string(),
+            ]);
+            // The one whose last slot goes would become a replica of the other, and copy everything back while it is
+            // looked at.
             command.args(["--cluster-allow-replica-migration", "no"]);
             let mut node = Process::start(&format!("{name}-{i}"), &command, folder)?;
             node.wait_ready(address)?;
@@ -114,7 +125,14 @@ impl Cluster {
     pub(crate) fn reshard(&self, programs: &Programs, slots: u16, pipeline: u32, folder: &Path) -> Result<Process> {
         let mut command = Command::new(&programs.cli);
         command.args(["--cluster", "reshard", &self.addresses[0].to_string()]);
-        command.args(["--cluster-from", &self.ids[0], "--cluster-to", &self.ids[1], "--cluster-slots", &slots.to_string()]);
+        command.args([
+            "--cluster-from",
+            &self.ids[0],
+            "--cluster-to",
+            &self.ids[1],
+            "--cluster-slots",
+            &slots.to_string(),
+        ]);
         command.args(["--cluster-yes", "--cluster-pipeline", &pipeline.to_string(), "--cluster-timeout", "60000"]);
         Process::start("reshard", &command, folder)
     }
@@ -161,7 +179,13 @@ impl Routed {
     }
 
     /// With so many servers; the first one listed has slot 0.
-    pub(crate) fn start_many(programs: &Programs, serve_args: &[String], count: usize, name: &str, folder: &Path) -> Result<Self> {
+    pub(crate) fn start_many(
+        programs: &Programs,
+        serve_args: &[String],
+        count: usize,
+        name: &str,
+        folder: &Path,
+    ) -> Result<Self> {
         Self::start_all(programs, serve_args, Journal::Durable, &Servers::plain(count), name, folder)
     }
 
@@ -176,7 +200,13 @@ impl Routed {
         Self::start_all(programs, serve_args, Journal::Durable, servers, name, folder)
     }
 
-    pub(crate) fn start_with(programs: &Programs, serve_args: &[String], journal: Journal, name: &str, folder: &Path) -> Result<Self> {
+    pub(crate) fn start_with(
+        programs: &Programs,
+        serve_args: &[String],
+        journal: Journal,
+        name: &str,
+        folder: &Path,
+    ) -> Result<Self> {
         Self::start_all(programs, serve_args, journal, &Servers::plain(2), name, folder)
     }
 
@@ -192,21 +222,27 @@ impl Routed {
         let mut nodes = Vec::new();
         let mut addresses = Vec::new();
         for i in 0..count {
-            let (node, address) = process::start_redis_with(&programs.server, &format!("{name}-{i}"), folder, arguments)?;
+            let (node, address) =
+                process::start_redis_with(&programs.server, &format!("{name}-{i}"), folder, arguments)?;
             nodes.push(node);
             addresses.push(address);
         }
         let (entry, admin) = (process::free_address()?, process::free_address()?);
         let state = folder.join(format!("{name}-state"));
         let mut command = Command::new(&programs.switchyard);
-        command.args(["serve", "--listen", &entry.to_string(), "--admin", &admin.to_string()]).arg("--state-dir").arg(&state);
+        command
+            .args(["serve", "--listen", &entry.to_string(), "--admin", &admin.to_string()])
+            .arg("--state-dir")
+            .arg(&state);
         for address in &addresses {
             command.args(["--node", &address.to_string()]);
         }
         if let Some(capacity) = capacity {
             let file = folder.join(format!("{name}.toml"));
-            let tables: String =
-                addresses.iter().map(|address| format!("[[node]]\naddress = \"{address}\"\ncapacity = {capacity}\n")).collect();
+            let tables: String = addresses
+                .iter()
+                .map(|address| format!("[[node]]\naddress = \"{address}\"\ncapacity = {capacity}\n"))
+                .collect();
             std::fs::write(&file, tables).with_context(|| format!("cannot write {}", file.display()))?;
             command.arg("-c").arg(file);
         }
@@ -231,7 +267,8 @@ impl Routed {
         Ok(Self { router, entry, admin, nodes, addresses })
     }
 
-    /// Moves slots of one node to another, and waits until that is done. How long it took, and what the router reports of the move at its end.
+    /// Moves slots of one node to another, and waits until that is done. How long it took, and what the router reports
+    /// of the move at its end.
     pub(crate) fn move_slots(
         &self,
         programs: &Programs,
@@ -243,7 +280,8 @@ impl Routed {
     ) -> Result<(Duration, Value)> {
         let (from, to) = between;
         let more = ["--goal".to_owned(), goal.to_owned()];
-        let order = Order { from: self.addresses[from], to: self.addresses[to], slots: Some(slots), keys: None, more: &more };
+        let order =
+            Order { from: self.addresses[from], to: self.addresses[to], slots: Some(slots), keys: None, more: &more };
         let begun = Instant::now();
         let id = admin::begin(&programs.switchyard, self.admin, &order)?;
         loop {
@@ -265,7 +303,9 @@ impl Routed {
     /// Bytes of the journal and times that the disk was waited for, since the start of the router.
     pub(crate) fn journal(&self) -> Result<(u64, u64)> {
         let report = admin::report(self.admin)?;
-        let number = |name: &str| report["journal"][name].as_u64().with_context(|| format!("the report names no journal.{name}"));
+        let number = |name: &str| {
+            report["journal"][name].as_u64().with_context(|| format!("the report names no journal.{name}"))
+        };
         Ok((number("bytes")?, number("syncs")?))
     }
 
@@ -274,11 +314,22 @@ impl Routed {
     }
 }
 
-/// Waits for a program that moves slots. How long it took since `begun`; an error where it failed or takes longer than `patience`.
-pub(crate) fn wait_for(mover: &mut Process, begun: Instant, patience: Duration, mut tick: impl FnMut() -> Result<()>) -> Result<Duration> {
+/// Waits for a program that moves slots. How long it took since `begun`; an error where it failed or takes longer than
+/// `patience`.
+pub(crate) fn wait_for(
+    mover: &mut Process,
+    begun: Instant,
+    patience: Duration,
+    mut tick: impl FnMut() -> Result<()>,
+) -> Result<Duration> {
     loop {
         if let Some(status) = mover.ended() {
-            ensure!(status.success(), "{} failed ({status}); the end of its output:\n{}", mover.name(), mover.log_tail());
+            ensure!(
+                status.success(),
+                "{} failed ({status}); the end of its output:\n{}",
+                mover.name(),
+                mover.log_tail()
+            );
             return Ok(begun.elapsed());
         }
         if begun.elapsed() > patience {

@@ -1,6 +1,7 @@
 //! Which slot a key is in: what a client of Redis Cluster computes.
 //!
-//! Own code, the plain bitwise CRC16, although `policy` has a fast one: what measures and checks the router shares nothing with it.
+//! Own code, the plain bitwise CRC16, although `policy` has a fast one: what measures and checks the router shares
+//! nothing with it.
 
 /// Slots of a cluster.
 pub const SLOTS: u16 = 16_384;
@@ -26,7 +27,8 @@ fn crc16(bytes: &[u8]) -> u16 {
 mod tests {
     use super::*;
 
-    /// The specification of Redis Cluster gives 0x31C3 for this text; the others were asked of a server by CLUSTER KEYSLOT.
+    /// The specification of Redis Cluster gives 0x31C3 for this text; the others were asked of a server by CLUSTER
+    /// KEYSLOT.
     #[test]
     fn as_the_specification() {
         assert_eq!(crc16(b"123456789"), 0x31C3);

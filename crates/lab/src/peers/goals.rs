@@ -1,12 +1,14 @@
 //! The goals of the fast path, each against what was measured in the same run.
 //!
-//! Ratios, never absolute times: they hold on other machines. Each is written down as data, so that the table that is printed and the
-//! judgement cannot differ.
+//! Ratios, never absolute times: they hold on other machines. Each is written down as data, so that the table that is
+//! printed and the judgement cannot differ.
 
 use switchyard_bench::table::Table;
 
 use super::Results;
-use super::rows::{FLAT_NODES, GATE_C50, GATE_C512, GATE_P16, GET_16K, GET_C1, GET_C8, GET_C10K, GET_C50, GET_C512, GET_P16, Row};
+use super::rows::{
+    FLAT_NODES, GATE_C50, GATE_C512, GATE_P16, GET_16K, GET_C1, GET_C8, GET_C10K, GET_C50, GET_C512, GET_P16, Row,
+};
 use super::target::Peer;
 
 /// What a goal compares.
@@ -107,9 +109,14 @@ pub(super) fn judge(results: &Results, ours: &Peer) -> Vec<Goal> {
         return flat(results);
     }
     if results.pools.is_some() {
-        return results.rows.iter().map(|row| ratio(results, ours, &cpu(*row, Peer::Twemproxy, WITH_ITS_FILE))).collect();
+        return results
+            .rows
+            .iter()
+            .map(|row| ratio(results, ours, &cpu(*row, Peer::Twemproxy, WITH_ITS_FILE)))
+            .collect();
     }
-    let mut goals: Vec<_> = ratios().iter().filter(|r| results.rows.contains(&r.row)).map(|r| ratio(results, ours, r)).collect();
+    let mut goals: Vec<_> =
+        ratios().iter().filter(|r| results.rows.contains(&r.row)).map(|r| ratio(results, ours, r)).collect();
     for gate in [false, true] {
         let rows: Vec<_> = results.rows.iter().copied().filter(|r| r.pinned == gate).collect();
         if !rows.is_empty() {
@@ -132,7 +139,9 @@ fn flat(results: &Results) -> Vec<Goal> {
     let compare = |text: String, (nodes, row): (usize, Row), (than_nodes, than_row): (usize, Row)| {
         let cpu = |nodes: usize, row: Row| results.proxy_us(&Peer::before(nodes), row);
         let (measured, verdict) = match (cpu(nodes, row), cpu(than_nodes, than_row)) {
-            (Some(mine), Some(base)) => (format!("{mine:.2} / {base:.2} µs = {:.2}", mine / base), verdict(mine <= FLAT * base)),
+            (Some(mine), Some(base)) => {
+                (format!("{mine:.2} / {base:.2} µs = {:.2}", mine / base), verdict(mine <= FLAT * base))
+            }
             _ => (String::new(), Verdict::Open("not both were measured".to_owned())),
         };
         Goal { gate: false, text, measured, verdict, misses: Vec::new() }
@@ -140,10 +149,16 @@ fn flat(results: &Results) -> Vec<Goal> {
     let rows = results.rows.iter().copied();
     let mut goals: Vec<_> = rows
         .flat_map(|row| more.map(|nodes| (row, nodes)))
-        .map(|(row, nodes)| compare(format!("{row}: CPU/request with {nodes} nodes <= {FLAT} x {few} nodes"), (nodes, row), (few, row)))
+        .map(|(row, nodes)| {
+            compare(format!("{row}: CPU/request with {nodes} nodes <= {FLAT} x {few} nodes"), (nodes, row), (few, row))
+        })
         .collect();
     if results.rows.contains(&GET_C10K) {
-        goals.push(compare(format!("{few} nodes: CPU/request of {GET_C10K} <= {FLAT} x {GET_C50}"), (few, GET_C10K), (few, GET_C50)));
+        goals.push(compare(
+            format!("{few} nodes: CPU/request of {GET_C10K} <= {FLAT} x {GET_C50}"),
+            (few, GET_C10K),
+            (few, GET_C50),
+        ));
     }
     goals
 }
@@ -224,7 +239,8 @@ fn every_row(
     let mut judged = 0;
     let mut misses = Vec::new();
     for row in rows {
-        let others: Vec<_> = results.peers.iter().filter(|p| p.is_other_proxy()).filter_map(|p| Some((p, value(p, *row)?))).collect();
+        let others: Vec<_> =
+            results.peers.iter().filter(|p| p.is_other_proxy()).filter_map(|p| Some((p, value(p, *row)?))).collect();
         let Some(mine) = value(ours, *row).filter(|_| !others.is_empty()) else {
             continue;
         };
@@ -243,10 +259,13 @@ fn every_row(
 
 fn faster_than_direct(results: &Results, ours: &Peer) -> Goal {
     let text = format!("{GET_C512}: requests/s above redis-server without a proxy");
-    let (measured, verdict) = match (results.requests_per_second(ours, GET_C512), results.requests_per_second(&Peer::Direct, GET_C512)) {
-        (Some(mine), Some(direct)) => (format!("{:.0} k/s, direct {:.0}", mine / 1000.0, direct / 1000.0), verdict(mine > direct)),
-        _ => (String::new(), Verdict::Open(format!("{ours} was not measured"))),
-    };
+    let (measured, verdict) =
+        match (results.requests_per_second(ours, GET_C512), results.requests_per_second(&Peer::Direct, GET_C512)) {
+            (Some(mine), Some(direct)) => {
+                (format!("{:.0} k/s, direct {:.0}", mine / 1000.0, direct / 1000.0), verdict(mine > direct))
+            }
+            _ => (String::new(), Verdict::Open(format!("{ours} was not measured"))),
+        };
     Goal { gate: false, text, measured, verdict, misses: Vec::new() }
 }
 
@@ -397,7 +416,10 @@ mod tests {
 
     #[test]
     fn nothing_measured_is_open_not_reached() {
-        let goals = judge(&results(&[(Peer::Predixy, GET_C512, 5.0, 1e5), (Peer::Direct, GET_C512, 0.0, 1e5)]), &Peer::SWITCHYARD);
+        let goals = judge(
+            &results(&[(Peer::Predixy, GET_C512, 5.0, 1e5), (Peer::Direct, GET_C512, 0.0, 1e5)]),
+            &Peer::SWITCHYARD,
+        );
         assert!(goals.len() > 3);
         assert!(goals.iter().all(|g| matches!(g.verdict, Verdict::Open(_))), "{goals:?}");
     }

@@ -32,14 +32,18 @@ pub(super) fn measure(recipe: &Recipe, nodes: &[SocketAddr], folder: &Path) -> R
     let process = target.process.as_ref().context("memory is a proxy's")?;
     std::thread::sleep(Duration::from_millis(500)); // what it does once after start is done
     let idle = resident_bytes(process.id())?;
-    let with_clients = with_clients(target.address, process.id(), recipe.peer == Peer::Haproxy).map_err(|e| format!("{e:#}"));
+    let with_clients =
+        with_clients(target.address, process.id(), recipe.peer == Peer::Haproxy).map_err(|e| format!("{e:#}"));
     Ok(Memory { peer: recipe.peer.clone(), idle, with_clients })
 }
 
 fn with_clients(address: SocketAddr, pid: u32, node_per_client: bool) -> Result<u64> {
     ensure!(!node_per_client, "it opens a connection to the node for each client, more than a node accepts");
     let files = switchyard_bench::process::raise_file_limit();
-    ensure!(files >= CLIENTS as u64 + SPARE_FILES, "this needs {CLIENTS} open files and the limit is {files}; raise it with ulimit -n");
+    ensure!(
+        files >= CLIENTS as u64 + SPARE_FILES,
+        "this needs {CLIENTS} open files and the limit is {files}; raise it with ulimit -n"
+    );
     let mut clients = Vec::with_capacity(CLIENTS);
     for i in 0..CLIENTS {
         let connect = || -> Result<TcpStream> {

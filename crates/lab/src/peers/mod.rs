@@ -1,10 +1,12 @@
-//! The router beside the proxies that a user could pick instead: same nodes, same load, one worker thread each, one run.
+//! The router beside the proxies that a user could pick instead: same nodes, same load, one worker thread each, one
+//! run.
 //!
-//! Rounds are interleaved and the order of the proxies rotates from round to round, so that a machine that gets slower or busier over
-//! the minutes of a run does not favour whoever came first. What counts is the median over the rounds.
+//! Rounds are interleaved and the order of the proxies rotates from round to round, so that a machine that gets slower
+//! or busier over the minutes of a run does not favour whoever came first. What counts is the median over the rounds.
 //!
-//! Every measurement is checked: the requests must have arrived at the nodes (their own command statistics say so) and every GET must
-//! have found its key. A proxy that answers errors quickly, or a load that died half way, is no measurement.
+//! Every measurement is checked: the requests must have arrived at the nodes (their own command statistics say so) and
+//! every GET must have found its key. A proxy that answers errors quickly, or a load that died half way, is no
+//! measurement.
 
 mod find;
 mod goals;
@@ -167,8 +169,10 @@ pub fn run(settings: &Settings) -> Result<Vec<Goal>> {
     let benchmark = redis_benchmark::find()?;
     let redis = process::find_redis_server()?;
     process::raise_file_limit();
-    let folder = tempfile::Builder::new().prefix("switchyard-bench-").tempdir().context("cannot create a temporary folder")?;
-    let count = if settings.flat { FLAT_NODES.into_iter().max().unwrap_or(NODES) } else { NODES * settings.pools.unwrap_or(1) };
+    let folder =
+        tempfile::Builder::new().prefix("switchyard-bench-").tempdir().context("cannot create a temporary folder")?;
+    let count =
+        if settings.flat { FLAT_NODES.into_iter().max().unwrap_or(NODES) } else { NODES * settings.pools.unwrap_or(1) };
     let (nodes, addresses): (Vec<_>, Vec<_>) = (0..count)
         .map(|i| process::start_redis(&redis, &format!("node{i}"), folder.path()))
         .collect::<Result<Vec<_>>>()?
@@ -199,7 +203,11 @@ pub fn run(settings: &Settings) -> Result<Vec<Goal>> {
         (false, true) => Vec::new(),
         (false, false) => open_rows(settings.quick),
     });
-    let gate = wanted(if bench.cpus.is_some() && !settings.flat && settings.pools.is_none() { gate_rows() } else { Vec::new() });
+    let gate = wanted(if bench.cpus.is_some() && !settings.flat && settings.pools.is_none() {
+        gate_rows()
+    } else {
+        Vec::new()
+    });
     if bench.cpus.is_none() {
         let why = "this machine gives us one CPU; the gate needs two".to_owned();
         ensure!(!settings.pinned_only, "{why}");
@@ -231,7 +239,9 @@ pub fn run(settings: &Settings) -> Result<Vec<Goal>> {
 fn progress_bar(cells: u64) -> ProgressBar {
     let bar = ProgressBar::new(cells);
     let style = "{elapsed_precise} [{bar:30}] {pos}/{len} {msg} ({eta} left)";
-    bar.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> "));
+    bar.set_style(
+        ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> "),
+    );
     bar
 }
 
@@ -261,8 +271,11 @@ struct Bench<'a> {
 impl Bench<'_> {
     fn start_targets(&mut self, say: &dyn Fn(&str)) -> Vec<Recipe> {
         let settings = self.settings;
-        let (others, mut missing) =
-            if settings.flat { (Vec::new(), Vec::new()) } else { find::find(settings.predixy.as_deref(), settings.install, say) };
+        let (others, mut missing) = if settings.flat {
+            (Vec::new(), Vec::new())
+        } else {
+            find::find(settings.predixy.as_deref(), settings.install, say)
+        };
         let ours = |variant: &str, more: &[String]| Recipe {
             peer: Peer::Switchyard { variant: variant.to_owned() },
             program: settings.switchyard.clone(),
@@ -330,7 +343,12 @@ impl Bench<'_> {
                 for row in rows.iter().filter(|r| r.value == value) {
                     if self.bar.is_hidden() {
                         // No terminal: a line per row, so that a log shows where it is.
-                        eprintln!("round {}/{}: {row}{}", round + 1, self.settings.rounds, if row.pinned { " (pinned)" } else { "" });
+                        eprintln!(
+                            "round {}/{}: {row}{}",
+                            round + 1,
+                            self.settings.rounds,
+                            if row.pinned { " (pinned)" } else { "" }
+                        );
                     }
                     for i in 0..self.targets.len() {
                         if self.settings.stop.load(Ordering::Relaxed) {
@@ -381,7 +399,9 @@ impl Bench<'_> {
 
     fn measure(&mut self, index: usize, row: Row, keys: u64) -> Result<Sample> {
         let target = &self.targets[index];
-        let run = |requests| redis_benchmark::run(&self.benchmark, target, &row, requests, keys, self.folder, &self.settings.stop);
+        let run = |requests| {
+            redis_benchmark::run(&self.benchmark, target, &row, requests, keys, self.folder, &self.settings.stop)
+        };
         let (seconds, warm_up) = if self.settings.quick { (0.5, 0.1) } else { (1.5, 0.3) };
         let rate = match self.rates.get(&(index, row)) {
             Some(rate) => *rate,
@@ -406,7 +426,10 @@ impl Bench<'_> {
 
         let sent = arrived.calls.saturating_sub(arrived_before.calls);
         let missed = arrived.misses.saturating_sub(arrived_before.misses);
-        ensure!(sent >= requests, "of {requests} requests only {sent} arrived at the nodes: the proxy answered errors or lost them");
+        ensure!(
+            sent >= requests,
+            "of {requests} requests only {sent} arrived at the nodes: the proxy answered errors or lost them"
+        );
         ensure!(row.command != Command::Get || missed == 0, "{missed} of {requests} GETs did not find their key");
 
         let proxy = proxy_after.zip(proxy_before).map(|(after, before)| after.since(&before));
@@ -438,13 +461,14 @@ impl Bench<'_> {
         for address in &self.addresses {
             let mut client = Client::connect(*address)?;
             sum.calls += command_calls(&client.text(&[b"INFO", b"commandstats"])?, command.name());
-            sum.misses +=
-                info_field(&client.text(&[b"INFO", b"stats"])?, "keyspace_misses").context("INFO stats has no keyspace_misses")?;
+            sum.misses += info_field(&client.text(&[b"INFO", b"stats"])?, "keyspace_misses")
+                .context("INFO stats has no keyspace_misses")?;
         }
         Ok(sum)
     }
 
-    /// A router that starts anew could place keys at the nodes by no map: the load's are at all of them, a smaller fleet's at the wrong ones.
+    /// A router that starts anew could place keys at the nodes by no map: the load's are at all of them, a smaller
+    /// fleet's at the wrong ones.
     fn empty_nodes(&mut self) {
         for address in &self.addresses {
             if let Err(e) = Client::connect(*address).and_then(|mut node| node.ok(&[b"FLUSHALL"])) {
@@ -499,7 +523,8 @@ mod tests {
 
     #[test]
     fn reads_what_info_says() {
-        let info = "# Commandstats\r\ncmdstat_getex:calls=7,usec=1\r\ncmdstat_get:calls=12,usec=3,usec_per_call=0.25\r\n";
+        let info =
+            "# Commandstats\r\ncmdstat_getex:calls=7,usec=1\r\ncmdstat_get:calls=12,usec=3,usec_per_call=0.25\r\n";
         assert_eq!(command_calls(info, "get"), 12);
         assert_eq!(command_calls(info, "set"), 0);
         assert_eq!(info_field("keyspace_hits:5\r\nkeyspace_misses:3\r\n", "keyspace_misses"), Some(3));

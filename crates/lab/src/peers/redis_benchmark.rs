@@ -1,6 +1,7 @@
 //! redis-benchmark: starting it, and reading what it prints.
 //!
-//! The load comes from it and not from our own generator because its numbers are the ones that people know and can repeat.
+//! The load comes from it and not from our own generator because its numbers are the ones that people know and can
+//! repeat.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,8 @@ use switchyard_bench::process::Process;
 
 use super::{rows::Row, target::Target};
 
-/// What takes longer than this hangs: measurements are made to take a second or two, and with 10,000 clients ten times that.
+/// What takes longer than this hangs: measurements are made to take a second or two, and with 10,000 clients ten times
+/// that.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// What redis-benchmark measured.
@@ -88,10 +90,12 @@ pub(super) fn key(i: u64) -> String {
     format!("key:{i:012}")
 }
 
-/// Reads `--csv` output: the row of one test, by the names in its head (versions differ in their columns). Warnings may stand around it.
+/// Reads `--csv` output: the row of one test, by the names in its head (versions differ in their columns). Warnings may
+/// stand around it.
 fn parse_csv(output: &str, test: &str) -> Result<Outcome> {
     let fields = |line: &str| line.split(',').map(|f| f.trim().trim_matches('"').to_owned()).collect::<Vec<_>>();
-    let head = output.lines().map(fields).find(|f| f.first().is_some_and(|f| f == "test")).context("there is no head line")?;
+    let head =
+        output.lines().map(fields).find(|f| f.first().is_some_and(|f| f == "test")).context("there is no head line")?;
     let row = output
         .lines()
         .filter(|l| l.starts_with('"'))
@@ -101,9 +105,16 @@ fn parse_csv(output: &str, test: &str) -> Result<Outcome> {
     let field = |name: &str| {
         let at = head.iter().position(|h| h == name).with_context(|| format!("there is no column {name}"))?;
         let text = row.get(at).with_context(|| format!("the line for {test} ends before {name}"))?;
-        text.parse::<f64>().ok().filter(|v| v.is_finite()).with_context(|| format!("{name} is \"{text}\", not a number"))
+        text.parse::<f64>()
+            .ok()
+            .filter(|v| v.is_finite())
+            .with_context(|| format!("{name} is \"{text}\", not a number"))
     };
-    Ok(Outcome { requests_per_second: field("rps")?, p50_ms: field("p50_latency_ms")?, p99_ms: field("p99_latency_ms")? })
+    Ok(Outcome {
+        requests_per_second: field("rps")?,
+        p50_ms: field("p50_latency_ms")?,
+        p99_ms: field("p99_latency_ms")?,
+    })
 }
 
 /// redis-benchmark (or valkey-benchmark).

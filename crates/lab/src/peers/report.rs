@@ -62,7 +62,8 @@ pub(super) fn write(path: &Path, settings: &Settings, results: &Results, goals: 
             continue; // not measured this time: what stands there stays
         }
         let section = section(settings, results, goals, gate);
-        document = replace_between_marks(&document, mark, &section).with_context(|| format!("cannot rewrite {}", path.display()))?;
+        document = replace_between_marks(&document, mark, &section)
+            .with_context(|| format!("cannot rewrite {}", path.display()))?;
     }
     std::fs::write(path, document).with_context(|| format!("cannot write {}", path.display()))
 }
@@ -78,7 +79,8 @@ fn section(settings: &Settings, results: &Results, goals: &[Goal], gate: bool) -
         results.rounds,
         if results.rounds == 1 { "" } else { "s" },
     );
-    let versions = results.versions.iter().filter(|(_, v)| !v.is_empty()).map(|(p, v)| format!("{p} {v}")).collect::<Vec<_>>();
+    let versions =
+        results.versions.iter().filter(|(_, v)| !v.is_empty()).map(|(p, v)| format!("{p} {v}")).collect::<Vec<_>>();
     let _ = writeln!(out, "Versions: {}.", versions.join(", "));
     if let Some((usual, worst)) = results.foreign() {
         let _ = writeln!(out, "{}", foreign(usual, worst));
@@ -143,7 +145,10 @@ fn tables(results: &Results, gate: bool) -> Vec<(String, Table)> {
                 Some(format!("{} ({}-{})", us(results.proxy_us(p, r)?), us(least), us(most)))
             }),
         ),
-        ("CPU of proxy + redis-servers, µs per request".to_owned(), matrix("", &peers, &|p, r| Some(us(results.total_us(p, r)?)))),
+        (
+            "CPU of proxy + redis-servers, µs per request".to_owned(),
+            matrix("", &peers, &|p, r| Some(us(results.total_us(p, r)?))),
+        ),
         (
             "Requests per second, thousands".to_owned(),
             matrix("", &peers, &|p, r| Some(format!("{:.1}", results.requests_per_second(p, r)? / 1000.0))),
@@ -157,7 +162,8 @@ fn tables(results: &Results, gate: bool) -> Vec<(String, Table)> {
     let others: Vec<_> = proxies.iter().copied().filter(|p| p.is_other_proxy()).collect();
     if results.peers.contains(&ours) && !others.is_empty() {
         let ratio = |p: &Peer, r: Row| Some(format!("{:.2}", results.proxy_us(&ours, r)? / results.proxy_us(p, r)?));
-        tables.push(("CPU of the proxy: Switchyard's as a share of each peer's".to_owned(), matrix("", &others, &ratio)));
+        tables
+            .push(("CPU of the proxy: Switchyard's as a share of each peer's".to_owned(), matrix("", &others, &ratio)));
     }
     tables.retain(|(_, table)| !rows.is_empty() && !table.is_empty());
     tables
@@ -181,7 +187,14 @@ mod tests {
     use crate::peers::rows::{GATE_C50, GET_C50, Sample};
 
     fn sample(us: f64) -> Sample {
-        Sample { requests_per_second: 1e6 / us, p50_ms: 0.1, p99_ms: 0.2, proxy_us: Some(us), total_us: us + 1.0, foreign: 0.1 }
+        Sample {
+            requests_per_second: 1e6 / us,
+            p50_ms: 0.1,
+            p99_ms: 0.2,
+            proxy_us: Some(us),
+            total_us: us + 1.0,
+            foreign: 0.1,
+        }
     }
 
     #[test]
@@ -192,9 +205,12 @@ mod tests {
             results.add(Peer::Predixy, GET_C50, sample(us * 2.0));
         }
         results.add(Peer::SWITCHYARD, GATE_C50, sample(7.0));
-        results.memory = Some(vec![Memory { peer: Peer::SWITCHYARD, idle: 5 << 20, with_clients: Err("no files".to_owned()) }]);
+        results.memory =
+            Some(vec![Memory { peer: Peer::SWITCHYARD, idle: 5 << 20, with_clients: Err("no files".to_owned()) }]);
         let text = text(&results, &goals::judge(&results, &Peer::SWITCHYARD));
-        for part in ["4.0 (3.0-5.0)", "8.0 (6.0-10.0)", "0.50", "7.0 (7.0-7.0)", "5.0 MiB", "no files", "pinned", "10 %"] {
+        for part in
+            ["4.0 (3.0-5.0)", "8.0 (6.0-10.0)", "0.50", "7.0 (7.0-7.0)", "5.0 MiB", "no files", "pinned", "10 %"]
+        {
             assert!(text.contains(part), "{part} in\n{text}");
         }
     }

@@ -87,7 +87,8 @@ pub(super) fn open_rows(quick: bool) -> Vec<Row> {
     rows
 }
 
-/// How many nodes the router has in the columns of the run that asks whether its cost is flat. The first is what others are compared with.
+/// How many nodes the router has in the columns of the run that asks whether its cost is flat. The first is what others
+/// are compared with.
 pub(super) const FLAT_NODES: [usize; 3] = [2, 32, 64];
 
 /// So many clients that most of them wait.

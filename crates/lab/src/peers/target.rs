@@ -1,7 +1,8 @@
 //! The proxies: where to find each, how it is configured, how it is started.
 //!
-//! Each has one worker thread, the two nodes (or the one, where it cannot route) and otherwise its defaults: what a user gets who follows
-//! its manual. Limits that would end a connection in the middle of a run are lifted, since they would compare limits, not speed.
+//! Each has one worker thread, the two nodes (or the one, where it cannot route) and otherwise its defaults: what a
+//! user gets who follows its manual. Limits that would end a connection in the middle of a run are lifted, since they
+//! would compare limits, not speed.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -88,17 +89,21 @@ pub(super) struct Recipe {
     pub tls: bool,
     /// It stands before the first so many of the nodes.
     pub nodes: usize,
-    /// It serves so many pools of twemproxy's configuration, where that is how it is started; the load comes to the first one.
+    /// It serves so many pools of twemproxy's configuration, where that is how it is started; the load comes to the
+    /// first one.
     pub pools: Option<usize>,
 }
 
 /// Has our router listen by TLS too, with a certificate made for it; gives the address.
 fn add_tls(command: &mut Command, name: &str, folder: &Path) -> Result<SocketAddr> {
-    let openssl = process::find_program(&["openssl"]).context("openssl, which makes the certificate, is not on PATH")?;
+    let openssl =
+        process::find_program(&["openssl"]).context("openssl, which makes the certificate, is not on PATH")?;
     let at = |ending: &str| folder.join(format!("{name}.{ending}"));
     let (certificate, key, config) = (at("pem"), at("key"), at("toml"));
     let made = Command::new(openssl)
-        .args("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost".split(' '))
+        .args(
+            "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost".split(' '),
+        )
         .arg("-out")
         .arg(&certificate)
         .arg("-keyout")
@@ -279,7 +284,8 @@ fn haproxy_config(address: SocketAddr, nodes: &[SocketAddr]) -> String {
 }
 
 fn predixy_config(address: SocketAddr, nodes: &[SocketAddr]) -> String {
-    let groups: String = nodes.iter().enumerate().map(|(i, node)| format!("    Group node{i} {{\n        + {node}\n    }}\n")).collect();
+    let groups: String =
+        nodes.iter().enumerate().map(|(i, node)| format!("    Group node{i} {{\n        + {node}\n    }}\n")).collect();
     format!(
         "Name bench\nBind {address}\nWorkerThreads 1\nClientTimeout 0\nAuthority {{\n    Auth {{\n        Mode admin\n    }}\n}}\n\
          StandaloneServerPool {{\n    Databases 1\n    Hash crc16\n    HashTag \"{{}}\"\n    Distribution modula\n    \

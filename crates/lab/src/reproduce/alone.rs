@@ -1,4 +1,5 @@
-//! A fleet that is left alone: half of the load goes to some keys of one node, and every so often to others of another one. The planner is off, and then it is on.
+//! A fleet that is left alone: half of the load goes to some keys of one node, and every so often to others of another
+//! one. The planner is off, and then it is on.
 //!
 //! No paper has this. It is here because it needs the same servers, load and report as theirs.
 
@@ -73,11 +74,20 @@ pub fn run(settings: &Settings) -> Result<()> {
         |mode| format!("planner {mode}"),
         |bench, mode| one(bench, settings, mode),
     )?;
-    let mut table =
-        Table::new(["planner", "max/mean, median", "seconds at 1.2 or less", "requests/s", "errors", "moves", "keys moved", "bytes moved"]);
+    let mut table = Table::new([
+        "planner",
+        "max/mean, median",
+        "seconds at 1.2 or less",
+        "requests/s",
+        "errors",
+        "moves",
+        "keys moved",
+        "bytes moved",
+    ]);
     for (mode, results) in modes.iter().zip(&outcome.results) {
         for run in results {
-            let mut settled: Vec<f64> = run.uneven.iter().filter(|(since, _)| *since >= SETTLES).map(|(_, uneven)| *uneven).collect();
+            let mut settled: Vec<f64> =
+                run.uneven.iter().filter(|(since, _)| *since >= SETTLES).map(|(_, uneven)| *uneven).collect();
             settled.sort_by(f64::total_cmp);
             let good = settled.iter().filter(|uneven| **uneven <= 1.2).count() * 100 / settled.len().max(1);
             table.row([
@@ -118,11 +128,14 @@ pub fn run(settings: &Settings) -> Result<()> {
 
 fn one(bench: &Bench<'_>, settings: &Settings, mode: &str) -> Result<Measured> {
     let mode = format!("planner.mode={mode}");
-    let args = ["--set", &mode, "--set", "planner.min-requests=500", "--set", "hot-copies.mode=off", "--workers", "1"].map(str::to_owned);
+    let args = ["--set", &mode, "--set", "planner.min-requests=500", "--set", "hot-copies.mode=off", "--workers", "1"]
+        .map(str::to_owned);
     let site = Routed::start_many(&bench.programs, &args, NODES, &bench.name(), bench.folder)?;
     let sets = sets(&site, settings.changes as usize)?;
-    let _capped: Vec<Capped> = site.process_ids().iter().map(|id| Capped::new(*id, settings.cpu)).collect::<Result<_>>()?;
-    let (stop, errors, done, hot) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0), RwLock::new(&sets[0]));
+    let _capped: Vec<Capped> =
+        site.process_ids().iter().map(|id| Capped::new(*id, settings.cpu)).collect::<Result<_>>()?;
+    let (stop, errors, done, hot) =
+        (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0), RwLock::new(&sets[0]));
     std::thread::scope(|scope| {
         for seed in 0..settings.connections {
             let (site, hot, stop, errors, done) = (&site, &hot, &stop, &errors, &done);
@@ -131,15 +144,19 @@ fn one(bench: &Bench<'_>, settings: &Settings, mode: &str) -> Result<Measured> {
                 let Ok(mut client) = Client::connect(site.entry) else { return };
                 while !stop.load(Ordering::Relaxed) {
                     let key = match rng.unit() < 0.5 {
-                        true => hot.read().map_or_else(|_| String::new(), |hot| hot[rng.below(HOT as u64) as usize].clone()),
+                        true => {
+                            hot.read().map_or_else(|_| String::new(), |hot| hot[rng.below(HOT as u64) as usize].clone())
+                        }
                         false => format!("cold:{}", rng.below(COLD)),
                     };
                     let outcome = match rng.unit() < WRITES {
                         true => client.ok(&[b"SET", key.as_bytes(), &[b'x'; 64]]),
-                        false => client.call(&[b"GET", key.as_bytes()], |reply| matches!(reply, Reply::Error(_))).and_then(|is_error| {
-                            anyhow::ensure!(!is_error, "an error");
-                            Ok(())
-                        }),
+                        false => client
+                            .call(&[b"GET", key.as_bytes()], |reply| matches!(reply, Reply::Error(_)))
+                            .and_then(|is_error| {
+                                anyhow::ensure!(!is_error, "an error");
+                                Ok(())
+                            }),
                     };
                     errors.fetch_add(u64::from(outcome.is_err()), Ordering::Relaxed);
                     done.fetch_add(1, Ordering::Relaxed);
@@ -186,7 +203,8 @@ fn one(bench: &Bench<'_>, settings: &Settings, mode: &str) -> Result<Measured> {
 /// Keys that are hot together: each set is of one node, and the next one of another.
 fn sets(site: &Routed, count: usize) -> Result<Vec<Vec<String>>> {
     let mut through = Client::connect(site.entry)?;
-    let mut nodes: Vec<Client> = site.addresses.iter().map(|address| Client::connect(*address)).collect::<Result<_>>()?;
+    let mut nodes: Vec<Client> =
+        site.addresses.iter().map(|address| Client::connect(*address)).collect::<Result<_>>()?;
     let mut of_node: BTreeMap<usize, Vec<String>> = BTreeMap::new();
     let needed = HOT * count.div_ceil(NODES);
     let mut number = 0_u64;

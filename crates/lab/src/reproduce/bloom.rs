@@ -1,12 +1,16 @@
-//! Queries lost with and without a filter, as the Bloom telemetry paper counts them (section 3, figures 1 and 2): keys of 2 KB move from one server to five, and each
-//! query goes to its target. Without a filter it finds nothing where the key has not moved. With it, the source is asked for what the filter does not have.
+//! Queries lost with and without a filter, as the Bloom telemetry paper counts them (section 3, figures 1 and 2): keys
+//! of 2 KB move from one server to five, and each query goes to its target. Without a filter it finds nothing where the
+//! key has not moved. With it, the source is asked for what the filter does not have.
 //!
-//! How the paper's experiment is mapped. It has 50 million keys and 750,000 queries in a quarter of an hour; here are 0.5 million keys, and the same number of queries
-//! goes over the whole move. Its ten threads on each side are five moves under way at once, one for each target, with batches of the size that the goal `fast` takes. The
-//! rate of the moves is bounded so that they take as long as the queries. Its destination server decides; here the router does, by one filter for all five moves.
+//! How the paper's experiment is mapped. It has 50 million keys and 750,000 queries in a quarter of an hour; here are
+//! 0.5 million keys, and the same number of queries goes over the whole move. Its ten threads on each side are five
+//! moves under way at once, one for each target, with batches of the size that the goal `fast` takes. The rate of the
+//! moves is bounded so that they take as long as the queries. Its destination server decides; here the router does, by
+//! one filter for all five moves.
 //!
-//! A query is *lost* if it is a read that found nothing: all keys exist. The paper does not say what it counts of writes, so no write counts as lost. What a write came to
-//! shows in the values that are read: *stale* ones are older than what was acknowledged.
+//! A query is *lost* if it is a read that found nothing: all keys exist. The paper does not say what it counts of
+//! writes, so no write counts as lost. What a write came to shows in the values that are read: *stale* ones are older
+//! than what was acknowledged.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -98,8 +102,12 @@ struct Arm {
     flags: &'static [&'static str],
 }
 
-const WITHOUT: Arm = Arm { name: "no filter", flags: &["--protocol", "bloom", "--mode", "paper", "--no-forwarding", "--allow-key-loss"] };
-const WITH: Arm = Arm { name: "filter and forwarding", flags: &["--protocol", "bloom", "--mode", "paper", "--allow-key-loss"] };
+const WITHOUT: Arm = Arm {
+    name: "no filter",
+    flags: &["--protocol", "bloom", "--mode", "paper", "--no-forwarding", "--allow-key-loss"],
+};
+const WITH: Arm =
+    Arm { name: "filter and forwarding", flags: &["--protocol", "bloom", "--mode", "paper", "--allow-key-loss"] };
 const SAFE: Arm = Arm { name: "switchyard", flags: &["--protocol", "switchyard"] };
 const ARMS: [Arm; 3] = [WITHOUT, WITH, SAFE];
 
@@ -153,7 +161,8 @@ pub fn run(settings: &Settings) -> Result<()> {
         panel("Figure 1: Zipf 0.9", "writes, % of queries", &cells, is_in_figure_1, |cell| cell.writes_percent, of),
         panel("Figure 2: writes 5 %", "Zipf", &cells, is_in_figure_2, |cell| cell.zipf, of),
     ];
-    let shows = "Share of queries lost, by writes and by Zipf, without filter, with it, and with the default protocol".to_owned();
+    let shows = "Share of queries lost, by writes and by Zipf, without filter, with it, and with the default protocol"
+        .to_owned();
     section.figures.push(("bloom".to_owned(), shows, figure::svg(&panels)?));
     publish(conduct, MARK, &outcome, &section)
 }
@@ -191,8 +200,17 @@ fn losses<'a>(cells: &[Cell], of: impl Fn(&Cell, Arm) -> &'a [Measured]) -> Tabl
         spread.map_or(String::new(), |spread| spread.text(|value| format!("{value:.4} %")))
     };
     let in_vain = format!("published nil (< {BLOOM_NIL_PERCENT} %)");
-    let mut table =
-        Table::new(["figure", "Zipf", "writes", WITHOUT.name, WITH.name, SAFE.name, "no filter : filter", "published", &in_vain]);
+    let mut table = Table::new([
+        "figure",
+        "Zipf",
+        "writes",
+        WITHOUT.name,
+        WITH.name,
+        SAFE.name,
+        "no filter : filter",
+        "published",
+        &in_vain,
+    ]);
     for cell in cells {
         let with = of(cell, WITH);
         let figures: [(&str, bool, Improvement); 2] =
@@ -240,7 +258,8 @@ fn costs<'a>(cells: &[Cell], of: impl Fn(&Cell, Arm) -> &'a [Measured]) -> Table
         for cell in cells {
             let all = of(cell, arm);
             let text = |value: fn(&Measured) -> f64, digits: usize| {
-                Spread::of(all.iter().map(value)).map_or(String::new(), |spread| spread.text(|value| format!("{value:.digits$}")))
+                Spread::of(all.iter().map(value))
+                    .map_or(String::new(), |spread| spread.text(|value| format!("{value:.digits$}")))
             };
             table.row([
                 arm.name.to_owned(),
@@ -272,7 +291,10 @@ fn panel<'a>(
     of: impl Fn(&Cell, Arm) -> &'a [Measured],
 ) -> Panel {
     let line = |arm: Arm| {
-        let points = cells.iter().filter(|cell| is_in(cell)).filter_map(|cell| Some((at(cell), median(of(cell, arm), lost_percent)?)));
+        let points = cells
+            .iter()
+            .filter(|cell| is_in(cell))
+            .filter_map(|cell| Some((at(cell), median(of(cell, arm), lost_percent)?)));
         Line { name: arm.name.to_owned(), points: points.collect() }
     };
     Panel {
@@ -378,7 +400,12 @@ mod tests {
         let of = |_: &Cell, _: Arm| -> &[Measured] { &[] };
         assert_eq!(cells.iter().filter(|cell| is_in_figure_1(cell)).count(), 5);
         assert_eq!(cells.iter().filter(|cell| is_in_figure_2(cell)).count(), 3);
-        assert!(panel("t", "x", &cells, is_in_figure_2, |cell| cell.zipf, of).lines.iter().all(|line| line.points.is_empty()));
+        assert!(
+            panel("t", "x", &cells, is_in_figure_2, |cell| cell.zipf, of)
+                .lines
+                .iter()
+                .all(|line| line.points.is_empty())
+        );
         let [without, with] = [[measured(300)], [measured(0)]];
         let of = |_: &Cell, arm: Arm| -> &[Measured] { if arm == WITHOUT { &without } else { &with } };
         let panel = panel("t", "x", &cells, is_in_figure_2, |cell| cell.zipf, of);

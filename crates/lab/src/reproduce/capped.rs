@@ -1,10 +1,11 @@
 //! Servers that get a share of a processor: a cgroup for each, version 1 or 2.
 //!
-//! The period is 10 ms. With the usual 100 ms a server that has used its share sleeps for up to 100 ms, and p99 would measure that. The kernel takes no quota below
-//! 1 ms, so a share below a tenth gets a longer period.
+//! The period is 10 ms. With the usual 100 ms a server that has used its share sleeps for up to 100 ms, and p99 would
+//! measure that. The kernel takes no quota below 1 ms, so a share below a tenth gets a longer period.
 //!
-//! A group ends with its [`Capped`]; a process that still runs then goes to the root group, without a limit. SIGKILL leaves the group's directory behind. Each run
-//! removes such directories when it begins: their names tell which process made them, and that one is dead.
+//! A group ends with its [`Capped`]; a process that still runs then goes to the root group, without a limit. SIGKILL
+//! leaves the group's directory behind. Each run removes such directories when it begins: their names tell which
+//! process made them, and that one is dead.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -70,7 +71,8 @@ pub(crate) fn remove_leftovers() {
     }
 }
 
-/// A group with processes stays, so they go to the root group first. Nothing that fails here is worth more than a directory that is left.
+/// A group with processes stays, so they go to the root group first. Nothing that fails here is worth more than a
+/// directory that is left.
 fn dissolve(group: &Path, root: &Path) {
     for process in fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default().lines() {
         let _ = fs::write(root.join("cgroup.procs"), process);
@@ -126,7 +128,9 @@ mod tests {
     #[test]
     fn only_our_own_groups_are_leftovers() {
         assert_eq!(maker_of("switchyard-lab-12-34"), Some(12));
-        for other in ["switchyard-lab-12", "switchyard-lab-12-x", "switchyard-12-34", "system.slice", "switchyard-lab--34"] {
+        for other in
+            ["switchyard-lab-12", "switchyard-lab-12-x", "switchyard-12-34", "system.slice", "switchyard-lab--34"]
+        {
             assert_eq!(maker_of(other), None, "{other}");
         }
     }

@@ -1,6 +1,7 @@
 //! Figures: lines over points, several panels side by side, as SVG that stands beside the tables.
 //!
-//! `plotters` draws them, with nothing but its SVG backend. The logarithm is taken here, so that zero has a place: at a floor, which the axis names.
+//! `plotters` draws them, with nothing but its SVG backend. The logarithm is taken here, so that zero has a place: at a
+//! floor, which the axis names.
 
 use anyhow::{Result, anyhow, ensure};
 use plotters::coord::ranged1d::{NoDefaultFormatting, ValueFormatter};
@@ -179,7 +180,8 @@ mod tests {
     use super::*;
 
     fn panel(floor: Option<f64>, lines: &[(&str, &[(f64, f64)])]) -> Panel {
-        let lines = lines.iter().map(|(name, points)| Line { name: (*name).to_owned(), points: points.to_vec() }).collect();
+        let lines =
+            lines.iter().map(|(name, points)| Line { name: (*name).to_owned(), points: points.to_vec() }).collect();
         Panel { title: "Title".to_owned(), x: "writes, %".to_owned(), y: "lost, %".to_owned(), floor, lines }
     }
 
@@ -193,7 +195,8 @@ mod tests {
 
     #[test]
     fn it_has_the_points() {
-        let lines: [(&str, &[(f64, f64)]); 2] = [("one", &[(1.0, 30.0), (2.0, 3.0), (3.0, 0.3)]), ("two", &[(1.0, 0.0)])];
+        let lines: [(&str, &[(f64, f64)]); 2] =
+            [("one", &[(1.0, 30.0), (2.0, 3.0), (3.0, 0.3)]), ("two", &[(1.0, 0.0)])];
         let svg = svg(&[panel(Some(1e-4), &lines), panel(None, &[("one", &[(0.9, 1.0)])])]).expect("drawn");
         let points = circles(&svg);
         assert_eq!(points.len(), 5, "{svg}");

@@ -1,7 +1,7 @@
 //! The file of results: a line of JSON for each run, so that an interrupted reproduction goes on where it was.
 //!
-//! A line says who measured it (router, servers, machine) and with which settings. Only a line that agrees in all of them is used again: the settings stand there as
-//! they are, because a name made of them can be the same for two.
+//! A line says who measured it (router, servers, machine) and with which settings. Only a line that agrees in all of
+//! them is used again: the settings stand there as they are, because a name made of them can be the same for two.
 
 use std::fs;
 use std::io::Write as _;
@@ -49,13 +49,23 @@ impl Kept {
     /// The result of a run with these settings, and its date.
     pub(super) fn find<R: DeserializeOwned>(&self, what: &Value, round: u32) -> Option<(R, &str)> {
         // The last one: what was measured again replaces what was before.
-        let entry = self.entries.iter().rev().find(|e| e.measured_by == self.measured_by && e.round == round && e.what == *what)?;
+        let entry = self
+            .entries
+            .iter()
+            .rev()
+            .find(|e| e.measured_by == self.measured_by && e.round == round && e.what == *what)?;
         Some((serde_json::from_value(entry.result.clone()).ok()?, &entry.date))
     }
 
     /// Keeps a result, on disk before this returns.
     pub(super) fn add<R: Serialize>(&mut self, what: &Value, round: u32, date: String, result: &R) -> Result<()> {
-        let entry = Entry { measured_by: self.measured_by.clone(), what: what.clone(), round, date, result: serde_json::to_value(result)? };
+        let entry = Entry {
+            measured_by: self.measured_by.clone(),
+            what: what.clone(),
+            round,
+            date,
+            result: serde_json::to_value(result)?,
+        };
         let cannot = || format!("cannot write {}", self.path.display());
         let before = fs::read(&self.path).unwrap_or_default();
         let mut line = if before.last().is_some_and(|byte| *byte != b'\n') { "\n".to_owned() } else { String::new() };

@@ -1,13 +1,16 @@
-//! Makris et al. (2017): three servers, twenty keys by Zipf, nearly all of them at the first one; and what moving single keys makes of that. Its figures 1 and 3 to 8, and table I.
+//! Makris et al. (2017): three servers, twenty keys by Zipf, nearly all of them at the first one; and what moving
+//! single keys makes of that. Its figures 1 and 3 to 8, and table I.
 //!
-//! Each policy of the planner has a run of its own. The load runs all the while: first automation is off, and then it is on. Loads and response times of each node
-//! are those that the router counts.
+//! Each policy of the planner has a run of its own. The load runs all the while: first automation is off, and then it
+//! is on. Loads and response times of each node are those that the router counts.
 //!
-//! The servers get a part of a processor, as the paper's were virtual machines on one: else no server here is overloaded by so few clients. One server's mean
-//! response time by the rate, behind the router, comes first (figure 1).
+//! The servers get a part of a processor, as the paper's were virtual machines on one: else no server here is
+//! overloaded by so few clients. One server's mean response time by the rate, behind the router, comes first (figure
+//! 1).
 //!
-//! Each policy meets each of several rates. Below them no server has too much, and above them all three have: single keys help in between. One rate alone would say
-//! whatever its choice says. Clients that send as fast as they can would measure this machine's processors once three servers answer.
+//! Each policy meets each of several rates. Below them no server has too much, and above them all three have: single
+//! keys help in between. One rate alone would say whatever its choice says. Clients that send as fast as they can would
+//! measure this machine's processors once three servers answer.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -35,7 +38,8 @@ const RATES: (f64, f64) = (200.0, 1.5);
 const POLICIES: [&str; 4] = ["makris-printed", "makris-ffd", "makris-safe", "switchyard"];
 
 /// Before and after, of each node: share of the load in percent, and mean response time in seconds (table I).
-const PUBLISHED: [[(f64, f64); NODES]; 2] = [[(98.0, 0.82), (1.0, 0.36), (1.0, 0.34)], [(42.0, 0.55), (30.0, 0.48), (28.0, 0.47)]];
+const PUBLISHED: [[(f64, f64); NODES]; 2] =
+    [[(98.0, 0.82), (1.0, 0.36), (1.0, 0.34)], [(42.0, 0.55), (30.0, 0.48), (28.0, 0.47)]];
 
 /// What to measure.
 #[derive(Debug, Clone)]
@@ -102,7 +106,9 @@ pub fn run(settings: &Settings) -> Result<()> {
         "keys moved",
         "errors",
     ]);
-    let of = |phase: usize, value: &dyn Fn(&(f64, f64)) -> String| PUBLISHED[phase].iter().map(value).collect::<Vec<_>>().join(" / ");
+    let of = |phase: usize, value: &dyn Fn(&(f64, f64)) -> String| {
+        PUBLISHED[phase].iter().map(value).collect::<Vec<_>>().join(" / ")
+    };
     let (share, answer) = (|node: &(f64, f64)| format!("{:.0}", node.0), |node: &(f64, f64)| format!("{:.2}", node.1));
     table.row([
         String::new(),
@@ -118,7 +124,8 @@ pub fn run(settings: &Settings) -> Result<()> {
     for ((load, policy), results) in runs.iter().zip(&outcome.results) {
         let each = |of: &dyn Fn(&Measured, usize) -> f64, digits: usize| -> String {
             let of_node = |node| {
-                Spread::of(results.iter().map(|run| of(run, node))).map_or(String::new(), |spread| spread.text(|v| format!("{v:.digits$}")))
+                Spread::of(results.iter().map(|run| of(run, node)))
+                    .map_or(String::new(), |spread| spread.text(|v| format!("{v:.digits$}")))
             };
             (0..NODES).map(of_node).collect::<Vec<_>>().join(" / ")
         };
@@ -130,7 +137,8 @@ pub fn run(settings: &Settings) -> Result<()> {
             each(&|run, node| share_of(&run.after, node), 0),
             format!("{} ms", each(&|run, node| run.before[node].answer_us / 1e3, 2)),
             format!("{} ms", each(&|run, node| run.after[node].answer_us / 1e3, 2)),
-            Spread::of(results.iter().map(change)).map_or(String::new(), |change| change.text(|v| format!("{v:+.0} %"))),
+            Spread::of(results.iter().map(change))
+                .map_or(String::new(), |change| change.text(|v| format!("{v:+.0} %"))),
             sum(|run| run.moved),
             sum(|run| run.errors),
         ]);
@@ -159,7 +167,10 @@ pub fn run(settings: &Settings) -> Result<()> {
             .iter()
             .enumerate()
             .filter_map(|(load, rate)| {
-                Some((*rate, Spread::of(outcome.results[load * POLICIES.len() + at].iter().map(change))?.median + 100.0))
+                Some((
+                    *rate,
+                    Spread::of(outcome.results[load * POLICIES.len() + at].iter().map(change))?.median + 100.0,
+                ))
             })
             .collect(),
     });
@@ -208,7 +219,9 @@ fn change(run: &Measured) -> f64 {
 
 /// The rate whose state before is most like the published one. The state after has no part in it.
 fn most_alike(loads: &[f64], results: &[Vec<Measured>]) -> usize {
-    let ratio = |nodes: &mut dyn Iterator<Item = f64>| nodes.next().unwrap_or(0.0) * (NODES - 1) as f64 / nodes.sum::<f64>().max(1e-9);
+    let ratio = |nodes: &mut dyn Iterator<Item = f64>| {
+        nodes.next().unwrap_or(0.0) * (NODES - 1) as f64 / nodes.sum::<f64>().max(1e-9)
+    };
     let published = ratio(&mut PUBLISHED[0].iter().map(|node| node.1));
     let distance = |load: usize| {
         let of_load = results[load * POLICIES.len()..(load + 1) * POLICIES.len()].iter().flatten();
@@ -226,7 +239,8 @@ fn one(bench: &Bench<'_>, settings: &Settings, load: f64, policy: &str) -> Resul
     let site = Routed::start_many(&bench.programs, &args, NODES, &bench.name(), bench.folder)?;
     bench.order(site.admin, &["automation", "off"])?;
     let keys = keys(&site)?;
-    let _capped: Vec<Capped> = site.process_ids().iter().map(|id| Capped::new(*id, settings.cpu)).collect::<Result<_>>()?;
+    let _capped: Vec<Capped> =
+        site.process_ids().iter().map(|id| Capped::new(*id, settings.cpu)).collect::<Result<_>>()?;
     let (stop, errors) = (AtomicBool::new(false), AtomicU64::new(0));
     // From a request of a client to its next one, on average.
     let gap = Duration::from_secs_f64(settings.connections as f64 / load);
@@ -256,7 +270,9 @@ fn one(bench: &Bench<'_>, settings: &Settings, load: f64, policy: &str) -> Resul
             let after = watch(bench, &site, settings.phase)?;
             let history = admin::get(site.admin, "/api/v1/plan/history")?;
             let steps = |decision: &serde_json::Value| {
-                decision["steps"].as_array().map_or(0, |steps| steps.iter().filter(|step| step["what"] == "key").count() as u64)
+                decision["steps"]
+                    .as_array()
+                    .map_or(0, |steps| steps.iter().filter(|step| step["what"] == "key").count() as u64)
             };
             let moved = history["decisions"]
                 .as_array()
@@ -273,7 +289,8 @@ fn lines(results: &[Vec<Measured>], phase: usize, is_load: bool) -> Vec<Line> {
     let number = |node: usize| (node + 1) as f64;
     let published = PUBLISHED[phase].iter().enumerate();
     let first = PUBLISHED[0][0].1;
-    let published = published.map(|(node, (load, answer))| (number(node), if is_load { *load } else { answer / first })).collect();
+    let published =
+        published.map(|(node, (load, answer))| (number(node), if is_load { *load } else { answer / first })).collect();
     let of_run = |run: &Measured, node: usize| {
         let nodes = if phase == 0 { &run.before } else { &run.after };
         if is_load { share_of(nodes, node) } else { nodes[node].answer_us / run.before[0].answer_us.max(1.0) }
@@ -287,8 +304,10 @@ fn lines(results: &[Vec<Measured>], phase: usize, is_load: bool) -> Vec<Line> {
 
 /// Figure 1: rate, and mean response time in milliseconds, until a rate is not kept up with.
 fn by_rate(bench: &Bench<'_>, settings: &Settings) -> Result<Vec<(f64, f64)>> {
-    let site = Routed::start_many(&bench.programs, &["--workers".to_owned(), "1".to_owned()], 1, &bench.name(), bench.folder)?;
-    let _capped: Vec<Capped> = site.process_ids().iter().map(|id| Capped::new(*id, settings.cpu)).collect::<Result<_>>()?;
+    let site =
+        Routed::start_many(&bench.programs, &["--workers".to_owned(), "1".to_owned()], 1, &bench.name(), bench.folder)?;
+    let _capped: Vec<Capped> =
+        site.process_ids().iter().map(|id| Capped::new(*id, settings.cpu)).collect::<Result<_>>()?;
     let (mut rate, mut points) = (RATES.0, Vec::new());
     loop {
         ensure!(!bench.conduct.stop.load(Ordering::Relaxed), "interrupted");
@@ -331,7 +350,8 @@ fn zipf() -> Vec<f64> {
 /// Names of keys, the hottest first: all are at the first server but the last two, which are at one of the others each.
 fn keys(site: &Routed) -> Result<Vec<String>> {
     let mut through = Client::connect(site.entry)?;
-    let mut nodes: Vec<Client> = site.addresses.iter().map(|address| Client::connect(*address)).collect::<Result<_>>()?;
+    let mut nodes: Vec<Client> =
+        site.addresses.iter().map(|address| Client::connect(*address)).collect::<Result<_>>()?;
     let mut of_node: Vec<Vec<String>> = vec![Vec::new(); NODES];
     for number in 0..10_000 {
         let key = format!("object:{number}");
@@ -350,8 +370,8 @@ fn keys(site: &Routed) -> Result<Vec<String>> {
     anyhow::bail!("no keys were found at each of the servers")
 }
 
-/// Waits until a client sends its next request. Requests come by chance, so many of them in a time. None is made up for: a client that had to wait sends its next
-/// one at once.
+/// Waits until a client sends its next request. Requests come by chance, so many of them in a time. None is made up
+/// for: a client that had to wait sends its next one at once.
 pub(super) fn wait_turn(rng: &mut Rng, due: &mut Instant, gap: Duration) {
     *due = (*due + gap.mul_f64(-(1.0 - rng.unit()).ln())).max(Instant::now());
     std::thread::sleep(due.saturating_duration_since(Instant::now()));
@@ -376,7 +396,10 @@ fn watch(bench: &Bench<'_>, site: &Routed, time: Duration) -> Result<Vec<Node>> 
         let load = admin::get(site.admin, "/api/v1/load")?;
         for (sum, address) in sums.iter_mut().zip(&site.addresses) {
             let name = address.to_string();
-            let node = load["nodes"].as_array().and_then(|nodes| nodes.iter().find(|node| node["node"] == name.as_str())).cloned();
+            let node = load["nodes"]
+                .as_array()
+                .and_then(|nodes| nodes.iter().find(|node| node["node"] == name.as_str()))
+                .cloned();
             let node = node.with_context(|| format!("the router reports no load of {name}"))?;
             sum.requests += node["requests_per_second"].as_f64().unwrap_or(0.0) / seconds as f64;
             sum.answer_us += node["answer_us"].as_f64().unwrap_or(0.0) / seconds as f64;

@@ -1,12 +1,14 @@
 //! What the papers measured, on this machine: a room for each paper's experiments, and here what they share.
 //!
-//! A *run* is one way to move in one cell of a grid: servers and a router of its own, a load, and moves. Each run is kept in a file as soon as it is over, so that an
-//! interrupted reproduction goes on there. Rounds go through all runs before one is repeated: a machine that gets slower favours nobody.
+//! A *run* is one way to move in one cell of a grid: servers and a router of its own, a load, and moves. Each run is
+//! kept in a file as soon as it is over, so that an interrupted reproduction goes on there. Rounds go through all runs
+//! before one is repeated: a machine that gets slower favours nobody.
 //!
 //! - [`netmigrate`]: all protocols in a grid of writes and processor time (NetMigrate, FAST 2024, section 6).
 //! - [`tuning`]: sizes of filters, numbers of groups, and speeds (its section 6.3).
 //! - [`alone`]: how even the load of nodes is, with the planner off and on, while the hot keys change.
-//! - [`makris`]: load and response times of nodes before and after single keys have moved (Makris et al., figures 3 to 8, table I).
+//! - [`makris`]: load and response times of nodes before and after single keys have moved (Makris et al., figures 3 to
+//!   8, table I).
 //! - [`autoscaling`]: nodes without and with limits, and how they come and go (the report on auto-scaling).
 //! - [`bloom`]: queries lost with and without a filter (Bloom telemetry, section 3).
 
@@ -90,7 +92,12 @@ impl Bench<'_> {
     fn order(&self, admin: SocketAddr, words: &[&str]) -> Result<String> {
         let output = Command::new(&self.programs.switchyard).args(words).args(["--admin", &admin.to_string()]).output();
         let output = output.with_context(|| format!("cannot run `switchyard {}`", words.join(" ")))?;
-        ensure!(output.status.success(), "`switchyard {}`: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+        ensure!(
+            output.status.success(),
+            "`switchyard {}`: {}",
+            words.join(" "),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 }
@@ -104,7 +111,8 @@ struct Outcome<R> {
     last_date: String,
 }
 
-/// Does all runs that the file of results does not have. `what` is everything that decides about a run's result, `title` is for people.
+/// Does all runs that the file of results does not have. `what` is everything that decides about a run's result,
+/// `title` is for people.
 fn measure<J, R: Serialize + DeserializeOwned>(
     conduct: &Conduct,
     runs: &[J],
@@ -115,12 +123,17 @@ fn measure<J, R: Serialize + DeserializeOwned>(
     let programs = Programs::find(&conduct.switchyard)?;
     process::raise_file_limit();
     capped::remove_leftovers();
-    let folder = tempfile::Builder::new().prefix("switchyard-reproduce-").tempdir().context("cannot create a temporary folder")?;
+    let folder = tempfile::Builder::new()
+        .prefix("switchyard-reproduce-")
+        .tempdir()
+        .context("cannot create a temporary folder")?;
     let measured_by = measured_by(&programs, folder.path())?;
     let mut kept = Kept::open(&conduct.keep, measured_by.clone())?;
     let whats: Vec<Value> = runs.iter().map(&what).collect();
-    let all: Vec<(usize, u32)> = (0..conduct.repeat.max(1)).flat_map(|round| (0..runs.len()).map(move |at| (at, round))).collect();
-    let missing: Vec<(usize, u32)> = all.iter().copied().filter(|(at, round)| kept.find::<R>(&whats[*at], *round).is_none()).collect();
+    let all: Vec<(usize, u32)> =
+        (0..conduct.repeat.max(1)).flat_map(|round| (0..runs.len()).map(move |at| (at, round))).collect();
+    let missing: Vec<(usize, u32)> =
+        all.iter().copied().filter(|(at, round)| kept.find::<R>(&whats[*at], *round).is_none()).collect();
     if missing.len() < all.len() {
         eprintln!("{} of {} runs are kept in {}", all.len() - missing.len(), all.len(), conduct.keep.display());
     }
@@ -158,10 +171,13 @@ fn measure<J, R: Serialize + DeserializeOwned>(
 
 /// Router, servers and machine. The router's version alone does not tell two builds apart, so its content counts too.
 fn measured_by(programs: &Programs, folder: &Path) -> Result<String> {
-    let output = Command::new(&programs.switchyard).arg("--version").output().context("cannot run `switchyard --version`")?;
+    let output =
+        Command::new(&programs.switchyard).arg("--version").output().context("cannot run `switchyard --version`")?;
     let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     let mut hasher = DefaultHasher::new();
-    hasher.write(&fs::read(&programs.switchyard).with_context(|| format!("cannot read {}", programs.switchyard.display()))?);
+    hasher.write(
+        &fs::read(&programs.switchyard).with_context(|| format!("cannot read {}", programs.switchyard.display()))?,
+    );
     let (_server, address) = process::start_redis(&programs.server, "version", folder)?;
     Ok(format!("{version} (build {:08x}); {}; {}", hasher.finish() >> 32, version_of(address)?, describe_machine()))
 }
@@ -202,7 +218,8 @@ fn publish<R>(conduct: &Conduct, mark: &str, outcome: &Outcome<R>, section: &Sec
         let _ = write!(text, "\n### {title}\n\n{}", table.to_markdown());
     }
     let document = fs::read_to_string(out).with_context(|| format!("cannot read {}", out.display()))?;
-    let document = replace_between_marks(&document, mark, &text).with_context(|| format!("cannot rewrite {}", out.display()))?;
+    let document =
+        replace_between_marks(&document, mark, &text).with_context(|| format!("cannot rewrite {}", out.display()))?;
     fs::write(out, document).with_context(|| format!("cannot write {}", out.display()))?;
     eprintln!("wrote the section {mark} to {}", out.display());
     Ok(())
@@ -246,7 +263,9 @@ mod tests {
         };
         publish(&conduct, "reproduce-x", &outcome, &section).expect("published");
         let text = fs::read_to_string(&out).expect("a page");
-        for part in ["2026-01-01 to 2026-01-02 by `lab x`: this.", "Note.", "![Lines](figures/x.svg)", "### Title", "| 1"] {
+        for part in
+            ["2026-01-01 to 2026-01-02 by `lab x`: this.", "Note.", "![Lines](figures/x.svg)", "### Title", "| 1"]
+        {
             assert!(text.contains(part), "{part} is not in {text}");
         }
         assert_eq!(fs::read_to_string(folder.path().join("figures/x.svg")).expect("a figure"), "<svg/>");

@@ -1,5 +1,6 @@
-//! All protocols of migration side by side, as NetMigrate (FAST 2024, section 6) compares them: the same keys, load and servers, and for each way a move of
-//! everything that the first server has. Beside what the paper measures stands how many replies were wrong.
+//! All protocols of migration side by side, as NetMigrate (FAST 2024, section 6) compares them: the same keys, load and
+//! servers, and for each way a move of everything that the first server has. Beside what the paper measures stands how
+//! many replies were wrong.
 //!
 //! A cell of the grid is a share of writes, and what source and target may use of a processor.
 
@@ -71,7 +72,8 @@ impl Cell {
     }
 
     fn servers(&self) -> String {
-        let share = |cpu: Option<f64>| cpu.map_or("not limited".to_owned(), |cpu| format!("{} of a processor", plain(cpu)));
+        let share =
+            |cpu: Option<f64>| cpu.map_or("not limited".to_owned(), |cpu| format!("{} of a processor", plain(cpu)));
         format!("source {}, target {}", share(self.source_cpu), share(self.target_cpu))
     }
 }
@@ -104,7 +106,8 @@ pub(super) struct Measured {
 pub fn run(settings: &Settings) -> Result<()> {
     let cells = cells(settings);
     let wanted = |way: &&Way| settings.only.is_empty() || settings.only.iter().any(|only| only == way.name);
-    let runs: Vec<(Cell, &Way)> = cells.iter().flat_map(|cell| WAYS.iter().filter(wanted).map(move |way| (*cell, way))).collect();
+    let runs: Vec<(Cell, &Way)> =
+        cells.iter().flat_map(|cell| WAYS.iter().filter(wanted).map(move |way| (*cell, way))).collect();
     let outcome = measure(
         &settings.conduct,
         &runs,
@@ -133,7 +136,10 @@ pub fn run(settings: &Settings) -> Result<()> {
         ("netmigrate-p99", "p99 during the move", "p99, ms", Some(0.1), |m| m.p99_ms),
     ] {
         let panels = panels(&cells, y, floor, |cell| {
-            of(cell).into_iter().filter_map(|(way, all)| Some((way.name, Spread::of(all.iter().map(value))?.median))).collect()
+            of(cell)
+                .into_iter()
+                .filter_map(|(way, all)| Some((way.name, Spread::of(all.iter().map(value))?.median)))
+                .collect()
         });
         section.figures.push((name.to_owned(), shows.to_owned(), figure::svg(&panels)?));
     }
@@ -153,7 +159,12 @@ fn cells(settings: &Settings) -> Vec<Cell> {
 }
 
 /// A panel for each pair of servers, with the share of writes along it.
-fn panels<'a>(cells: &[Cell], y: &str, floor: Option<f64>, values: impl Fn(&Cell) -> Vec<(&'a str, f64)>) -> Vec<Panel> {
+fn panels<'a>(
+    cells: &[Cell],
+    y: &str,
+    floor: Option<f64>,
+    values: impl Fn(&Cell) -> Vec<(&'a str, f64)>,
+) -> Vec<Panel> {
     let mut panels: Vec<Panel> = Vec::new();
     for cell in cells {
         let title = cell.servers();
@@ -197,7 +208,8 @@ pub(super) fn one(bench: &Bench<'_>, load: &Load, cell: Cell, flags: &[&str]) ->
     for_a_while(&run, WARM_UP, stop)?;
     let served = Served::by(&site.addresses)?;
     let (before, control) = for_a_while(&run, load.control, stop)?;
-    let bytes_per_request = Served::by(&site.addresses)?.since(served).bytes as f64 / before.tally.replies.max(1) as f64;
+    let bytes_per_request =
+        Served::by(&site.addresses)?.since(served).bytes as f64 / before.tally.replies.max(1) as f64;
     let more: Vec<String> = flags.iter().map(|word| (*word).to_owned()).collect();
     let slots = format!("0-{}", layout.each() - 1);
     let order = Order { from: site.addresses[0], to: site.addresses[1], slots: Some(&slots), keys: None, more: &more };
@@ -280,8 +292,10 @@ fn table(cell: &Cell, ways: &[(&Way, &[Measured])]) -> Table {
         head.extend(["published x source", "published p99 x source", "published extra"]);
     }
     let mut table = Table::new(head);
-    let median = |all: &[Measured], value: fn(&Measured) -> f64| Spread::of(all.iter().map(value)).map(|spread| spread.median);
-    let source = ways.iter().find(|(way, _)| way.published == Some(Row::Source)).map(|(_, all)| *all).unwrap_or_default();
+    let median =
+        |all: &[Measured], value: fn(&Measured) -> f64| Spread::of(all.iter().map(value)).map(|spread| spread.median);
+    let source =
+        ways.iter().find(|(way, _)| way.published == Some(Row::Source)).map(|(_, all)| *all).unwrap_or_default();
     let ratio = |all: &[Measured], value: fn(&Measured) -> f64| {
         median(all, value).zip(median(source, value)).map_or(String::new(), |(this, of)| format!("{:.2}", this / of))
     };
@@ -347,7 +361,12 @@ mod tests {
         let all = [measured()];
         let ways: Vec<(&Way, &[Measured])> = WAYS.iter().map(|way| (way, all.as_slice())).collect();
         let with = table(&cell(10.0), &ways).to_text();
-        assert!(with.contains("published x source") && with.contains("10.9 % + 0 %") && with.contains("0.005 % + 3.27e-5 %"), "{with}");
+        assert!(
+            with.contains("published x source")
+                && with.contains("10.9 % + 0 %")
+                && with.contains("0.005 % + 3.27e-5 %"),
+            "{with}"
+        );
         assert!(with.contains("0.00 %") && !with.contains("-0.00"), "{with}");
         assert!(!table(&cell(5.0), &ways).to_text().contains("published"));
     }

@@ -1,6 +1,8 @@
-//! A sixth server joins a pool of twemproxy's configuration with five, under load: what twemproxy's users have asked for, and what it costs their clients.
+//! A sixth server joins a pool of twemproxy's configuration with five, under load: what twemproxy's users have asked
+//! for, and what it costs their clients.
 //!
-//! No paper has it. Only the time before the join is compared with the time of the join: the same router, servers and load.
+//! No paper has it. Only the time before the join is compared with the time of the join: the same router, servers and
+//! load.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -62,7 +64,15 @@ pub fn run(settings: &Settings) -> Result<()> {
         |_| "a sixth server joins a pool".to_owned(),
         |bench, _| one(bench, settings),
     )?;
-    let mut table = Table::new(["takes, s", "keys moved", "p99 before, ms", "p99 meanwhile, ms", "ratio", "longest gap, ms", "errors"]);
+    let mut table = Table::new([
+        "takes, s",
+        "keys moved",
+        "p99 before, ms",
+        "p99 meanwhile, ms",
+        "ratio",
+        "longest gap, ms",
+        "errors",
+    ]);
     let runs: Vec<Measured> = outcome.results.iter().flatten().cloned().collect();
     let text = |value: fn(&Measured) -> f64, digits: usize| {
         Spread::of(runs.iter().map(value)).map_or(String::new(), |spread| spread.text(|v| format!("{v:.digits$}")))
@@ -91,10 +101,13 @@ pub fn run(settings: &Settings) -> Result<()> {
 fn one(bench: &Bench<'_>, settings: &Settings) -> Result<Measured> {
     let name = bench.name();
     let start = |number: usize| process::start_redis(&bench.programs.server, &format!("{name}-{number}"), bench.folder);
-    let (_servers, addresses): (Vec<Process>, Vec<SocketAddr>) = (0..SERVERS).map(start).collect::<Result<Vec<_>>>()?.into_iter().unzip();
+    let (_servers, addresses): (Vec<Process>, Vec<SocketAddr>) =
+        (0..SERVERS).map(start).collect::<Result<Vec<_>>>()?.into_iter().unzip();
     let (entry, admin) = (process::free_address()?, process::free_address()?);
     let lines: String = addresses.iter().map(|address| format!("   - {address}:1\n")).collect();
-    let pool = format!("pool:\n  listen: {entry}\n  hash: fnv1a_64\n  distribution: ketama\n  redis: true\n  servers:\n{lines}");
+    let pool = format!(
+        "pool:\n  listen: {entry}\n  hash: fnv1a_64\n  distribution: ketama\n  redis: true\n  servers:\n{lines}"
+    );
     let file = bench.folder.join(format!("{name}.yml"));
     std::fs::write(&file, pool).with_context(|| format!("cannot write {}", file.display()))?;
     let mut command = Command::new(&bench.programs.switchyard);

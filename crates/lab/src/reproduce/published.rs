@@ -32,7 +32,8 @@ pub(super) struct Numbers {
 
 /// Percent of writes, in the order of the tables. Section 6.2 has 5 %, in figures.
 pub(super) const WRITES: [f64; 4] = [0.0, 10.0, 20.0, 30.0];
-/// What the source may use of a processor: 100, 70 and 40 % of its budget, and the shares of our source that stand for them.
+/// What the source may use of a processor: 100, 70 and 40 % of its budget, and the shares of our source that stand for
+/// them.
 pub(super) const SHARES: [f64; 3] = [0.5, 0.35, 0.2];
 
 /// For each share of writes the three budgets of the source.
@@ -84,7 +85,8 @@ pub(super) fn numbers(row: Row, writes_percent: f64, source_share: Option<f64>) 
     })
 }
 
-/// A filter or a number of groups in NetMigrate's tables 2 and 3: thousands of queries per second, milliseconds, and percent of the queries' traffic.
+/// A filter or a number of groups in NetMigrate's tables 2 and 3: thousands of queries per second, milliseconds, and
+/// percent of the queries' traffic.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Tuned {
     pub(super) throughput: f64,
@@ -106,7 +108,8 @@ pub(super) const BY_BITS: [(u32, Tuned); 6] = [
     (1, tuned(495.8, 5.73, 0.65)),
 ];
 
-/// By the number of groups, as a power of two (Table 3). The table has the keys of a group, of 2^28 in all: a number of groups is what means the same with fewer keys.
+/// By the number of groups, as a power of two (Table 3). The table has the keys of a group, of 2^28 in all: a number of
+/// groups is what means the same with fewer keys.
 pub(super) const BY_GROUPS: [(u32, Tuned); 8] = [
     (17, tuned(567.0, 8.46, 0.0060)),
     (14, tuned(599.0, 5.19, 0.0165)),
@@ -133,20 +136,25 @@ pub(super) const BLOOM_BY_ZIPF: Improvement = Improvement { mean: 3.837, least: 
 /// Queries that the filter sent to the target in vain, in percent: always less (section 3.3).
 pub(super) const BLOOM_NIL_PERCENT: f64 = 0.043;
 
-/// Sentences of the report on auto-scaling of key-value stores (Raman, IIT Kanpur): its curves stand only in figures. Its queries are GET and SET, 100,000 at a time.
+/// Sentences of the report on auto-scaling of key-value stores (Raman, IIT Kanpur): its curves stand only in figures.
+/// Its queries are GET and SET, 100,000 at a time.
 pub(super) mod autoscaling {
     /// "Single redis instance, compared with 6 Node cluster", without limits.
-    pub(in crate::reproduce) const SIX_NODES: &str = "the cluster based system performs a bit better (though the effect is negligible)";
+    pub(in crate::reproduce) const SIX_NODES: &str =
+        "the cluster based system performs a bit better (though the effect is negligible)";
     /// "10^5 queries on different node configurations".
-    pub(in crate::reproduce) const NODE_SWEEP: &str = "there is no direct correlation between the number of nodes and the response rate";
+    pub(in crate::reproduce) const NODE_SWEEP: &str =
+        "there is no direct correlation between the number of nodes and the response rate";
     /// "10^5 queries on redis instance, with varying CPU".
     pub(in crate::reproduce) const CPU_SWEEP: &str = "response time quadratically depends on the CPU period/quota";
     /// "10^5 queries on redis instance, with varying main memory".
     pub(in crate::reproduce) const MEMORY_SWEEP: &str = "increasing memory, linearly decrease the response time";
     /// "10^5 keys present, setup time for adding new node".
-    pub(in crate::reproduce) const NODE_ADD: &str = "the startup time is inversely proportional to number of nodes in the cluster";
+    pub(in crate::reproduce) const NODE_ADD: &str =
+        "the startup time is inversely proportional to number of nodes in the cluster";
     /// "Varying queries and number of nodes", with 6 MB each.
-    pub(in crate::reproduce) const THRESHOLD: &str = "we can see jumps in the case when memory the limit is reached in the cluster";
+    pub(in crate::reproduce) const THRESHOLD: &str =
+        "we can see jumps in the case when memory the limit is reached in the cluster";
 }
 
 #[cfg(test)]
@@ -161,8 +169,12 @@ mod tests {
         for row in rows {
             for writes in WRITES {
                 for share in SHARES {
-                    let numbers = numbers(row, writes, Some(share)).unwrap_or_else(|| panic!("{row:?}, {writes} %, {share}"));
-                    assert!(numbers.throughput > 0.0 && numbers.p50_ms > 0.0 && numbers.p99_ms > numbers.p50_ms, "{numbers:?}");
+                    let numbers =
+                        numbers(row, writes, Some(share)).unwrap_or_else(|| panic!("{row:?}, {writes} %, {share}"));
+                    assert!(
+                        numbers.throughput > 0.0 && numbers.p50_ms > 0.0 && numbers.p99_ms > numbers.p50_ms,
+                        "{numbers:?}"
+                    );
                 }
             }
         }
@@ -172,7 +184,8 @@ mod tests {
         assert_eq!(numbers(Row::Source, 0.0, None), None);
     }
 
-    /// What the prose says of the tables holds for them as they stand here: 6.5 % to 416 % more than each other protocol (sections 6 and 6.5).
+    /// What the prose says of the tables holds for them as they stand here: 6.5 % to 416 % more than each other
+    /// protocol (sections 6 and 6.5).
     #[test]
     fn the_tables_agree_with_the_text() {
         let mut gains = Vec::new();
@@ -184,7 +197,8 @@ mod tests {
                 }
             }
         }
-        let (least, most) = gains.iter().fold((f64::MAX, f64::MIN), |(least, most), gain| (least.min(*gain), most.max(*gain)));
+        let (least, most) =
+            gains.iter().fold((f64::MAX, f64::MIN), |(least, most), gain| (least.min(*gain), most.max(*gain)));
         assert!((least - 6.5).abs() < 0.1 && (most - 416.0).abs() < 1.0, "{least} to {most}");
     }
 }

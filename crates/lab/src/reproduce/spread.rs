@@ -16,14 +16,19 @@ impl Spread {
         values.sort_by(f64::total_cmp);
         let (least, most) = (*values.first()?, *values.last()?);
         let middle = values.len() / 2;
-        let median = if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) };
+        let median =
+            if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) };
         Some(Self { median, least, most, several: values.len() > 1 })
     }
 
     /// The median, and of several values also the least and the most.
     pub(crate) fn text(self, show: impl Fn(f64) -> String) -> String {
         let (median, least, most) = (show(self.median), show(self.least), show(self.most));
-        if self.several && (least != median || most != median) { format!("{median} ({least} to {most})") } else { median }
+        if self.several && (least != median || most != median) {
+            format!("{median} ({least} to {most})")
+        } else {
+            median
+        }
     }
 }
 

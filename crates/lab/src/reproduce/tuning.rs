@@ -1,7 +1,9 @@
-//! NetMigrate's own knobs, as its section 6.3 turns them: bits of the filter, and how many groups there are. Beside them its speeds (section 6.2: short, medium and long),
-//! for which the goals of a move stand here: fast, balanced and gentle.
+//! NetMigrate's own knobs, as its section 6.3 turns them: bits of the filter, and how many groups there are. Beside
+//! them its speeds (section 6.2: short, medium and long), for which the goals of a move stand here: fast, balanced and
+//! gentle.
 //!
-//! The paper's counting filter has no knob here: it has 16 counters for each group that is under way. So of Table 2 only the rows with one size of it are comparable.
+//! The paper's counting filter has no knob here: it has 16 counters for each group that is under way. So of Table 2
+//! only the rows with one size of it are comparable.
 
 use anyhow::Result;
 use serde_json::json;
@@ -86,10 +88,17 @@ fn knobs() -> Vec<Knob> {
 /// If a server cannot be started, a move ends early, or the user interrupts.
 pub fn run(settings: &Settings) -> Result<()> {
     let Settings { conduct, load, .. } = settings;
-    let cell = Cell { writes_percent: settings.writes_percent, source_cpu: settings.source_cpu, target_cpu: settings.target_cpu };
+    let cell = Cell {
+        writes_percent: settings.writes_percent,
+        source_cpu: settings.source_cpu,
+        target_cpu: settings.target_cpu,
+    };
     let knobs = knobs();
-    let runs: Vec<(usize, &Setting)> =
-        knobs.iter().enumerate().flat_map(|(at, knob)| knob.settings.iter().map(move |setting| (at, setting))).collect();
+    let runs: Vec<(usize, &Setting)> = knobs
+        .iter()
+        .enumerate()
+        .flat_map(|(at, knob)| knob.settings.iter().map(move |setting| (at, setting)))
+        .collect();
     let outcome = measure(
         conduct,
         &runs,
@@ -103,8 +112,12 @@ pub fn run(settings: &Settings) -> Result<()> {
     let mut section = Section { notes: vec![format!("NetMigrate, {}.", cell.title())], ..Section::default() };
     let mut panels = Vec::new();
     for (at, knob) in knobs.iter().enumerate() {
-        let all: Vec<(&Setting, &[Measured])> =
-            runs.iter().zip(&outcome.results).filter(|((of, _), _)| *of == at).map(|((_, s), r)| (*s, r.as_slice())).collect();
+        let all: Vec<(&Setting, &[Measured])> = runs
+            .iter()
+            .zip(&outcome.results)
+            .filter(|((of, _), _)| *of == at)
+            .map(|((_, s), r)| (*s, r.as_slice()))
+            .collect();
         section.tables.push((knob.title.to_owned(), table(&all)));
         if let Some(axis) = knob.axis {
             panels.push(panel(knob.title, axis, &all));
@@ -145,7 +158,12 @@ fn table(all: &[(&Setting, &[Measured])]) -> Table {
         if let Some(published) = setting.published {
             let (ours, theirs) = of_first(all, at);
             let percent = |share: Option<f64>| share.map_or(String::new(), |share| format!("{share:.0} %"));
-            row.extend([percent(ours), percent(theirs), format!("{}", published.p99_ms), format!("{} %", published.extra_clients)]);
+            row.extend([
+                percent(ours),
+                percent(theirs),
+                format!("{}", published.p99_ms),
+                format!("{} %", published.extra_clients),
+            ]);
         }
         table.row(row);
     }
@@ -181,14 +199,19 @@ mod tests {
             let names: BTreeSet<_> = knob.settings.iter().map(|setting| &setting.name).collect();
             let flags: BTreeSet<_> = knob.settings.iter().map(|setting| &setting.flags).collect();
             assert_eq!((names.len(), flags.len()), (knob.settings.len(), knob.settings.len()), "{}", knob.title);
-            assert!(knob.settings.iter().all(|setting| setting.published.is_some() == knob.axis.is_some()), "{}", knob.title);
+            assert!(
+                knob.settings.iter().all(|setting| setting.published.is_some() == knob.axis.is_some()),
+                "{}",
+                knob.title
+            );
         }
     }
 
     #[test]
     fn ratios_are_of_the_first_row() {
         let knobs = knobs();
-        let all: Vec<(&Setting, &[Measured])> = knobs[1].settings.iter().map(|setting| (setting, [].as_slice())).collect();
+        let all: Vec<(&Setting, &[Measured])> =
+            knobs[1].settings.iter().map(|setting| (setting, [].as_slice())).collect();
         assert_eq!(of_first(&all, 0), (None, Some(100.0)));
         assert!((of_first(&all, 5).1.expect("published") - 86.57).abs() < 0.01);
         assert_eq!(panel("t", "x", &all).lines[1].points.len(), 6);

@@ -1,6 +1,7 @@
 //! What observes a run: replies while moves are under way, and what the servers counted.
 //!
-//! Servers count commands themselves (INFO). So a read that the router asks of both nodes shows there, although no client notices.
+//! Servers count commands themselves (INFO). So a read that the router asks of both nodes shows there, although no
+//! client notices.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,7 +47,10 @@ pub(super) fn until_done(
         if are_done(site, moves)? {
             break begun.elapsed();
         }
-        ensure!(begun.elapsed() < patience, "the moves were not done within {patience:?}; --patience gives them longer");
+        ensure!(
+            begun.elapsed() < patience,
+            "the moves were not done within {patience:?}; --patience gives them longer"
+        );
         std::thread::sleep(ASK);
     };
     Ok(Watched { counts: run.take(), took })
@@ -77,14 +81,18 @@ pub(super) fn for_a_while(run: &Run, time: Duration, stop: &AtomicBool) -> Resul
 }
 
 pub(super) fn stopped(stop: &AtomicBool) -> Result<()> {
-    ensure!(!stop.load(Ordering::Relaxed), "interrupted; what was measured is kept, and the same command goes on from there");
+    ensure!(
+        !stop.load(Ordering::Relaxed),
+        "interrupted; what was measured is kept, and the same command goes on from there"
+    );
     Ok(())
 }
 
 /// What servers have counted since they started, all together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Served {
-    /// GET and SET: what the load sends. The mover copies by other commands, but for a single key that a client waits for.
+    /// GET and SET: what the load sends. The mover copies by other commands, but for a single key that a client waits
+    /// for.
     pub(super) commands: u64,
     /// Bytes received and sent.
     pub(super) bytes: u64,
@@ -114,7 +122,10 @@ impl Served {
     }
 
     pub(super) fn since(self, earlier: Self) -> Self {
-        Self { commands: self.commands.saturating_sub(earlier.commands), bytes: self.bytes.saturating_sub(earlier.bytes) }
+        Self {
+            commands: self.commands.saturating_sub(earlier.commands),
+            bytes: self.bytes.saturating_sub(earlier.bytes),
+        }
     }
 }
 

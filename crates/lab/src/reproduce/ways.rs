@@ -17,7 +17,8 @@ const fn way(name: &'static str, flags: &'static [&'static str], published: Opti
     Way { name, flags, published }
 }
 
-/// All of them. The tables of the paper are beside what is its own: the modes as published, and the protocol from the source.
+/// All of them. The tables of the paper are beside what is its own: the modes as published, and the protocol from the
+/// source.
 pub const WAYS: [Way; 12] = [
     way("switchyard", &["--goal", "fast"], None),
     way("stop-and-copy", &["--protocol", "stop-and-copy", "--goal", "fast", "--allow-key-loss"], None),
@@ -36,7 +37,11 @@ pub const WAYS: [Way; 12] = [
         &["--protocol", "netmigrate", "--goal", "fast", "--mode", "paper", "--allow-key-loss"],
         Some(Row::NetMigrate),
     ),
-    way("fulva (paper)", &["--protocol", "fulva", "--goal", "fast", "--mode", "paper", "--allow-key-loss"], Some(Row::Fulva)),
+    way(
+        "fulva (paper)",
+        &["--protocol", "fulva", "--goal", "fast", "--mode", "paper", "--allow-key-loss"],
+        Some(Row::Fulva),
+    ),
     way("bloom (paper)", &["--protocol", "bloom", "--goal", "fast", "--mode", "paper", "--allow-key-loss"], None),
     way(
         "bloom without forwarding (paper)",

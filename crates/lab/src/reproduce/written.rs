@@ -1,4 +1,5 @@
-//! One key that is only written becomes 60 % of its node's load: how soon the planner has moved it to another node. A copy would not help it.
+//! One key that is only written becomes 60 % of its node's load: how soon the planner has moved it to another node. A
+//! copy would not help it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -21,8 +22,8 @@ const COLD: u64 = 20_000;
 const HOT_NAME: &str = "written";
 const HOT: &[u8] = HOT_NAME.as_bytes();
 
-/// Requests per second: those that a node takes by the router's configuration, of the key, of the other keys of its node, and of each other node. The node has more than it takes,
-/// and another one has room for the key.
+/// Requests per second: those that a node takes by the router's configuration, of the key, of the other keys of its
+/// node, and of each other node. The node has more than it takes, and another one has room for the key.
 const CAPACITY: u64 = 5000;
 const OF_KEY: f64 = 3000.0;
 const BESIDE: f64 = 2000.0;
@@ -30,7 +31,8 @@ const OF_OTHERS: f64 = 1000.0;
 const ALL: f64 = OF_KEY + BESIDE + OF_OTHERS * (NODES - 1) as f64;
 
 /// The title of its table.
-pub(super) const TITLE: &str = "A key that is only written: 3,000 of its node's 5,000 requests/s, and each node takes 5,000 less a tenth";
+pub(super) const TITLE: &str =
+    "A key that is only written: 3,000 of its node's 5,000 requests/s, and each node takes 5,000 less a tenth";
 
 /// Longer is not waited for.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -50,7 +52,8 @@ pub(super) fn one(bench: &Bench<'_>, settings: &Settings) -> Result<Written> {
     let site = Routed::start_servers(&bench.programs, &args, &servers, &bench.name(), bench.folder)?;
     let mut through = Client::connect(site.entry)?;
     through.ok(&[b"SET", HOT, b"x"])?;
-    // The keys of each node; the one with the hot key comes first. No connection to a node stays: the planner moves nothing where clients go past the router.
+    // The keys of each node; the one with the hot key comes first. No connection to a node stays: the planner moves
+    // nothing where clients go past the router.
     let mut cold: Vec<Vec<String>> = Vec::new();
     let mut home = None;
     for number in 0..COLD {
@@ -60,7 +63,9 @@ pub(super) fn one(bench: &Bench<'_>, settings: &Settings) -> Result<Written> {
         let mut node = Client::connect(*address)?;
         let keys: Vec<String> = node.call(&[b"KEYS", b"cold:*"], |reply| match reply {
             Reply::Array(items) => {
-                let name = |item: &Reply<'_>| if let Reply::Bulk(name) = item { String::from_utf8(name.to_vec()).ok() } else { None };
+                let name = |item: &Reply<'_>| {
+                    if let Reply::Bulk(name) = item { String::from_utf8(name.to_vec()).ok() } else { None }
+                };
                 items.iter().filter_map(name).collect()
             }
             _ => Vec::new(),
@@ -78,7 +83,8 @@ pub(super) fn one(bench: &Bench<'_>, settings: &Settings) -> Result<Written> {
         Ok(found["keys"][0]["node"] == home.as_str())
     };
     ensure!(is_at_home()?, "the router knows the hot key elsewhere than at its node");
-    let _capped: Vec<Capped> = site.process_ids().iter().map(|id| Capped::new(*id, settings.cpu)).collect::<Result<_>>()?;
+    let _capped: Vec<Capped> =
+        site.process_ids().iter().map(|id| Capped::new(*id, settings.cpu)).collect::<Result<_>>()?;
     let (stop, errors) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for seed in 0..settings.connections {

@@ -50,7 +50,9 @@ fn write(n: u64) -> Vec<String> {
         Sort::Expiring => with("SET", vec![content(n, 16), "PX".to_owned(), HOUR_MS.to_string()]),
         Sort::List => with("RPUSH", items(n)),
         Sort::Hash => with("HSET", items(n).into_iter().flat_map(|item| [item.clone(), item]).collect()),
-        Sort::Sorted => with("ZADD", items(n).into_iter().enumerate().flat_map(|(i, item)| [i.to_string(), item]).collect()),
+        Sort::Sorted => {
+            with("ZADD", items(n).into_iter().enumerate().flat_map(|(i, item)| [i.to_string(), item]).collect())
+        }
     }
 }
 
@@ -67,9 +69,10 @@ fn read(n: u64) -> Vec<String> {
 
 fn is_right(n: u64, reply: &Reply<'_>) -> bool {
     let texts = |reply: &Reply<'_>| match reply {
-        Reply::Array(items) => {
-            items.iter().map(|i| if let Reply::Bulk(b) = i { String::from_utf8_lossy(b).into_owned() } else { String::new() }).collect()
-        }
+        Reply::Array(items) => items
+            .iter()
+            .map(|i| if let Reply::Bulk(b) = i { String::from_utf8_lossy(b).into_owned() } else { String::new() })
+            .collect(),
         _ => Vec::new(),
     };
     match (sort(n), reply) {
@@ -85,7 +88,12 @@ fn is_right(n: u64, reply: &Reply<'_>) -> bool {
     }
 }
 
-fn pipelined(entry: SocketAddr, keys: u64, request: impl Fn(u64) -> Vec<String>, mut judge: impl FnMut(u64, &Reply<'_>)) -> Result<()> {
+fn pipelined(
+    entry: SocketAddr,
+    keys: u64,
+    request: impl Fn(u64) -> Vec<String>,
+    mut judge: impl FnMut(u64, &Reply<'_>),
+) -> Result<()> {
     let mut client = Client::connect(entry)?;
     let mut next = 0;
     while next < keys {
@@ -155,7 +163,12 @@ mod tests {
     #[test]
     fn what_is_missing_or_other_is_seen() {
         for n in 0..12 {
-            assert!(!is_right(n, &Reply::Nil) && !is_right(n, &Reply::Array(Vec::new())) && !is_right(n, &Reply::Bulk(b"other")), "{n}");
+            assert!(
+                !is_right(n, &Reply::Nil)
+                    && !is_right(n, &Reply::Array(Vec::new()))
+                    && !is_right(n, &Reply::Bulk(b"other")),
+                "{n}"
+            );
         }
         assert!(is_right(0, &Reply::Bulk(content(0, 16).as_bytes())));
         assert!(!is_right(6, &Reply::Bulk(content(0, 16).as_bytes())));

@@ -1,11 +1,13 @@
-//! Cycles of real servers, a real router, clients that write histories, moves, and faults; and what must be true after each.
+//! Cycles of real servers, a real router, clients that write histories, moves, and faults; and what must be true after
+//! each.
 //!
 //! In some cycles no moves are ordered: a fourth server comes and goes, by the autoscaler.
 //!
-//! A cycle: three servers that keep what they acknowledge (append-only file, fsync always), the router, keys that nobody changes, clients
-//! on keys that many change. Slots move from node to node; while they move, a process is killed (SIGKILL) and started again, or stopped
-//! for a while (SIGSTOP). Afterwards: every history has an order in which one Redis could have executed it; every key that nobody changed
-//! is there, once, with its content and time to live; and nothing else is, so nothing has come back.
+//! A cycle: three servers that keep what they acknowledge (append-only file, fsync always), the router, keys that
+//! nobody changes, clients on keys that many change. Slots move from node to node; while they move, a process is killed
+//! (SIGKILL) and started again, or stopped for a while (SIGSTOP). Afterwards: every history has an order in which one
+//! Redis could have executed it; every key that nobody changed is there, once, with its content and time to live; and
+//! nothing else is, so nothing has come back.
 //!
 //! Each cycle has a seed, which decides everything but the timing of the processes.
 
@@ -68,8 +70,8 @@ impl Fault {
     }
 }
 
-/// In what one cycle differs from another, beside its fault: the ways through the router that moves can take. Flags of the user come after
-/// these, and win.
+/// In what one cycle differs from another, beside its fault: the ways through the router that moves can take. Flags of
+/// the user come after these, and win.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shape {
     /// Threads of the router: one has no hand-over between workers.
@@ -116,7 +118,8 @@ impl Shape {
             args.extend(["--durability", "aof"].map(str::to_owned));
         }
         if !self.in_pieces {
-            // What such clients write to a key in pieces would not be known, so that with this flag all keys move whole.
+            // What such clients write to a key in pieces would not be known, so that with this flag all keys move
+            // whole.
             args.push("--allow-direct-clients".to_owned());
         }
         args
@@ -200,14 +203,17 @@ pub fn run(settings: &Settings, show: &dyn Fn(&str, &Tally)) -> Result<Tally> {
     std::fs::create_dir_all(&settings.keep).with_context(|| format!("cannot create {}", settings.keep.display()))?;
     let started = Instant::now();
     let mut total = Tally::default();
-    while started.elapsed() < settings.time && total.cycles < settings.cycles && !settings.stop.load(Ordering::Relaxed) {
+    while started.elapsed() < settings.time && total.cycles < settings.cycles && !settings.stop.load(Ordering::Relaxed)
+    {
         let seed = settings.seed + total.cycles;
         let fault = settings.faults[(seed % settings.faults.len() as u64) as usize];
         let folder = tempfile::Builder::new()
             .prefix("switchyard-soak-")
             .tempdir_in(&settings.keep)
             .with_context(|| format!("cannot create a folder in {}", settings.keep.display()))?;
-        match cycle(settings, seed, fault, folder.path(), &|what| show(&format!("cycle {seed}, {}: {what}", fault.name()), &total)) {
+        match cycle(settings, seed, fault, folder.path(), &|what| {
+            show(&format!("cycle {seed}, {}: {what}", fault.name()), &total)
+        }) {
             Ok(one) => total.add(&one),
             // What it says of the cycle that was cut short means nothing.
             Err(_) if settings.stop.load(Ordering::Relaxed) => break,
@@ -256,7 +262,11 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
         ensure!(!settings.stop.load(Ordering::Relaxed), "interrupted");
         if let Some(visitor) = &visitor {
             for comes in [true, false] {
-                show(&format!("{} operations, a fourth server {}", recording.tally().operations, if comes { "comes" } else { "goes" }));
+                show(&format!(
+                    "{} operations, a fourth server {}",
+                    recording.tally().operations,
+                    if comes { "comes" } else { "goes" }
+                ));
                 let disturb = |site: &mut Site| visited(site, visitor, fault, &mut rng);
                 visitor.change(&settings.switchyard, &mut site, comes, disturb, &settings.stop)?;
                 tally.faults += u64::from(fault != Fault::None);
@@ -277,8 +287,13 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
                 let order = Order { from: site.node(source), to: site.node(to), slots: None, keys, more: &more };
                 match begin(settings, &site, &order) {
                     Ok(id) => moves.push(id),
-                    // All that it has are keys whose slots are elsewhere, or none that match; or the other move has keys of the same slots.
-                    Err(e) if shape.keys && ["nothing to move", "is part of move"].iter().any(|why| format!("{e:#}").contains(why)) => {}
+                    // All that it has are keys whose slots are elsewhere, or none that match; or the other move has
+                    // keys of the same slots.
+                    Err(e)
+                        if shape.keys
+                            && ["nothing to move", "is part of move"]
+                                .iter()
+                                .any(|why| format!("{e:#}").contains(why)) => {}
                     Err(e) => return Err(e),
                 }
             }
@@ -307,8 +322,14 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
     let summary = recording.finish()?;
     tally.operations = summary.tally.operations;
     tally.unknown = summary.tally.unknown;
-    tally.errors = summary.tally.error_replies() + summary.tally.unknown + summary.tally.reads_failed + summary.tally.not_sent;
-    ensure!(summary.tally.unread == 0, "{} objects of the histories cannot be read: {:?}", summary.tally.unread, summary.tally);
+    tally.errors =
+        summary.tally.error_replies() + summary.tally.unknown + summary.tally.reads_failed + summary.tally.not_sent;
+    ensure!(
+        summary.tally.unread == 0,
+        "{} objects of the histories cannot be read: {:?}",
+        summary.tally.unread,
+        summary.tally
+    );
     fixed::check(site.entry(), settings.keys)?;
     let held = (0..NODES).map(|node| site.keys_of(node)).collect::<Result<Vec<_>>>()?;
     ensure!(
@@ -317,7 +338,8 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
         settings.keys
     );
     show("looking for an order");
-    let output = Command::new(&settings.checker).arg("-pictures").arg(folder).args(&summary.files).stdin(Stdio::null()).output();
+    let output =
+        Command::new(&settings.checker).arg("-pictures").arg(folder).args(&summary.files).stdin(Stdio::null()).output();
     let output = output.with_context(|| format!("cannot run the checker {}", settings.checker.display()))?;
     ensure!(
         output.status.success(),
@@ -331,7 +353,8 @@ fn cycle(settings: &Settings, seed: u64, fault: Fault, folder: &Path, show: &dyn
     Ok(tally)
 }
 
-/// Begins a move. Our own looks at the nodes count as clients that go past the router for a moment after they have ended.
+/// Begins a move. Our own looks at the nodes count as clients that go past the router for a moment after they have
+/// ended.
 fn begin(settings: &Settings, site: &Site, order: &Order<'_>) -> Result<u64> {
     let end = Instant::now() + Duration::from_secs(5);
     loop {
@@ -384,8 +407,8 @@ fn visited(site: &mut Site, visitor: &Visitor, fault: Fault, rng: &mut Rng) -> R
 fn wait_until_over(site: &Site, id: u64, stop: &AtomicBool) -> Result<(Standing, u64)> {
     let end = Instant::now() + RECOVERY;
     loop {
-        let standing =
-            admin::report(site.admin()).and_then(|report| Ok((admin::standing(&report, id)?, admin::moved_in_pieces(&report, id))));
+        let standing = admin::report(site.admin())
+            .and_then(|report| Ok((admin::standing(&report, id)?, admin::moved_in_pieces(&report, id))));
         match standing {
             Ok((Standing::Open, _)) if Instant::now() > end => bail!("move {id} is not over after {RECOVERY:?}"),
             Ok((Standing::Open, _)) => {}

@@ -1,4 +1,5 @@
-//! A server that comes and goes: the router's autoscaler starts it, lets it join, fills it, drains it and stops it, while processes are killed.
+//! A server that comes and goes: the router's autoscaler starts it, lets it join, fills it, drains it and stops it,
+//! while processes are killed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -28,8 +29,10 @@ impl Visitor {
     /// Arguments of `serve`.
     pub(super) fn serve_args(folder: &Path) -> Result<Vec<String>> {
         let (server, port) = (process::find_redis_server()?, process::free_address()?.port());
-        let words =
-            format!("{}|--bind|127.0.0.1|--port|{{port}}|--dir|{{dir}}|--save||--appendonly|yes|--appendfsync|always", server.display());
+        let words = format!(
+            "{}|--bind|127.0.0.1|--port|{{port}}|--dir|{{dir}}|--save||--appendonly|yes|--appendfsync|always",
+            server.display()
+        );
         let words: Vec<String> = words.split('|').map(|word| format!("{word:?}")).collect();
         let text = format!("[autoscale.local]\ncommand = [{}]\nports = \"{port}-{port}\"\n", words.join(", "));
         let file = folder.join("visitor.toml");
@@ -40,7 +43,10 @@ impl Visitor {
     /// Its process: the one that writes into its directory.
     pub(super) fn process(&self) -> Option<u32> {
         let folder = std::fs::canonicalize(&self.folder).ok()?;
-        let mut pids = std::fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        let mut pids = std::fs::read_dir("/proc")
+            .ok()?
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
         pids.find(|pid| std::fs::read_link(format!("/proc/{pid}/fd/1")).is_ok_and(|out| out.starts_with(&folder)))
     }
 

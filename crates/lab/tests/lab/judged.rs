@@ -1,5 +1,6 @@
-//! Histories of many clients on the same few keys, judged by a checker that shares nothing with us: `tests-clients/history-check`, Go and
-//! Porcupine. First the checker itself: on histories that no single server could have made, it must say so.
+//! Histories of many clients on the same few keys, judged by a checker that shares nothing with us:
+//! `tests-clients/history-check`, Go and Porcupine. First the checker itself: on histories that no single server could
+//! have made, it must say so.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -42,14 +43,16 @@ fn checker() -> Option<&'static Path> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
         let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join("history-check");
-        go(&["build", "-buildvcs=false", "-mod=readonly", "-o", to.to_str().expect("a path in UTF-8"), "."]).then_some(to)
+        go(&["build", "-buildvcs=false", "-mod=readonly", "-o", to.to_str().expect("a path in UTF-8"), "."])
+            .then_some(to)
     });
     built.as_deref()
 }
 
 /// The router, where the workspace's build puts it: beside the lab.
 fn router() -> PathBuf {
-    product::beside(Path::new(env!("CARGO_BIN_EXE_switchyard-lab"))).expect("the product is built, as by `cargo test --workspace`")
+    product::beside(Path::new(env!("CARGO_BIN_EXE_switchyard-lab")))
+        .expect("the product is built, as by `cargo test --workspace`")
 }
 
 /// The exit code and the words of the checker.
@@ -61,7 +64,8 @@ fn judge(checker: &Path, files: &[PathBuf]) -> (i32, String) {
 
 fn samples(folder: &str) -> Vec<PathBuf> {
     let folder = source().join("testdata").join(folder);
-    let mut files: Vec<_> = std::fs::read_dir(&folder).expect("samples").map(|entry| entry.expect("an entry").path()).collect();
+    let mut files: Vec<_> =
+        std::fs::read_dir(&folder).expect("samples").map(|entry| entry.expect("an entry").path()).collect();
     files.sort();
     assert!(files.len() > 10, "{} samples in {}", files.len(), folder.display());
     files
@@ -113,7 +117,8 @@ fn finish(recording: Recording) -> Summary {
     recording.finish().expect("the history ends")
 }
 
-/// Every second client talks to another server: each kind of history must show it, or it would not show a lost or a stale key either.
+/// Every second client talks to another server: each kind of history must show it, or it would not show a lost or a
+/// stale key either.
 #[test]
 fn two_servers_are_not_taken_for_one() {
     let Some(checker) = checker() else { return };
@@ -148,14 +153,15 @@ fn what_clients_see_through_a_router_is_linearizable() {
     assert_linearizable(checker, &summary);
 }
 
-/// A node that hangs and one that is killed: what clients were not told stays open, and everything else still has an order. The nodes keep
-/// what they have acknowledged, as the promise demands of them.
+/// A node that hangs and one that is killed: what clients were not told stays open, and everything else still has an
+/// order. The nodes keep what they have acknowledged, as the promise demands of them.
 #[test]
 fn also_with_nodes_that_hang_and_die() {
     let Some(checker) = checker() else { return };
     let folder = TempDir::new().expect("a folder");
     let mut site = Site::start(&router(), &[], 2, folder.path()).expect("it starts");
-    let settings = Settings { patience: Duration::from_millis(200), ..settings(vec![site.entry()], &Kind::ALL, &folder) };
+    let settings =
+        Settings { patience: Duration::from_millis(200), ..settings(vec![site.entry()], &Kind::ALL, &folder) };
     let recording = history::start(&settings).expect("it starts");
     let mut goal = record(&recording, 2000).operations;
     for _ in 0..2 {
@@ -167,7 +173,8 @@ fn also_with_nodes_that_hang_and_die() {
         }
         thaw(site.node_process(0)).expect("it goes on");
         goal = record(&recording, goal.max(recording.tally().operations) + 1000).operations;
-        site.restart_node(1, Duration::ZERO).expect("it starts again"); // kill -9, and a start with the same append-only file
+        // kill -9, and a start with the same append-only file
+        site.restart_node(1, Duration::ZERO).expect("it starts again");
         goal = record(&recording, goal.max(recording.tally().operations) + 1000).operations;
     }
     let summary = finish(recording);

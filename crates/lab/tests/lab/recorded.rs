@@ -1,5 +1,5 @@
-//! Histories of a real server, also of one that hangs: what is written down must be what was seen. That histories are judged rightly is
-//! tested in `judged`.
+//! Histories of a real server, also of one that hangs: what is written down must be what was seen. That histories are
+//! judged rightly is tested in `judged`.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -34,14 +34,17 @@ fn settings(target: SocketAddr, folder: &TempDir) -> Settings {
 
 fn lines(summary: &Summary) -> Vec<Value> {
     let texts = summary.files.iter().map(|file| std::fs::read_to_string(file).expect("a file"));
-    texts.flat_map(|text| text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect::<Vec<_>>()).collect()
+    texts
+        .flat_map(|text| text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect::<Vec<_>>())
+        .collect()
 }
 
 #[test]
 fn all_that_was_seen_is_written_down() {
     let (_node, address, folder) = redis();
     // Nothing may time out, on a busy machine either.
-    let settings = Settings { duration: Duration::from_secs(60), patience: Duration::from_secs(10), ..settings(address, &folder) };
+    let settings =
+        Settings { duration: Duration::from_secs(60), patience: Duration::from_secs(10), ..settings(address, &folder) };
     let recording = history::start(&settings).expect("it starts");
     // Until a watch has seen a change, which takes two clients at the same key.
     while recording.tally().aborted == 0 || recording.tally().operations < 3000 {
@@ -69,8 +72,8 @@ fn all_that_was_seen_is_written_down() {
     assert_eq!(Client::connect(address).and_then(|mut c| c.integer(&[b"DBSIZE"])).expect("a size"), 0);
 }
 
-/// A server that hangs for longer than clients wait: what it had received is executed afterwards, so its outcome must stay open, and the
-/// keys are read again when it is back.
+/// A server that hangs for longer than clients wait: what it had received is executed afterwards, so its outcome must
+/// stay open, and the keys are read again when it is back.
 #[test]
 fn what_was_not_answered_stays_open() {
     let (node, address, folder) = redis();
@@ -97,7 +100,8 @@ fn what_was_not_answered_stays_open() {
         assert!(line.get("got").is_none() && line.get("aborted").is_none(), "{line}");
         let command = line["do"][0][0].as_str().expect("a command");
         assert!(
-            line["do"].as_array().expect("commands").len() > 1 || !["GET", "LRANGE", "HGETALL", "PTTL", "MGET"].contains(&command),
+            line["do"].as_array().expect("commands").len() > 1
+                || !["GET", "LRANGE", "HGETALL", "PTTL", "MGET"].contains(&command),
             "{line}"
         );
     }

@@ -1,7 +1,8 @@
 //! Time for patience and pauses: a run counts by the monotonic clock, and only a restart trusts the wall clock.
 //!
-//! An administrator or NTP may set the wall clock at any moment. Neither a jump forward may end a pause, nor a jump back prolong one. Wall time serves schedules and reports,
-//! and carries waits over a restart, because monotonic clocks of two runs have nothing in common.
+//! An administrator or NTP may set the wall clock at any moment. Neither a jump forward may end a pause, nor a jump
+//! back prolong one. Wall time serves schedules and reports, and carries waits over a restart, because monotonic clocks
+//! of two runs have nothing in common.
 
 use serde::{Deserialize, Serialize};
 

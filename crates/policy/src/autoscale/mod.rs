@@ -1,17 +1,20 @@
 //! The autoscaler: decides how many nodes a fleet should have, one node at a time.
 //!
-//! [`decide`] takes what was observed, the knobs and its own [`State`], and gives a [`Decision`] with its reasons. A policy only judges whether the fleet has too much or too
-//! little to do: [`threshold`], [`static_metric`] and [`model`], one file each. All else holds for each of them, so it is here:
+//! [`decide`] takes what was observed, the knobs and its own [`State`], and gives a [`Decision`] with its reasons. A
+//! policy only judges whether the fleet has too much or too little to do: [`threshold`], [`static_metric`] and
+//! [`model`], one file each. All else holds for each of them, so it is here:
 //!
 //! - **Bounds.** Never below `nodes_min` or the [`schedule`], never above `nodes_max`.
 //! - **Patience.** A judgement must last, and a change is followed by a pause.
-//! - **One change.** Each decision has the number of the change that it would begin. [`State::bind`] accepts a number once, so any number of triggers at once adds one node
-//!   (the single-instance binding of Rodriguez and Buyya 2018).
+//! - **One change.** Each decision has the number of the change that it would begin. [`State::bind`] accepts a number
+//!   once, so any number of triggers at once adds one node (the single-instance binding of Rodriguez and Buyya 2018).
 //! - **Memory.** A node goes only if the others have memory for its data.
 //!
-//! Measures are those of the whole fleet. A single node with too much to do is the planner's task: another node would not help it.
+//! Measures are those of the whole fleet. A single node with too much to do is the planner's task: another node would
+//! not help it.
 //!
-//! Not a controller that aims at a set point: nodes are few and whole, a change takes seconds to minutes, and people must be able to follow each decision.
+//! Not a controller that aims at a set point: nodes are few and whole, a change takes seconds to minutes, and people
+//! must be able to follow each decision.
 
 mod clock;
 mod model;
@@ -36,7 +39,8 @@ pub enum Policy {
     /// Mean response time, CPU or memory above a limit.
     #[default]
     Threshold,
-    /// The same limits without a window; only the provisioning interval and the down epoch bound it (Rodriguez and Buyya 2018).
+    /// The same limits without a window; only the provisioning interval and the down epoch bound it (Rodriguez and
+    /// Buyya 2018).
     Static,
     /// So many nodes as the measured capacity of one says.
     Model,
@@ -143,7 +147,8 @@ impl Observed {
 
     /// Bytes in use and allowed, all servers together; none where one is not known or has no limit.
     fn memory(&self) -> Option<(u64, u64)> {
-        let all: Option<Vec<(u64, u64)>> = self.nodes.iter().map(|node| node.memory.filter(|(_, most)| *most > 0)).collect();
+        let all: Option<Vec<(u64, u64)>> =
+            self.nodes.iter().map(|node| node.memory.filter(|(_, most)| *most > 0)).collect();
         let all = all.filter(|all| !all.is_empty())?;
         Some(all.into_iter().fold((0, 0), |(used, most), node| (used + node.0, most + node.1)))
     }
@@ -199,7 +204,8 @@ pub struct State {
 }
 
 impl State {
-    /// Begins the change of this number. False: it has begun before, or another one is under way, and nothing is to be done.
+    /// Begins the change of this number. False: it has begun before, or another one is under way, and nothing is to be
+    /// done.
     #[must_use]
     pub fn bind(&mut self, key: u64) -> bool {
         if key != self.next || self.under_way.is_some() {
@@ -234,7 +240,8 @@ impl State {
         pause.saturating_mul(1 << self.failures.saturating_sub(1).min(16)).min(PAUSE_MAX.max(pause))
     }
 
-    /// Takes over a state of an earlier run. `last`: the last recorded moment of that run. Afterwards all waits count from times of the new run.
+    /// Takes over a state of an earlier run. `last`: the last recorded moment of that run. Afterwards all waits count
+    /// from times of the new run.
     pub fn resume(&mut self, last: Now, now: Now) {
         for since in [&mut self.above, &mut self.below, &mut self.changed].into_iter().flatten() {
             // A wall clock that went back between the runs starts the wait again.
@@ -267,10 +274,13 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// Clients wait for it: the fleet has too much to do. A moderate speed would be the wrong one for moves then, as it makes way for clients.
+    /// Clients wait for it: the fleet has too much to do. A moderate speed would be the wrong one for moves then, as it
+    /// makes way for clients.
     #[must_use]
     pub fn is_urgent(&self) -> bool {
-        let is_load = |reason: &Reason| matches!(reason, Reason::Slow(..) | Reason::Busy(..) | Reason::Full(..) | Reason::Short(..));
+        let is_load = |reason: &Reason| {
+            matches!(reason, Reason::Slow(..) | Reason::Busy(..) | Reason::Full(..) | Reason::Short(..))
+        };
         self.what == What::Add && self.reasons.iter().any(is_load)
     }
 }
@@ -365,7 +375,9 @@ fn judged(observed: &Observed, knobs: &Knobs, state: &mut State) -> (What, Vec<R
         return removal(observed, vec![why]);
     }
     let (judgement, patience) = match knobs.policy {
-        Policy::Threshold => (threshold::judge(observed, knobs), Patience { up: knobs.up_after, down: knobs.down_after }),
+        Policy::Threshold => {
+            (threshold::judge(observed, knobs), Patience { up: knobs.up_after, down: knobs.down_after })
+        }
         Policy::Static => (static_metric::judge(observed, knobs), Patience { up: 0, down: 0 }),
         Policy::Model => (model::judge(observed, knobs), Patience { up: knobs.up_after, down: knobs.down_after }),
     };
@@ -377,7 +389,8 @@ fn judged(observed: &Observed, knobs: &Knobs, state: &mut State) -> (What, Vec<R
         Judgement::TooMuch(reasons) => {
             state.below = None;
             let since = *state.above.get_or_insert(now);
-            match hindered(state, now, since, patience.up, knobs.up_pause).or((count >= knobs.nodes_max).then_some(Reason::Maximum(count)))
+            match hindered(state, now, since, patience.up, knobs.up_pause)
+                .or((count >= knobs.nodes_max).then_some(Reason::Maximum(count)))
             {
                 None => (What::Add, reasons),
                 Some(why) => (What::Stay, with(reasons, why)),

@@ -1,10 +1,13 @@
-//! The model policy: the capacity of one node was measured (`switchyard bench capacity`: the rate at which answers become too slow), and the number of nodes follows from the load.
+//! The model policy: the capacity of one node was measured (`switchyard bench capacity`: the rate at which answers
+//! become too slow), and the number of nodes follows from the load.
 //!
-//! Answers are in time as long as no node has more than its capacity, so the objective of latency is in that number. No queueing formula: the measurement has the queue in it.
+//! Answers are in time as long as no node has more than its capacity, so the objective of latency is in that number. No
+//! queueing formula: the measurement has the queue in it.
 
 use super::{Judgement, Knobs, Observed, Reason};
 
-/// A node goes only if the rest have this part of their room free then: the load that asked for it may not come back at once.
+/// A node goes only if the rest have this part of their room free then: the load that asked for it may not come back at
+/// once.
 const SPARE: f64 = 0.1;
 
 pub(super) fn judge(observed: &Observed, knobs: &Knobs) -> Judgement {

@@ -1,7 +1,8 @@
 //! The least number of nodes by weekday and time, in UTC: for load that people know before it comes.
 //!
-//! A line holds until the next one of the week, so a peak needs two: `Fri 18:00 at least 6` and `Sat 02:00 at least 2`. Not cron: that says when something begins, and not how
-//! long it holds. UTC, because policy knows no time zones, and a night when clocks change would have an hour twice.
+//! A line holds until the next one of the week, so a peak needs two: `Fri 18:00 at least 6` and `Sat 02:00 at least 2`.
+//! Not cron: that says when something begins, and not how long it holds. UTC, because policy knows no time zones, and a
+//! night when clocks change would have an hour twice.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,11 +27,14 @@ impl Schedule {
     pub fn parse(texts: &[String]) -> Result<Self, String> {
         let mut lines = Vec::new();
         for text in texts {
-            let form = || format!("{text:?} is not of the form \"Fri 18:00 at least 6\" or \"daily 08:00 at least 3\", in UTC");
+            let form = || {
+                format!("{text:?} is not of the form \"Fri 18:00 at least 6\" or \"daily 08:00 at least 3\", in UTC")
+            };
             let words: Vec<&str> = text.split_whitespace().collect();
             let [day, time, "at", "least", count] = words.as_slice() else { return Err(form()) };
             let (hour, minute) = time.split_once(':').ok_or_else(form)?;
-            let number = |text: &str, below: u64| text.parse().ok().filter(|number: &u64| *number < below && text.len() <= 2);
+            let number =
+                |text: &str, below: u64| text.parse().ok().filter(|number: &u64| *number < below && text.len() <= 2);
             let (hour, minute) = number(hour, 24).zip(number(minute, 60)).ok_or_else(form)?;
             let count = count.parse().ok().filter(|count| (1..=10_000).contains(count)).ok_or_else(form)?;
             let days = match DAYS.iter().position(|known| known.eq_ignore_ascii_case(day)) {
@@ -81,7 +85,10 @@ mod tests {
         // 2026-11-27 is a Friday.
         let friday = 1_795_737_600_000;
         let at = |hours: u64, minutes: u64| week.minimum(friday + (hours * 60 + minutes) * 60_000);
-        assert_eq!((at(0, 0), at(17, 59), at(18, 0), at(25, 59), at(26, 0)), (Some(2), Some(2), Some(6), Some(6), Some(2)));
+        assert_eq!(
+            (at(0, 0), at(17, 59), at(18, 0), at(25, 59), at(26, 0)),
+            (Some(2), Some(2), Some(6), Some(6), Some(2))
+        );
         let daily = schedule(&["daily 08:30 at least 4", "daily 20:00 at least 1"]).expect("a schedule");
         assert_eq!((daily.minimum(friday + 9 * 3_600_000), daily.minimum(friday + 21 * 3_600_000)), (Some(4), Some(1)));
         assert_eq!(Schedule::default().minimum(friday), None);
@@ -89,10 +96,19 @@ mod tests {
 
     #[test]
     fn other_forms_are_refused() {
-        for line in ["Fri 18 at least 6", "Fri 24:00 at least 6", "Fri 18:00 at most 6", "Fry 18:00 at least 6", "Fri 18:00 at least 0", ""]
-        {
+        for line in [
+            "Fri 18 at least 6",
+            "Fri 24:00 at least 6",
+            "Fri 18:00 at most 6",
+            "Fry 18:00 at least 6",
+            "Fri 18:00 at least 0",
+            "",
+        ] {
             assert!(schedule(&[line]).is_err_and(|why| why.contains("Fri 18:00 at least 6")), "{line}");
         }
-        assert!(schedule(&["daily 08:00 at least 4", "Mon 08:00 at least 2"]).is_err_and(|why| why.contains("the same time")));
+        assert!(
+            schedule(&["daily 08:00 at least 4", "Mon 08:00 at least 2"])
+                .is_err_and(|why| why.contains("the same time"))
+        );
     }
 }

@@ -1,7 +1,9 @@
-//! The threshold policy: mean response time, CPU or memory of the fleet above a limit asks for a node; all of them well below with one node fewer gives one back.
+//! The threshold policy: mean response time, CPU or memory of the fleet above a limit asks for a node; all of them well
+//! below with one node fewer gives one back.
 //!
-//! The report's scaler looks at the response time alone and only adds. CPU shows the load before answers become slow, memory is what fills without any load. Removal is judged by
-//! what the rest would then have, so that a removal never gives cause for an addition.
+//! The report's scaler looks at the response time alone and only adds. CPU shows the load before answers become slow,
+//! memory is what fills without any load. Removal is judged by what the rest would then have, so that a removal never
+//! gives cause for an addition.
 
 use super::{Judgement, Knobs, Observed, Reason};
 
@@ -19,7 +21,8 @@ pub(super) fn judge(observed: &Observed, knobs: &Knobs) -> Judgement {
     if !above.is_empty() {
         return Judgement::TooMuch(above);
     }
-    // The rest would share what there is. Nobody knows by how much response times would grow, so they are compared as they are.
+    // The rest would share what there is. Nobody knows by how much response times would grow, so they are compared as
+    // they are.
     let grows = nodes / (nodes - 1.0).max(1.0);
     let is_calm = mean_us.is_some_and(|mean| mean < knobs.response_us * knobs.calm)
         && cpu.is_none_or(|cpu| cpu / nodes * grows < knobs.cpu * knobs.calm)

@@ -1,5 +1,5 @@
-//! Which keys are armed: by their load, with SwitchKV's bounds (NSDI 2016, section 3.3): few changes in a second, those that come before those that go, and a key that
-//! grows cold stays for a while, because it may come back.
+//! Which keys are armed: by their load, with SwitchKV's bounds (NSDI 2016, section 3.3): few changes in a second, those
+//! that come before those that go, and a key that grows cold stays for a while, because it may come back.
 //!
 //! A key that is written nearly as often as it is read is no use: each write ends its copies.
 
@@ -27,12 +27,20 @@ pub struct Knobs {
 
 impl Default for Knobs {
     fn default() -> Self {
-        Self { all: false, keys_max: 10_000, bytes_max: 64 << 20, reads_min: 100, adds_max: 1_000, stays: Duration::from_secs(10) }
+        Self {
+            all: false,
+            keys_max: 10_000,
+            bytes_max: 64 << 20,
+            reads_min: 100,
+            adds_max: 1_000,
+            stays: Duration::from_secs(10),
+        }
     }
 }
 
-/// Reads that a key must have for each write. A write costs the copy, and its next fill costs the node two commands on a connection of its own: with two reads for a write a fleet under
-/// 30 % of writes had less throughput than without copies.
+/// Reads that a key must have for each write. A write costs the copy, and its next fill costs the node two commands on
+/// a connection of its own: with two reads for a write a fleet under 30 % of writes had less throughput than without
+/// copies.
 const READS_FOR_A_WRITE: f64 = 4.0;
 
 /// A key that is in stays while it has this part of what one needs to come in.
@@ -78,7 +86,12 @@ pub struct Admission {
 
 impl Admission {
     /// Keys that are to come in at once, as far as there is room: gives those that do.
-    pub fn want(&mut self, wanted: impl IntoIterator<Item = (u64, Slot)>, knobs: &Knobs, now_us: u64) -> Vec<(u64, Slot)> {
+    pub fn want(
+        &mut self,
+        wanted: impl IntoIterator<Item = (u64, Slot)>,
+        knobs: &Knobs,
+        now_us: u64,
+    ) -> Vec<(u64, Slot)> {
         let mut more = Vec::new();
         for (hash, slot) in wanted {
             if self.keys.contains_key(&hash) || self.keys.len() >= knobs.keys_max || more.len() >= knobs.adds_max {
@@ -98,7 +111,12 @@ impl Admission {
     }
 
     /// What was seen of all keys that are used: gives those that come, and those that go.
-    pub fn step(&mut self, seen: impl IntoIterator<Item = Admitted>, knobs: &Knobs, now_us: u64) -> (Vec<(u64, Slot)>, Vec<u64>) {
+    pub fn step(
+        &mut self,
+        seen: impl IntoIterator<Item = Admitted>,
+        knobs: &Knobs,
+        now_us: u64,
+    ) -> (Vec<(u64, Slot)>, Vec<u64>) {
         let seen: BTreeMap<u64, Admitted> = seen.into_iter().map(|key| (key.hash, key)).collect();
         for (hash, key) in &mut self.keys {
             let now = seen.get(hash).copied();
@@ -149,7 +167,9 @@ impl Admission {
                 more.push((key.hash, key.slot));
             }
         }
-        let is_past = |key: &In| key.cold_since_us.is_some_and(|since_us| now_us.saturating_sub(since_us) > knobs.stays.as_micros() as u64);
+        let is_past = |key: &In| {
+            key.cold_since_us.is_some_and(|since_us| now_us.saturating_sub(since_us) > knobs.stays.as_micros() as u64)
+        };
         less.extend(self.keys.extract_if(.., |_, key| is_past(key)).map(|(hash, _)| hash));
         while is_over(self.keys.len(), bytes) {
             let Some((hash, ..)) = out.next() else { break };
@@ -170,7 +190,14 @@ mod tests {
         Admitted { hash, slot: Slot::new(1).expect("a slot"), reads, writes, bytes: 100 }
     }
 
-    const KNOBS: Knobs = Knobs { all: false, keys_max: 2, bytes_max: 1000, reads_min: 100, adds_max: 10, stays: Duration::from_millis(1) };
+    const KNOBS: Knobs = Knobs {
+        all: false,
+        keys_max: 2,
+        bytes_max: 1000,
+        reads_min: 100,
+        adds_max: 10,
+        stays: Duration::from_millis(1),
+    };
 
     fn hashes(keys: Vec<(u64, Slot)>) -> Vec<u64> {
         keys.into_iter().map(|(hash, _)| hash).collect()
@@ -179,7 +206,11 @@ mod tests {
     #[test]
     fn the_most_read_come_in_and_those_that_are_written_as_often_do_not() {
         let mut admission = Admission::default();
-        let (more, less) = admission.step([key(1, 500.0, 0.0), key(2, 5000.0, 1230.0), key(3, 90.0, 0.0), key(4, 300.0, 10.0)], &KNOBS, 0);
+        let (more, less) = admission.step(
+            [key(1, 500.0, 0.0), key(2, 5000.0, 1230.0), key(3, 90.0, 0.0), key(4, 300.0, 10.0)],
+            &KNOBS,
+            0,
+        );
         assert_eq!((hashes(more), less), (vec![1, 4], vec![]));
     }
 

@@ -94,7 +94,8 @@ impl ArmedSet {
         next
     }
 
-    /// The next set: the same keys as if they came now. What was raised for them by somebody who is no more is forgotten with the gates.
+    /// The next set: the same keys as if they came now. What was raised for them by somebody who is no more is
+    /// forgotten with the gates.
     #[must_use]
     pub fn anew(&self) -> Self {
         let empty = Self { generation: self.generation, ..Self::default() };

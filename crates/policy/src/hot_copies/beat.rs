@@ -1,21 +1,25 @@
 //! The lease of hot copies: a hit needs a recent proof that the node still serves this router.
 //!
-//! Replies and invalidations share the fill connection. A reply to a request that was *sent* there at `t` proves that the connection was alive at `t`, and that every
-//! invalidation of an earlier change has been received. A router that takes over ends that connection, then sends no command to the node for
-//! [`TAKE_OVER_WAIT_US`](crate::seat::TAKE_OVER_WAIT_US). So each hit of the replaced router precedes the first write of its successor, also if the replaced router was
-//! stopped, suspended, or cut off from its nodes.
+//! Replies and invalidations share the fill connection. A reply to a request that was *sent* there at `t` proves that
+//! the connection was alive at `t`, and that every invalidation of an earlier change has been received. A router that
+//! takes over ends that connection, then sends no command to the node for
+//! [`TAKE_OVER_WAIT_US`](crate::seat::TAKE_OVER_WAIT_US). So each hit of the replaced router precedes the first write
+//! of its successor, also if the replaced router was stopped, suspended, or cut off from its nodes.
 //!
-//! A request of the router rather than a message of the successor, because a router that is cut off receives no message.
+//! A request of the router rather than a message of the successor, because a router that is cut off receives no
+//! message.
 
 use crate::topology::NodeId;
 
 /// Maximum age of the newest confirmed beat at a hit, microseconds.
 pub const LEASE_US: u64 = 1_000_000;
 
-/// Interval between two beats at a node whose copies are used, microseconds: a quarter of the lease, so that one slow reply does not end the hits.
+/// Interval between two beats at a node whose copies are used, microseconds: a quarter of the lease, so that one slow
+/// reply does not end the hits.
 const INTERVAL_US: u64 = LEASE_US / 4;
 
-/// Time after the last use of a node's copies during which beats continue, microseconds. Unused copies are dropped after about as long.
+/// Time after the last use of a node's copies during which beats continue, microseconds. Unused copies are dropped
+/// after about as long.
 const IDLE_US: u64 = 10_000_000;
 
 /// Beats of one worker at one node, on the current fill connection. All times are CLOCK_BOOTTIME.
@@ -43,7 +47,8 @@ impl Beats {
         &mut self.0[node.index()]
     }
 
-    /// Records the use of a copy, and returns whether the lease of its node permits the hit. `now_us` must be read after the client's command was received.
+    /// Records the use of a copy, and returns whether the lease of its node permits the hit. `now_us` must be read
+    /// after the client's command was received.
     #[inline]
     pub(super) fn permits(&mut self, node: NodeId, now_us: u64) -> bool {
         let Some(beat) = self.0.get_mut(node.index()) else { return false };
@@ -67,7 +72,8 @@ impl Beats {
         (beat.sent_us, beat.is_in_flight) = (now_us, true);
     }
 
-    /// Records the reply to the beat in flight. A reply of an earlier connection, which [`Self::lost`] has ended, has no effect.
+    /// Records the reply to the beat in flight. A reply of an earlier connection, which [`Self::lost`] has ended, has
+    /// no effect.
     pub fn replied(&mut self, node: NodeId) {
         let beat = self.at(node);
         if std::mem::take(&mut beat.is_in_flight) {

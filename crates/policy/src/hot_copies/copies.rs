@@ -11,7 +11,8 @@ use crate::topology::{NodeId, Slot};
 /// Forms of one key: the same value is asked for in several ways.
 const FORMS: usize = 16;
 
-/// A key with all its forms taken has one replaced so often. A key that is asked for in ever new forms (SISMEMBER of anybody) would cost its node two commands for each.
+/// A key with all its forms taken has one replaced so often. A key that is asked for in ever new forms (SISMEMBER of
+/// anybody) would cost its node two commands for each.
 const REPLACES_US: u64 = 10_000;
 
 /// Whether a key may be filled is looked at again so long after it might not.
@@ -79,7 +80,8 @@ pub enum Discarded {
 
 impl Discarded {
     /// All of them, in their order.
-    pub const ALL: [Self; 7] = [Self::Written, Self::Invalidated, Self::Lost, Self::Moved, Self::Large, Self::Refused, Self::Expired];
+    pub const ALL: [Self; 7] =
+        [Self::Written, Self::Invalidated, Self::Lost, Self::Moved, Self::Large, Self::Refused, Self::Expired];
 
     /// Its name in metrics.
     #[must_use]
@@ -176,7 +178,9 @@ struct Form {
 
 impl Form {
     fn bytes(&self) -> usize {
-        size_of::<Self>() + self.request.len() + if let State::Kept(kept) = &self.state { kept.replies.len() } else { 0 }
+        size_of::<Self>()
+            + self.request.len()
+            + if let State::Kept(kept) = &self.state { kept.replies.len() } else { 0 }
     }
 }
 
@@ -282,8 +286,9 @@ impl Copies {
         });
     }
 
-    /// Decides on a read. `may_fill`: whether a key that was armed in this generation may be filled from its node; not called each time. `now_us` is the time of the turn.
-    /// `exact` is CLOCK_BOOTTIME, read after the command was received: the worker and the host can be stopped within a turn.
+    /// Decides on a read. `may_fill`: whether a key that was armed in this generation may be filled from its node; not
+    /// called each time. `now_us` is the time of the turn. `exact` is CLOCK_BOOTTIME, read after the command was
+    /// received: the worker and the host can be stopped within a turn.
     #[inline]
     pub fn read(
         &mut self,
@@ -296,7 +301,15 @@ impl Copies {
         if !self.keys.contains_key(&asked.hash) {
             let Some(armed) = self.set.get(asked.hash) else { return Read::Unarmed };
             let key = asked.key.into();
-            let new = OfKey { armed: *armed, key, forms: Vec::new(), ready_at: None, looks_at_us: 0, replaces_at_us: 0, is_used: true };
+            let new = OfKey {
+                armed: *armed,
+                key,
+                forms: Vec::new(),
+                ready_at: None,
+                looks_at_us: 0,
+                replaces_at_us: 0,
+                is_used: true,
+            };
             self.keys.insert(asked.hash, new);
             self.line.push_back(asked.hash);
         }
@@ -308,7 +321,8 @@ impl Copies {
         }
         of_key.is_used = true;
         let now = now_of(gates, asked.hash, asked.node);
-        let place = of_key.forms.iter().position(|form| form.database == asked.database && *form.request == *asked.request);
+        let place =
+            of_key.forms.iter().position(|form| form.database == asked.database && *form.request == *asked.request);
         if let Some(place) = place {
             let form = &mut of_key.forms[place];
             form.used = form.used.saturating_add(1);
@@ -343,8 +357,9 @@ impl Copies {
         Read::Fill
     }
 
-    /// What [`Self::read`] would give a client of a copy that was given lately, for less: it is found by any hash of the whole command, and no place of the key has to be
-    /// looked up. For a plan by which [`Self::place_anew`] was called. `None`: [`Self::read`] has to say.
+    /// What [`Self::read`] would give a client of a copy that was given lately, for less: it is found by any hash of
+    /// the whole command, and no place of the key has to be looked up. For a plan by which [`Self::place_anew`] was
+    /// called. `None`: [`Self::read`] has to say.
     #[inline]
     pub fn again(
         &mut self,
@@ -356,7 +371,8 @@ impl Copies {
         let lately = self.lately.get(quick as usize % LATELY).filter(|lately| lately.quick == quick)?;
         let Self { keys, beats, .. } = self;
         let of_key = keys.get_mut(&lately.hash)?;
-        let form = of_key.forms.get_mut(lately.place).filter(|form| form.database == database && *form.request == *request)?;
+        let form =
+            of_key.forms.get_mut(lately.place).filter(|form| form.database == database && *form.request == *request)?;
         let State::Kept(kept) = &form.state else { return None };
         let exact_us = exact();
         if !kept.is_good(now_of(gates, lately.hash, form.node), exact_us) || !beats.permits(form.node, exact_us) {
@@ -376,8 +392,8 @@ impl Copies {
         }
     }
 
-    /// A fill begins, now (by the turn, and exactly): gives its number. To be called where [`Self::read`] says so, before the node is asked. `None`: there is no room,
-    /// or not yet.
+    /// A fill begins, now (by the turn, and exactly): gives its number. To be called where [`Self::read`] says so,
+    /// before the node is asked. `None`: there is no room, or not yet.
     pub fn begin(&mut self, gates: &impl Gates, asked: Asked<'_>, (now_us, exact_us): (u64, u64)) -> Option<u32> {
         // Also what is asked takes memory, whatever comes of it.
         if !self.makes_room(size_of::<Form>() + asked.request.len(), now_us) {
@@ -390,7 +406,8 @@ impl Copies {
                 return None;
             }
             let is_idle = |form: &Form| !matches!(form.state, State::Filling(_));
-            let (place, _) = of_key.forms.iter().enumerate().filter(|(_, form)| is_idle(form)).min_by_key(|(_, form)| form.used)?;
+            let (place, _) =
+                of_key.forms.iter().enumerate().filter(|(_, form)| is_idle(form)).min_by_key(|(_, form)| form.used)?;
             let form = of_key.forms.swap_remove(place);
             sizes.less(&form);
             of_key.replaces_at_us = now_us + REPLACES_US;
@@ -408,7 +425,16 @@ impl Copies {
         of_key.forms.push(form);
         self.fills.insert(
             number,
-            Fill { hash, node, began_us: now_us, sent_us: exact_us, gates: now, until_us: u64::MAX, spoiled: None, is_lost: false },
+            Fill {
+                hash,
+                node,
+                began_us: now_us,
+                sent_us: exact_us,
+                gates: now,
+                until_us: u64::MAX,
+                spoiled: None,
+                is_lost: false,
+            },
         );
         Some(number)
     }
@@ -491,7 +517,8 @@ impl Copies {
         }
     }
 
-    /// Whether there is room for so many bytes. Where there is none it is made, now and then: of the next keys in line those go that are used least.
+    /// Whether there is room for so many bytes. Where there is none it is made, now and then: of the next keys in line
+    /// those go that are used least.
     fn makes_room(&mut self, bytes: usize, now_us: u64) -> bool {
         let Self { keys, line, sizes, bytes_max, evicts_at_us, .. } = self;
         if sizes.bytes + bytes <= *bytes_max {
@@ -542,8 +569,9 @@ impl Copies {
         }
     }
 
-    /// Keys live elsewhere, or are on their way: what was read elsewhere than where the key lives is dropped. `None`: it is on its way. A fill under way comes to
-    /// nothing then, even where its key is back before the answer: the node was asked while it did not have it.
+    /// Keys live elsewhere, or are on their way: what was read elsewhere than where the key lives is dropped. `None`:
+    /// it is on its way. A fill under way comes to nothing then, even where its key is back before the answer: the node
+    /// was asked while it did not have it.
     pub fn place_anew(&mut self, mut lives_at: impl FnMut(&[u8], Slot) -> Option<NodeId>) {
         let Self { keys, fills, sizes, .. } = self;
         for of_key in keys.values_mut() {
@@ -568,7 +596,8 @@ impl Copies {
         }
     }
 
-    /// Drops what was not used since the last call; gives up to `touches` keys that were, with their databases and nodes: the nodes do not know.
+    /// Drops what was not used since the last call; gives up to `touches` keys that were, with their databases and
+    /// nodes: the nodes do not know.
     pub fn sweep(&mut self, touches: usize) -> Vec<(NodeId, u32, Box<[u8]>)> {
         let Self { keys, sizes, .. } = self;
         let mut used = Vec::new();
@@ -637,7 +666,8 @@ mod tests {
     use super::*;
 
     const NODE: NodeId = NodeId(0);
-    const ASKED: Asked<'_> = Asked { hash: 7 << 32, key: b"k", database: 0, request: b"GET k", node: NODE, resp3: false };
+    const ASKED: Asked<'_> =
+        Asked { hash: 7 << 32, key: b"k", database: 0, request: b"GET k", node: NODE, resp3: false };
 
     fn copies() -> (OneThread, Copies) {
         let mut copies = Copies::default();
@@ -668,7 +698,9 @@ mod tests {
         for number in 0..10_u8 {
             let request = [&long[..], &[number]].concat();
             let asked = Asked { request: &request, ..ASKED };
-            if copies.read(&gates, asked, 0, || 0, |_| true) == Read::Fill && copies.begin(&gates, asked, (0, 0)).is_some() {
+            if copies.read(&gates, asked, 0, || 0, |_| true) == Read::Fill
+                && copies.begin(&gates, asked, (0, 0)).is_some()
+            {
                 begun += 1;
             }
             assert!(copies.sizes().bytes <= 1 << 20);
@@ -755,7 +787,8 @@ mod tests {
         read(&gates, &mut copies, ASKED, 0);
         assert_eq!(fill(&gates, &mut copies, "one", -1), Ok(()));
         copies.remember(9, &ASKED);
-        let again = |copies: &mut Copies, now_us: u64| copies.again(&gates, 9, (0, ASKED.request, false), || now_us).is_some();
+        let again =
+            |copies: &mut Copies, now_us: u64| copies.again(&gates, 9, (0, ASKED.request, false), || now_us).is_some();
         let end_us = 1_000 + LEASE_US;
         assert!(again(&mut copies, end_us) && !again(&mut copies, end_us + 1));
         assert_eq!(read(&gates, &mut copies, ASKED, end_us + 1), "Miss");
@@ -766,7 +799,11 @@ mod tests {
         let number = copies.begin(&gates, Asked { database: 1, ..ASKED }, (0, end_us + LEASE_US)).expect("a fill");
         copies.spoil(number, Discarded::Lost);
         assert_eq!(copies.end(&gates, number, b"", None, (0, 0), |_, _| Some(NODE)), Err(Discarded::Lost));
-        assert_eq!(read(&gates, &mut copies, ASKED, end_us + LEASE_US + 1), "Miss", "a fill without a reply is no beat");
+        assert_eq!(
+            read(&gates, &mut copies, ASKED, end_us + LEASE_US + 1),
+            "Miss",
+            "a fill without a reply is no beat"
+        );
     }
 
     #[test]
@@ -787,7 +824,11 @@ mod tests {
         copies.remember(9, &ASKED);
         let an_hour_later = || 3_600_000_000;
         assert_eq!(copies.again(&gates, 9, (0, ASKED.request, false), an_hour_later), None);
-        assert_eq!(copies.read(&gates, ASKED, 0, an_hour_later, |_| true), Read::Fill, "the host was suspended within this turn");
+        assert_eq!(
+            copies.read(&gates, ASKED, 0, an_hour_later, |_| true),
+            Read::Fill,
+            "the host was suspended within this turn"
+        );
     }
 
     #[test]
@@ -803,7 +844,9 @@ mod tests {
             let number = copies.begin(&gates, asked, (now_us, now_us))?;
             copies.end(&gates, number, &value, None, (now_us, now_us), |_, _| Some(NODE)).ok()
         };
-        let is_kept = |copies: &Copies, hash: u64| copies.keys[&hash].forms.iter().any(|form| matches!(form.state, State::Kept(_)));
+        let is_kept = |copies: &Copies, hash: u64| {
+            copies.keys[&hash].forms.iter().any(|form| matches!(form.state, State::Kept(_)))
+        };
         hashes.clone().for_each(|hash| assert_eq!(keep(&mut copies, hash, 0), Some(())));
         // Those from the middle on are used.
         let used = LOOKS as u64 / 2 + 1..=LOOKS as u64;
@@ -857,7 +900,10 @@ mod tests {
             let now_us = if why == Discarded::Large { REST_US * 2 } else { 0 };
             assert_eq!(read(&gates, &mut copies, ASKED, now_us), "Fill");
             let number = copies.begin(&gates, ASKED, (now_us, now_us)).expect("a fill");
-            assert_eq!(copies.end(&gates, number, reply.as_bytes(), None, (now_us, now_us), |_, _| Some(NODE)), Err(why));
+            assert_eq!(
+                copies.end(&gates, number, reply.as_bytes(), None, (now_us, now_us), |_, _| Some(NODE)),
+                Err(why)
+            );
             assert_eq!(read(&gates, &mut copies, ASKED, now_us + REST_US - 1), "Miss");
         }
     }

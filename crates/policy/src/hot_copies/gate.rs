@@ -8,7 +8,8 @@ const NODES: u32 = 1 << 10;
 /// Gates of keys. Keys share one where their hashes fall together.
 const KEYS: u32 = 1 << 16;
 
-/// A gate's state: in the low half the writes under way, in the high half a number that each of them changes at its end.
+/// A gate's state: in the low half the writes under way, in the high half a number that each of them changes at its
+/// end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Gate(pub u64);
 

@@ -1,5 +1,5 @@
-//! The part of a worker's turn that hits may take. A pipeline of a client can ask for thousands of large replies at once, and each is there at once: without a bound one
-//! client's pipeline keeps all others of its worker waiting.
+//! The part of a worker's turn that hits may take. A pipeline of a client can ask for thousands of large replies at
+//! once, and each is there at once: without a bound one client's pipeline keeps all others of its worker waiting.
 
 /// Bytes that one client is given at a time.
 const RUN: usize = 1 << 20;

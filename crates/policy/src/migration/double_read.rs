@@ -1,16 +1,21 @@
-//! Double reads: a read of a key that is on its way is asked of both nodes, so that nobody waits for the key (NetMigrate, FAST 2024, section 4.3; Fulva).
+//! Double reads: a read of a key that is on its way is asked of both nodes, so that nobody waits for the key
+//! (NetMigrate, FAST 2024, section 4.3; Fulva).
 //!
-//! The published systems let the target's success win, and else take the source's answer. On unmodified servers there are no versions to compare. What makes
-//! it right here is the order in which a leg does things: a copy is stored, then removed where it was, then committed, and only then written. So
-//! - an answer that shows the key is right, whichever node gave it: as long as the source has the key, nobody has written it elsewhere; and what the target has is
-//!   the copy, or what was written since;
-//! - two answers without the key say nothing: the target may have been asked before the copy came, and the source after it went. Then the key is wanted, as
-//!   without double reads, and its reader waits. (The papers answer "absent" there, and call it rare.)
+//! The published systems let the target's success win, and else take the source's answer. On unmodified servers there
+//! are no versions to compare. What makes it right here is the order in which a leg does things: a copy is stored, then
+//! removed where it was, then committed, and only then written. So
+//! - an answer that shows the key is right, whichever node gave it: as long as the source has the key, nobody has
+//!   written it elsewhere; and what the target has is the copy, or what was written since;
+//! - two answers without the key say nothing: the target may have been asked before the copy came, and the source after
+//!   it went. Then the key is wanted, as without double reads, and its reader waits. (The papers answer "absent" there,
+//!   and call it rare.)
 //!
-//! That holds for the two processes that the leg has met, of which the target was purged before anybody was told of the leg. One that has come back with
-//! older data may show what is past: it is not asked. Nor is anybody while a leg goes back.
+//! That holds for the two processes that the leg has met, of which the target was purged before anybody was told of the
+//! leg. One that has come back with older data may show what is past: it is not asked. Nor is anybody while a leg goes
+//! back.
 //!
-//! Writes wait until their key has moved. The papers send them to the target at once, which is right for a plain `SET` only, and there only with versions.
+//! Writes wait until their key has moved. The papers send them to the target at once, which is right for a plain `SET`
+//! only, and there only with versions.
 
 use super::Process;
 

@@ -1,7 +1,8 @@
 //! Sixteen bytes in the place of a key's name: what the journal and the set of committed keys remember.
 //!
-//! SipHash-2-4 with 128 bits of output under a secret of the state directory: two keys with one fingerprint would be a lost key, so it must
-//! not be possible to look for such a pair. The standard library's hasher gives 64 bits, and its algorithm is not promised.
+//! SipHash-2-4 with 128 bits of output under a secret of the state directory: two keys with one fingerprint would be a
+//! lost key, so it must not be possible to look for such a pair. The standard library's hasher gives 64 bits, and its
+//! algorithm is not promised.
 
 #[expect(clippy::disallowed_types, reason = "with a hasher of our own their order is the same in every run")]
 use std::collections::{HashMap, HashSet};
@@ -11,7 +12,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Fingerprint(pub u128);
 
-/// Fingerprints are hashes under a secret already: their own bits say where they go. And the same ones go to the same place in every run.
+/// Fingerprints are hashes under a secret already: their own bits say where they go. And the same ones go to the same
+/// place in every run.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct FingerprintHasher(u64);
 

@@ -1,8 +1,9 @@
 //! The life of a move around its legs: what comes next, from the first connection to the last look.
 //!
-//! [`Life::begin`] says the first [`Step`], and [`Life::came`] the next one, by what came of the last ([`Came`]). One step is under way at a time, and no
-//! call waits. The mover does the steps. It tells what the user asks meanwhile ([`Life::steer`]), and leaves a step that this cuts short
-//! ([`Life::is_cut_short`]). A leg is one step of it, and has a machine of its own ([`super::Driver`]).
+//! [`Life::begin`] says the first [`Step`], and [`Life::came`] the next one, by what came of the last ([`Came`]). One
+//! step is under way at a time, and no call waits. The mover does the steps. It tells what the user asks meanwhile
+//! ([`Life::steer`]), and leaves a step that this cuts short ([`Life::is_cut_short`]). A leg is one step of it, and has
+//! a machine of its own ([`super::Driver`]).
 //!
 //! ```text
 //! Reach - Clocks - Leg                                    a leg that a router before this one has left
@@ -12,10 +13,12 @@
 //! ```
 //!
 //! # The rules
-//! 1. Nobody can use the keys of a leg that is under way when the router ends. So that leg comes first, and neither a request of the user nor clocks that
-//!    differ end the move before it is over.
-//! 2. A step that needs a node which is lost is done again when both are reached. A leg that has not begun is cut anew; one that has begun outlives that.
-//! 3. Slots that have moved stay moved. An abort ends the move before its next step, unless there is nothing left to move.
+//! 1. Nobody can use the keys of a leg that is under way when the router ends. So that leg comes first, and neither a
+//!    request of the user nor clocks that differ end the move before it is over.
+//! 2. A step that needs a node which is lost is done again when both are reached. A leg that has not begun is cut anew;
+//!    one that has begun outlives that.
+//! 3. Slots that have moved stay moved. An abort ends the move before its next step, unless there is nothing left to
+//!    move.
 
 use std::collections::BTreeSet;
 
@@ -25,16 +28,19 @@ use crate::topology::Slot;
 
 /// Between two attempts to reach a node, microseconds.
 const REACH_REST_US: u64 = 300_000;
-/// A leg that a router before this one has left goes on without its target when that was not reached for so long, microseconds.
+/// A leg that a router before this one has left goes on without its target when that was not reached for so long,
+/// microseconds.
 const TARGET_PATIENCE_US: u64 = 3_000_000;
 /// Between two looks at clocks that differ, microseconds.
 const CLOCKS_REST_US: u64 = 300_000;
 /// Between two looks whether the move is still paused, microseconds.
 const PAUSED_REST_US: u64 = 50_000;
-/// Between two attempts of a leg that could not begin, at least, microseconds; and as a multiple of what clients may have waited for it.
+/// Between two attempts of a leg that could not begin, at least, microseconds; and as a multiple of what clients may
+/// have waited for it.
 const LEG_REST_US: u64 = 250_000;
 const LEG_REST_FACTOR: u64 = 8;
-/// Workers may take so long to drain, where nothing else is known, and never more than that, microseconds: clients wait meanwhile.
+/// Workers may take so long to drain, where nothing else is known, and never more than that, microseconds: clients wait
+/// meanwhile.
 const DRAIN_PATIENCE_US: u64 = 40_000;
 const DRAIN_PATIENCE_MAX_US: u64 = 2_000_000;
 /// Bytes of big keys that are staged for one leg, about.
@@ -52,7 +58,8 @@ pub enum Steer {
     Pause,
     /// Go on.
     Resume,
-    /// Turn the leg under way back, or let it end where that is less, as fast as it goes; start no other, and end the move.
+    /// Turn the leg under way back, or let it end where that is less, as fast as it goes; start no other, and end the
+    /// move.
     Abort,
     /// The same, without waiting for this side, which is lost for good.
     GiveUp(Side),
@@ -95,11 +102,12 @@ pub struct Cut {
     pub slots: Vec<Slot>,
 }
 
-/// What is to be done next. [`Came::Done`] follows where nothing else is said; [`Came::Lost`], [`Came::Refused`] and [`Came::Aborted`] may follow each.
+/// What is to be done next. [`Came::Done`] follows where nothing else is said; [`Came::Lost`], [`Came::Refused`] and
+/// [`Came::Aborted`] may follow each.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Connect to that side, if it is not connected, and have the node end what earlier connections may still do. One attempt: [`Came::Refused`] says why
-    /// it failed.
+    /// Connect to that side, if it is not connected, and have the node end what earlier connections may still do. One
+    /// attempt: [`Came::Refused`] says why it failed.
     Reach {
         /// The side.
         side: Side,
@@ -119,8 +127,8 @@ pub enum Step {
     Check,
     /// Learn how long clients wait for their replies without the move.
     LearnWaits,
-    /// Have the workers tell what they write, wait until what they sent before is answered ([`Life::drained`]), list the keys, and see to it that the target
-    /// has none of them.
+    /// Have the workers tell what they write, wait until what they sent before is answered ([`Life::drained`]), list
+    /// the keys, and see to it that the target has none of them.
     List,
     /// Give the target the functions and scripts of the source.
     Functions,
@@ -134,9 +142,11 @@ pub enum Step {
     Room(Cut),
     /// Copy big keys ahead.
     Stage(Cut),
-    /// Do a leg to its end. [`Came::Ended`] follows; [`Came::Lost`] only before it has begun. Where [`Life::open`] is one, go on with that.
+    /// Do a leg to its end. [`Came::Ended`] follows; [`Came::Lost`] only before it has begun. Where [`Life::open`] is
+    /// one, go on with that.
     Leg(Cut),
-    /// Wait until what was sent to the source earlier is answered, and tell how long that took ([`Life::drained`]). Nobody is held back for that.
+    /// Wait until what was sent to the source earlier is answered, and tell how long that took ([`Life::drained`]).
+    /// Nobody is held back for that.
     Observe,
     /// Look whether the source still has keys of what has moved.
     LookBehind,
@@ -182,7 +192,8 @@ pub struct Life {
     next_leg: u32,
     /// What is under way.
     asked: Step,
-    /// Since when an open leg waits for its nodes, and those that were not reached in this round, with what people are told.
+    /// Since when an open leg waits for its nodes, and those that were not reached in this round, with what people are
+    /// told.
     since_us: u64,
     missing: Vec<(Side, String)>,
     paused: bool,
@@ -254,7 +265,11 @@ impl Life {
             Step::Room(cut) => Step::Stage(cut),
             Step::Stage(cut) => Step::Leg(cut),
             Step::Observe if self.drain_us > DRAIN_PATIENCE_MAX_US => {
-                let doing = format!("waiting for {}: commands sent to it earlier took {} s", self.names[0], self.drain_us / 1_000_000);
+                let doing = format!(
+                    "waiting for {}: commands sent to it earlier took {} s",
+                    self.names[0],
+                    self.drain_us / 1_000_000
+                );
                 rest(LEG_REST_US, &doing, Step::Observe)
             }
             Step::Observe => Step::Hear,
@@ -303,11 +318,13 @@ impl Life {
         if side == Side::Source && open.given_up != Some(Side::Target) {
             return Step::Reach { side: Side::Target, then };
         }
-        // Clients wait for its keys: it goes on whatever the user wishes. It goes on without a target that does not answer, because the source has keys that
-        // can be served; without a side that the user has given up; and without its source, where all of it is at the target.
+        // Clients wait for its keys: it goes on whatever the user wishes. It goes on without a target that does not
+        // answer, because the source has keys that can be served; without a side that the user has given up; and
+        // without its source, where all of it is at the target.
         let is_patient = now_us.saturating_sub(self.since_us) < TARGET_PATIENCE_US;
         let is_past = |side| side == Side::Source && open.cut_over;
-        let can_do_without = |side| is_past(side) || !is_patient && (side == Side::Target || self.give_up == Some(side));
+        let can_do_without =
+            |side| is_past(side) || !is_patient && (side == Side::Target || self.give_up == Some(side));
         let missing = std::mem::take(&mut self.missing);
         match &missing[..] {
             [] => *then,
@@ -334,7 +351,9 @@ impl Life {
         }
         if let Some((side, keys)) = self.lost {
             let what = match side {
-                Side::Target => format!("lost is at most {keys} key{}, moved there before", if keys == 1 { "" } else { "s" }),
+                Side::Target => {
+                    format!("lost is at most {keys} key{}, moved there before", if keys == 1 { "" } else { "s" })
+                }
                 Side::Source => "what it had of the slots that were moving is lost".to_owned(),
             };
             return stopped(&format!("{} was given up: {what}", self.names[side as usize]));
@@ -377,7 +396,8 @@ impl Life {
         }
     }
 
-    /// What was sent to the source earlier took so long to be answered, microseconds: the next leg may hold clients back for twice that.
+    /// What was sent to the source earlier took so long to be answered, microseconds: the next leg may hold clients
+    /// back for twice that.
     pub fn drained(&mut self, took_us: u64) {
         self.drain_us = took_us;
     }
@@ -419,8 +439,8 @@ impl Life {
         self.aborted
     }
 
-    /// The user wants it to end, and nothing stands against it: clients wait for the keys of an open leg, and what has all moved is not undone. The step under
-    /// way is left ([`Came::Aborted`]), but for a leg.
+    /// The user wants it to end, and nothing stands against it: clients wait for the keys of an open leg, and what has
+    /// all moved is not undone. The step under way is left ([`Came::Aborted`]), but for a leg.
     #[must_use]
     pub fn is_cut_short(&self) -> bool {
         self.aborted && self.open.is_none() && !self.slots_left.is_empty()
@@ -438,14 +458,16 @@ impl Life {
         self.lost.map_or(0, |(_, keys)| keys)
     }
 
-    /// For so long a leg may hold clients back before it moves, microseconds: twice as long after each leg that has not begun.
+    /// For so long a leg may hold clients back before it moves, microseconds: twice as long after each leg that has not
+    /// begun.
     #[must_use]
     pub fn drain_patience_us(&self) -> u64 {
         let us = self.drain_us.saturating_mul(2).clamp(DRAIN_PATIENCE_US, DRAIN_PATIENCE_MAX_US);
         us.saturating_mul(1 << self.legs_in_vain.min(16)).min(DRAIN_PATIENCE_MAX_US)
     }
 
-    /// The slots of the next leg: whole ones, as many as have `keys_max` keys. `without`: those that are in the one under way.
+    /// The slots of the next leg: whole ones, as many as have `keys_max` keys. `without`: those that are in the one
+    /// under way.
     pub fn cut(&self, listed: &impl Listed, keys_max: u32, without: &[bool]) -> Vec<Slot> {
         let mut slots = Vec::new();
         let mut keys = 0;
@@ -454,11 +476,14 @@ impl Life {
             return self.slots_left.iter().copied().collect();
         }
         let left = self.slots_left.iter().filter(|slot| !without.get(slot.index()).is_some_and(|without| *without));
-        // Those in which scripts write what they do not name come last and together: their keys have to be listed once more.
+        // Those in which scripts write what they do not name come last and together: their keys have to be listed once
+        // more.
         let (last, first): (Vec<Slot>, Vec<Slot>) = left.partition(|slot| listed.lacks_some(**slot));
         for slot in if first.is_empty() { last } else { first } {
             let (of_slot, big_of_slot) = (listed.keys(slot), listed.big_bytes(slot));
-            if !slots.is_empty() && (keys + of_slot > keys_max || (big_of_slot > 0 && big_bytes + big_of_slot > LEG_BIG_BYTES)) {
+            if !slots.is_empty()
+                && (keys + of_slot > keys_max || (big_of_slot > 0 && big_bytes + big_of_slot > LEG_BIG_BYTES))
+            {
                 break;
             }
             keys += of_slot;

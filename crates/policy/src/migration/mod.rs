@@ -1,27 +1,31 @@
 //! Moving slots from one node to another while both serve.
 //!
-//! A move is cut into *legs*: slots that change their owner together. A leg is a state machine, a [`Machine`], stepped with what happened
-//! ([`Event`]) and answering with what to do ([`Action`]). It knows no connection, no file and no clock. A [`Driver`] steps it, with all that is the same
-//! for each protocol; the router's mover and the simulator do what that says and tell it what came of it.
+//! A move is cut into *legs*: slots that change their owner together. A leg is a state machine, a [`Machine`], stepped
+//! with what happened ([`Event`]) and answering with what to do ([`Action`]). It knows no connection, no file and no
+//! clock. A [`Driver`] steps it, with all that is the same for each protocol; the router's mover and the simulator do
+//! what that says and tell it what came of it.
 //!
 //! # Who does what
-//! - **Workers** ask one question of a command for a slot in transit ([`Look`]): are all its keys *committed*? Then it goes to the target, on the
-//!   same connections as ever. Otherwise its client waits, and the keys are wanted ([`Event::Wanted`]). A key is committed once and for
-//!   all ([`Io::Commit`]), so there is nothing to lock and nothing to take back, and nothing changes its path at release.
-//! - **The mover**, one thread per move, owns the leg's machine and the only connections that copy. It serialises what happens to the
-//!   *place* of each key; the commands themselves need not pass through it (docs/decisions/0011).
+//! - **Workers** ask one question of a command for a slot in transit ([`Look`]): are all its keys *committed*? Then it
+//!   goes to the target, on the same connections as ever. Otherwise its client waits, and the keys are wanted
+//!   ([`Event::Wanted`]). A key is committed once and for all ([`Io::Commit`]), so there is nothing to lock and nothing
+//!   to take back, and nothing changes its path at release.
+//! - **The mover**, one thread per move, owns the leg's machine and the only connections that copy. It serialises what
+//!   happens to the *place* of each key; the commands themselves need not pass through it (docs/decisions/0011).
 //!
 //! # The rules
-//! 1. Nothing is copied before the drain: every worker knows that the slots are moving, and nothing sent to the source earlier is still in
-//!    flight ([`Event::Drained`]).
-//! 2. A key is committed only when its copy is stored at the target (as safely as was asked), that is on record, and its source copy
-//!    is gone. A key that the source does not have is committed when that is on record.
+//! 1. Nothing is copied before the drain: every worker knows that the slots are moving, and nothing sent to the source
+//!    earlier is still in flight ([`Event::Drained`]).
+//! 2. A key is committed only when its copy is stored at the target (as safely as was asked), that is on record, and
+//!    its source copy is gone. A key that the source does not have is committed when that is on record.
 //! 3. A copy is never stored over an existing key. Where there is one it is an earlier copy of ours, and it stays.
-//! 4. What a broken connection may still do is unknown until the node has confirmed its end ([`Event::Restored`]); then the batch is done
-//!    again from its beginning, which is harmless by rule 3.
-//! 5. If the source is another process than the one that the record names, what it shows of keys on record is stale, and is removed.
-//! 6. The slots are handed over when no key is left at the source, and not before. Only where the user gives up a side that does not answer are they
-//!    handed over to the other one with what that has; nobody is served there before all that was sent to the lost side has ended for its client.
+//! 4. What a broken connection may still do is unknown until the node has confirmed its end ([`Event::Restored`]); then
+//!    the batch is done again from its beginning, which is harmless by rule 3.
+//! 5. If the source is another process than the one that the record names, what it shows of keys on record is stale,
+//!    and is removed.
+//! 6. The slots are handed over when no key is left at the source, and not before. Only where the user gives up a side
+//!    that does not answer are they handed over to the other one with what that has; nobody is served there before all
+//!    that was sent to the lost side has ended for its client.
 
 mod double_read;
 pub mod driver;
@@ -62,11 +66,12 @@ pub use stop_and_copy::StopAndCopy;
 pub use tail::Tail;
 pub use view::{Committed, LegView, Legs, Look, Place, Scope, Waits, Wanted, is_late, moved, observed};
 
-/// A key's name. A unit of moving is a name, in all databases: commands that touch several databases (`MOVE`, `COPY ... DB`) then need nothing special.
+/// A key's name. A unit of moving is a name, in all databases: commands that touch several databases (`MOVE`,
+/// `COPY ... DB`) then need nothing special.
 pub type Key = Arc<[u8]>;
 
-/// What names of keys begin with that the router makes for itself at nodes, for a while. Clients do not see them, and they belong to no slot: moves leave
-/// them where they are.
+/// What names of keys begin with that the router makes for itself at nodes, for a while. Clients do not see them, and
+/// they belong to no slot: moves leave them where they are.
 pub const TEMPORARY: &[u8] = b"switchyard:temporary:";
 
 /// Whether a key is one of these.
@@ -119,7 +124,8 @@ pub enum Protocol {
     Switchyard,
     /// The source's `MIGRATE`, as `redis-cli --cluster reshard` uses it; the leg's keys wait.
     StopAndCopy,
-    /// All keys are copied while the source serves, what is written meanwhile again, and for the rest everybody waits (Slacker, Remus).
+    /// All keys are copied while the source serves, what is written meanwhile again, and for the rest everybody waits
+    /// (Slacker, Remus).
     Source,
     /// Everybody waits while all keys are copied.
     FreezeAndCopy,
@@ -173,7 +179,8 @@ pub enum Goal {
 
 impl Goal {
     /// All of them, with the names that users write.
-    pub const ALL: [(Self, &'static str); 3] = [(Self::Fast, "fast"), (Self::Balanced, "balanced"), (Self::Gentle, "gentle")];
+    pub const ALL: [(Self, &'static str); 3] =
+        [(Self::Fast, "fast"), (Self::Balanced, "balanced"), (Self::Gentle, "gentle")];
 }
 
 /// What a leg is to do.
@@ -191,7 +198,8 @@ pub struct Orders {
     pub slots: Vec<Slot>,
     /// What must be safe before a source copy goes.
     pub durability: Durability,
-    /// If the drain takes longer than this, the leg gives up before it has changed anything, microseconds: clients wait meanwhile.
+    /// If the drain takes longer than this, the leg gives up before it has changed anything, microseconds: clients wait
+    /// meanwhile.
     pub drain_patience_us: u64,
 }
 
@@ -234,7 +242,8 @@ pub enum Copied {
 pub enum Stored {
     /// It is there now (or its time to live was over before it came).
     Stored,
-    /// There was one already. It stays: it is ours from an attempt whose end was unknown, or else a stranger's, and the leg goes back.
+    /// There was one already. It stays: it is ours from an attempt whose end was unknown, or else a stranger's, and the
+    /// leg goes back.
     Exists,
     /// The node refuses it (`OOM`, `MISCONF`, `Bad data format`, ...).
     Refused(String),
@@ -256,7 +265,8 @@ pub enum Event {
     Drained,
     /// [`Action::Purge`] is done.
     Purged,
-    /// [`Action::List`]: further keys of the leg that the source may have; duplicates and keys already moved are harmless.
+    /// [`Action::List`]: further keys of the leg that the source may have; duplicates and keys already moved are
+    /// harmless.
     Listed {
         /// The keys.
         keys: Vec<Key>,
@@ -275,8 +285,8 @@ pub enum Event {
     },
     /// The same of any key of the leg: scripts do not name all, or everything is removed.
     Rewritten,
-    /// [`Io::Copy`] is done: an outcome per key, in order; of the first keys at least, where the others would make the batch too large
-    /// ([`pace::first_that_fit`]). Those are read in another one.
+    /// [`Io::Copy`] is done: an outcome per key, in order; of the first keys at least, where the others would make the
+    /// batch too large ([`pace::first_that_fit`]). Those are read in another one.
     Copied {
         /// The batch.
         batch: BatchId,
@@ -309,13 +319,14 @@ pub enum Event {
         /// Why not, where not.
         refused: Option<String>,
     },
-    /// The connection to a side broke, or its node is silent: nothing that was asked there and not answered is known. No further answer comes
-    /// from that connection.
+    /// The connection to a side broke, or its node is silent: nothing that was asked there and not answered is known.
+    /// No further answer comes from that connection.
     Lost {
         /// The side.
         side: Side,
     },
-    /// There is a new connection to that side, and the node has confirmed that the old one is dead (or is another process).
+    /// There is a new connection to that side, and the node has confirmed that the old one is dead (or is another
+    /// process).
     Restored {
         /// The side.
         side: Side,
@@ -331,7 +342,8 @@ pub enum Event {
     },
     /// [`Action::HandOver`] is done: stored, published.
     HandedOver,
-    /// FLUSHALL or the like is about to be sent to the nodes: end what is under way and start nothing, until [`Event::Resume`].
+    /// FLUSHALL or the like is about to be sent to the nodes: end what is under way and start nothing, until
+    /// [`Event::Resume`].
     Quiesce,
     /// Go on after [`Event::Quiesce`].
     Resume,
@@ -339,7 +351,8 @@ pub enum Event {
     Pace(Pace),
     /// Go back: the user asks for it.
     RollBack,
-    /// That side is lost for good, the user says: end at the other one, with what is there. Not done where the side answers.
+    /// That side is lost for good, the user says: end at the other one, with what is there. Not done where the side
+    /// answers.
     GiveUp {
         /// The side.
         side: Side,
@@ -383,12 +396,13 @@ pub enum Action {
         /// Keys on their way may be read at both sides, under this condition.
         double_read: Option<Arc<DoubleRead>>,
     },
-    /// What was sent to the source before is awaited, while it serves; [`Event::Drained`] follows. What commands that wait there may still do is told anew.
+    /// What was sent to the source before is awaited, while it serves; [`Event::Drained`] follows. What commands that
+    /// wait there may still do is told anew.
     Observe,
     /// Make every worker know that they are not: the leg has changed nothing. No event follows.
     Withdraw,
-    /// Remove what the side has of the leg's slots and should not have. Look at the node itself for it, from the beginning, not at an earlier listing.
-    /// [`Event::Purged`] follows; one at a time.
+    /// Remove what the side has of the leg's slots and should not have. Look at the node itself for it, from the
+    /// beginning, not at an earlier listing. [`Event::Purged`] follows; one at a time.
     Purge {
         /// Where.
         side: Side,
@@ -397,37 +411,42 @@ pub enum Action {
     },
     /// Every key is at the target, also those that nobody has named: workers use it there. No event follows.
     CommitAll,
-    /// Tell further keys, about so many: one [`Event::Listed`] follows for each of these, in order. They are keys of the source, until [`Action::Relist`]
-    /// says otherwise.
+    /// Tell further keys, about so many: one [`Event::Listed`] follows for each of these, in order. They are keys of
+    /// the source, until [`Action::Relist`] says otherwise.
     List {
         /// How many.
         count: u32,
     },
-    /// Begin a new listing: what the side has of the leg's slots now, asked of the node itself and not taken from an earlier listing. No event follows;
-    /// what is asked for by [`Action::List`] from here on is from the new one. What was asked for before is answered with no key of it: the answer is not
-    /// believed, and a key of the new listing in it would be forgotten.
+    /// Begin a new listing: what the side has of the leg's slots now, asked of the node itself and not taken from an
+    /// earlier listing. No event follows; what is asked for by [`Action::List`] from here on is from the new one. What
+    /// was asked for before is answered with no key of it: the answer is not believed, and a key of the new listing in
+    /// it would be forgotten.
     Relist {
         /// Where.
         at: Side,
     },
-    /// Make a new connection to that side, confirm the end of the old one; [`Event::Restored`] follows, sooner or later.
+    /// Make a new connection to that side, confirm the end of the old one; [`Event::Restored`] follows, sooner or
+    /// later.
     Restore {
         /// The side.
         side: Side,
     },
-    /// Ask that side how many keys it has evicted, on the connection that there is; [`Event::Confirmed`] follows, unless the connection is lost.
+    /// Ask that side how many keys it has evicted, on the connection that there is; [`Event::Confirmed`] follows,
+    /// unless the connection is lost.
     Confirm {
         /// The side.
         side: Side,
     },
-    /// Every key is at the side `to`: store and publish the topology in which that node owns the slots; [`Event::HandedOver`] follows.
+    /// Every key is at the side `to`: store and publish the topology in which that node owns the slots;
+    /// [`Event::HandedOver`] follows.
     HandOver {
         /// The side.
         to: Side,
     },
-    /// The leg changed direction: from now on only keys that come back are committed, and those never moved may be used at the source at once. Every worker must
-    /// know before it is done; [`Event::Drained`] follows, when nothing sent to the target for these slots before is in flight, and whoever waited for a
-    /// key has been told to look again. After a crash of the router it comes in the place of [`Action::Announce`].
+    /// The leg changed direction: from now on only keys that come back are committed, and those never moved may be used
+    /// at the source at once. Every worker must know before it is done; [`Event::Drained`] follows, when nothing sent
+    /// to the target for these slots before is in flight, and whoever waited for a key has been told to look again.
+    /// After a crash of the router it comes in the place of [`Action::Announce`].
     RollBack {
         /// Why, for people.
         why: String,
@@ -436,7 +455,8 @@ pub enum Action {
     },
     /// A side was given up, and the leg ends without it. No event follows.
     Lost {
-        /// The keys that were on record as moved to it, where that is the target: at most these are lost. What the source had is not known by name.
+        /// The keys that were on record as moved to it, where that is the target: at most these are lost. What the
+        /// source had is not known by name.
         keys: Vec<Fingerprint>,
     },
     /// What the driver hands on as it is.
@@ -446,8 +466,9 @@ pub enum Action {
 /// What is asked of nodes, workers and people, by a protocol and through the driver.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Io {
-    /// Read these keys at `from`: all databases, expiry as absolute time, what the node knows of their use. A batch of that number that was copied
-    /// before is begun again: forget what was read. Until its keys are gone from there, what was read is kept: it may have to be stored again.
+    /// Read these keys at `from`: all databases, expiry as absolute time, what the node knows of their use. A batch of
+    /// that number that was copied before is begun again: forget what was read. Until its keys are gone from there,
+    /// what was read is kept: it may have to be stored again.
     Copy {
         /// The batch.
         batch: BatchId,
@@ -456,7 +477,8 @@ pub enum Io {
         /// Which.
         keys: Vec<Key>,
     },
-    /// Store what was read of these of the batch's keys, at `to`, never over an existing key; [`Event::Stored`] has an outcome for each of these keys.
+    /// Store what was read of these of the batch's keys, at `to`, never over an existing key; [`Event::Stored`] has an
+    /// outcome for each of these keys.
     Store {
         /// The batch.
         batch: BatchId,
@@ -465,8 +487,8 @@ pub enum Io {
         /// Which.
         keys: Vec<Key>,
     },
-    /// Store what was read of these of the batch's keys, at `to`, in the place of what is there; [`Event::Stored`] has an outcome for each of these keys.
-    /// What was read is forgotten then.
+    /// Store what was read of these of the batch's keys, at `to`, in the place of what is there; [`Event::Stored`] has
+    /// an outcome for each of these keys. What was read is forgotten then.
     Overwrite {
         /// The batch.
         batch: BatchId,
@@ -493,7 +515,8 @@ pub enum Io {
         /// Which.
         keys: Vec<Key>,
     },
-    /// Have the node at `from` migrate these keys to the other one itself (`MIGRATE`, without `REPLACE`); [`Event::Migrated`] follows.
+    /// Have the node at `from` migrate these keys to the other one itself (`MIGRATE`, without `REPLACE`);
+    /// [`Event::Migrated`] follows.
     Migrate {
         /// The batch.
         batch: BatchId,
@@ -514,8 +537,8 @@ pub enum Io {
         /// Or they start.
         complete: bool,
     },
-    /// The switch's tracker has said something else of this group, and may say what is true from now on. Whoever waits for a key of it looks again. Of a
-    /// protocol as published.
+    /// The switch's tracker has said something else of this group, and may say what is true from now on. Whoever waits
+    /// for a key of it looks again. Of a protocol as published.
     Found {
         /// Which.
         group: Fingerprint,
@@ -531,7 +554,8 @@ pub enum Io {
     },
     /// Nothing is under way, as [`Event::Quiesce`] asked. A leg that is over says it too.
     Quiet,
-    /// Something that people should know about this leg: for the log, and beside the move where moves are shown. No event follows.
+    /// Something that people should know about this leg: for the log, and beside the move where moves are shown. No
+    /// event follows.
     Report {
         /// What.
         text: String,
@@ -594,7 +618,8 @@ pub struct Progress {
     pub pulled: u64,
     /// Batches done again because their end was unknown.
     pub repeated: u64,
-    /// Keys that a leg which goes back still has to bring back, at most; of one that goes on, those that are listed and have not moved.
+    /// Keys that a leg which goes back still has to bring back, at most; of one that goes on, those that are listed and
+    /// have not moved.
     pub left: u64,
     /// Keys that are on record as moved: so many are lost with the target, at most.
     pub away: u64,
@@ -604,6 +629,14 @@ pub struct Progress {
 
 impl Progress {
     /// Of a leg that has not begun.
-    pub const NONE: Self =
-        Self { phase: Phase::Preparing, keys_moved: 0, bytes_moved: 0, pulled: 0, repeated: 0, left: 0, away: 0, given_up: None };
+    pub const NONE: Self = Self {
+        phase: Phase::Preparing,
+        keys_moved: 0,
+        bytes_moved: 0,
+        pulled: 0,
+        repeated: 0,
+        left: 0,
+        away: 0,
+        given_up: None,
+    };
 }

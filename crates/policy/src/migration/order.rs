@@ -1,7 +1,7 @@
 //! One move as it was ordered: the same value while it is planned, put on record, queued, done and reported.
 //!
-//! What somebody asks for is text with names of nodes, and may be several moves. What a mover needs beside the order (where it stood before a
-//! restart, who keeps its records) is no part of it.
+//! What somebody asks for is text with names of nodes, and may be several moves. What a mover needs beside the order
+//! (where it stood before a restart, who keeps its records) is no part of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -65,7 +65,8 @@ impl How {
 pub enum Cause {
     /// Somebody asks for it; where only some keys move, those that match this pattern.
     Asked(Option<String>),
-    /// Commands of clients need keys together with others of their slots: how many keys, by the command that needed them first.
+    /// Commands of clients need keys together with others of their slots: how many keys, by the command that needed
+    /// them first.
     Needed(BTreeMap<String, u64>),
     /// The planner has decided so.
     Planned,

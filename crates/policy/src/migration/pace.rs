@@ -1,23 +1,25 @@
 //! How fast keys move: as fast as the goal allows, and slower as soon as clients or nodes feel it.
 //!
-//! Two things are steered apart. The *size of a batch* follows from how much longer a batch takes with every key in it: commands for its keys wait so long.
-//! (What a batch takes whatever is in it - the journal, the way to the nodes, the clients' commands before it - no smaller batch makes shorter; in very small
-//! ones it would only have to be paid for every key.)
-//! The *rate* grows quickly while nobody feels it, is cut where somebody does, comes back quickly to a part of where that was and goes on by
-//! small steps from there (as in TCP: several moves that share a node then find their shares by themselves). How large a part and how small the steps
-//! is the goal's: what clients notice of a move as a whole is mostly the moments in which it is felt, so the gentler the goal the rarer they are. A
-//! fixed rate would be too slow at night and too fast at noon.
+//! Two things are steered apart. The *size of a batch* follows from how much longer a batch takes with every key in it:
+//! commands for its keys wait so long. (What a batch takes whatever is in it - the journal, the way to the nodes, the
+//! clients' commands before it - no smaller batch makes shorter; in very small ones it would only have to be paid for
+//! every key.) The *rate* grows quickly while nobody feels it, is cut where somebody does, comes back quickly to a part
+//! of where that was and goes on by small steps from there (as in TCP: several moves that share a node then find their
+//! shares by themselves). How large a part and how small the steps is the goal's: what clients notice of a move as a
+//! whole is mostly the moments in which it is felt, so the gentler the goal the rarer they are. A fixed rate would be
+//! too slow at night and too fast at noon.
 //!
-//! What does not get better when the move slows down is not the move's doing: a load that has grown, a neighbour on the machine. It is then
-//! what clients have without the move, and the measure from there on. Without that rule a move that begins in a quiet minute would
-//! nearly stand still in a busy one, and last all the longer.
+//! What does not get better when the move slows down is not the move's doing: a load that has grown, a neighbour on the
+//! machine. It is then what clients have without the move, and the measure from there on. Without that rule a move that
+//! begins in a quiet minute would nearly stand still in a busy one, and last all the longer.
 
 use super::{Goal, Pace};
 
 /// What was seen since the last time.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Observation {
-    /// What clients wait for their replies now, microseconds (the same statistic as `before_us`). `None`: there were too few commands to tell.
+    /// What clients wait for their replies now, microseconds (the same statistic as `before_us`). `None`: there were
+    /// too few commands to tell.
     pub clients_us: Option<u64>,
     /// The same before the move began.
     pub before_us: Option<u64>,
@@ -49,7 +51,8 @@ struct Limits {
     leg_keys: f64,
     /// Keys per second at the beginning.
     start: f64,
-    /// Keys per second, at least: a move that is felt all the time still comes to its end. As long as nothing is known of the nodes.
+    /// Keys per second, at least: a move that is felt all the time still comes to its end. As long as nothing is known
+    /// of the nodes.
     least: f64,
     /// The same once it is: this share of what batches reach where nothing holds them up.
     least_share: f64,
@@ -67,7 +70,8 @@ const fn limits(goal: Goal) -> Limits {
             node_cpu: 1.1,
             batch_us: 20_000.0,
             batches: 4,
-            // With more of them what is known of each is in no cache any more, which costs more than the drains of smaller legs.
+            // With more of them what is known of each is in no cache any more, which costs more than the drains of
+            // smaller legs.
             leg_keys: 65_536.0,
             start: 200_000.0,
             least: 2_000.0,
@@ -111,8 +115,8 @@ const BATCH_MAX: f64 = 1_000.0;
 /// Bytes of a batch, about: what the mover has in memory of it, and what a node has in its buffers.
 const BATCH_BYTES: f64 = 4_194_304.0;
 
-/// Of keys with so many bytes each, how many of the first ones make a batch: values may be larger than those were by which its keys were counted. One at
-/// least.
+/// Of keys with so many bytes each, how many of the first ones make a batch: values may be larger than those were by
+/// which its keys were counted. One at least.
 #[must_use]
 pub fn first_that_fit(bytes: impl Iterator<Item = u64>) -> usize {
     let sums = bytes.scan(0.0, |sum, bytes| {
@@ -124,7 +128,8 @@ pub fn first_that_fit(bytes: impl Iterator<Item = u64>) -> usize {
 
 /// A key adds so much to a batch at least, microseconds, where it is too little to be measured.
 const KEY_US_MIN: f64 = 20.0;
-/// All keys of a batch may add this part to the time that it takes whatever is in it, also where that is more than the goal's.
+/// All keys of a batch may add this part to the time that it takes whatever is in it, also where that is more than the
+/// goal's.
 const KEYS_PART: f64 = 0.1;
 
 /// A leg takes about so long: whoever needs all of it waits until it is over.
@@ -146,8 +151,9 @@ struct Quickest {
     last: u64,
 }
 
-/// What a batch takes whatever is in it, and what each key adds. Whatever else happens on the machine makes batches longer, never shorter, so the quickest ones
-/// of a size tell what they take, and those of different sizes what a key does.
+/// What a batch takes whatever is in it, and what each key adds. Whatever else happens on the machine makes batches
+/// longer, never shorter, so the quickest ones of a size tell what they take, and those of different sizes what a key
+/// does.
 #[derive(Clone, Debug, Default)]
 struct BatchCost {
     /// By doublings of the number of keys.
@@ -200,7 +206,8 @@ impl BatchCost {
         size.seen >= Self::ENOUGH && self.batches - size.last < Self::MEMORY
     }
 
-    /// Keys of a batch whose keys add so much to it, microseconds, or a part of what it takes anyway. `None` until that is known.
+    /// Keys of a batch whose keys add so much to it, microseconds, or a part of what it takes anyway. `None` until that
+    /// is known.
     fn keys_within(&self, batch_us: f64) -> Option<f64> {
         let (fixed_us, per_key_us) = self.split()?;
         Some((batch_us.max(KEYS_PART * fixed_us) / per_key_us).clamp(BATCH_MIN, BATCH_MAX))
@@ -278,8 +285,8 @@ impl Pacer {
         }
     }
 
-    /// A batch of so many keys took so long from its copy to its commit. Until somebody has felt something, batches grow as fast as
-    /// they end: the first ones are small only because nothing is known.
+    /// A batch of so many keys took so long from its copy to its commit. Until somebody has felt something, batches
+    /// grow as fast as they end: the first ones are small only because nothing is known.
     pub fn batch_ended(&mut self, batch_us: u64, keys: u32) {
         self.cost.learn(keys, batch_us);
         let room = batch_us as f64 * 2.0 < limits(self.goal).batch_us;
@@ -298,8 +305,9 @@ impl Pacer {
         self.cost.split().map_or(0.0, |(fixed_us, _)| fixed_us)
     }
 
-    /// Keys per second, at least. A share of what can be had, and not a number for all: where a thousand small keys per second are nothing, a
-    /// thousand of 64 KiB are much; and how much longer a move takes that is felt all the time is then bounded as well.
+    /// Keys per second, at least. A share of what can be had, and not a number for all: where a thousand small keys per
+    /// second are nothing, a thousand of 64 KiB are much; and how much longer a move takes that is felt all the time is
+    /// then bounded as well.
     fn least(&self) -> f64 {
         let Limits { least, least_share, batch_us, .. } = limits(self.goal);
         self.cost.reach(batch_us).map_or(least, |reach| reach * least_share)
@@ -309,12 +317,18 @@ impl Pacer {
     fn share(&self, seen: &Observation) -> f64 {
         let limits = limits(self.goal);
         let base_us = self.base_us.or(seen.before_us.map(|us| us as f64));
-        let clients = seen.clients_us.zip(base_us).map_or(0.0, |(now, base)| now as f64 / (base * limits.factor + limits.slack_us));
+        let clients = seen
+            .clients_us
+            .zip(base_us)
+            .map_or(0.0, |(now, base)| now as f64 / (base * limits.factor + limits.slack_us));
         let node = seen.node_cpu.map_or(0.0, |cpu| cpu / limits.node_cpu.max(self.base_cpu * 1.1));
         // A batch of one key that is slow is a large key; going slower makes it no smaller.
         let batch = seen.batch_us.filter(|_| seen.batch_keys > 1);
-        // Until it is known what a batch takes whatever is in it, a slow one is a reason for smaller ones, and none for a slower rate.
-        let batch = batch.zip(self.cost.split()).map_or(0.0, |(us, (fixed_us, _))| us as f64 / (4.0 * (limits.batch_us + fixed_us)));
+        // Until it is known what a batch takes whatever is in it, a slow one is a reason for smaller ones, and none for
+        // a slower rate.
+        let batch = batch
+            .zip(self.cost.split())
+            .map_or(0.0, |(us, (fixed_us, _))| us as f64 / (4.0 * (limits.batch_us + fixed_us)));
         clients.max(node).max(batch)
     }
 
@@ -340,7 +354,8 @@ impl Pacer {
     fn borne(&mut self, seen: &Observation) {
         self.episode = None;
         if let (Some(base), Some(now), Some(before)) = (self.base_us, seen.clients_us, seen.before_us) {
-            // What was taken for the usual state of things gets better; and from time to time it is found out anew whether it is that.
+            // What was taken for the usual state of things gets better; and from time to time it is found out anew
+            // whether it is that.
             let (now, before) = (now as f64, before as f64);
             let less = if now < base { 0.1 * (base - now) } else { 0.0 };
             self.base_us = Some((base - less - 0.005 * (base - before)).max(before));
@@ -362,7 +377,8 @@ impl Pacer {
             None => self.rate * 1.5,
             Some(felt_at) if self.rate < (back - 0.1) * felt_at => (self.rate * 1.25).min(back * felt_at),
             // As much for each look; but what twice as much does has to be seen first.
-            Some(_) => (self.rate + (self.rate * step + start.min(self.rate) * step / 2.0) * f64::from(looks)).min(2.0 * self.rate),
+            Some(_) => (self.rate + (self.rate * step + start.min(self.rate) * step / 2.0) * f64::from(looks))
+                .min(2.0 * self.rate),
         };
         self.felt_at = self.felt_at.filter(|felt_at| self.rate < 1.5 * felt_at);
     }
@@ -384,7 +400,8 @@ impl Pacer {
             self.bytes_per_key += 0.3 * (seen.bytes as f64 / seen.keys as f64 - self.bytes_per_key);
         }
         if let Some(batch_us) = seen.batch_us.filter(|_| seen.batch_keys > 0) {
-            // Those of one size tell nothing of others: so it leaves none before it is known, and does not go on to the smallest one without knowing better.
+            // Those of one size tell nothing of others: so it leaves none before it is known, and does not go on to the
+            // smallest one without knowing better.
             let all_alike = (f64::from(seen.batch_keys) * limits.batch_us / (batch_us as f64).max(1.0)).max(4.0);
             let all_alike = if self.cost.knows(self.batch_keys) { all_alike } else { all_alike.max(self.batch_keys) };
             let fits = self.cost.keys_within(limits.batch_us).unwrap_or(all_alike);
@@ -411,7 +428,8 @@ impl Pacer {
         limits(self.goal).leg_keys.min(self.leg_keys).min(at_this_rate).min(of_bytes).max(1.0) as u32
     }
 
-    /// The pace where commands wait for the end of the leg under way: as fast as it goes, whatever the goal and the bound.
+    /// The pace where commands wait for the end of the leg under way: as fast as it goes, whatever the goal and the
+    /// bound.
     #[must_use]
     pub fn hurried(&self) -> Pace {
         let batch_keys = (BATCH_BYTES / self.bytes_per_key.max(1.0)).clamp(BATCH_MIN, BATCH_MAX);
@@ -429,7 +447,8 @@ impl Pacer {
         // A slow rate is kept with small batches instead of rare large ones; but with no smaller ones than reach it.
         let batches = limits(self.goal).batches;
         let of_rate = rate * (self.fixed_us() / 1e6 / f64::from(batches)).max(0.05);
-        let batch_keys = self.batch_keys.min(BATCH_BYTES / self.bytes_per_key.max(1.0)).min(of_rate.max(1.0)).floor().max(1.0);
+        let batch_keys =
+            self.batch_keys.min(BATCH_BYTES / self.bytes_per_key.max(1.0)).min(of_rate.max(1.0)).floor().max(1.0);
         let interval_us = batch_keys * 1e6 / rate;
         Pace { batch_keys: batch_keys as u32, batches, interval_us: interval_us as u64 }
     }
@@ -442,7 +461,13 @@ mod tests {
     #[test]
     fn a_batch_has_as_many_keys_as_its_bytes_allow() {
         let mb = 1 << 20;
-        for (bytes, fit) in [(vec![], 1), (vec![100 * mb; 3], 1), (vec![mb; 1_000], 4), (vec![64; 1_000], 1_000), (vec![1, 5 * mb, 1], 1)] {
+        for (bytes, fit) in [
+            (vec![], 1),
+            (vec![100 * mb; 3], 1),
+            (vec![mb; 1_000], 4),
+            (vec![64; 1_000], 1_000),
+            (vec![1, 5 * mb, 1], 1),
+        ] {
             assert_eq!(first_that_fit(bytes.iter().copied()), fit, "{} keys", bytes.len());
         }
     }
@@ -543,7 +568,8 @@ mod tests {
         let mut pacer = Pacer::new(Goal::Balanced, None);
         let mut pace = pacer.pace();
         for n in 0..400_u32 {
-            // Batches end where a leg ends, so some are smaller. Each takes 5 ms for the journal and what stands before it, and 20 us a key.
+            // Batches end where a leg ends, so some are smaller. Each takes 5 ms for the journal and what stands before
+            // it, and 20 us a key.
             let keys = if n % 3 == 0 { pace.batch_keys.div_ceil(2) } else { pace.batch_keys };
             let batch_us = 5_000 + u64::from(keys) * 20 + if n % 10 == 0 { 40_000 } else { 0 };
             pacer.batch_ended(batch_us, keys);
@@ -613,7 +639,12 @@ mod tests {
         let mut pace = pacer.pace();
         for _ in 0..50 {
             let keys = (rate(pace) * 0.2) as u64;
-            pace = pacer.observe(&Observation { keys, bytes: keys * 10_000, interval_us: 200_000, ..Observation::default() });
+            pace = pacer.observe(&Observation {
+                keys,
+                bytes: keys * 10_000,
+                interval_us: 200_000,
+                ..Observation::default()
+            });
         }
         let bytes = rate(pace) * 10_000.0;
         assert!((900_000.0..1_050_000.0).contains(&bytes), "{bytes} bytes per second, {pace:?}");
@@ -632,9 +663,11 @@ mod tests {
 
     #[test]
     fn what_is_felt_all_the_time_costs_no_more_than_a_share_of_what_can_be_had() {
-        for (goal, us_per_key, least, most) in
-            [(Goal::Balanced, 20, 6_000.0, 9_000.0), (Goal::Balanced, 1_000, 100.0, 200.0), (Goal::Gentle, 20, 400.0, 600.0)]
-        {
+        for (goal, us_per_key, least, most) in [
+            (Goal::Balanced, 20, 6_000.0, 9_000.0),
+            (Goal::Balanced, 1_000, 100.0, 200.0),
+            (Goal::Gentle, 20, 400.0, 600.0),
+        ] {
             let mut pacer = Pacer::new(goal, None);
             let mut clients_us = 2_000;
             let mut pace = pacer.pace();
@@ -646,12 +679,20 @@ mod tests {
                 }
                 // Always worse, so that it is never taken for the usual state of things for long.
                 clients_us += 400;
-                pace = pacer.observe(&Observation { clients_us: Some(clients_us), before_us: Some(1_000), ..Observation::default() });
+                pace = pacer.observe(&Observation {
+                    clients_us: Some(clients_us),
+                    before_us: Some(1_000),
+                    ..Observation::default()
+                });
                 assert!(n < 100 || rate(pace) > least, "{goal:?}, {us_per_key} us a key: {pace:?}");
             }
             let lowest = (0..50).map(|_| {
                 clients_us = clients_us * 11 / 10;
-                rate(pacer.observe(&Observation { clients_us: Some(clients_us), before_us: Some(1_000), ..Observation::default() }))
+                rate(pacer.observe(&Observation {
+                    clients_us: Some(clients_us),
+                    before_us: Some(1_000),
+                    ..Observation::default()
+                }))
             });
             let lowest = lowest.fold(f64::MAX, f64::min);
             assert!(lowest > least && lowest < most, "{goal:?}, {us_per_key} us a key: {lowest}");
@@ -692,7 +733,13 @@ mod tests {
             // Every third look is a little too high.
             let clients_us = Some(if n % 3 == 0 { 1_900 } else { 1_000 });
             let keys = (rate(pace) * 0.2) as u64;
-            let seen = Observation { clients_us, before_us: Some(1_000), keys, interval_us: 200_000, ..Observation::default() };
+            let seen = Observation {
+                clients_us,
+                before_us: Some(1_000),
+                keys,
+                interval_us: 200_000,
+                ..Observation::default()
+            };
             pace = pacer.observe(&seen);
         }
         assert!(rate(pace) > 100_000.0, "{pace:?}");

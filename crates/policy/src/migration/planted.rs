@@ -1,7 +1,7 @@
 //! Bugs that can be planted in the machines, one at a time, so that the simulator shows that it would find them.
 //!
-//! They are in the code itself, as questions that are answered no at compile time unless the feature `planted-bugs` is on: a copy of the code
-//! with bugs in it would drift away from it.
+//! They are in the code itself, as questions that are answered no at compile time unless the feature `planted-bugs` is
+//! on: a copy of the code with bugs in it would drift away from it.
 
 /// A bug of the machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,7 +35,8 @@ pub enum Bug {
     FlushWithoutQuiet,
     /// A leg that goes back without its target takes keys for never moved whose removal was sent.
     ReturnedThoughRemoved,
-    /// A leg that goes back to a source that is given up ends while commands that were sent there can still be answered.
+    /// A leg that goes back to a source that is given up ends while commands that were sent there can still be
+    /// answered.
     GivenUpWithoutDrain,
     /// What only a leg without one of its sides does is done before it is on record that this side is given up.
     GivenUpBeforeRecord,

@@ -1,26 +1,33 @@
 //! Copies first, one change of owner at the end: source-driven migration, and stop-and-copy of a whole store.
 //!
-//! - **Source-driven** (Slacker, Remus; NetMigrate §2.2). All keys are copied while the source serves. What clients write meanwhile is copied again, in rounds,
-//!   until little is left. For that little everybody waits, and then the target serves.
-//! - **Stop-and-copy of a whole store**. The same without rounds: everybody waits, all keys are copied, and then the target serves.
+//! - **Source-driven** (Slacker, Remus; NetMigrate §2.2). All keys are copied while the source serves. What clients
+//!   write meanwhile is copied again, in rounds, until little is left. For that little everybody waits, and then the
+//!   target serves.
+//! - **Stop-and-copy of a whole store**. The same without rounds: everybody waits, all keys are copied, and then the
+//!   target serves.
 //!
-//! Neither is a [`super::leg::Work`]: there keys change their place one by one and are brought back one by one. Here one record decides for all.
+//! Neither is a [`super::leg::Work`]: there keys change their place one by one and are brought back one by one. Here
+//! one record decides for all.
 //!
 //! # The rules
-//! 1. The source has every key until the *cut* is on record ([`Record::CutOver`]). Whatever goes wrong before leaves the source as it is. What the target has
-//!    by then is worth nothing, and is purged before the slots are copied there again.
-//! 2. A key that may have been written is copied again. It is read when nothing that was sent before is in flight ([`Action::Observe`]), so the read
-//!    sees the write.
+//! 1. The source has every key until the *cut* is on record ([`Record::CutOver`]). Whatever goes wrong before leaves
+//!    the source as it is. What the target has by then is worth nothing, and is purged before the slots are copied
+//!    there again.
+//! 2. A key that may have been written is copied again. It is read when nothing that was sent before is in flight
+//!    ([`Action::Observe`]), so the read sees the write.
 //! 3. The cut comes when nobody writes (the drain), and every key that was written is copied.
-//! 4. Both nodes are the same processes from the first copy to the cut. If one is not, the leg begins again, or goes back.
-//! 5. After the cut the target serves. What the source shows is past: it is removed before the slots are handed over, or, where the source is lost, when it is
+//! 4. Both nodes are the same processes from the first copy to the cut. If one is not, the leg begins again, or goes
 //!    back.
-//! 6. The target evicts nothing from the first copy to the cut: what it evicts would be lost, and nobody could tell which keys those were.
-//! 7. Which copies are past is on record before the last ones are brought up to date: a source that is lost for good, and a router that was restarted, must not
-//!    have them served.
+//! 5. After the cut the target serves. What the source shows is past: it is removed before the slots are handed over,
+//!    or, where the source is lost, when it is back.
+//! 6. The target evicts nothing from the first copy to the cut: what it evicts would be lost, and nobody could tell
+//!    which keys those were.
+//! 7. Which copies are past is on record before the last ones are brought up to date: a source that is lost for good,
+//!    and a router that was restarted, must not have them served.
 //!
-//! The papers do not say what happens to keys that are deleted, expire or are written by scripts. Here a key that the source has not is removed at the target,
-//! and where any key may have been written ([`Event::Rewritten`]) all are copied once more while everybody waits.
+//! The papers do not say what happens to keys that are deleted, expire or are written by scripts. Here a key that the
+//! source has not is removed at the target, and where any key may have been written ([`Event::Rewritten`]) all are
+//! copied once more while everybody waits.
 
 mod batches;
 
@@ -30,11 +37,12 @@ use std::sync::Arc;
 use super::planted::{Bug, Planted};
 use super::record::{Behind, OpenLeg};
 use super::{
-    Action, BatchId, Durability, Event, Fingerprinter, Io, Key, Machine, Orders, Outcome, Pace, Phase, Process, Progress, Record, Side,
-    Wrong,
+    Action, BatchId, Durability, Event, Fingerprinter, Io, Key, Machine, Orders, Outcome, Pace, Phase, Process,
+    Progress, Record, Side, Wrong,
 };
 
-/// So few keys are left for the last round, at most (NetMigrate's public code: the source pauses when 21 entries of its log are left).
+/// So few keys are left for the last round, at most (NetMigrate's public code: the source pauses when 21 entries of its
+/// log are left).
 const LAST_KEYS: usize = 21;
 /// So many rounds at most; and a round that leaves nine tenths of what the one before left is the last but one.
 const ROUNDS_MAX: u32 = 30;
@@ -140,8 +148,9 @@ struct Batch {
     tries: u32,
 }
 
-/// How far making the copies safe is, and asking both nodes whether they are the processes that have been copied between. The source is asked, too: had it come
-/// back with older data, clients would have seen that, and then the copies of what it had before.
+/// How far making the copies safe is, and asking both nodes whether they are the processes that have been copied
+/// between. The source is asked, too: had it come back with older data, clients would have seen that, and then the
+/// copies of what it had before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Proof {
     No,
@@ -221,7 +230,8 @@ const fn name(side: Side) -> &'static str {
 }
 
 impl Precopy {
-    /// A leg as ordered, or one that was under way when the router before this one ended. `ahead`: in rounds while the source serves.
+    /// A leg as ordered, or one that was under way when the router before this one ended. `ahead`: in rounds while the
+    /// source serves.
     #[must_use]
     pub fn new(orders: Orders, ahead: bool, fingerprints: Fingerprinter, resume: Option<OpenLeg>) -> Self {
         let open = resume.filter(|open| open.moving);
@@ -330,7 +340,8 @@ impl Precopy {
             self.state = State::Meeting { record: self.records };
             return;
         }
-        let record = Record::LegBegun { move_id, leg, slots: slots.clone(), source: source.clone(), target: target.clone() };
+        let record =
+            Record::LegBegun { move_id, leg, slots: slots.clone(), source: source.clone(), target: target.clone() };
         let record = self.record(record, actions);
         self.links = [Link::Meeting { record }; 2];
         self.processes = [Some(source), Some(target)];
@@ -345,15 +356,21 @@ impl Precopy {
         let record = self.record(Record::Met { move_id, leg, side, process: process.clone() }, actions);
         self.links[side as usize] = Link::Meeting { record };
         let before = self.processes[side as usize].replace(process);
-        let changed =
-            before.is_some_and(|before| Some(before.run_id) != self.processes[side as usize].as_ref().map(|now| now.run_id.clone()));
-        if changed && !self.cut && !matches!(self.state, State::CuttingOver { .. }) && !self.planted.is(Bug::CopiedFromAnother) {
+        let changed = before.is_some_and(|before| {
+            Some(before.run_id) != self.processes[side as usize].as_ref().map(|now| now.run_id.clone())
+        });
+        if changed
+            && !self.cut
+            && !matches!(self.state, State::CuttingOver { .. })
+            && !self.planted.is(Bug::CopiedFromAnother)
+        {
             self.turn_back(format!("the {} is another process since keys were copied", name(side)), actions);
         }
     }
 
     fn lost(&mut self, side: Side, now_us: u64, actions: &mut Vec<Action>) {
-        if matches!(self.state, State::Ended | State::Waiting) || matches!(self.links[side as usize], Link::Down { .. }) {
+        if matches!(self.state, State::Ended | State::Waiting) || matches!(self.links[side as usize], Link::Down { .. })
+        {
             return;
         }
         self.links[side as usize] = Link::Down { since_us: now_us };
@@ -474,14 +491,21 @@ impl Precopy {
     fn turn_back(&mut self, why: String, actions: &mut Vec<Action>) {
         match self.state {
             _ if self.cut || self.given_up.is_some() => {}
-            State::Waiting | State::Meeting { .. } | State::Readying | State::Counting | State::Ahead { .. } if !self.begun => {
+            State::Waiting | State::Meeting { .. } | State::Readying | State::Counting | State::Ahead { .. }
+                if !self.begun =>
+            {
                 self.give_up(why, actions)
             }
             State::Draining { .. } if !self.begun => {
                 actions.push(Action::Withdraw);
                 self.give_up(why, actions);
             }
-            State::Starting { .. } | State::Last | State::Draining { .. } | State::Meeting { .. } | State::Readying | State::Counting => {
+            State::Starting { .. }
+            | State::Last
+            | State::Draining { .. }
+            | State::Meeting { .. }
+            | State::Readying
+            | State::Counting => {
                 self.back.get_or_insert(why);
             }
             _ => {}
@@ -509,7 +533,9 @@ impl Precopy {
             return;
         }
         let says = match (self.links[side as usize], side) {
-            (Link::Down { .. }, Side::Target) if self.cut => "all keys have moved to the target already, and stay its own".to_owned(),
+            (Link::Down { .. }, Side::Target) if self.cut => {
+                "all keys have moved to the target already, and stay its own".to_owned()
+            }
             (Link::Down { .. }, _) => String::new(),
             _ => format!("the {} answers, so it is not given up", name(side)),
         };
@@ -568,7 +594,9 @@ impl Precopy {
                     self.next_round(now_us, actions);
                 }
             }
-            State::Draining { since_us } if !self.begun && now_us.saturating_sub(since_us) > self.orders.drain_patience_us => {
+            State::Draining { since_us }
+                if !self.begun && now_us.saturating_sub(since_us) > self.orders.drain_patience_us =>
+            {
                 self.drains_too_slowly(actions);
             }
             State::Cleaning => self.clean(actions),
@@ -619,8 +647,12 @@ impl Precopy {
                 false => self.announce(now_us, actions),
             };
         }
-        let Some(more) = self.evicted.and_then(|before| so_far.checked_sub(before)).filter(|more| *more > 0) else { return };
-        if matches!(self.state, State::Ahead { .. } | State::Draining { .. } | State::Starting { .. } | State::Last) && !self.cut {
+        let Some(more) = self.evicted.and_then(|before| so_far.checked_sub(before)).filter(|more| *more > 0) else {
+            return;
+        };
+        if matches!(self.state, State::Ahead { .. } | State::Draining { .. } | State::Starting { .. } | State::Last)
+            && !self.cut
+        {
             self.turn_back(
                 format!(
                     "the target has evicted keys since copying began ({more}), and copies may be among them: give it more memory (maxmemory), or use the \
@@ -631,11 +663,15 @@ impl Precopy {
         }
     }
 
-    /// Clients have waited for the drain long enough. What was copied ahead stays, and the next attempt has twice the time.
+    /// Clients have waited for the drain long enough. What was copied ahead stays, and the next attempt has twice the
+    /// time.
     fn drains_too_slowly(&mut self, actions: &mut Vec<Action>) {
         let us = self.orders.drain_patience_us;
         if !self.ahead || us >= DRAIN_PATIENCE_MAX_US {
-            return self.turn_back(format!("commands sent to the source earlier were not answered within {} ms", us / 1000), actions);
+            return self.turn_back(
+                format!("commands sent to the source earlier were not answered within {} ms", us / 1000),
+                actions,
+            );
         }
         self.orders.drain_patience_us = us.saturating_mul(2).min(DRAIN_PATIENCE_MAX_US);
         actions.push(Action::Withdraw);
@@ -730,7 +766,8 @@ impl Precopy {
         }
     }
 
-    /// The source is lost: keys of which the target has what they were before their last write are lost, and must not be served as they were.
+    /// The source is lost: keys of which the target has what they were before their last write are lost, and must not
+    /// be served as they were.
     fn drop_what_is_past(&mut self, actions: &mut Vec<Action>) {
         let unread = self.batches.extract_if(.., |_, batch| batch.step == Step::Copy).flat_map(|(_, batch)| batch.keys);
         let mut past: BTreeSet<Key> = unread.chain(std::mem::take(&mut self.todo)).collect();
@@ -743,13 +780,22 @@ impl Precopy {
         if past.is_empty() {
             return;
         }
-        let text =
-            format!("keys that had not been copied as they were last ({}) are lost, and earlier copies of them are removed", past.len());
+        let text = format!(
+            "keys that had not been copied as they were last ({}) are lost, and earlier copies of them are removed",
+            past.len()
+        );
         actions.push(Action::Io(Io::Report { text }));
         let past: Vec<Key> = past.into_iter().collect();
         for keys in past.chunks(PAST_AT_ONCE) {
             self.last_batch = self.last_batch.wrapping_add(1);
-            let batch = Batch { keys: keys.to_vec(), there: Vec::new(), step: Step::Remove, asked: false, not_before_us: 0, tries: 0 };
+            let batch = Batch {
+                keys: keys.to_vec(),
+                there: Vec::new(),
+                step: Step::Remove,
+                asked: false,
+                not_before_us: 0,
+                tries: 0,
+            };
             self.batches.insert(BatchId(self.last_batch), batch);
         }
     }
@@ -760,10 +806,12 @@ impl Precopy {
             _ => 0,
         };
         let (source_us, target_us) = (lost(Side::Source), lost(Side::Target));
-        let (side, longest_us) = if source_us > target_us { (Side::Source, source_us) } else { (Side::Target, target_us) };
+        let (side, longest_us) =
+            if source_us > target_us { (Side::Source, source_us) } else { (Side::Target, target_us) };
         let waits = !matches!(self.state, State::Waiting | State::Cleaning | State::Starting { .. });
         if !self.begun && longest_us >= PREPARE_PATIENCE_US && waits {
-            return self.turn_back(format!("the {} did not answer for {} s", name(side), longest_us / 1_000_000), actions);
+            return self
+                .turn_back(format!("the {} did not answer for {} s", name(side), longest_us / 1_000_000), actions);
         }
         if !matches!(self.state, State::Last) {
             return;
@@ -818,7 +866,9 @@ impl Machine for Precopy {
             Event::Wanted { .. } | Event::Migrated { .. } => {}
             Event::Written { keys } => self.written.extend(keys),
             Event::Rewritten => self.rewritten = true,
-            Event::Copied { .. } | Event::Stored { .. } | Event::Removed { .. } => self.answered(event, now_us, actions),
+            Event::Copied { .. } | Event::Stored { .. } | Event::Removed { .. } => {
+                self.answered(event, now_us, actions)
+            }
             Event::Secured { batch, refused } if self.proof == Proof::Securing(batch) => match refused {
                 None => self.proof = Proof::Secured,
                 Some(why) => {

@@ -1,9 +1,11 @@
-//! The baseline: the source's own `MIGRATE`, key by key of a leg, while commands for the leg's keys wait until it is over.
+//! The baseline: the source's own `MIGRATE`, key by key of a leg, while commands for the leg's keys wait until it is
+//! over.
 //!
-//! So `redis-cli --cluster reshard` moves a slot, with the difference that clients wait here where there they are sent back and forth (`ASK`) and
-//! commands of several keys fail (`TRYAGAIN`). Drain, purge and journal are those of the default protocol: without them it would be a different
-//! comparison. What it cannot have is what `MIGRATE` lacks: when its own connection to the target times out, what it sent may
-//! still be executed there later, and nobody can end that connection but the source. And a key is gone from the source before that is on record.
+//! So `redis-cli --cluster reshard` moves a slot, with the difference that clients wait here where there they are sent
+//! back and forth (`ASK`) and commands of several keys fail (`TRYAGAIN`). Drain, purge and journal are those of the
+//! default protocol: without them it would be a different comparison. What it cannot have is what `MIGRATE` lacks: when
+//! its own connection to the target times out, what it sent may still be executed there later, and nobody can end that
+//! connection but the source. And a key is gone from the source before that is on record.
 
 use std::collections::BTreeSet;
 
@@ -84,7 +86,11 @@ impl Work for StopAndCopy {
 
     fn step(&mut self, leg: &mut Shell, event: Event, now_us: u64, actions: &mut Vec<Action>) {
         // Keys that are wanted wait until the leg is over.
-        let (Event::Migrated { batch: id, .. } | Event::Copied { batch: id, .. } | Event::Removed { batch: id }) = event else { return };
+        let (Event::Migrated { batch: id, .. } | Event::Copied { batch: id, .. } | Event::Removed { batch: id }) =
+            event
+        else {
+            return;
+        };
         let Some(batch) = self.batch.as_mut().filter(|batch| batch.asked && batch.id == id) else { return };
         match (event, &batch.step) {
             (Event::Migrated { refused, .. }, Step::Migrate) => self.migrated(leg, refused, now_us, actions),
@@ -101,13 +107,18 @@ impl Work for StopAndCopy {
     fn go_on(&mut self, leg: &mut Shell, now_us: u64, actions: &mut Vec<Action>) {
         let usable = leg.usable(Side::Source) && leg.usable(Side::Target);
         let keys = self.fingerprints(leg);
-        let Some(batch) = self.batch.as_mut().filter(|batch| usable && !batch.asked && batch.not_before_us <= now_us) else { return };
+        let Some(batch) = self.batch.as_mut().filter(|batch| usable && !batch.asked && batch.not_before_us <= now_us)
+        else {
+            return;
+        };
         batch.asked = true;
         let from = leg.from();
         match &batch.step {
             Step::Migrate => actions.push(Action::Io(Io::Migrate { batch: batch.id, from, keys: batch.keys.clone() })),
             Step::Look => actions.push(Action::Io(Io::Copy { batch: batch.id, from, keys: batch.keys.clone() })),
-            Step::Clear(keys) => actions.push(Action::Io(Io::Remove { batch: batch.id, from: from.other(), keys: keys.clone() })),
+            Step::Clear(keys) => {
+                actions.push(Action::Io(Io::Remove { batch: batch.id, from: from.other(), keys: keys.clone() }))
+            }
             Step::Record => {
                 let Orders { move_id, leg: number, .. } = leg.orders;
                 let record = match leg.rolls_back {

@@ -1,9 +1,10 @@
-//! The tail of a key that is copied in pieces: elements that commands have touched since, and that have to be read again.
+//! The tail of a key that is copied in pieces: elements that commands have touched since, and that have to be read
+//! again.
 //!
-//! Who writes is heard *before* the write is sent. So an element is settled only by a read that began when everything sent before that telling had
-//! been answered. Elements are kept in two generations for that: [`Tail::begin_round`] when the barrier is set, [`Tail::take`] when it is
-//! reached; what is told in between is of the next round. Not a log of commands: what counts is the state that an element has when it
-//! is read, and reading once more does no harm.
+//! Who writes is heard *before* the write is sent. So an element is settled only by a read that began when everything
+//! sent before that telling had been answered. Elements are kept in two generations for that: [`Tail::begin_round`]
+//! when the barrier is set, [`Tail::take`] when it is reached; what is told in between is of the next round. Not a log
+//! of commands: what counts is the state that an element has when it is read, and reading once more does no harm.
 
 use std::collections::BTreeSet;
 

@@ -1,11 +1,11 @@
-//! Where a command belongs whose keys are on their way, what it waits for, and what movers are told of it. Each worker decides that by itself, from the
-//! topology and from what is published of each leg ([`LegView`]).
+//! Where a command belongs whose keys are on their way, what it waits for, and what movers are told of it. Each worker
+//! decides that by itself, from the topology and from what is published of each leg ([`LegView`]).
 //!
-//! - **where**: [`LegView::place`] says it of a key. [`moved`] is the topology by which a command is executed whose keys are all there, so nothing
-//!   behind it has to know of moves.
+//! - **where**: [`LegView::place`] says it of a key. [`moved`] is the topology by which a command is executed whose
+//!   keys are all there, so nothing behind it has to know of moves.
 //! - **wait**: [`Look`] finds what of a command is not there yet, and [`Waits`] holds it until it is.
-//! - **tell**: [`Waits::begin`] gives what the movers are to be told, and nothing twice. [`observed`] says it of keys that are written while they are
-//!   being listed.
+//! - **tell**: [`Waits::begin`] gives what the movers are to be told, and nothing twice. [`observed`] says it of keys
+//!   that are written while they are being listed.
 //!
 //! A command whose keys are all there costs no allocation here, and none comes here while no slot is in transit.
 
@@ -18,7 +18,8 @@ use super::tracker::State;
 use super::{DoubleRead, Fingerprint, FingerprintSet, Fingerprinter, Key, Side, is_temporary};
 use crate::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit};
 
-/// The keys of a leg that are committed. Only its mover adds to them, and none is ever taken out; what a worker does not see yet costs it a question.
+/// The keys of a leg that are committed. Only its mover adds to them, and none is ever taken out; what a worker does
+/// not see yet costs it a question.
 pub trait Committed {
     /// Whether a key is.
     fn has(&self, key: Fingerprint) -> bool;
@@ -31,8 +32,8 @@ pub trait Committed {
         State::NotStarted
     }
 
-    /// A client of this worker is about to wait: whatever is committed after this is told to the worker, once. What is asked after this shows what was
-    /// committed before.
+    /// A client of this worker is about to wait: whatever is committed after this is told to the worker, once. What is
+    /// asked after this shows what was committed before.
     fn will_wait(&self, worker: usize);
 }
 
@@ -117,10 +118,23 @@ impl<C> LegView<C> {
         Self { published: rules, ..self }
     }
 
-    /// The same leg told anew: it goes back for the keys that are `away`, or it goes to its target. What was committed before counts no more.
+    /// The same leg told anew: it goes back for the keys that are `away`, or it goes to its target. What was committed
+    /// before counts no more.
     #[must_use]
-    pub fn turned(&self, committed: Arc<C>, away: Option<Arc<BTreeSet<Fingerprint>>>, double_read: Option<Arc<DoubleRead>>) -> Self {
-        Self { committed, away, scope: self.scope.clone(), double_read, published: self.published, fingerprints: self.fingerprints }
+    pub fn turned(
+        &self,
+        committed: Arc<C>,
+        away: Option<Arc<BTreeSet<Fingerprint>>>,
+        double_read: Option<Arc<DoubleRead>>,
+    ) -> Self {
+        Self {
+            committed,
+            away,
+            scope: self.scope.clone(),
+            double_read,
+            published: self.published,
+            fingerprints: self.fingerprints,
+        }
     }
 
     /// Whether it goes by a protocol as published.
@@ -156,7 +170,11 @@ impl<C: Committed> LegView<C> {
             return Place::Home;
         }
         let never_left = self.away.as_ref().is_some_and(|away| !away.contains(&key));
-        if never_left || self.committed.has_all() || self.committed.has(key) { Place::At(self.to()) } else { Place::Nowhere }
+        if never_left || self.committed.has_all() || self.committed.has(key) {
+            Place::At(self.to())
+        } else {
+            Place::Nowhere
+        }
     }
 
     /// Where a command for a key is sent by a protocol as published.
@@ -182,7 +200,8 @@ impl<C: Committed> LegView<C> {
     }
 }
 
-/// The topology by which commands are executed whose keys are all there: moving keys have been handed over in it. `None` where none is moving.
+/// The topology by which commands are executed whose keys are all there: moving keys have been handed over in it.
+/// `None` where none is moving.
 #[must_use]
 pub fn moved<C>(topology: &Topology, legs: &Legs<C>) -> Option<Topology> {
     if topology.is_settled() {
@@ -197,7 +216,11 @@ pub fn moved<C>(topology: &Topology, legs: &Legs<C>) -> Option<Topology> {
         let goes_back = view.is_some_and(|view| view.to() == Side::Source);
         if transit.keys_only {
             if let Some(scope) = view.and_then(|view| view.scope.as_deref()).filter(|_| !goes_back) {
-                keys_to.entry((transit.move_id, leg)).or_insert_with(|| (transit.target, scope, Vec::new())).2.push(slot);
+                keys_to
+                    .entry((transit.move_id, leg))
+                    .or_insert_with(|| (transit.target, scope, Vec::new()))
+                    .2
+                    .push(slot);
             }
             continue;
         }
@@ -224,17 +247,20 @@ pub fn moved<C>(topology: &Topology, legs: &Legs<C>) -> Option<Topology> {
 #[must_use]
 pub fn observed<'t>(topology: &'t Topology, key: &[u8], node: NodeId) -> Option<&'t Transit> {
     let transit = topology.transit(topology.slot_of(key)).filter(|transit| transit.stage == Stage::Observed)?;
-    // A key that lives elsewhere than its slot does not move with it. What a command makes for itself is gone when it ends.
+    // A key that lives elsewhere than its slot does not move with it. What a command makes for itself is gone when it
+    // ends.
     (transit.source == node && topology.lives_at(key) == node && !is_temporary(key)).then_some(transit)
 }
 
-/// The move that has to hear of a write at this node by a protocol as published: the key is at the source, and its group may have started since.
+/// The move that has to hear of a write at this node by a protocol as published: the key is at the source, and its
+/// group may have started since.
 #[must_use]
 pub fn is_late<'t, C>(topology: &'t Topology, legs: &Legs<C>, key: &[u8], node: NodeId) -> Option<&'t Transit> {
     let transit = topology.transit(topology.slot_of(key))?;
     let Stage::Moving { leg } = transit.stage else { return None };
     let view = legs.get(&(transit.move_id, leg))?;
-    (view.published.is_some() && transit.source == node && topology.lives_at(key) == node && !is_temporary(key)).then_some(transit)
+    (view.published.is_some() && transit.source == node && topology.lives_at(key) == node && !is_temporary(key))
+        .then_some(transit)
 }
 
 /// Something that a command waits for.
@@ -304,8 +330,16 @@ impl<C: Committed> Look<C> {
         self
     }
 
-    /// Looks at a key that the command names. `writes`: whether it may write it; `undeclared`: whether it may use other keys of that slot as well.
-    pub fn key(&mut self, topology: &Topology, legs: &Legs<C>, key: &[u8], writes: bool, undeclared: impl FnOnce() -> bool) {
+    /// Looks at a key that the command names. `writes`: whether it may write it; `undeclared`: whether it may use other
+    /// keys of that slot as well.
+    pub fn key(
+        &mut self,
+        topology: &Topology,
+        legs: &Legs<C>,
+        key: &[u8],
+        writes: bool,
+        undeclared: impl FnOnce() -> bool,
+    ) {
         let Some(transit) = topology.transit(topology.slot_of(key)) else { return };
         // A key that lives elsewhere than its slot does not move with it.
         if topology.lives_at(key) != transit.source {
@@ -345,7 +379,8 @@ impl<C: Committed> Look<C> {
         self.is_moving
     }
 
-    /// Where all that is missing is one key, and a read of it may be asked of its source and its target: these nodes, and the processes that must be there.
+    /// Where all that is missing is one key, and a read of it may be asked of its source and its target: these nodes,
+    /// and the processes that must be there.
     #[must_use]
     pub fn double_read(&self, topology: &Topology) -> Option<([NodeId; 2], &DoubleRead)> {
         let [Wait { view, key: Some((key, _)), .. }] = &self.waits[..] else { return None };
@@ -366,7 +401,8 @@ impl<C: Committed> Look<C> {
         &self.ways
     }
 
-    /// Where the command is sent as a whole by such a protocol. One of several keys that are not all at the source goes to the target.
+    /// Where the command is sent as a whole by such a protocol. One of several keys that are not all at the source goes
+    /// to the target.
     #[must_use]
     pub fn way(&self) -> Option<Way> {
         match &self.ways[..] {
@@ -395,13 +431,17 @@ impl<C: Committed> Look<C> {
         moved
     }
 
-    /// It only reads, by such a protocol, and cannot be asked of both nodes: the keys that may be at either of them are fetched first. Whether it waits for any.
+    /// It only reads, by such a protocol, and cannot be asked of both nodes: the keys that may be at either of them are
+    /// fetched first. Whether it waits for any.
     pub fn waits_for_both(&mut self, topology: &Topology, legs: &Legs<C>) -> bool {
         if self.writes {
             return false;
         }
         for (key, _) in self.ways.iter().filter(|(_, way)| *way == Way::Both) {
-            let Some(Transit { move_id, stage: Stage::Moving { leg }, .. }) = topology.transit(topology.slot_of(key)) else { continue };
+            let Some(Transit { move_id, stage: Stage::Moving { leg }, .. }) = topology.transit(topology.slot_of(key))
+            else {
+                continue;
+            };
             let of = (*move_id, *leg);
             if let Some(view) = legs.get(&of) {
                 let fingerprint = view.fingerprints.of(key);
@@ -452,8 +492,8 @@ impl<C> Default for Waits<C> {
 }
 
 impl<C: Committed> Waits<C> {
-    /// The command waits for what was found missing. Gives what the movers have to be told, by leg; `None`: it is there by now, and the command is to be
-    /// looked at again.
+    /// The command waits for what was found missing. Gives what the movers have to be told, by leg; `None`: it is there
+    /// by now, and the command is to be looked at again.
     #[must_use]
     pub fn begin(&mut self, look: Look<C>, worker: usize) -> Option<Vec<((MoveId, u32), Wanted)>> {
         let mut told: BTreeSet<_> = self.waits.iter().map(Wait::identity).collect();
@@ -545,7 +585,13 @@ mod tests {
         let names: Vec<String> = (0..2).map(|node| format!("127.0.0.1:700{node}")).collect();
         let all: Vec<Slot> = Slot::all().collect();
         let even = Topology::even(&names).expect("two nodes").handed_over(&all, NodeId(0));
-        let transit = Transit { move_id: MoveId(1), source: NodeId(0), target: NodeId(1), stage: Stage::Moving { leg: 3 }, keys_only };
+        let transit = Transit {
+            move_id: MoveId(1),
+            source: NodeId(0),
+            target: NodeId(1),
+            stage: Stage::Moving { leg: 3 },
+            keys_only,
+        };
         even.with_transits([(transit, &[crc16_slot(b"{t}")][..])]).expect("one")
     }
 
@@ -563,7 +609,11 @@ mod tests {
         there.keys.borrow_mut().insert(one);
         assert_eq!([one, two].map(|key| forward.place(key)), [Place::At(Side::Target), Place::Nowhere]);
         let turned = forward.turned(back.clone(), Some(Arc::new([one].into())), None);
-        assert_eq!([one, two].map(|key| turned.place(key)), [Place::Nowhere, Place::At(Side::Source)], "what was committed counts no more");
+        assert_eq!(
+            [one, two].map(|key| turned.place(key)),
+            [Place::Nowhere, Place::At(Side::Source)],
+            "what was committed counts no more"
+        );
         back.keys.borrow_mut().insert(one);
         assert_eq!(turned.place(one), Place::At(Side::Source));
         assert!(!turned.is_there(None));
@@ -597,12 +647,21 @@ mod tests {
         assert_eq!(waits.begin(look(&topology, &legs, &[b"{t}1"], true), 0), Some(vec![]));
         assert_eq!(waits.begin(look(&topology, &Legs::new(), &[b"{t}1"], true), 0), Some(vec![]), "its mover is gone");
         assert!(!waits.concerns(MoveId(1), None));
-        assert_eq!(waits.begin(look(&topology, &legs, &[b"{t}1"], true), 0), Some(vec![(of, keys(&[b"{t}1"])), (of, Wanted::Whole)]));
+        assert_eq!(
+            waits.begin(look(&topology, &legs, &[b"{t}1"], true), 0),
+            Some(vec![(of, keys(&[b"{t}1"])), (of, Wanted::Whole)])
+        );
         assert!(waits.concerns(MoveId(1), Some(&[])), "who waits for all waits for each");
         let turned = legs[&of].turned(back, Some(Arc::new([MAKE.of(b"{t}1")].into())), None);
         legs.insert(of, turned);
-        assert_eq!(waits.begin(look(&topology, &legs, &[b"{t}1", b"{t}2"], false), 0), Some(vec![(of, keys(&[b"{t}1"]))]));
-        assert!(waits.concerns(MoveId(1), Some(&[MAKE.of(b"{t}1")])) && !waits.concerns(MoveId(1), Some(&[MAKE.of(b"{t}2")])));
+        assert_eq!(
+            waits.begin(look(&topology, &legs, &[b"{t}1", b"{t}2"], false), 0),
+            Some(vec![(of, keys(&[b"{t}1"]))])
+        );
+        assert!(
+            waits.concerns(MoveId(1), Some(&[MAKE.of(b"{t}1")]))
+                && !waits.concerns(MoveId(1), Some(&[MAKE.of(b"{t}2")]))
+        );
         assert!(!waits.concerns(MoveId(2), None));
     }
 

@@ -1,6 +1,7 @@
 //! The reasons why a plan leaves nodes over their limits.
 //!
-//! Apart from [`solve`], because only reports need them: a reason such as a cooldown is found by solving again without it.
+//! Apart from [`solve`], because only reports need them: a reason such as a cooldown is found by solving again without
+//! it.
 
 use super::{Fleet, Planted, Policy, Previous, Problem, State, memory, solve, unsplittable};
 use crate::topology::NodeId;
@@ -62,13 +63,16 @@ pub fn held(problem: &Problem, previous: &Previous) -> Vec<Held> {
             State::Busy => Why::Busy,
             _ if place.load < place.least => Why::Floor(place.least),
             _ if place.load.min(place.node.lasting) <= most => Why::Brief,
-            _ if problem.knobs.policy == Policy::Switchyard && unsplittable(problem, &fleet, id).is_some() => Why::Unsplittable,
+            _ if problem.knobs.policy == Policy::Switchyard && unsplittable(problem, &fleet, id).is_some() => {
+                Why::Unsplittable
+            }
             _ if is_better(problem, &over_only) => Why::Cooldown,
             _ if is_better(&unbounded, previous) => Why::Budget,
             _ => Why::NoRoom,
         }
     };
-    let over: Vec<Held> = over.map(|outlook| Held { node: outlook.node, why: why(outlook.node, outlook.after) }).collect();
+    let over: Vec<Held> =
+        over.map(|outlook| Held { node: outlook.node, why: why(outlook.node, outlook.after) }).collect();
     let gives = |id: &NodeId| plan.steps.iter().any(|step| step.from == *id);
     let full = memory::full(&fleet).into_iter().filter(|id| !gives(id) && over.iter().all(|held| held.node != *id));
     let full: Vec<Held> = full.map(|node| Held { node, why: Why::NoMemory }).collect();

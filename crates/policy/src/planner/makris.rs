@@ -1,35 +1,57 @@
-//! The policies of Makris, Tserpes, Anagnostopoulos and Altmann (2017): keys of overloaded nodes move, one by one, and are exceptions to hashing.
+//! The policies of Makris, Tserpes, Anagnostopoulos and Altmann (2017): keys of overloaded nodes move, one by one, and
+//! are exceptions to hashing.
 //!
-//! The paper prints a loop and describes another. The loop moves the most popular key of a node above its threshold to the one with the least load. It has no fit test, so
-//! the next one may be overloaded in its turn, and the key goes on from there. The text says first fit decreasing over remaining capacity. Both are here to be measured.
+//! The paper prints a loop and describes another. The loop moves the most popular key of a node above its threshold to
+//! the one with the least load. It has no fit test, so the next one may be overloaded in its turn, and the key goes on
+//! from there. The text says first fit decreasing over remaining capacity. Both are here to be measured.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Fleet, KeyAt, Need, Plan, Policy, Previous, Price, Problem, State, Step, Verdict, What, advice};
 use crate::topology::NodeId;
 
-pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, over: &[NodeId], policy: Policy) -> Plan {
+pub(super) fn solve(
+    problem: &Problem,
+    previous: &Previous,
+    fleet: &Fleet<'_>,
+    over: &[NodeId],
+    policy: Policy,
+) -> Plan {
     let recent: BTreeSet<&[u8]> = previous.keys.iter().map(|key| &**key).collect();
     let mut loads: BTreeMap<NodeId, f64> = fleet.nodes.iter().map(|(id, place)| (*id, place.load)).collect();
     let (mut steps, mut price) = (Vec::new(), Price::default());
     for node in over {
         // The cooldown is ours: without one the printed loop has a key go round for ever.
-        let may = |key: &&KeyAt| key.at == *node && key.stays.is_none() && !recent.contains(&*key.key) && key.load() > 0.0;
+        let may =
+            |key: &&KeyAt| key.at == *node && key.stays.is_none() && !recent.contains(&*key.key) && key.load() > 0.0;
         let mut keys: Vec<&KeyAt> = problem.keys.iter().filter(may).collect();
         keys.sort_by(|one, other| other.load().total_cmp(&one.load()).then(one.key.cmp(&other.key)));
-        let may_take = |id: &NodeId| *id != *node && fleet.nodes[id].node.state == State::Ready && fleet.nodes[id].limit > 0.0;
+        let may_take =
+            |id: &NodeId| *id != *node && fleet.nodes[id].node.state == State::Ready && fleet.nodes[id].limit > 0.0;
         for key in keys {
-            if steps.len() >= problem.knobs.keys_max || (policy != Policy::MakrisPrinted && loads[node] <= fleet.nodes[node].limit) {
+            if steps.len() >= problem.knobs.keys_max
+                || (policy != Policy::MakrisPrinted && loads[node] <= fleet.nodes[node].limit)
+            {
                 break;
             }
             let room = |id: &NodeId| fleet.nodes[id].limit - loads[id];
             let fits = || loads.keys().copied().filter(may_take).find(|id| room(id) >= key.load());
-            let roomiest =
-                || loads.keys().copied().filter(may_take).max_by(|one, other| room(one).total_cmp(&room(other)).then(other.cmp(one)));
-            // The loop knows the numbers of the last interval only: two nodes above their thresholds choose the same one.
+            let roomiest = || {
+                loads
+                    .keys()
+                    .copied()
+                    .filter(may_take)
+                    .max_by(|one, other| room(one).total_cmp(&room(other)).then(other.cmp(one)))
+            };
+            // The loop knows the numbers of the last interval only: two nodes above their thresholds choose the same
+            // one.
             let idlest = || {
                 let load = |id: &NodeId| fleet.nodes[id].load;
-                loads.keys().copied().filter(may_take).min_by(|one, other| load(one).total_cmp(&load(other)).then(one.cmp(other)))
+                loads
+                    .keys()
+                    .copied()
+                    .filter(may_take)
+                    .min_by(|one, other| load(one).total_cmp(&load(other)).then(one.cmp(other)))
             };
             let to = match policy {
                 Policy::MakrisPrinted => idlest(),

@@ -1,14 +1,15 @@
 //! Slots that leave nodes with too little memory.
 //!
-//! Apart from the remedies for load: the pieces are chosen by the bytes that they free for the requests that they take along, and no key moves alone, because
-//! the planner knows the sizes of hot keys only.
+//! Apart from the remedies for load: the pieces are chosen by the bytes that they free for the requests that they take
+//! along, and no key moves alone, because the planner knows the sizes of hot keys only.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Fleet, Need, Place, Previous, Problem, SlotAt, State, Step, What};
 use crate::topology::{NodeId, Slot};
 
-/// Percent of `maxmemory`: a node above the first is relieved down to the second, and its slots go to nodes that stay below the third.
+/// Percent of `maxmemory`: a node above the first is relieved down to the second, and its slots go to nodes that stay
+/// below the third.
 const FULL: u64 = 90;
 const GOAL: u64 = 85;
 const TARGET: u64 = 80;
@@ -33,10 +34,13 @@ pub(super) fn use_and_limit(place: &Place<'_>) -> Option<(u64, u64)> {
 /// The nodes with too little memory, the fullest first.
 pub(super) fn full(fleet: &Fleet<'_>) -> Vec<NodeId> {
     let over = |place: &&Place<'_>| {
-        place.node.state == State::Ready && place.limit > 0.0 && use_and_limit(place).is_some_and(|(used, limit)| used > limit)
+        place.node.state == State::Ready
+            && place.limit > 0.0
+            && use_and_limit(place).is_some_and(|(used, limit)| used > limit)
     };
     let mut full: Vec<&Place<'_>> = fleet.nodes.values().filter(over).collect();
-    let fullness = |place: &Place<'_>| use_and_limit(place).map_or(0.0, |(used, limit)| used as f64 / limit.max(1) as f64);
+    let fullness =
+        |place: &Place<'_>| use_and_limit(place).map_or(0.0, |(used, limit)| used as f64 / limit.max(1) as f64);
     full.sort_by(|one, other| fullness(other).total_cmp(&fullness(one)).then(one.node.id.cmp(&other.node.id)));
     full.into_iter().map(|place| place.node.id).collect()
 }
@@ -87,9 +91,12 @@ pub(super) fn relieve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>,
                     && loads[&to] + load <= place.goal.max(place.least)
                     && part(place, TARGET).is_none_or(|most| used[&to] + slot.bytes <= most)
             };
-            let fullness = |place: &&Place<'_>| part(place, 100).map_or(0.0, |most| used[&place.node.id] as f64 / most.max(1) as f64);
-            let by_fullness =
-                |one: &&Place<'_>, other: &&Place<'_>| fullness(one).total_cmp(&fullness(other)).then(one.node.id.cmp(&other.node.id));
+            let fullness = |place: &&Place<'_>| {
+                part(place, 100).map_or(0.0, |most| used[&place.node.id] as f64 / most.max(1) as f64)
+            };
+            let by_fullness = |one: &&Place<'_>, other: &&Place<'_>| {
+                fullness(one).total_cmp(&fullness(other)).then(one.node.id.cmp(&other.node.id))
+            };
             let target = fleet.nodes.values().filter(fits).min_by(by_fullness).map(|place| place.node.id);
             let Some(to) = target.filter(|_| slot.bytes <= bytes_left && taken.insert(slot.slot)) else { continue };
             bytes_left -= slot.bytes;
@@ -108,7 +115,10 @@ pub(super) fn relieve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>,
         }));
     }
     for step in &relief.steps {
-        assert!(part(&fleet.nodes[&step.to], TARGET).is_none_or(|most| used[&step.to] <= most), "a target keeps room for its own keys");
+        assert!(
+            part(&fleet.nodes[&step.to], TARGET).is_none_or(|most| used[&step.to] <= most),
+            "a target keeps room for its own keys"
+        );
     }
     relief
 }

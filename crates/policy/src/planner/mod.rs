@@ -1,18 +1,23 @@
 //! The planner: sees which nodes have too much to do, and chooses the cheapest remedy.
 //!
-//! [`solve`] takes a [`Problem`] (the load, the limits, what may move) and what was done lately, and gives a [`Plan`]. It has no clock and no state, and the same problem
-//! has the same plan: so a decision can be kept, explained and made again. The caller measures the load, and has the moves made.
+//! [`solve`] takes a [`Problem`] (the load, the limits, what may move) and what was done lately, and gives a [`Plan`].
+//! It has no clock and no state, and the same problem has the same plan: so a decision can be kept, explained and made
+//! again. The caller measures the load, and has the moves made.
 //!
-//! - A node is over its **limit** where it has more requests than its capacity less headroom, or, where no capacity is known, more than its even share and headroom.
-//! - A plan takes nodes down to their **goal**, which is half of the headroom below the limit. A node between the two is left alone: that is the hysteresis.
+//! - A node is over its **limit** where it has more requests than its capacity less headroom, or, where no capacity is
+//!   known, more than its even share and headroom.
+//! - A plan takes nodes down to their **goal**, which is half of the headroom below the limit. A node between the two
+//!   is left alone: that is the hysteresis.
 //! - A node that uses more than nine tenths of its `maxmemory` gives idle slots to nodes with room ([`memory`]).
-//! - **Remedies** are moves of single keys (exceptions, Makris et al. 2017) and of whole slots, and keys that have grown cold go home. Each has a price in bytes.
+//! - **Remedies** are moves of single keys (exceptions, Makris et al. 2017) and of whole slots, and keys that have
+//!   grown cold go home. Each has a price in bytes.
 //!
-//! Several ways to fill the nodes are tried ([`remedies`]), and the cheapest one that brings every node under its limit wins; the others are kept as alternatives. Not an
-//! exact solver: the problem is bin packing, its numbers are measured and change every second, and a plan must be there in a fraction of one.
+//! Several ways to fill the nodes are tried ([`remedies`]), and the cheapest one that brings every node under its limit
+//! wins; the others are kept as alternatives. Not an exact solver: the problem is bin packing, its numbers are measured
+//! and change every second, and a plan must be there in a fraction of one.
 //!
-//! Each plan of [`Policy::Switchyard`] asserts: no target ends above its limit, nor fuller than the node that it relieved was; what moves
-//! fits into memory; what moved lately stays.
+//! Each plan of [`Policy::Switchyard`] asserts: no target ends above its limit, nor fuller than the node that it
+//! relieved was; what moves fits into memory; what moved lately stays.
 
 mod held;
 mod makris;
@@ -54,7 +59,8 @@ pub struct Node {
     pub id: NodeId,
     /// Requests in a second, by the newest look.
     pub load: f64,
-    /// The load that it certainly had for the whole window ([`crate::load::lasting_load`]). Only what lasts is worth a remedy.
+    /// The load that it certainly had for the whole window ([`crate::load::lasting_load`]). Only what lasts is worth a
+    /// remedy.
     pub lasting: f64,
     /// Its share, where no capacity is known; 0: it is to have nothing.
     pub weight: u32,
@@ -161,7 +167,8 @@ impl Default for Knobs {
 }
 
 impl Knobs {
-    /// The least load by default of a node with a capacity, and of one without: its limit is a share, and that of little load is noise.
+    /// The least load by default of a node with a capacity, and of one without: its limit is a share, and that of
+    /// little load is noise.
     pub const LEAST: (f64, f64) = (500.0, 5000.0);
 
     /// Requests per second below which this node is never relieved.
@@ -178,7 +185,8 @@ pub enum Policy {
     /// The cheapest of several ways, with a fit test, by keys and slots.
     #[default]
     Switchyard,
-    /// The loop that the paper of Makris et al. prints: the most popular key of each overloaded node goes to the one with the least load, whether it fits or not.
+    /// The loop that the paper of Makris et al. prints: the most popular key of each overloaded node goes to the one
+    /// with the least load, whether it fits or not.
     MakrisPrinted,
     /// The meaning of its text: first fit decreasing. A key that fits nowhere goes where most room is left.
     MakrisFfd,
@@ -350,7 +358,8 @@ pub enum Advice {
         /// Which.
         node: NodeId,
     },
-    /// A key, or the keys that a hash tag binds to a slot, exceed the limit of every node. They cannot be split, so nothing moves away from their node.
+    /// A key, or the keys that a hash tag binds to a slot, exceed the limit of every node. They cannot be split, so
+    /// nothing moves away from their node.
     Unsplittable {
         /// The key, or the hottest key of the slot. None: no key of the slot is listed.
         key: Option<Name>,
@@ -422,7 +431,8 @@ impl<'p> Fleet<'p> {
         }
         let seen = |node: &Node| if planted.is(Bug::StaleObservation) { node.lasting } else { node.load };
         let load = |node: &Node| (seen(node) - copied.get(&node.id).copied().unwrap_or_default()).max(0.0);
-        let weight = |node: &Node| if matches!(node.state, State::Down | State::Leaving) { 0.0 } else { f64::from(node.weight) };
+        let weight =
+            |node: &Node| if matches!(node.state, State::Down | State::Leaving) { 0.0 } else { f64::from(node.weight) };
         let all: f64 = problem.nodes.iter().filter(|node| node.state != State::Down).map(load).sum();
         let weights: f64 = problem.nodes.iter().map(weight).sum();
         let headroom = problem.knobs.headroom.clamp(0.0, 0.9);
@@ -454,7 +464,9 @@ impl<'p> Fleet<'p> {
             }
         };
         let mut over: Vec<&Place<'_>> = self.nodes.values().filter(|place| is_over(place)).collect();
-        over.sort_by(|one, other| other.fullness(other.load).total_cmp(&one.fullness(one.load)).then(one.node.id.cmp(&other.node.id)));
+        over.sort_by(|one, other| {
+            other.fullness(other.load).total_cmp(&one.fullness(one.load)).then(one.node.id.cmp(&other.node.id))
+        });
         over.into_iter().map(|place| place.node.id).collect()
     }
 
@@ -506,7 +518,9 @@ impl Place<'_> {
 /// Advice whatever the remedy: too little room, keys that no node can take, and reads that copies will take.
 fn advice(problem: &Problem, fleet: &Fleet<'_>, over: &[NodeId]) -> Vec<Advice> {
     let mut advice = Vec::new();
-    let taking = || fleet.nodes.values().filter(|place| matches!(place.node.state, State::Ready | State::Busy) && place.limit > 0.0);
+    let taking = || {
+        fleet.nodes.values().filter(|place| matches!(place.node.state, State::Ready | State::Busy) && place.limit > 0.0)
+    };
     let is_measured = taking().next().is_some() && taking().all(|place| place.node.capacity.is_some());
     let load: f64 = fleet.nodes.values().map(|place| place.load).sum();
     let room: f64 = taking().map(|place| place.limit).sum();
@@ -531,7 +545,11 @@ fn advice(problem: &Problem, fleet: &Fleet<'_>, over: &[NodeId]) -> Vec<Advice> 
 
 /// The heaviest key or slot of a node, if it exceeds the limit of its own and of every other node.
 fn unsplittable(problem: &Problem, fleet: &Fleet<'_>, node: NodeId) -> Option<Advice> {
-    let most = fleet.nodes.values().filter(|place| place.node.id == node || place.node.state != State::Down).map(|place| place.limit);
+    let most = fleet
+        .nodes
+        .values()
+        .filter(|place| place.node.id == node || place.node.state != State::Down)
+        .map(|place| place.limit);
     let most = most.fold(0.0, f64::max);
     // Keys with a hash tag move with their slot only, as its other keys do.
     let mut slots: BTreeMap<Slot, (f64, Option<&KeyAt>)> =
@@ -547,5 +565,11 @@ fn unsplittable(problem: &Problem, fleet: &Fleet<'_>, node: NodeId) -> Option<Ad
     let slot = slots.into_iter().map(|(slot, (load, hottest))| (load, slot, hottest, true));
     let heaviest = key.chain(slot).max_by(|one, other| one.0.total_cmp(&other.0))?;
     let (load, slot, key, is_slot) = heaviest;
-    (load > most).then(|| Advice::Unsplittable { key: key.map(|key| key.key.clone()), slot: Some(slot), is_slot, at: node, load })
+    (load > most).then(|| Advice::Unsplittable {
+        key: key.map(|key| key.key.clone()),
+        slot: Some(slot),
+        is_slot,
+        at: node,
+        load,
+    })
 }

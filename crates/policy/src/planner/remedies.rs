@@ -1,13 +1,13 @@
 //! Several ways to relieve nodes, each a greedy one with a fit test; the cheapest that does it wins.
 //!
-//! Greedy, because each choice then has a reason of a few words: this key, because it is the hottest that fits there. Pieces that turn out needless are given
-//! back at its end.
+//! Greedy, because each choice then has a reason of a few words: this key, because it is the hottest that fits there.
+//! Pieces that turn out needless are given back at its end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Alternative, Bug, Fleet, KeyAt, Name, Need, Place, Plan, Previous, Price, Problem, SlotAt, State, Step, Verdict, Way, What, advice,
-    memory, unsplittable,
+    Alternative, Bug, Fleet, KeyAt, Name, Need, Place, Plan, Previous, Price, Problem, SlotAt, State, Step, Verdict,
+    Way, What, advice, memory, unsplittable,
 };
 use crate::topology::{NodeId, Slot};
 
@@ -98,7 +98,8 @@ struct Attempt<'p> {
 
 pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, over: &[NodeId]) -> Plan {
     // A node with an unsplittable load stays over its limit, whatever else moves away.
-    let is_hopeless = |id: &&NodeId| fleet.nodes[*id].node.state != State::Leaving && unsplittable(problem, fleet, **id).is_some();
+    let is_hopeless =
+        |id: &&NodeId| fleet.nodes[*id].node.state != State::Leaving && unsplittable(problem, fleet, **id).is_some();
     let (hopeless, relievable): (Vec<&NodeId>, Vec<&NodeId>) = over.iter().partition(is_hopeless);
     let relievable: Vec<NodeId> = relievable.into_iter().copied().collect();
     let mut attempts = if relievable.is_empty() { Vec::new() } else { attempts(problem, previous, fleet, &relievable) };
@@ -121,7 +122,8 @@ pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, o
     let memory = memory::relieve(problem, previous, fleet, &steps);
     for step in &memory.steps {
         let slots = if let What::Slots(slots) = &step.what { slots.len() } else { 0 };
-        (price.bytes, price.slots, price.total) = (price.bytes + step.bytes, price.slots + slots, price.total + step.bytes as f64);
+        (price.bytes, price.slots, price.total) =
+            (price.bytes + step.bytes, price.slots + slots, price.total + step.bytes as f64);
     }
     steps.extend(memory.steps);
     let verdict = match (relieves && hopeless.is_empty() && memory.is_complete, steps.is_empty()) {
@@ -143,13 +145,15 @@ pub(super) fn solve(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, o
 
 /// All ways to relieve these nodes, the best first.
 fn attempts<'p>(problem: &'p Problem, previous: &Previous, fleet: &Fleet<'p>, over: &[NodeId]) -> Vec<Attempt<'p>> {
-    let mut attempts: Vec<Attempt<'_>> =
-        [Way::KeysFirst, Way::Cheapest, Way::Slots, Way::CheapSlots].map(|way| attempt(problem, previous, fleet, over, way)).into();
+    let mut attempts: Vec<Attempt<'_>> = [Way::KeysFirst, Way::Cheapest, Way::Slots, Way::CheapSlots]
+        .map(|way| attempt(problem, previous, fleet, over, way))
+        .into();
     if !attempts.iter().any(|attempt| attempt.relieves) {
         attempts.push(attempt(problem, previous, fleet, over, Way::Search));
     }
     attempts.sort_by(|one, other| {
-        let order = |attempt: &Attempt<'_>| if attempt.relieves { (0, attempt.price.total) } else { (1, attempt.excess) };
+        let order =
+            |attempt: &Attempt<'_>| if attempt.relieves { (0, attempt.price.total) } else { (1, attempt.excess) };
         let ((one_kind, one), (other_kind, other)) = (order(one), order(other));
         one_kind.cmp(&other_kind).then(one.total_cmp(&other))
     });
@@ -173,11 +177,17 @@ fn assert_no_harm(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, shi
     for shift in shifts {
         let (from, to) = (&fleet.nodes[&shift.from], &fleet.nodes[&shift.to]);
         let after = to.fullness(loads[&shift.to]);
-        assert!(after <= 1.0 + 1e-9 && after <= from.fullness_before() + 1e-9, "no target ends worse than the node that it relieves");
+        assert!(
+            after <= 1.0 + 1e-9 && after <= from.fullness_before() + 1e-9,
+            "no target ends worse than the node that it relieves"
+        );
         assert!(to.has_memory(0, bytes[&shift.to]), "what moves fits into memory");
     }
     let keys = shifts.iter().filter(|shift| matches!(shift.piece, Piece::Key(_))).count();
-    assert!(keys <= problem.knobs.keys_max && bytes.values().sum::<u64>() <= problem.knobs.bytes_max, "no more moves than may");
+    assert!(
+        keys <= problem.knobs.keys_max && bytes.values().sum::<u64>() <= problem.knobs.bytes_max,
+        "no more moves than may"
+    );
 }
 
 /// The state of an attempt.
@@ -214,7 +224,9 @@ fn attempt<'p>(problem: &'p Problem, previous: &Previous, fleet: &Fleet<'p>, ove
     let takes_keys = |id: NodeId| is_left(id) || matches!(way, Way::KeysFirst | Way::Cheapest | Way::Search);
     let is_worth_it = |key: &KeyAt| key.load() > 0.0 && key.load() >= fleet.nodes[&key.at].limit * KEY_GRAIN;
     let keys = problem.keys.iter().filter(|key| takes_keys(key.at) && fleet.nodes.contains_key(&key.at));
-    for key in keys.filter(|key| is_left(key.at) || key.stays.is_none() && !recent_keys.contains(&key.key) && is_worth_it(key)) {
+    for key in
+        keys.filter(|key| is_left(key.at) || key.stays.is_none() && !recent_keys.contains(&key.key) && is_worth_it(key))
+    {
         // A key that lives where its slot is goes with the slot, where all slots go.
         if let Some(pieces) = by_node.get_mut(&key.at).filter(|_| !(is_left(key.at) && key.at == key.home)) {
             pieces.push(Piece::Key(key));
@@ -230,7 +242,9 @@ fn attempt<'p>(problem: &'p Problem, previous: &Previous, fleet: &Fleet<'p>, ove
     }
     for slot in &problem.slots {
         let load = slot.load + of_keys.get(&slot.slot).copied().unwrap_or_default();
-        if let Some(pieces) = by_node.get_mut(&slot.at).filter(|_| is_left(slot.at) || !pinned.contains(&slot.slot) && load > 0.0) {
+        if let Some(pieces) =
+            by_node.get_mut(&slot.at).filter(|_| is_left(slot.at) || !pinned.contains(&slot.slot) && load > 0.0)
+        {
             pieces.push(Piece::Slot(slot, load));
         }
     }
@@ -251,7 +265,9 @@ fn attempt<'p>(problem: &'p Problem, previous: &Previous, fleet: &Fleet<'p>, ove
         // Stable, so that what is alike stays in the order of the problem.
         match way {
             Way::KeysFirst => pieces.sort_by(|one, other| {
-                is_slot(one).cmp(&is_slot(other)).then_with(|| if is_slot(one) { by_worth(one, other) } else { by_load(one, other) })
+                is_slot(one)
+                    .cmp(&is_slot(other))
+                    .then_with(|| if is_slot(one) { by_worth(one, other) } else { by_load(one, other) })
             }),
             Way::Cheapest | Way::CheapSlots => pieces.sort_by(by_worth),
             Way::Slots | Way::Search => pieces.sort_by(by_load),
@@ -280,7 +296,8 @@ impl<'p> Filling<'p, '_> {
                 continue;
             }
             let is_key = matches!(piece, Piece::Key(_));
-            if piece.bytes() > self.bytes_left || (is_key && self.keys_left == 0) || self.slots.contains(&piece.slot()) {
+            if piece.bytes() > self.bytes_left || (is_key && self.keys_left == 0) || self.slots.contains(&piece.slot())
+            {
                 continue;
             }
             let Some(to) = self.target(id, piece) else { continue };
@@ -309,21 +326,24 @@ impl<'p> Filling<'p, '_> {
         });
     }
 
-    /// Looks for places for some of these pieces (the largest first) so that all of these nodes are at their goals, or else at their limits. It leaves nodes that
-    /// leave, and many nodes at once, to the greedy ways.
+    /// Looks for places for some of these pieces (the largest first) so that all of these nodes are at their goals, or
+    /// else at their limits. It leaves nodes that leave, and many nodes at once, to the greedy ways.
     fn search(&mut self, over: &[NodeId], pieces: &[(NodeId, Piece<'p>)]) {
         if over.len() > SEARCHED_TARGETS || over.iter().any(|id| self.fleet.nodes[id].node.state == State::Leaving) {
             return;
         }
         let room = |id: &NodeId| self.fleet.nodes[id].goal - self.loads[id];
-        let mut targets: Vec<NodeId> = self.loads.keys().copied().filter(|id| over.contains(id) || room(id) > 0.0).collect();
+        let mut targets: Vec<NodeId> =
+            self.loads.keys().copied().filter(|id| over.contains(id) || room(id) > 0.0).collect();
         targets.sort_by(|one, other| room(other).total_cmp(&room(one)).then(one.cmp(other)));
         targets.truncate(SEARCHED_TARGETS);
         for most in [|place: &Place<'_>| place.goal, |place: &Place<'_>| place.limit] {
             if self.search_on(over, &targets, pieces, most, &mut { STEPS }) {
-                // A piece that fitted when it was taken may not fit in the end: other sources have filled the target further.
+                // A piece that fitted when it was taken may not fit in the end: other sources have filled the target
+                // further.
                 let fullness = |id: &NodeId| self.fleet.nodes[id].fullness(self.loads[id]);
-                if self.shifts.iter().any(|shift| fullness(&shift.to) > self.fleet.nodes[&shift.from].fullness_before()) {
+                if self.shifts.iter().any(|shift| fullness(&shift.to) > self.fleet.nodes[&shift.from].fullness_before())
+                {
                     for shift in std::mem::take(&mut self.shifts) {
                         self.give_back(shift);
                     }
@@ -350,11 +370,14 @@ impl<'p> Filling<'p, '_> {
             return true;
         }
         let rest = |id: &NodeId| pieces.iter().filter(|(at, _)| at == id).map(|(_, piece)| piece.load()).sum::<f64>();
-        let Some(((id, piece), others)) = pieces.split_first().filter(|_| over.iter().all(|id| need(self, id) <= rest(id))) else {
+        let Some(((id, piece), others)) =
+            pieces.split_first().filter(|_| over.iter().all(|id| need(self, id) <= rest(id)))
+        else {
             return false;
         };
         let is_key = matches!(piece, Piece::Key(_));
-        let may = piece.bytes() <= self.bytes_left && (!is_key || self.keys_left > 0) && !self.slots.contains(&piece.slot());
+        let may =
+            piece.bytes() <= self.bytes_left && (!is_key || self.keys_left > 0) && !self.slots.contains(&piece.slot());
         if may && need(self, id) > 0.0 {
             for to in targets {
                 if self.fits(&self.fleet.nodes[id], piece, &self.fleet.nodes[to], self.loads[to]) {
@@ -406,7 +429,8 @@ impl<'p> Filling<'p, '_> {
     /// The target of a piece: of the nodes where it fits, the one that is then least full.
     fn target(&self, from: NodeId, piece: &Piece<'_>) -> Option<NodeId> {
         let source = &self.fleet.nodes[&from];
-        // Home is cheaper than anywhere else: it takes an exception away. A slot that a node gives has no business at its own.
+        // Home is cheaper than anywhere else: it takes an exception away. A slot that a node gives has no business at
+        // its own.
         let home = match piece {
             Piece::Key(key) if key.at != key.home => Some(key.home),
             _ => None,
@@ -422,7 +446,8 @@ impl<'p> Filling<'p, '_> {
     }
 
     fn ended(mut self, way: Way, over: &[NodeId]) -> Attempt<'p> {
-        let relieves = over.iter().all(|id| self.excess(*id) <= 0.0) || self.fleet.planted.is(Bug::InfeasibleTakenForFeasible);
+        let relieves =
+            over.iter().all(|id| self.excess(*id) <= 0.0) || self.fleet.planted.is(Bug::InfeasibleTakenForFeasible);
         if !relieves {
             self.keep_what_helps(over);
         }
@@ -440,7 +465,8 @@ impl<'p> Filling<'p, '_> {
             }
         }
         price.total += sources.values().sum::<f64>();
-        let fullest = over.iter().filter(|id| !self.leaving.contains_key(id)).map(|id| self.fullness(*id)).fold(0.0, f64::max);
+        let fullest =
+            over.iter().filter(|id| !self.leaving.contains_key(id)).map(|id| self.fullness(*id)).fold(0.0, f64::max);
         let excess = over.iter().map(|id| self.excess(*id)).sum();
         Attempt { way, relieves, fullest, excess, price, shifts: self.shifts }
     }
@@ -452,12 +478,15 @@ impl<'p> Filling<'p, '_> {
     /// The part by which a node is still over its limit, or of its pieces that stay where it leaves.
     fn excess(&self, id: NodeId) -> f64 {
         match self.leaving.get(&id) {
-            Some(pieces) => (pieces - self.shifts.iter().filter(|shift| shift.from == id).count()) as f64 / (*pieces).max(1) as f64,
+            Some(pieces) => {
+                (pieces - self.shifts.iter().filter(|shift| shift.from == id).count()) as f64 / (*pieces).max(1) as f64
+            }
             None => (self.fullness(id) - 1.0).max(0.0),
         }
     }
 
-    /// Moves that do not help the node that they leave are not worth their price. One node that nothing helps is no reason to leave the others as they are.
+    /// Moves that do not help the node that they leave are not worth their price. One node that nothing helps is no
+    /// reason to leave the others as they are.
     fn keep_what_helps(&mut self, over: &[NodeId]) {
         let helps = |id: NodeId| {
             let is_lower = || self.fullness(id) <= (self.fleet.nodes[&id].fullness_before() * HELPS).max(1.0);
@@ -465,7 +494,8 @@ impl<'p> Filling<'p, '_> {
             self.leaving.contains_key(&id) || is_lower() || self.shifts.iter().any(|shift| shift.to == id)
         };
         let useless: BTreeSet<NodeId> = over.iter().copied().filter(|id| !helps(*id)).collect();
-        let (kept, back) = std::mem::take(&mut self.shifts).into_iter().partition(|shift| !useless.contains(&shift.from));
+        let (kept, back) =
+            std::mem::take(&mut self.shifts).into_iter().partition(|shift| !useless.contains(&shift.from));
         self.shifts = kept;
         let back: Vec<Shift<'p>> = back;
         back.into_iter().for_each(|shift| self.give_back(shift));
@@ -522,7 +552,10 @@ fn homecoming(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, over: &
         let place = &fleet.nodes[&key.home];
         let load = loads.entry(key.home).or_insert(place.load);
         let bytes = taken.entry(key.home).or_default();
-        if (*load + key.load() > place.goal && key.load() > 0.0) || !place.has_memory(*bytes, key.bytes) || key.bytes > bytes_left {
+        if (*load + key.load() > place.goal && key.load() > 0.0)
+            || !place.has_memory(*bytes, key.bytes)
+            || key.bytes > bytes_left
+        {
             continue;
         }
         bytes_left -= key.bytes;

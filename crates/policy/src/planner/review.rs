@@ -1,6 +1,7 @@
 //! A decision in hindsight: whether it helped, and whether it is worth to be taken back.
 //!
-//! Only the nodes of the decision count. Others may be full for reasons of their own, and a new plan is the answer to those.
+//! Only the nodes of the decision count. Others may be full for reasons of their own, and a new plan is the answer to
+//! those.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,9 +31,11 @@ pub struct Effect {
     pub after: f64,
     /// Requests per second that should have left the nodes that gave something.
     pub promised: f64,
-    /// Requests per second that they have lost, negative if they have more. If the whole fleet has more to do, their even part of that is left out.
+    /// Requests per second that they have lost, negative if they have more. If the whole fleet has more to do, their
+    /// even part of that is left out.
     pub relief: f64,
-    /// The promised and the measured relief of nodes with too little memory, bytes. None: the decision relieved no memory.
+    /// The promised and the measured relief of nodes with too little memory, bytes. None: the decision relieved no
+    /// memory.
     pub bytes: Option<(u64, u64)>,
 }
 
@@ -42,7 +45,8 @@ pub fn nodes_of(steps: &[Step]) -> BTreeSet<NodeId> {
     steps.iter().flat_map(|step| [step.from, step.to]).collect()
 }
 
-/// The fullest of these nodes, as a part of its limit. Nodes with next to nothing to do, and those that are to have nothing, do not count.
+/// The fullest of these nodes, as a part of its limit. Nodes with next to nothing to do, and those that are to have
+/// nothing, do not count.
 #[must_use]
 pub fn fullest_at(problem: &Problem, nodes: &BTreeSet<NodeId>) -> f64 {
     fullest(&Fleet::of(problem, Planted::default()), nodes, &BTreeMap::new())
@@ -63,7 +67,9 @@ fn fullest(fleet: &Fleet<'_>, nodes: &BTreeSet<NodeId>, shifted: &BTreeMap<NodeI
 pub fn review(problem: &Problem, plan: &Plan, before: f64) -> Review {
     let fleet = Fleet::of(problem, Planted::default());
     let nodes = nodes_of(&plan.steps);
-    let is_quiet = |id: &NodeId| fleet.nodes.get(id).is_some_and(|place| matches!(place.node.state, State::Ready | State::Leaving));
+    let is_quiet = |id: &NodeId| {
+        fleet.nodes.get(id).is_some_and(|place| matches!(place.node.state, State::Ready | State::Leaving))
+    };
     if !nodes.iter().all(is_quiet) {
         return Review::Unclear;
     }
@@ -75,7 +81,9 @@ pub fn review(problem: &Problem, plan: &Plan, before: f64) -> Review {
     let moved: f64 = for_requests().map(|step| step.load).sum();
     let seen: f64 = for_requests().map(|step| load_now(problem, step)).sum();
     match () {
-        () if relief < promised / 2.0 || bytes.is_some_and(|(promised, relief)| relief < promised / 2) => Review::Unhelpful(effect),
+        () if relief < promised / 2.0 || bytes.is_some_and(|(promised, relief)| relief < promised / 2) => {
+            Review::Unhelpful(effect)
+        }
         () if for_requests().next().is_none() => Review::Helped(effect),
         () if after < before * (1.0 - NOISE) || after <= 1.0 + NOISE => Review::Helped(effect),
         () if seen < moved / 2.0 => Review::Gone(effect),
@@ -92,7 +100,9 @@ fn relief(problem: &Problem, plan: &Plan) -> (f64, f64) {
     }
     given.retain(|_, load| *load > 0.0);
     let of = |loads: &mut dyn Iterator<Item = (NodeId, f64)>| {
-        loads.fold((0.0, 0.0), |(all, own), (id, load)| (all + load, own + if given.contains_key(&id) { load } else { 0.0 }))
+        loads.fold((0.0, 0.0), |(all, own), (id, load)| {
+            (all + load, own + if given.contains_key(&id) { load } else { 0.0 })
+        })
     };
     let (all_before, before) = of(&mut plan.nodes.iter().map(|node| (node.node, node.before)));
     let (all_now, now) = of(&mut problem.nodes.iter().map(|node| (node.id, node.load)));
@@ -104,8 +114,10 @@ fn relief(problem: &Problem, plan: &Plan) -> (f64, f64) {
 fn bytes(problem: &Problem, plan: &Plan) -> Option<(u64, u64)> {
     let steps = || plan.steps.iter().filter(|step| step.need == Need::Memory);
     let sources: BTreeSet<NodeId> = steps().map(|step| step.from).collect();
-    let before: u64 = plan.nodes.iter().filter(|node| sources.contains(&node.node)).filter_map(|node| Some(node.memory?.0)).sum();
-    let now: u64 = problem.nodes.iter().filter(|node| sources.contains(&node.id)).filter_map(|node| Some(node.memory?.0)).sum();
+    let before: u64 =
+        plan.nodes.iter().filter(|node| sources.contains(&node.node)).filter_map(|node| Some(node.memory?.0)).sum();
+    let now: u64 =
+        problem.nodes.iter().filter(|node| sources.contains(&node.id)).filter_map(|node| Some(node.memory?.0)).sum();
     steps().next().is_some().then(|| (steps().map(|step| step.bytes).sum(), before.saturating_sub(now)))
 }
 
@@ -153,7 +165,10 @@ pub fn undo(problem: &Problem, steps: Vec<Step>) -> Result<Plan, &'static str> {
     let (plan, _, bytes) = plan_of(&fleet, steps.into_iter().map(back).collect());
     let place = |id: &NodeId| fleet.nodes.get(id);
     match () {
-        () if !nodes_of(&plan.steps).iter().all(|id| place(id).is_some_and(|place| matches!(place.node.state, State::Ready))) => {
+        () if !nodes_of(&plan.steps)
+            .iter()
+            .all(|id| place(id).is_some_and(|place| matches!(place.node.state, State::Ready))) =>
+        {
             Err("one of its nodes has left, is down, or takes part in a move now")
         }
         () if bytes.iter().any(|(to, bytes)| place(to).is_some_and(|place| !place.has_memory(0, *bytes))) => {
@@ -184,14 +199,19 @@ fn plan_of(fleet: &Fleet<'_>, steps: Vec<Step>) -> (Plan, BTreeMap<NodeId, f64>,
         *bytes.entry(step.to).or_default() += step.bytes;
     }
     let nodes = fleet.outlook(&steps);
-    (Plan { verdict: Verdict::Partly, nodes, steps, price, alternatives: Vec::new(), advice: Vec::new() }, shifted, bytes)
+    (
+        Plan { verdict: Verdict::Partly, nodes, steps, price, alternatives: Vec::new(), advice: Vec::new() },
+        shifted,
+        bytes,
+    )
 }
 
 fn of_key<'p>(problem: &'p Problem, key: &Name) -> Option<&'p super::KeyAt> {
     problem.keys.iter().find(|known| known.key == *key)
 }
 
-/// The load now of something that was moved. Slots are in a problem only while their node is full: they count as they were.
+/// The load now of something that was moved. Slots are in a problem only while their node is full: they count as they
+/// were.
 fn load_now(problem: &Problem, step: &Step) -> f64 {
     match &step.what {
         What::Key { key, .. } => of_key(problem, key).map_or(0.0, |known| known.load()),
@@ -206,24 +226,52 @@ mod tests {
     use crate::topology::Slot;
 
     fn node(id: u16, load: f64, state: State) -> Node {
-        Node { id: NodeId(id), load, lasting: load, weight: 1, capacity: Some(1000.0), memory: Some((100, 1000)), keys: 10, state }
+        Node {
+            id: NodeId(id),
+            load,
+            lasting: load,
+            weight: 1,
+            capacity: Some(1000.0),
+            memory: Some((100, 1000)),
+            keys: 10,
+            state,
+        }
     }
 
     fn key(at: u16, writes: f64) -> KeyAt {
         let (slot, at, home) = (Slot::new(7).expect("a slot"), NodeId(at), NodeId(0));
-        KeyAt { key: b"k"[..].into(), slot, at, home, reads: 0.0, writes, copied: 0.0, bytes: 100, is_cold: false, stays: None }
+        KeyAt {
+            key: b"k"[..].into(),
+            slot,
+            at,
+            home,
+            reads: 0.0,
+            writes,
+            copied: 0.0,
+            bytes: 100,
+            is_cold: false,
+            stays: None,
+        }
     }
 
-    /// A key of 400 requests went from node 0, which had `before`, to node 1; the third node is overfull whatever happens. Limits are 900.
+    /// A key of 400 requests went from node 0, which had `before`, to node 1; the third node is overfull whatever
+    /// happens. Limits are 900.
     fn moved(before: f64, loads: [f64; 2], key_now: f64) -> (Problem, Plan) {
-        let nodes = vec![node(0, loads[0], State::Ready), node(1, loads[1], State::Ready), node(2, 5000.0, State::Ready)];
+        let nodes =
+            vec![node(0, loads[0], State::Ready), node(1, loads[1], State::Ready), node(2, 5000.0, State::Ready)];
         let key = key(1, key_now);
         let what = What::Key { key: key.key.clone(), slot: key.slot, is_cold: false };
         let steps = vec![Step { what, from: NodeId(0), to: NodeId(1), load: 400.0, bytes: 100, need: Need::Requests }];
         let outlook = |(id, before)| Outlook { node: NodeId(id), before, after: 0.0, limit: 900.0, memory: None };
         let nodes_then = [(0, before), (1, 100.0), (2, 5000.0)].map(outlook).to_vec();
-        let plan =
-            Plan { verdict: Verdict::Relieved, steps, price: Price::default(), nodes: nodes_then, alternatives: vec![], advice: vec![] };
+        let plan = Plan {
+            verdict: Verdict::Relieved,
+            steps,
+            price: Price::default(),
+            nodes: nodes_then,
+            alternatives: vec![],
+            advice: vec![],
+        };
         (Problem { nodes, slots: Vec::new(), keys: vec![key], knobs: Knobs::default() }, plan)
     }
 
@@ -246,7 +294,9 @@ mod tests {
     fn less_than_half_of_the_promised_relief_is_a_failure() {
         // The node is less full, and not because of the 400 requests that were promised.
         let (problem, plan) = moved(1300.0, [1150.0, 250.0], 400.0);
-        let Review::Unhelpful(Effect { promised, relief, .. }) = review(&problem, &plan, 1.44) else { panic!("it has failed") };
+        let Review::Unhelpful(Effect { promised, relief, .. }) = review(&problem, &plan, 1.44) else {
+            panic!("it has failed")
+        };
         assert_eq!((promised, relief), (400.0, 150.0));
         // Load that has ended is a failure, too, if the node's total is as it was: it never was that load.
         let (problem, plan) = moved(1300.0, [1300.0, 100.0], 0.0);
@@ -254,7 +304,9 @@ mod tests {
         // The whole fleet has twice as much to do: the node would have 2,600.
         let (mut problem, plan) = moved(1300.0, [1700.0, 1000.0], 800.0);
         problem.nodes[2].load = 10_100.0;
-        let Review::Unhelpful(Effect { relief, .. }) = review(&problem, &plan, 1.44) else { panic!("it is over its limit") };
+        let Review::Unhelpful(Effect { relief, .. }) = review(&problem, &plan, 1.44) else {
+            panic!("it is over its limit")
+        };
         assert_eq!(relief, 450.0);
     }
 

@@ -1,4 +1,5 @@
-//! What all workers have counted, weighed over time: SwitchKV's periodic report, `L = a f + (1 - a) L'` for each segment.
+//! What all workers have counted, weighed over time: SwitchKV's periodic report, `L = a f + (1 - a) L'` for each
+//! segment.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +9,8 @@ use crate::topology::NodeId;
 /// How segments are weighed.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Weights {
-    /// Share of the newest segment in what is reported. The paper leaves it open: half means that a key which is not used any more has an eighth of its load after three
-    /// segments.
+    /// Share of the newest segment in what is reported. The paper leaves it open: half means that a key which is not
+    /// used any more has an eighth of its load after three segments.
     pub newest: f64,
     /// Keys of each node that are remembered.
     pub keys_max: usize,
@@ -162,7 +163,8 @@ impl OfNode {
                 reply_bytes: counted.reply_bytes as f64 * scale,
                 busy: counted.us as f64 * scale / 1e6,
             };
-            let hot = self.keys.entry(hash).or_insert(Hot { hash, database, name, seconds: 0.0, rates: Rates::default() });
+            let hot =
+                self.keys.entry(hash).or_insert(Hot { hash, database, name, seconds: 0.0, rates: Rates::default() });
             hot.rates = hot.rates.weighed(weight, |own, other| own + other, seen);
         }
         if self.keys.len() > weights.keys_max {
@@ -176,7 +178,9 @@ impl OfNode {
 
     fn hottest(&self, keys: usize) -> Vec<Hot> {
         let mut all: Vec<Hot> = self.keys.values().copied().collect();
-        all.sort_unstable_by(|one, other| other.rates.commands().total_cmp(&one.rates.commands()).then(one.hash.cmp(&other.hash)));
+        all.sort_unstable_by(|one, other| {
+            other.rates.commands().total_cmp(&one.rates.commands()).then(one.hash.cmp(&other.hash))
+        });
         all.truncate(keys);
         all
     }

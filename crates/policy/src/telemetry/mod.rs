@@ -1,18 +1,20 @@
 //! Which keys of each node are used most: what SwitchKV's trackers report (NSDI 2016, section 3.3).
 //!
-//! - [`Segment`] counts what one worker sends to one node in one segment of time, a second say. It knows a bounded number of keys, and costs the same for each use.
+//! - [`Segment`] counts what one worker sends to one node in one segment of time, a second say. It knows a bounded
+//!   number of keys, and costs the same for each use.
 //! - [`Board`] adds the segments of all workers, and weighs them over time: the paper's periodic report.
-//! - [`Recent`] has the last commands of one worker to one node, and notices a key among them at once: the paper's instant report.
+//! - [`Recent`] has the last commands of one worker to one node, and notices a key among them at once: the paper's
+//!   instant report.
 //!
 //! Workers share no counters. Each fills segments of its own, and hands them over when they end.
 //!
-//! A key is a hash here, of its name and its database ([`Identity`]). Whoever calls makes it with a seed of his own, so that nobody can make keys that fall together. The
-//! name is kept for people, as far as it is short.
+//! A key is a hash here, of its name and its database ([`Identity`]). Whoever calls makes it with a seed of his own, so
+//! that nobody can make keys that fall together. The name is kept for people, as far as it is short.
 //!
 //! What a hot copy answers counts for the key, and not for the node.
 //!
-//! Not a count-min sketch, nor HeavyKeeper: those say how often a given key was used, and have to be asked with its name. Space-saving holds the keys, and what it says
-//! of one is never more than was seen.
+//! Not a count-min sketch, nor HeavyKeeper: those say how often a given key was used, and have to be asked with its
+//! name. Space-saving holds the keys, and what it says of one is never more than was seen.
 
 mod board;
 mod recent;

@@ -1,15 +1,16 @@
-//! SwitchKV's instant report: a key that makes up a part of the last commands to a node is noticed at once, and not at the end of a segment.
+//! SwitchKV's instant report: a key that makes up a part of the last commands to a node is noticed at once, and not at
+//! the end of a segment.
 //!
-//! The commands are a ring of hashes. How often each is in it stands in a table of counters that keys share: where one is high enough the ring is looked through, so
-//! nothing is reported by mistake.
+//! The commands are a ring of hashes. How often each is in it stands in a table of counters that keys share: where one
+//! is high enough the ring is looked through, so nothing is reported by mistake.
 
 use std::collections::BTreeMap;
 
 /// Cells of the table. More than commands in the ring, so that keys seldom share one.
 const CELLS: usize = 1024;
 
-/// The ring is looked through when a counter is at the threshold, and at each of so many above it: a key that is hot already costs no look each time. A key that
-/// shares its cell with others is noticed that much later, at most.
+/// The ring is looked through when a counter is at the threshold, and at each of so many above it: a key that is hot
+/// already costs no look each time. A key that shares its cell with others is noticed that much later, at most.
 const LOOK_EVERY: u8 = 8;
 
 /// The last commands of one worker to one node.
@@ -23,8 +24,8 @@ pub struct Recent {
 }
 
 impl Recent {
-    /// The paper's: the last 200 commands, of which more than 8 are for one key. Of so many workers each has its share of the commands; who adds up what they report
-    /// says whether it is enough.
+    /// The paper's: the last 200 commands, of which more than 8 are for one key. Of so many workers each has its share
+    /// of the commands; who adds up what they report says whether it is enough.
     #[must_use]
     pub fn of_one_in(workers: usize) -> Self {
         let workers = workers.max(1);
@@ -74,7 +75,8 @@ impl Notices {
     /// The paper's: more than 8 of the last 200.
     const ENOUGH: u32 = 9;
 
-    /// A worker has noticed a key so often. Says whether that is enough with what others have noticed; the key is forgotten then.
+    /// A worker has noticed a key so often. Says whether that is enough with what others have noticed; the key is
+    /// forgotten then.
     pub fn add(&mut self, worker: usize, hash: u64, count: u8) -> bool {
         let of_key = self.0.entry(hash).or_default();
         of_key.insert(worker, count);
@@ -121,7 +123,8 @@ mod tests {
         assert!(noticed.iter().all(|(_, hash, _)| *hash == u64::MAX));
         // Every 26th: never more than eight.
         let mut recent = Recent::of_one_in(1);
-        let rare = (0..4000_u64).filter_map(|number| recent.note(if number % 26 == 0 { u64::MAX } else { number << 20 | 1 }));
+        let rare =
+            (0..4000_u64).filter_map(|number| recent.note(if number % 26 == 0 { u64::MAX } else { number << 20 | 1 }));
         assert_eq!(rare.count(), 0);
     }
 
@@ -136,7 +139,8 @@ mod tests {
     #[test]
     fn workers_have_shares() {
         let mut of_four = Recent::of_one_in(4);
-        let noticed: Vec<_> = (0..50_u64).filter_map(|number| of_four.note(if number % 10 == 0 { 5 } else { 1000 + number })).collect();
+        let noticed: Vec<_> =
+            (0..50_u64).filter_map(|number| of_four.note(if number % 10 == 0 { 5 } else { 1000 + number })).collect();
         assert_eq!(noticed, [3], "nine of two hundred are three of fifty at one of them at least");
     }
 }

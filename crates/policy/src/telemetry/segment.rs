@@ -1,11 +1,13 @@
-//! Space-saving (Metwally et al., ICDT 2005), as SwitchKV has it: the keys that were used most among all that were used, in memory for a few.
+//! Space-saving (Metwally et al., ICDT 2005), as SwitchKV has it: the keys that were used most among all that were
+//! used, in memory for a few.
 //!
-//! Keys with equal counts are in one bucket, the oldest first, and buckets are in the order of their counts. A use moves its key to the end of the next bucket. A key
-//! that is not known takes the place of the oldest in the lowest bucket, and the count of that one: it may have been used as often before. So a count is never too low,
-//! and too high by no more than all uses over the number of keys that are known.
+//! Keys with equal counts are in one bucket, the oldest first, and buckets are in the order of their counts. A use
+//! moves its key to the end of the next bucket. A key that is not known takes the place of the oldest in the lowest
+//! bucket, and the count of that one: it may have been used as often before. So a count is never too low, and too high
+//! by no more than all uses over the number of keys that are known.
 //!
-//! What was *seen* of a key since it took its place is counted beside that, and never too high. Whoever reports goes by that: among many keys that are used once each
-//! all counts are high, and nothing was seen.
+//! What was *seen* of a key since it took its place is counted beside that, and never too high. Whoever reports goes by
+//! that: among many keys that are used once each all counts are high, and nothing was seen.
 
 use super::{Identity, Name};
 
@@ -65,7 +67,18 @@ impl Counted {
 
     fn new(key: Identity<'_>, error: u32) -> Self {
         let Identity { hash, database, key } = key;
-        Self { hash, database, name: Name::of(key), reads: 0, hits: 0, writes: 0, bytes: 0, reply_bytes: 0, us: 0, error }
+        Self {
+            hash,
+            database,
+            name: Name::of(key),
+            reads: 0,
+            hits: 0,
+            writes: 0,
+            bytes: 0,
+            reply_bytes: 0,
+            us: 0,
+            error,
+        }
     }
 }
 
@@ -178,7 +191,8 @@ impl Segment {
         counted.bytes += u64::from(used.bytes);
     }
 
-    /// A use is over: so many bytes have answered it, and the node had it for so many microseconds. Nothing is known of a key that has lost its place meanwhile.
+    /// A use is over: so many bytes have answered it, and the node had it for so many microseconds. Nothing is known of
+    /// a key that has lost its place meanwhile.
     pub fn answered(&mut self, hash: u64, bytes: u64, us: u64) {
         if let Ok(at) = self.find(hash) {
             let counted = &mut self.entries[usize::from(at)].counted;

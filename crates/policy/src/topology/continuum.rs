@@ -1,8 +1,9 @@
 //! twemproxy's continuum: key -> hash -> arc (ketama) or place (modula) -> slot.
 //!
-//! A slot is a set of arcs, or of places, that had one owner when it was made. So owners stay an array by slot, and moves, cursors and records work as they
-//! do for CRC16. The points are those of nutcracker to the bit: its shares are computed in single precision, so that 25 equal servers have 156 points
-//! each and not 160. A list computed exactly would put every sixtieth key at another server.
+//! A slot is a set of arcs, or of places, that had one owner when it was made. So owners stay an array by slot, and
+//! moves, cursors and records work as they do for CRC16. The points are those of nutcracker to the bit: its shares are
+//! computed in single precision, so that 25 equal servers have 156 points each and not 160. A list computed exactly
+//! would put every sixtieth key at another server.
 //!
 //! Not the owner itself in the table: then a move of an arc would rewrite the table, and nothing could name what moves.
 
@@ -46,7 +47,8 @@ impl Distribution {
     }
 }
 
-/// The part of a placement that never changes in the life of a fleet: with another one nearly every key would belong to another server.
+/// The part of a placement that never changes in the life of a fleet: with another one nearly every key would belong to
+/// another server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct Scheme {
     /// The hash of keys.
@@ -118,7 +120,10 @@ impl fmt::Display for ContinuumError {
                  weights, one that shares factors with the old sum"
             ),
             Self::NoNumbersLeft { needed, free } => {
-                write!(f, "the new list of servers needs {needed} more slots and {free} numbers are free; change fewer servers at once")
+                write!(
+                    f,
+                    "the new list of servers needs {needed} more slots and {free} numbers are free; change fewer servers at once"
+                )
             }
             Self::Damaged(why) => write!(f, "the stored continuum {why}"),
         }
@@ -183,7 +188,8 @@ impl Continuum {
             return None;
         }
         let mut by_slot = vec![next; self.homes.len()];
-        // Twice around, because behind the last arc comes the first. The second time `next` is right, and the first arc of a slot is written last.
+        // Twice around, because behind the last arc comes the first. The second time `next` is right, and the first arc
+        // of a slot is written last.
         for slot in self.table.slots().iter().rev().chain(self.table.slots().iter().rev()) {
             let home = usize::from(self.homes[slot.index()]);
             if fit[home] {
@@ -234,11 +240,17 @@ impl fmt::Debug for Continuum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { scheme, servers, homes, table } = self;
         let (slots, arcs) = (homes.len(), table.slots.len());
-        f.debug_struct("Continuum").field("scheme", scheme).field("servers", servers).field("slots", &slots).field("arcs", &arcs).finish()
+        f.debug_struct("Continuum")
+            .field("scheme", scheme)
+            .field("servers", servers)
+            .field("slots", &slots)
+            .field("arcs", &arcs)
+            .finish()
     }
 }
 
-/// A continuum as it is kept beside the map. It is kept whole and not computed anew, because its slots may come of several lists of servers.
+/// A continuum as it is kept beside the map. It is kept whole and not computed anew, because its slots may come of
+/// several lists of servers.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct StoredContinuum {
     scheme: Scheme,
@@ -261,7 +273,8 @@ impl TryFrom<StoredContinuum> for Continuum {
         if sorted != servers {
             return damaged("lists its servers in another order than nutcracker's");
         }
-        if homes.is_empty() || homes.len() > SLOT_COUNT || homes.iter().any(|home| usize::from(*home) >= servers.len()) {
+        if homes.is_empty() || homes.len() > SLOT_COUNT || homes.iter().any(|home| usize::from(*home) >= servers.len())
+        {
             return damaged("has slots without a server");
         }
         let mut has_arcs = vec![false; homes.len()];
@@ -370,7 +383,8 @@ impl Arcs {
         if places > PLACES_MAX as u64 {
             return Err(ContinuumError::TooManyPlaces(places));
         }
-        let places = servers.iter().enumerate().flat_map(|(at, server)| std::iter::repeat_n(at as u16, server.weight as usize));
+        let places =
+            servers.iter().enumerate().flat_map(|(at, server)| std::iter::repeat_n(at as u16, server.weight as usize));
         Ok(Self { points: Vec::new(), servers: places.collect() })
     }
 
@@ -381,7 +395,8 @@ impl Arcs {
     }
 }
 
-/// The first table over these arcs: slots in order of their servers, each with one arc, or with several of one server where there are too many.
+/// The first table over these arcs: slots in order of their servers, each with one arc, or with several of one server
+/// where there are too many.
 fn by_server(arcs: &Arcs, servers: usize) -> (Table, Vec<u16>) {
     let mut of_server: Vec<Vec<usize>> = vec![Vec::new(); servers];
     for (arc, server) in arcs.servers.iter().enumerate() {
@@ -450,7 +465,11 @@ mod tests {
     fn slots_have_one_server_each_and_leave_free_numbers() {
         for count in [1, 2, 25, 51, 52, 300, MAX_NODES] {
             let continuum = of(Distribution::Ketama, servers(count));
-            assert!(continuum.slots() <= FIRST_SLOTS_MAX + MAX_NODES, "{count} servers have {} slots", continuum.slots());
+            assert!(
+                continuum.slots() <= FIRST_SLOTS_MAX + MAX_NODES,
+                "{count} servers have {} slots",
+                continuum.slots()
+            );
             let arcs = Arcs::ketama(&continuum.servers);
             for (point, server) in arcs.points.iter().zip(&arcs.servers) {
                 let slot = continuum.table.slot_at(*point);

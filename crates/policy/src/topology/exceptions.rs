@@ -1,9 +1,10 @@
 //! Keys that live elsewhere than their slot: the exceptions.
 //!
-//! A directory of these keys and no others, by slot, and a bit per slot that says whether it has any. So a key of a slot without exceptions costs one
-//! branch more while there are none at all, and one bit while there are some. Names and not fingerprints: what is asked of it is also which keys
-//! match a pattern, and which ones have to leave a node. An entry says nothing of whether the key exists: a key that was deleted where it lives is made
-//! anew there. Only a move makes an entry or takes one away.
+//! A directory of these keys and no others, by slot, and a bit per slot that says whether it has any. So a key of a
+//! slot without exceptions costs one branch more while there are none at all, and one bit while there are some. Names
+//! and not fingerprints: what is asked of it is also which keys match a pattern, and which ones have to leave a node.
+//! An entry says nothing of whether the key exists: a key that was deleted where it lives is made anew there. Only a
+//! move makes an entry or takes one away.
 //!
 //! Not a second map of key ranges or patterns: a pattern would also be about keys that nobody has moved.
 
@@ -38,7 +39,8 @@ type Page = [Option<Keys>; PAGE];
 
 /// The directory. Every key in it lives at another node than the owner of its slot.
 ///
-/// Two topologies share what is alike in both. So a change costs one page and the keys of its slots, and so does finding out what has changed.
+/// Two topologies share what is alike in both. So a change costs one page and the keys of its slots, and so does
+/// finding out what has changed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Exceptions {
     /// A bit per slot.
@@ -52,7 +54,12 @@ pub(super) struct Exceptions {
 
 impl Exceptions {
     fn new() -> Self {
-        Self { marked: Box::new([0; WORDS]), pages: Box::new([const { None }; SLOT_COUNT / PAGE]), counts: BTreeMap::new(), bytes: 0 }
+        Self {
+            marked: Box::new([0; WORDS]),
+            pages: Box::new([const { None }; SLOT_COUNT / PAGE]),
+            counts: BTreeMap::new(),
+            bytes: 0,
+        }
     }
 
     #[inline]
@@ -170,8 +177,8 @@ impl Topology {
         if exceptions.has(slot) { exceptions.find(slot, key) } else { None }
     }
 
-    /// The node at which a key lives: that of its exception, or else the owner of its slot. For channels, which have no exceptions, see
-    /// [`Topology::owner_of`].
+    /// The node at which a key lives: that of its exception, or else the owner of its slot. For channels, which have no
+    /// exceptions, see [`Topology::owner_of`].
     #[inline]
     #[must_use]
     pub fn lives_at(&self, key: &[u8]) -> NodeId {
@@ -205,11 +212,13 @@ impl Topology {
         self.exceptions.iter().flat_map(move |exceptions| exceptions.keys(slot)).map(|(key, node)| (key, *node))
     }
 
-    /// What differs from an earlier topology: keys that live elsewhere now and where, and (`None`) those that do not any more. It takes time for what
-    /// differs, if this one was made of the earlier one.
+    /// What differs from an earlier topology: keys that live elsewhere now and where, and (`None`) those that do not
+    /// any more. It takes time for what differs, if this one was made of the earlier one.
     #[must_use]
     pub fn exceptions_since(&self, earlier: &Self) -> Vec<(Arc<[u8]>, Option<NodeId>)> {
-        let page = |topology: &Self, number: usize| topology.exceptions.as_ref().and_then(|exceptions| exceptions.pages[number].clone());
+        let page = |topology: &Self, number: usize| {
+            topology.exceptions.as_ref().and_then(|exceptions| exceptions.pages[number].clone())
+        };
         let mut changes = Vec::new();
         for number in 0..SLOT_COUNT / PAGE {
             let (now, then) = (page(self, number), page(earlier, number));
@@ -223,12 +232,17 @@ impl Topology {
                     continue;
                 }
                 let (now, then) = (now.as_deref().unwrap_or_default(), then.as_deref().unwrap_or_default());
-                let find =
-                    |keys: &[Alone], key: &Arc<[u8]>| keys.binary_search_by(|(known, _)| known.cmp(key)).ok().map(|place| keys[place].1);
+                let find = |keys: &[Alone], key: &Arc<[u8]>| {
+                    keys.binary_search_by(|(known, _)| known.cmp(key)).ok().map(|place| keys[place].1)
+                };
                 changes.extend(
-                    now.iter().filter(|(key, node)| find(then, key) != Some(*node)).map(|(key, node)| (Arc::clone(key), Some(*node))),
+                    now.iter()
+                        .filter(|(key, node)| find(then, key) != Some(*node))
+                        .map(|(key, node)| (Arc::clone(key), Some(*node))),
                 );
-                changes.extend(then.iter().filter(|(key, _)| find(now, key).is_none()).map(|(key, _)| (Arc::clone(key), None)));
+                changes.extend(
+                    then.iter().filter(|(key, _)| find(now, key).is_none()).map(|(key, _)| (Arc::clone(key), None)),
+                );
             }
         }
         changes
@@ -251,11 +265,16 @@ impl Topology {
         self.exceptions.as_ref().and_then(|exceptions| exceptions.counts.get(&node).copied()).unwrap_or(0)
     }
 
-    /// Whether these keys could live at `target` beside the exceptions that there are. Counted as if none of them were one already.
+    /// Whether these keys could live at `target` beside the exceptions that there are. Counted as if none of them were
+    /// one already.
     ///
     /// # Errors
     /// If they are too many, or their names too long.
-    pub fn room_for_exceptions<'k>(&self, keys: impl IntoIterator<Item = &'k [u8]>, target: NodeId) -> Result<(), TooManyExceptions> {
+    pub fn room_for_exceptions<'k>(
+        &self,
+        keys: impl IntoIterator<Item = &'k [u8]>,
+        target: NodeId,
+    ) -> Result<(), TooManyExceptions> {
         let (mut asked, mut bytes) = (0, 0);
         for key in keys {
             if self.owner_of(key) != target {
@@ -263,15 +282,21 @@ impl Topology {
                 bytes += key.len();
             }
         }
-        let (there, bytes_there) = self.exceptions.as_ref().map_or((0, 0), |exceptions| (exceptions.count(), exceptions.bytes));
+        let (there, bytes_there) =
+            self.exceptions.as_ref().map_or((0, 0), |exceptions| (exceptions.count(), exceptions.bytes));
         let fits = asked == 0 || (there + asked <= EXCEPTIONS_MAX && bytes_there + bytes <= EXCEPTION_BYTES_MAX);
         if fits { Ok(()) } else { Err(TooManyExceptions { there, asked }) }
     }
 
-    /// The next topology, one epoch higher, in which these keys live at `target`: as exceptions, or (where it owns their slot) as all others. `slots` are
-    /// in transit no more; they keep their owner.
+    /// The next topology, one epoch higher, in which these keys live at `target`: as exceptions, or (where it owns
+    /// their slot) as all others. `slots` are in transit no more; they keep their owner.
     #[must_use]
-    pub fn keys_handed_over<'k>(&self, slots: &[Slot], keys: impl IntoIterator<Item = &'k Arc<[u8]>>, target: NodeId) -> Self {
+    pub fn keys_handed_over<'k>(
+        &self,
+        slots: &[Slot],
+        keys: impl IntoIterator<Item = &'k Arc<[u8]>>,
+        target: NodeId,
+    ) -> Self {
         debug_assert!(self.node(target).is_some(), "a key lives at a node");
         let mut next = self.clone();
         next.epoch += 1;
@@ -312,7 +337,13 @@ impl Topology {
     /// After the continuum has changed: the same keys live at the same nodes, under the slots that they have now.
     pub(super) fn sort_exceptions_anew(&mut self) {
         let Some(exceptions) = self.exceptions.take() else { return };
-        let all = exceptions.pages.iter().flatten().flat_map(|page| page.iter()).flatten().flat_map(|keys| keys.iter().cloned());
+        let all = exceptions
+            .pages
+            .iter()
+            .flatten()
+            .flat_map(|page| page.iter())
+            .flatten()
+            .flat_map(|keys| keys.iter().cloned());
         let mut by_slot: BySlot = BTreeMap::new();
         for (key, node) in all {
             by_slot.entry(self.slot_of(&key)).or_default().push((key, node));
@@ -328,8 +359,12 @@ impl Topology {
     /// This topology with the exceptions that were stored beside it.
     ///
     /// # Errors
-    /// The first thing that is wrong: a key twice, a node that does not exist, a key that lives at its slot's owner, or too many.
-    pub fn with_stored_exceptions(mut self, stored: impl IntoIterator<Item = (Arc<[u8]>, NodeId)>) -> Result<Self, PartsError> {
+    /// The first thing that is wrong: a key twice, a node that does not exist, a key that lives at its slot's owner, or
+    /// too many.
+    pub fn with_stored_exceptions(
+        mut self,
+        stored: impl IntoIterator<Item = (Arc<[u8]>, NodeId)>,
+    ) -> Result<Self, PartsError> {
         let nodes: BTreeSet<NodeId> = self.nodes.iter().map(|node| node.id).collect();
         let mut by_slot: BySlot = BTreeMap::new();
         let (mut count, mut bytes) = (0, 0);

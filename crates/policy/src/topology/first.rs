@@ -1,8 +1,8 @@
 //! Whether a slot map fits the keys that nodes hold: the map of a first start, and a stored one.
 //!
-//! A key that is anywhere else than the map looks for it is answered with nil. So a first start places slots by what the nodes hold, and asks for
-//! a look at every key where counts do not tell. A stored map is not weighed key by key: the router that stored it has put the keys there. A
-//! sample of them tells a map that belongs to other nodes.
+//! A key that is anywhere else than the map looks for it is answered with nil. So a first start places slots by what
+//! the nodes hold, and asks for a look at every key where counts do not tell. A stored map is not weighed key by key:
+//! the router that stored it has put the keys there. A sample of them tells a map that belongs to other nodes.
 
 use super::{NodeId, PlaceError, Slot, Topology};
 
@@ -87,7 +87,9 @@ mod tests {
         let even = Topology::even(&["n0:1".to_owned(), "n1:1".to_owned()]).expect("nodes");
         assert_eq!(Topology::first(&nodes(&[0, 0])), Ok(First::Even(even.clone())));
         assert_eq!(Topology::first(&nodes(&[3, 1])), Ok(First::IfKeysFit(even)));
-        assert!(matches!(Topology::first(&nodes(&[7])), Ok(First::Even(map)) if map.slots_of(NodeId(0)) == super::super::SLOT_COUNT));
+        assert!(
+            matches!(Topology::first(&nodes(&[7])), Ok(First::Even(map)) if map.slots_of(NodeId(0)) == super::super::SLOT_COUNT)
+        );
         let Ok(First::Owner(map, owner)) = Topology::first(&nodes(&[0, 9, 0])) else { panic!("the second has all") };
         assert_eq!((owner, map.ranges().collect::<Vec<_>>()), (NodeId(1), vec![(NodeId(1), 0..=16383)]));
         assert_eq!(map.nodes().len(), 3);

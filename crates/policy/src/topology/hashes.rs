@@ -1,8 +1,9 @@
 //! The hashes of keys that twemproxy knows, bit for bit as its `nutcracker` computes them.
 //!
-//! Written anew from the published definitions, with the deviations that nutcracker's results show: bytes count as signed numbers where it hashes plain
-//! `char`s, its CRC-16 never drops its upper bits, its CRC-32 keeps fifteen bits, and its 64-bit FNV hashes keep the lower half. A kept library would
-//! compute the correct hash, and so put keys at other servers than those that have them. MD5 has no such deviation, so it comes from a library.
+//! Written anew from the published definitions, with the deviations that nutcracker's results show: bytes count as
+//! signed numbers where it hashes plain `char`s, its CRC-16 never drops its upper bits, its CRC-32 keeps fifteen bits,
+//! and its 64-bit FNV hashes keep the lower half. A kept library would compute the correct hash, and so put keys at
+//! other servers than those that have them. MD5 has no such deviation, so it comes from a library.
 
 use md5::{Digest, Md5};
 
@@ -92,7 +93,9 @@ impl Hash {
         match self {
             Self::OneAtATime => one_at_a_time(bytes),
             Self::Md5 => md5_words(bytes)[0],
-            Self::Crc16 => bytes.iter().fold(0, |crc: u32, byte| (crc << 8) ^ u32::from(CRC16[usize::from((crc >> 8) as u8 ^ byte)])),
+            Self::Crc16 => bytes
+                .iter()
+                .fold(0, |crc: u32, byte| (crc << 8) ^ u32::from(CRC16[usize::from((crc >> 8) as u8 ^ byte)])),
             Self::Crc32 => (crc32(bytes) >> 16) & 0x7fff,
             Self::Crc32a => crc32(bytes),
             // Of a product modulo 2^64 the lower half depends on the lower halves alone.
@@ -241,7 +244,8 @@ fn jenkins(bytes: &[u8]) -> u32 {
     let (mut a, mut b, mut c) = (start, start, start);
     // The last block is mixed in another way also where it is whole.
     let last = (bytes.len() - 1) / 12 * 12;
-    let word = |block: &[u8; 12], at: usize| u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);
+    let word =
+        |block: &[u8; 12], at: usize| u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);
     for block in bytes[..last].as_chunks::<12>().0 {
         a = a.wrapping_add(word(block, 0));
         b = b.wrapping_add(word(block, 4));
@@ -284,7 +288,8 @@ mod tests {
         assert_eq!(Hash::by_name("random"), None);
     }
 
-    /// The results that libmemcached, from which nutcracker took its functions, has in its own tests for "apple" (`tests/hash_results.h`).
+    /// The results that libmemcached, from which nutcracker took its functions, has in its own tests for "apple"
+    /// (`tests/hash_results.h`).
     #[test]
     fn results_of_libmemcached_for_a_plain_key() {
         for (hash, result) in [

@@ -1,9 +1,10 @@
 //! Placement: key -> slot -> owner, at an epoch.
 //!
-//! A [`Topology`] is an immutable value. Whoever changes placement builds the next one, one epoch higher, and publishes it; workers
-//! swap a pointer and never lock. The owner of every slot is written out in an array instead of being computed from the list of
-//! nodes (modulo, ring, rendezvous): a lookup is one load, a slot can move alone, and a node that joins or leaves moves nothing by
-//! itself. [`Topology::place`] reconciles the map that was stored with the nodes that the user now names.
+//! A [`Topology`] is an immutable value. Whoever changes placement builds the next one, one epoch higher, and publishes
+//! it; workers swap a pointer and never lock. The owner of every slot is written out in an array instead of being
+//! computed from the list of nodes (modulo, ring, rendezvous): a lookup is one load, a slot can move alone, and a node
+//! that joins or leaves moves nothing by itself. [`Topology::place`] reconciles the map that was stored with the nodes
+//! that the user now names.
 
 mod continuum;
 mod exceptions;
@@ -18,7 +19,9 @@ mod transit;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-pub use continuum::{Continuum, ContinuumError, Distribution, FIRST_SLOTS_MAX, PLACES_MAX, Scheme, Server, StoredContinuum};
+pub use continuum::{
+    Continuum, ContinuumError, Distribution, FIRST_SLOTS_MAX, PLACES_MAX, Scheme, Server, StoredContinuum,
+};
 pub use exceptions::{EXCEPTION_BYTES_MAX, EXCEPTIONS_MAX, TooManyExceptions};
 pub use first::{First, Fit, Sample, judge};
 pub use hashes::Hash;
@@ -28,8 +31,8 @@ pub use placement::{OtherPlacement, Placement};
 pub use slot::{SLOT_COUNT, Slot, crc16_slot};
 pub use transit::{MoveId, Stage, TooManyTransits, Transit};
 
-/// A node's number: kept for its life in the state directory and never given to another node, so that it is safe as an array index
-/// (see [`Topology::node_id_bound`]) and in journals. Numbers of removed nodes leave gaps.
+/// A node's number: kept for its life in the state directory and never given to another node, so that it is safe as an
+/// array index (see [`Topology::node_id_bound`]) and in journals. Numbers of removed nodes leave gaps.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]
 pub struct NodeId(pub u16);
 
@@ -47,7 +50,8 @@ impl NodeId {
 pub struct Node {
     /// Its number.
     pub id: NodeId,
-    /// Its address as the user wrote it, `host:port`: its identity across restarts, and its name in messages and metrics.
+    /// Its address as the user wrote it, `host:port`: its identity across restarts, and its name in messages and
+    /// metrics.
     pub name: String,
 }
 
@@ -59,8 +63,8 @@ pub struct Topology {
     /// In order of their numbers.
     nodes: Vec<Node>,
     owners: Box<[NodeId; SLOT_COUNT]>,
-    /// The number that the next node gets; above all given so far, also to nodes that are gone. Wider than a number: 65536 means that
-    /// none is left.
+    /// The number that the next node gets; above all given so far, also to nodes that are gone. Wider than a number:
+    /// 65536 means that none is left.
     next_id: u32,
     /// Slots on their way to another owner; `None` where there are none.
     marks: Option<transit::Marks>,
@@ -97,7 +101,8 @@ impl Topology {
         self.placement.slot_of(key)
     }
 
-    /// The slots that can have keys, in order. The other numbers are free: they have an owner in the array, and mean nothing.
+    /// The slots that can have keys, in order. The other numbers are free: they have an owner in the array, and mean
+    /// nothing.
     pub fn slots(&self) -> impl DoubleEndedIterator<Item = Slot> + Clone + use<> {
         (0..self.placement.slots()).map(continuum::slot_at)
     }
@@ -128,7 +133,8 @@ impl Topology {
         self.nodes.iter()
     }
 
-    /// The node that has every key, and keeps it: it is the only one, and nothing is on its way. Then no command is refused for its keys.
+    /// The node that has every key, and keeps it: it is the only one, and nothing is on its way. Then no command is
+    /// refused for its keys.
     #[inline]
     #[must_use]
     pub fn only_node(&self) -> Option<NodeId> {
@@ -138,8 +144,8 @@ impl Topology {
         }
     }
 
-    /// One more than the highest number of a node: the length of an array indexed by [`NodeId`]. It never shrinks while the highest
-    /// node stays, and entries of removed nodes stay unused.
+    /// One more than the highest number of a node: the length of an array indexed by [`NodeId`]. It never shrinks while
+    /// the highest node stays, and entries of removed nodes stay unused.
     #[must_use]
     pub fn node_id_bound(&self) -> usize {
         self.nodes.last().map_or(0, |node| node.id.index() + 1)
@@ -168,8 +174,8 @@ impl Topology {
         self.ranges_in_use().filter(|(owner, _)| *owner == id).map(|(_, range)| range).collect()
     }
 
-    /// The nodes at which keys may be, in order of their numbers: owners of slots, both ends of what is moving, and nodes at which keys live without
-    /// their slots. What is asked about all keys need be asked nowhere else.
+    /// The nodes at which keys may be, in order of their numbers: owners of slots, both ends of what is moving, and
+    /// nodes at which keys live without their slots. What is asked about all keys need be asked nowhere else.
     #[must_use]
     pub fn keepers(&self) -> Vec<NodeId> {
         let mut keeps = vec![false; self.node_id_bound()];
@@ -190,7 +196,8 @@ impl Topology {
         ranges(self.in_use())
     }
 
-    /// All slots as maximal ranges of one owner, in order: what [`Topology::from_parts`] takes. Free numbers are among them.
+    /// All slots as maximal ranges of one owner, in order: what [`Topology::from_parts`] takes. Free numbers are among
+    /// them.
     pub fn ranges(&self) -> impl Iterator<Item = (NodeId, RangeInclusive<u16>)> {
         ranges(&self.owners[..])
     }
@@ -233,7 +240,13 @@ mod tests {
         let keepers = |topology: &Topology| topology.keepers().iter().map(|node| node.0).collect::<Vec<_>>();
         assert_eq!(keepers(&six), [0, 1], "whoever has joined keeps nothing yet");
         let slot = six.ranges_of(NodeId(0)).first().and_then(|range| Slot::new(*range.start())).expect("a slot");
-        let to = |target, stage| Transit { move_id: MoveId(1), source: NodeId(0), target: NodeId(target), stage, keys_only: false };
+        let to = |target, stage| Transit {
+            move_id: MoveId(1),
+            source: NodeId(0),
+            target: NodeId(target),
+            stage,
+            keys_only: false,
+        };
         let observed = six.with_transits([(to(2, Stage::Observed), &[slot][..])]).expect("few");
         assert_eq!(keepers(&observed), [0, 1], "nothing has left its source");
         let moving = six.with_transits([(to(3, Stage::Moving { leg: 0 }), &[slot][..])]).expect("few");

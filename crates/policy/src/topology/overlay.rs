@@ -1,10 +1,12 @@
 //! A new list of servers laid over the continuum that there is, so that only what differs between the two has to move.
 //!
-//! The arcs of both are cut at the points of both. A part that the new list gives to another server gets a free slot number, under the owner that it has;
-//! a slot that changes as a whole keeps its number. So publishing an overlay moves no key: the moves come after it, slot by slot, like any other. No number
-//! that was in use means other keys of another owner than before, it only loses some.
+//! The arcs of both are cut at the points of both. A part that the new list gives to another server gets a free slot
+//! number, under the owner that it has; a slot that changes as a whole keeps its number. So publishing an overlay moves
+//! no key: the moves come after it, slot by slot, like any other. No number that was in use means other keys of another
+//! owner than before, it only loses some.
 //!
-//! Not a fresh continuum beside the old one: for as long as the moves take, each key would have two answers to "which slot".
+//! Not a fresh continuum beside the old one: for as long as the moves take, each key would have two answers to "which
+//! slot".
 
 use std::collections::BTreeMap;
 
@@ -29,7 +31,11 @@ impl Continuum {
     ///
     /// # Errors
     /// As [`Continuum::new`], and where the two have no refinement that is small enough, or too few numbers are free.
-    pub fn overlaid(&self, servers: impl IntoIterator<Item = Server>, owner: impl Fn(Slot) -> NodeId) -> Result<Overlay, ContinuumError> {
+    pub fn overlaid(
+        &self,
+        servers: impl IntoIterator<Item = Server>,
+        owner: impl Fn(Slot) -> NodeId,
+    ) -> Result<Overlay, ContinuumError> {
         let servers = in_order(servers)?;
         let (table, homes) = self.parts();
         let next = Arcs::of(self.scheme().distribution, &servers)?;
@@ -59,7 +65,9 @@ impl Continuum {
         }
         // The others need numbers. Where these are few, parts of one owner that go to one server share them.
         let mut groups: BTreeMap<(NodeId, u16), Vec<(Slot, u16)>> = BTreeMap::new();
-        for (slot, server) in parts.keys().filter(|(slot, server)| keeps.get(slot).is_some_and(|(_, _, keeps)| keeps != server)) {
+        for (slot, server) in
+            parts.keys().filter(|(slot, server)| keeps.get(slot).is_some_and(|(_, _, keeps)| keeps != server))
+        {
             groups.entry((owner(*slot), *server)).or_default().push((*slot, *server));
         }
         let free = SLOT_COUNT - homes.len();
@@ -187,8 +195,12 @@ mod tests {
         let old = list(&[(1, 1), (2, 1), (3, 1)]);
         let new = list(&[(1, 1), (2, 1), (3, 1), (4, 1)]);
         let before = Continuum::new(Scheme::default(), old).expect("a continuum");
-        let overlay = before.overlaid(new, |slot| number(&before.home(slot).expect("in use").name)).expect("an overlay");
-        let to_new = overlay.changed.iter().all(|slot| overlay.continuum.home(*slot).is_some_and(|home| home.name.contains(".4:")));
+        let overlay =
+            before.overlaid(new, |slot| number(&before.home(slot).expect("in use").name)).expect("an overlay");
+        let to_new = overlay
+            .changed
+            .iter()
+            .all(|slot| overlay.continuum.home(*slot).is_some_and(|home| home.name.contains(".4:")));
         assert!(to_new && overlay.changed.len() <= 160, "{}", overlay.changed.len());
         assert_eq!(overlay.continuum.slots(), before.slots() + overlay.split.len());
     }
@@ -203,7 +215,8 @@ mod tests {
     }
 
     proptest! {
-        /// Step by step over several lists: before the moves of a step each key is where it was, and after them where the list of that step puts it.
+        /// Step by step over several lists: before the moves of a step each key is where it was, and after them where
+        /// the list of that step puts it.
         #[test]
         fn owners_are_the_old_lists_before_the_moves_and_the_new_ones_after(
             modula in any::<bool>(),

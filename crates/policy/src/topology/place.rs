@@ -1,7 +1,9 @@
-//! How a topology comes to be: evenly at first, from the stored parts later, and reconciled with the nodes that the user names.
+//! How a topology comes to be: evenly at first, from the stored parts later, and reconciled with the nodes that the
+//! user names.
 //!
-//! The stored map wins over the list of nodes, because the keys are where the stored map says. So nothing here ever moves a slot: a
-//! node that joins has none until slots are moved to it, and a node that still has some cannot be dropped from the list.
+//! The stored map wins over the list of nodes, because the keys are where the stored map says. So nothing here ever
+//! moves a slot: a node that joins has none until slots are moved to it, and a node that still has some cannot be
+//! dropped from the list.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -23,7 +25,8 @@ pub struct Placed {
     pub topology: Topology,
     /// Whether it differs from the stored one, or nothing was stored.
     pub changed: bool,
-    /// Nodes that are new and own no slot yet: the user should be told. Empty at the first placement, where every node gets slots.
+    /// Nodes that are new and own no slot yet: the user should be told. Empty at the first placement, where every node
+    /// gets slots.
     pub joined: Vec<NodeId>,
     /// Nodes that were stored, owned no slot, and are no longer wanted.
     pub removed: Vec<Node>,
@@ -113,10 +116,12 @@ pub enum OverlayError {
 impl fmt::Display for OverlayError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoContinuum => {
-                f.write_str("this fleet places keys by CRC16 and has no list of servers; move slots instead (switchyard move)")
-            }
-            Self::Moving => f.write_str("a move is under way; let it finish, or cancel it (switchyard move --cancel), and try again"),
+            Self::NoContinuum => f.write_str(
+                "this fleet places keys by CRC16 and has no list of servers; move slots instead (switchyard move)",
+            ),
+            Self::Moving => f.write_str(
+                "a move is under way; let it finish, or cancel it (switchyard move --cancel), and try again",
+            ),
             Self::NoNode(name) => write!(f, "server {name} has not joined the fleet; add it first"),
             Self::Continuum(error) => error.fmt(f),
         }
@@ -182,17 +187,27 @@ impl fmt::Display for PartsError {
             Self::NodeCount(count) => write!(f, "it has {count} nodes instead of 1 to {MAX_NODES}"),
             Self::NumberTwice(id) => write!(f, "two nodes have the number {}", id.0),
             Self::NameTwice(name) => write!(f, "two nodes have the address {name}"),
-            Self::NextId { next_id } => write!(f, "the number for the next node, {next_id}, is not above those given and at most {ID_END}"),
+            Self::NextId { next_id } => {
+                write!(f, "the number for the next node, {next_id}, is not above those given and at most {ID_END}")
+            }
             Self::BadRange(range) => write!(f, "{}-{} is not a range of slots", range.start(), range.end()),
             Self::UnknownOwner { range, owner } => {
-                write!(f, "slots {}-{} belong to node number {}, which does not exist", range.start(), range.end(), owner.0)
+                write!(
+                    f,
+                    "slots {}-{} belong to node number {}, which does not exist",
+                    range.start(),
+                    range.end(),
+                    owner.0
+                )
             }
             Self::OwnedTwice(slot) => write!(f, "slot {slot} has two owners"),
             Self::NotOwned(slot) => write!(f, "slot {slot} has no owner"),
             Self::ExceptionAtUnknown { slot, node } => {
                 write!(f, "a key of slot {slot} lives at node number {}, which does not exist", node.0)
             }
-            Self::ExceptionAtOwner { slot } => write!(f, "a key of slot {slot} is listed as living elsewhere than its slot, and does not"),
+            Self::ExceptionAtOwner { slot } => {
+                write!(f, "a key of slot {slot} is listed as living elsewhere than its slot, and does not")
+            }
             Self::ExceptionTwice { slot } => write!(f, "a key of slot {slot} is listed twice as living elsewhere"),
             Self::ExceptionCount(count) => {
                 write!(f, "{count} keys live elsewhere than their slots, with names that are too many or too long")
@@ -217,15 +232,16 @@ pub struct LaidOver {
 impl Topology {
     /// The first placement: every node gets one contiguous range, and their sizes differ by at most one slot.
     ///
-    /// Ranges go to the nodes in the order of their names, so that the same nodes give the same map in whatever order they are
-    /// listed: two routers, or a router that lost its state directory, agree. Numbers follow the order of the list, because
-    /// that is the order in which the user expects to see the nodes.
+    /// Ranges go to the nodes in the order of their names, so that the same nodes give the same map in whatever order
+    /// they are listed: two routers, or a router that lost its state directory, agree. Numbers follow the order of the
+    /// list, because that is the order in which the user expects to see the nodes.
     ///
     /// # Errors
     /// If `names` is empty, has duplicates, or is longer than [`MAX_NODES`].
     pub fn even(names: &[String]) -> Result<Self, PlaceError> {
         check_names(names)?;
-        let nodes: Vec<Node> = names.iter().enumerate().map(|(i, name)| Node { id: NodeId(i as u16), name: name.clone() }).collect();
+        let nodes: Vec<Node> =
+            names.iter().enumerate().map(|(i, name)| Node { id: NodeId(i as u16), name: name.clone() }).collect();
         let mut by_name: Vec<&Node> = nodes.iter().collect();
         by_name.sort_by(|a, b| a.name.cmp(&b.name));
         let mut owners = Box::new([NodeId(0); SLOT_COUNT]);
@@ -238,19 +254,31 @@ impl Topology {
         Ok(Self { epoch: 1, placement: Placement::Crc16, nodes, owners, next_id, marks: None, exceptions: None })
     }
 
-    /// The first placement on a continuum: every server of its list is a node of that name, and owns the slots that the list gives to it. Free numbers
-    /// belong to the first of them.
+    /// The first placement on a continuum: every server of its list is a node of that name, and owns the slots that the
+    /// list gives to it. Free numbers belong to the first of them.
     #[must_use]
     pub fn on_continuum(continuum: Arc<Continuum>) -> Self {
-        let nodes: Vec<Node> =
-            (0..).map(NodeId).zip(continuum.servers()).map(|(id, server)| Node { id, name: server.name.clone() }).collect();
+        let nodes: Vec<Node> = (0..)
+            .map(NodeId)
+            .zip(continuum.servers())
+            .map(|(id, server)| Node { id, name: server.name.clone() })
+            .collect();
         let numbers: BTreeMap<&str, NodeId> = nodes.iter().map(|node| (node.name.as_str(), node.id)).collect();
         let mut owners = Box::new([NodeId(0); SLOT_COUNT]);
         for (slot, owner) in Slot::all().zip(owners.iter_mut()) {
-            *owner = continuum.home(slot).and_then(|home| numbers.get(home.name.as_str())).copied().unwrap_or(NodeId(0));
+            *owner =
+                continuum.home(slot).and_then(|home| numbers.get(home.name.as_str())).copied().unwrap_or(NodeId(0));
         }
         let next_id = nodes.len() as u32;
-        Self { epoch: 1, placement: Placement::Continuum(continuum), nodes, owners, next_id, marks: None, exceptions: None }
+        Self {
+            epoch: 1,
+            placement: Placement::Continuum(continuum),
+            nodes,
+            owners,
+            next_id,
+            marks: None,
+            exceptions: None,
+        }
     }
 
     /// This topology with the placement that was stored beside it. Exceptions come after it.
@@ -260,7 +288,8 @@ impl Topology {
         Self { placement, ..self }
     }
 
-    /// The next topology, one epoch higher, after the list of these servers was laid over its continuum. No key has another owner by it. Nodes of all the servers' names are there already.
+    /// The next topology, one epoch higher, after the list of these servers was laid over its continuum. No key has
+    /// another owner by it. Nodes of all the servers' names are there already.
     ///
     /// # Errors
     /// If it has no continuum, something moves, a server is no node, or as [`Continuum::overlaid`].
@@ -275,8 +304,12 @@ impl Topology {
         if let Some(server) = continuum.servers().iter().find(|server| !numbers.contains_key(server.name.as_str())) {
             return Err(OverlayError::NoNode(server.name.clone()));
         }
-        let goals = changed.iter().filter_map(|slot| Some((*slot, *numbers.get(continuum.home(*slot)?.name.as_str())?))).collect();
-        let mut next = Self { epoch: self.epoch + 1, placement: Placement::Continuum(Arc::new(continuum)), ..self.clone() };
+        let goals = changed
+            .iter()
+            .filter_map(|slot| Some((*slot, *numbers.get(continuum.home(*slot)?.name.as_str())?)))
+            .collect();
+        let mut next =
+            Self { epoch: self.epoch + 1, placement: Placement::Continuum(Arc::new(continuum)), ..self.clone() };
         for (slot, owner) in split {
             next.owners[slot.index()] = owner;
         }
@@ -286,26 +319,38 @@ impl Topology {
 
     /// Reconciles the stored topology, if there is one, with the nodes that the user wants.
     ///
-    /// Without a stored one this is [`Topology::even`]. Otherwise no slot changes its owner: wanted nodes that are not stored join
-    /// with a fresh number and no slots; stored nodes that are not wanted go if they own none, and are an error if they own some.
-    /// The order of the list has no meaning. The epoch rises by one if anything changed.
+    /// Without a stored one this is [`Topology::even`]. Otherwise no slot changes its owner: wanted nodes that are not
+    /// stored join with a fresh number and no slots; stored nodes that are not wanted go if they own none, and are an
+    /// error if they own some. The order of the list has no meaning. The epoch rises by one if anything changed.
     ///
     /// # Errors
     /// As [`Topology::even`], and if a node that owns slots is not wanted.
     pub fn place(stored: Option<&Self>, wanted: &[String]) -> Result<Placed, PlaceError> {
         let Some(stored) = stored else {
-            return Ok(Placed { topology: Self::even(wanted)?, changed: true, joined: Vec::new(), removed: Vec::new() });
+            return Ok(Placed {
+                topology: Self::even(wanted)?,
+                changed: true,
+                joined: Vec::new(),
+                removed: Vec::new(),
+            });
         };
         check_names(wanted)?;
         let names: BTreeSet<&String> = wanted.iter().collect();
-        let (mut nodes, removed): (Vec<Node>, Vec<Node>) = stored.nodes.iter().cloned().partition(|node| names.contains(&node.name));
-        let missing: Vec<(String, usize)> =
-            removed.iter().map(|node| (node.name.clone(), stored.slots_of(node.id))).filter(|(_, slots)| *slots > 0).collect();
+        let (mut nodes, removed): (Vec<Node>, Vec<Node>) =
+            stored.nodes.iter().cloned().partition(|node| names.contains(&node.name));
+        let missing: Vec<(String, usize)> = removed
+            .iter()
+            .map(|node| (node.name.clone(), stored.slots_of(node.id)))
+            .filter(|(_, slots)| *slots > 0)
+            .collect();
         if !missing.is_empty() {
             return Err(PlaceError::OwnersMissing { missing });
         }
-        let missing: Vec<(String, usize)> =
-            removed.iter().map(|node| (node.name.clone(), stored.exceptions_at(node.id))).filter(|(_, keys)| *keys > 0).collect();
+        let missing: Vec<(String, usize)> = removed
+            .iter()
+            .map(|node| (node.name.clone(), stored.exceptions_at(node.id)))
+            .filter(|(_, keys)| *keys > 0)
+            .collect();
         if !missing.is_empty() {
             return Err(PlaceError::ExceptionsMissing { missing });
         }
@@ -338,8 +383,8 @@ impl Topology {
         Ok(Placed { topology, changed, joined, removed })
     }
 
-    /// Builds a topology from what was stored of it, and checks that it is one: every slot has exactly one owner, every owner is a
-    /// node, names and numbers are unique, and `next_id` is above all numbers.
+    /// Builds a topology from what was stored of it, and checks that it is one: every slot has exactly one owner, every
+    /// owner is a node, names and numbers are unique, and `next_id` is above all numbers.
     ///
     /// # Errors
     /// The first thing that is wrong.

@@ -1,7 +1,8 @@
 //! How a key becomes a slot: a value that a topology has, and not a function of the program.
 //!
-//! A fleet that was twemproxy's has its keys where ketama or modula put them, so "the slot of a key" has several answers. Whoever needs a slot asks the
-//! topology, or this value of it: an enum and not a trait object, so that the usual answer (CRC16) stays inlined on the path of every command.
+//! A fleet that was twemproxy's has its keys where ketama or modula put them, so "the slot of a key" has several
+//! answers. Whoever needs a slot asks the topology, or this value of it: an enum and not a trait object, so that the
+//! usual answer (CRC16) stays inlined on the path of every command.
 
 use std::fmt;
 use std::sync::Arc;
@@ -39,7 +40,8 @@ impl Placement {
         (part.len() < key.len()).then_some(part)
     }
 
-    /// So many slots from the first can have keys. The others are free numbers: they have an owner in the array, and no key.
+    /// So many slots from the first can have keys. The others are free numbers: they have an owner in the array, and no
+    /// key.
     #[inline]
     #[must_use]
     pub fn slots(&self) -> usize {
@@ -49,7 +51,8 @@ impl Placement {
         }
     }
 
-    /// Whether slots are those of Redis Cluster, so that code of clients may rely on keys with a common hash tag sharing one.
+    /// Whether slots are those of Redis Cluster, so that code of clients may rely on keys with a common hash tag
+    /// sharing one.
     #[inline]
     #[must_use]
     pub const fn is_crc16(&self) -> bool {
@@ -84,7 +87,9 @@ pub struct OtherPlacement {
 
 impl fmt::Display for OtherPlacement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = |scheme: &Option<Scheme>| scheme.map_or_else(|| "CRC16, as Redis Cluster does".to_owned(), |scheme| scheme.to_string());
+        let shown = |scheme: &Option<Scheme>| {
+            scheme.map_or_else(|| "CRC16, as Redis Cluster does".to_owned(), |scheme| scheme.to_string())
+        };
         write!(
             f,
             "the state directory says that this fleet places its keys by {}, and the configuration wants {}: nearly every key would be looked for at another \

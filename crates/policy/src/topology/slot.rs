@@ -2,8 +2,9 @@
 //!
 //! The same function as the servers' because they may be in cluster mode themselves, and because users already choose
 //! hash tags for it. It runs once per key of every command, so the checksum takes eight bytes per step ("slicing by 8":
-//! eight tables of 256 entries, 4 KiB, which stay in the first-level cache) instead of one as in Redis, and the search for the
-//! brace takes eight as well. Hardware carry-less multiplication would need `unsafe` and wins only on keys far longer than keys are.
+//! eight tables of 256 entries, 4 KiB, which stay in the first-level cache) instead of one as in Redis, and the search
+//! for the brace takes eight as well. Hardware carry-less multiplication would need `unsafe` and wins only on keys far
+//! longer than keys are.
 
 /// How many slots there are; a power of two.
 pub const SLOT_COUNT: usize = 16384;
@@ -58,9 +59,9 @@ impl Slot {
     }
 }
 
-/// The slot of a key in a Redis Cluster, and so in a fleet whose [placement](super::Placement) is the usual one. Ask the fleet's topology for the slot of a
-/// key in it. If the key has a hash tag (the bytes between its first `{` and the first `}` after that, if there are any
-/// between), only the tag counts, so that keys with the same tag share a slot.
+/// The slot of a key in a Redis Cluster, and so in a fleet whose [placement](super::Placement) is the usual one. Ask
+/// the fleet's topology for the slot of a key in it. If the key has a hash tag (the bytes between its first `{` and the
+/// first `}` after that, if there are any between), only the tag counts, so that keys with the same tag share a slot.
 #[inline]
 #[must_use]
 pub fn crc16_slot(key: &[u8]) -> Slot {
@@ -82,8 +83,8 @@ pub(super) fn tagged_part(key: &[u8], open: u8, close: u8) -> &[u8] {
     }
 }
 
-/// Where `byte` is first. The eight-bytes-at-once test finds the lowest matching byte exactly; higher ones may be flagged wrongly by
-/// the borrow of the subtraction, which does not matter because only the lowest is looked at.
+/// Where `byte` is first. The eight-bytes-at-once test finds the lowest matching byte exactly; higher ones may be
+/// flagged wrongly by the borrow of the subtraction, which does not matter because only the lowest is looked at.
 #[inline]
 fn find(byte: u8, bytes: &[u8]) -> Option<usize> {
     const ONES: u64 = 0x0101_0101_0101_0101;
@@ -100,8 +101,8 @@ fn find(byte: u8, bytes: &[u8]) -> Option<usize> {
     rest.iter().position(|&b| b == byte).map(|i| chunks.len() * 8 + i)
 }
 
-/// `TABLES[k][b]` is the checksum of byte `b` followed by `k` zero bytes: the contribution of a byte that `k` more follow in the
-/// same step. The checksum is linear, so a step is the exclusive or of its bytes' contributions.
+/// `TABLES[k][b]` is the checksum of byte `b` followed by `k` zero bytes: the contribution of a byte that `k` more
+/// follow in the same step. The checksum is linear, so a step is the exclusive or of its bytes' contributions.
 static TABLES: [[u16; 256]; 8] = tables();
 
 const POLYNOMIAL: u16 = 0x1021;
@@ -148,7 +149,8 @@ fn crc16(bytes: &[u8]) -> u16 {
             ^ t[1][c[6] as usize]
             ^ t[0][c[7] as usize];
     }
-    // Keys are short, so the up to seven bytes left are often half of the work: 4 + 2 + 1 takes three dependent steps, not seven.
+    // Keys are short, so the up to seven bytes left are often half of the work: 4 + 2 + 1 takes three dependent steps,
+    // not seven.
     if let Some((c, after)) = rest.split_first_chunk::<4>() {
         let [high, low] = crc.to_be_bytes();
         crc = t[3][(c[0] ^ high) as usize] ^ t[2][(c[1] ^ low) as usize] ^ t[1][c[2] as usize] ^ t[0][c[3] as usize];
@@ -176,7 +178,9 @@ mod tests {
     /// The definition, bit by bit, without tables.
     fn crc16_by_definition(bytes: &[u8]) -> u16 {
         bytes.iter().fold(0_u16, |crc, &byte| {
-            (0..8).fold(crc ^ (u16::from(byte) << 8), |crc, _| if crc & 0x8000 != 0 { (crc << 1) ^ POLYNOMIAL } else { crc << 1 })
+            (0..8).fold(crc ^ (u16::from(byte) << 8), |crc, _| {
+                if crc & 0x8000 != 0 { (crc << 1) ^ POLYNOMIAL } else { crc << 1 }
+            })
         })
     }
 
@@ -214,7 +218,9 @@ mod tests {
 
     #[test]
     fn hash_tags_as_in_the_cluster_specification() {
-        let same = |a: &[u8], b: &[u8]| assert_eq!(crc16_slot(a), crc16_slot(b), "{} and {}", a.escape_ascii(), b.escape_ascii());
+        let same = |a: &[u8], b: &[u8]| {
+            assert_eq!(crc16_slot(a), crc16_slot(b), "{} and {}", a.escape_ascii(), b.escape_ascii())
+        };
         same(b"foo{{bar}}zap", b"{bar"); // first brace to first closing one
         same(b"foo{bar}{zap}", b"bar"); // only the first pair counts
         same(b"}{a}", b"a"); // a closing brace before does not matter

@@ -1,8 +1,8 @@
 //! Slots on their way from one node to another: what a worker must know beyond the owner.
 //!
 //! Kept beside the owners instead of in them: without moves a lookup is one load as before, and one predicted branch on
-//! [`Topology::is_settled`]. The owner of a slot in transit stays the source until the slot is handed over; which node has a *key* of it
-//! is known by the key (`migration`).
+//! [`Topology::is_settled`]. The owner of a slot in transit stays the source until the slot is handed over; which node
+//! has a *key* of it is known by the key (`migration`).
 
 use super::{NodeId, SLOT_COUNT, Slot, Topology};
 
@@ -15,7 +15,8 @@ pub struct MoveId(pub u64);
 pub enum Stage {
     /// The source serves it as ever, but its keys are being listed: writes to it are told to the mover.
     Observed,
-    /// It is moving, as part of this leg of the move. A key is served by the target once it has been moved there, and by nobody before.
+    /// It is moving, as part of this leg of the move. A key is served by the target once it has been moved there, and
+    /// by nobody before.
     Moving {
         /// Which leg of the move.
         leg: u32,
@@ -50,7 +51,11 @@ pub struct TooManyTransits;
 
 impl std::fmt::Display for TooManyTransits {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "more than {} groups of slots cannot be in transit at once; let a move finish first", Topology::TRANSITS_MAX)
+        write!(
+            f,
+            "more than {} groups of slots cannot be in transit at once; let a move finish first",
+            Topology::TRANSITS_MAX
+        )
     }
 }
 
@@ -81,12 +86,16 @@ impl Topology {
         self.marks.iter().flat_map(|marks| &marks.transits)
     }
 
-    /// The next topology, one epoch higher, with these slots in transit and no others. Where a slot is named twice the later entry
-    /// counts. Owners do not change. Transits are not stored: the journal of the moves is the authority on them.
+    /// The next topology, one epoch higher, with these slots in transit and no others. Where a slot is named twice the
+    /// later entry counts. Owners do not change. Transits are not stored: the journal of the moves is the authority on
+    /// them.
     ///
     /// # Errors
     /// If there are more than [`Topology::TRANSITS_MAX`].
-    pub fn with_transits<'s>(&self, transits: impl IntoIterator<Item = (Transit, &'s [Slot])>) -> Result<Self, TooManyTransits> {
+    pub fn with_transits<'s>(
+        &self,
+        transits: impl IntoIterator<Item = (Transit, &'s [Slot])>,
+    ) -> Result<Self, TooManyTransits> {
         let mut by_slot = Box::new([0_u8; SLOT_COUNT]);
         let mut all = Vec::new();
         for (transit, slots) in transits {
@@ -103,8 +112,9 @@ impl Topology {
         Ok(Self { epoch: self.epoch + 1, marks, ..self.clone() })
     }
 
-    /// The next topology, one epoch higher, in which `target` owns `slots`, and they are in transit no more. Other slots' transits stay. Keys of them that
-    /// lived at `target` are exceptions no more; others of their exceptions stay where they are.
+    /// The next topology, one epoch higher, in which `target` owns `slots`, and they are in transit no more. Other
+    /// slots' transits stay. Keys of them that lived at `target` are exceptions no more; others of their exceptions
+    /// stay where they are.
     #[must_use]
     pub fn handed_over(&self, slots: &[Slot], target: NodeId) -> Self {
         debug_assert!(self.node(target).is_some(), "an owner is a node");
@@ -140,7 +150,13 @@ mod tests {
     }
 
     fn moving(leg: u32) -> Transit {
-        Transit { move_id: MoveId(1), source: NodeId(0), target: NodeId(1), stage: Stage::Moving { leg }, keys_only: false }
+        Transit {
+            move_id: MoveId(1),
+            source: NodeId(0),
+            target: NodeId(1),
+            stage: Stage::Moving { leg },
+            keys_only: false,
+        }
     }
 
     #[test]

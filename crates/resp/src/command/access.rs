@@ -1,14 +1,16 @@
-//! What access rules say about commands: their categories (`@read`, `@dangerous`), and whether each of their keys is read or written.
+//! What access rules say about commands: their categories (`@read`, `@dangerous`), and whether each of their keys is
+//! read or written.
 //!
 //! The rows in `table.rs` say it of each command; a test asks a real server's `ACL DRYRUN` about every command.
 //!
-//! A command's keys are at most of two kinds, in the order in which `find_keys` gives them: the first, and the rest. What depends on the
-//! options (`SET ... GET`, `BITFIELD` without a write) is in [`Command::key_access`].
+//! A command's keys are at most of two kinds, in the order in which `find_keys` gives them: the first, and the rest.
+//! What depends on the options (`SET ... GET`, `BITFIELD` without a write) is in [`Command::key_access`].
 
 use super::{Command, Keys, is_option};
 use crate::request::Args;
 
-/// What a command does with a key, or a rule permits: reading, writing, both or neither (`EXISTS` needs no permission on the value).
+/// What a command does with a key, or a rule permits: reading, writing, both or neither (`EXISTS` needs no permission
+/// on the value).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Access(pub u8);
 
@@ -94,7 +96,10 @@ impl Command {
             }
             "BITFIELD" if bitfield_only_reads(args) => Access::R,
             _ => match &self.keys {
-                Keys::Specs(specs) => specs.iter().filter(|spec| !spec.not_key).fold(Access::NO, |all, spec| Access(all.0 | spec.access.0)),
+                Keys::Specs(specs) => specs
+                    .iter()
+                    .filter(|spec| !spec.not_key)
+                    .fold(Access::NO, |all, spec| Access(all.0 | spec.access.0)),
                 _ if place == 0 => self.access.0,
                 _ => self.access.1,
             },

@@ -1,4 +1,5 @@
-//! The errors about a command as a whole, in Redis's words where Redis has them. Texts begin with their code and have no line end.
+//! The errors about a command as a whole, in Redis's words where Redis has them. Texts begin with their code and have
+//! no line end.
 
 use super::{Command, Handling};
 use crate::request::Args;
@@ -55,11 +56,14 @@ pub fn unknown_subcommand(container: &Command, args: &Args<'_>) -> Vec<u8> {
     without_line_ends(text)
 }
 
-/// A command whose handling is [`Handling::Refused`], or [`Handling::OnlyNode`] where there are several; `None` for the others.
+/// A command whose handling is [`Handling::Refused`], or [`Handling::OnlyNode`] where there are several; `None` for the
+/// others.
 pub fn not_served(command: &Command) -> Option<String> {
     let name = command.name.replace('|', " ");
     match command.handling {
-        Handling::OnlyNode(reason) | Handling::Refused(reason) => Some(format!("ERR Switchyard does not serve {name}: {reason}")),
+        Handling::OnlyNode(reason) | Handling::Refused(reason) => {
+            Some(format!("ERR Switchyard does not serve {name}: {reason}"))
+        }
         _ => None,
     }
 }

@@ -1,15 +1,18 @@
 //! Finds the keys among the arguments of a command.
 //!
-//! The rule: a command is forwarded only where all its keys are known, exactly as the node will see them. Where the node would answer
-//! an error because the place of the keys itself is wrong (`EVAL s 5 k`), [`KeyError`] carries that error, in Redis's words: such a
-//! command touches no key anywhere, so the router can answer for the node, and nothing ever runs at a node that was guessed.
-//! All other mistakes in a command leave its keys where they are, and the node complains about them.
+//! The rule: a command is forwarded only where all its keys are known, exactly as the node will see them. Where the
+//! node would answer an error because the place of the keys itself is wrong (`EVAL s 5 k`), [`KeyError`] carries that
+//! error, in Redis's words: such a command touches no key anywhere, so the router can answer for the node, and nothing
+//! ever runs at a node that was guessed. All other mistakes in a command leave its keys where they are, and the node
+//! complains about them.
 //!
-//! Redis's key specifications describe the places of keys as data. Builtin commands use the few shapes below, because they are faster,
-//! because only they know the errors, and because for five commands the specifications are incomplete (SORT, MIGRATE) or ambiguous
-//! (`XREAD ... STREAMS` where a key is called `streams`, GEORADIUS with both STORE and STOREDIST). [`Keys::Specs`] is for what nodes teach.
+//! Redis's key specifications describe the places of keys as data. Builtin commands use the few shapes below, because
+//! they are faster, because only they know the errors, and because for five commands the specifications are incomplete
+//! (SORT, MIGRATE) or ambiguous (`XREAD ... STREAMS` where a key is called `streams`, GEORADIUS with both STORE and
+//! STOREDIST). [`Keys::Specs`] is for what nodes teach.
 //!
-//! All work is bounded by the number of arguments that are there: what was only declared (`numkeys`, a large last argument) costs nothing.
+//! All work is bounded by the number of arguments that are there: what was only declared (`numkeys`, a large last
+//! argument) costs nothing.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -31,7 +34,8 @@ pub enum Keys {
         /// Distance between keys.
         step: u16,
     },
-    /// As many keys as argument `count` says, right after it; and a destination at argument 1 in front of it where `destination`.
+    /// As many keys as argument `count` says, right after it; and a destination at argument 1 in front of it where
+    /// `destination`.
     Numbered {
         /// True where argument 1 is a key (ZUNIONSTORE).
         destination: bool,
@@ -108,7 +112,8 @@ impl Keys {
     /// `SINTERCARD numkeys key...`
     pub const SETS: Keys = Keys::numbered(false, 1, Complaint::Sets);
     /// `MSETEX numkeys key value...`
-    pub const NUMBERED_PAIRS: Keys = Keys::Numbered { destination: false, count: 1, step: 2, complaint: Complaint::Pop };
+    pub const NUMBERED_PAIRS: Keys =
+        Keys::Numbered { destination: false, count: 1, step: 2, complaint: Complaint::Pop };
 }
 
 /// Which words Redis has for a wrong number of keys. They differ by family of commands.
@@ -146,7 +151,8 @@ pub struct KeySpec {
 pub enum Begin {
     /// At this argument.
     Index(u32),
-    /// After the first argument equal to `word` (in any case), searched from `start`: backwards from the end where negative.
+    /// After the first argument equal to `word` (in any case), searched from `start`: backwards from the end where
+    /// negative.
     Keyword {
         /// The word.
         word: Cow<'static, str>,
@@ -220,9 +226,13 @@ impl KeyError {
             Self::Arity => return errors::arity(command),
             Self::Incomplete => "Protocol error: the command ended before its keys",
             Self::NumkeysNotInteger(Complaint::Function) => "Bad number of keys provided",
-            Self::NumkeysNotInteger(Complaint::Script | Complaint::SortedSets) => "value is not an integer or out of range",
+            Self::NumkeysNotInteger(Complaint::Script | Complaint::SortedSets) => {
+                "value is not an integer or out of range"
+            }
             Self::NumkeysTooSmall(Complaint::Script | Complaint::Function) => "Number of keys can't be negative",
-            Self::NumkeysNotInteger(_) | Self::NumkeysTooSmall(Complaint::Pop | Complaint::Sets) => "numkeys should be greater than 0",
+            Self::NumkeysNotInteger(_) | Self::NumkeysTooSmall(Complaint::Pop | Complaint::Sets) => {
+                "numkeys should be greater than 0"
+            }
             Self::NumkeysTooLarge(Complaint::Script | Complaint::Function | Complaint::Sets) => {
                 "Number of keys can't be greater than number of args"
             }
@@ -232,7 +242,9 @@ impl KeyError {
                 return text;
             }
             // Redis 7.0's words, for XREADGROUP too; later versions have others, and differ among themselves.
-            Self::UnbalancedStreams => "Unbalanced XREAD list of streams: for each stream key an ID or '$' must be specified.",
+            Self::UnbalancedStreams => {
+                "Unbalanced XREAD list of streams: for each stream key an ID or '$' must be specified."
+            }
             Self::SortPattern(option) => {
                 // Redis Cluster's words: the reason is the same.
                 let _ = write!(
@@ -256,11 +268,14 @@ impl KeyError {
 }
 
 impl Command {
-    /// The index of the key of a command that has exactly one at a fixed place, as most calls have. `None`: use [`Command::find_keys`].
+    /// The index of the key of a command that has exactly one at a fixed place, as most calls have. `None`: use
+    /// [`Command::find_keys`].
     #[inline]
     pub fn first_key_only(&self, args: &Args<'_>) -> Option<usize> {
         match self.keys {
-            Keys::Range { first, last, .. } if i32::from(first) == i32::from(last) && usize::from(first) < args.known() => {
+            Keys::Range { first, last, .. }
+                if i32::from(first) == i32::from(last) && usize::from(first) < args.known() =>
+            {
                 Some(usize::from(first))
             }
             _ => None,
@@ -269,7 +284,8 @@ impl Command {
 
     /// Appends the indexes of the arguments that are keys to `out`. A key named twice is there twice.
     ///
-    /// After [`KeyError::Incomplete`], `out` holds the keys that are there already; after other errors its additions mean nothing.
+    /// After [`KeyError::Incomplete`], `out` holds the keys that are there already; after other errors its additions
+    /// mean nothing.
     pub fn find_keys(&self, args: &Args<'_>, out: &mut Vec<u32>) -> Result<(), KeyError> {
         if !self.arity_ok(args.len()) {
             return Err(KeyError::Arity);
@@ -279,7 +295,11 @@ impl Command {
             Keys::Range { first, last, step } => {
                 let (first, last, step) = (usize::from(*first), isize::from(*last), usize::from(*step));
                 // The argument after the last key's.
-                let end = if last < 0 { (args.len() + 1).saturating_sub(last.unsigned_abs()) } else { last.unsigned_abs() + 1 };
+                let end = if last < 0 {
+                    (args.len() + 1).saturating_sub(last.unsigned_abs())
+                } else {
+                    last.unsigned_abs() + 1
+                };
                 if last < 0 && step > 1 && end.saturating_sub(first) % step != 0 {
                     return Err(KeyError::Arity); // MSET k v k
                 }
@@ -298,7 +318,9 @@ impl Command {
                 }
                 let room = args.len().saturating_sub(first) / usize::from(*step);
                 match usize::try_from(number) {
-                    Ok(number) if number <= room => push_range(args, first, first + number * usize::from(*step), usize::from(*step), out),
+                    Ok(number) if number <= room => {
+                        push_range(args, first, first + number * usize::from(*step), usize::from(*step), out)
+                    }
                     _ => Err(KeyError::NumkeysTooLarge(*complaint)),
                 }
             }
@@ -336,7 +358,8 @@ impl Command {
     }
 }
 
-/// Appends every `step`th index in `first..end`. `end` is at most `args.len()`; what is not there yet makes it incomplete.
+/// Appends every `step`th index in `first..end`. `end` is at most `args.len()`; what is not there yet makes it
+/// incomplete.
 fn push_range(args: &Args<'_>, first: usize, end: usize, step: usize, out: &mut Vec<u32>) -> Result<(), KeyError> {
     let known = end.min(args.known());
     let step = step.max(1);
@@ -346,10 +369,11 @@ fn push_range(args: &Args<'_>, first: usize, end: usize, step: usize, out: &mut 
     if next < end { Err(KeyError::Incomplete) } else { Ok(()) }
 }
 
-/// Whether servers take an argument for the option of this name. They compare C strings, so in any case, and up to a byte 0: whoever compares
-/// otherwise overlooks an option that the node will see, and with it the keys that it names.
+/// Whether servers take an argument for the option of this name. They compare C strings, so in any case, and up to a
+/// byte 0: whoever compares otherwise overlooks an option that the node will see, and with it the keys that it names.
 pub fn is_option(arg: &[u8], name: &[u8]) -> bool {
-    arg.get(..name.len()).is_some_and(|front| front.eq_ignore_ascii_case(name)) && arg.get(name.len()).is_none_or(|next| *next == 0)
+    arg.get(..name.len()).is_some_and(|front| front.eq_ignore_ascii_case(name))
+        && arg.get(name.len()).is_none_or(|next| *next == 0)
 }
 
 /// An integer as Redis's `string2ll` takes it: no plus, no spaces, no leading zeros.
@@ -406,8 +430,9 @@ pub fn stream_options(args: &Args<'_>) -> StreamOptions {
     options
 }
 
-/// SORT. BY and GET patterns with `*` name keys that depend on the data; they are allowed only where a hash tag keeps them all in the
-/// slot of the key that is sorted, as in Redis Cluster: otherwise the node would silently miss the keys that other nodes have.
+/// SORT. BY and GET patterns with `*` name keys that depend on the data; they are allowed only where a hash tag keeps
+/// them all in the slot of the key that is sorted, as in Redis Cluster: otherwise the node would silently miss the keys
+/// that other nodes have.
 fn sort_keys(args: &Args<'_>, store: bool, out: &mut Vec<u32>) -> Result<(), KeyError> {
     push_range(args, 1, 2, 1, out)?;
     let key = args.get(1).ok_or(KeyError::Incomplete)?;
@@ -458,7 +483,11 @@ fn migrate_keys(args: &Args<'_>, out: &mut Vec<u32>) -> Result<(), KeyError> {
     while index < args.len() {
         let arg = args.get(index).ok_or(KeyError::Incomplete)?;
         if is_option(arg, b"keys") {
-            return if single.is_empty() { push_range(args, index + 1, args.len(), 1, out) } else { Err(KeyError::Syntax) };
+            return if single.is_empty() {
+                push_range(args, index + 1, args.len(), 1, out)
+            } else {
+                Err(KeyError::Syntax)
+            };
         }
         index += match arg {
             _ if is_option(arg, b"auth") => 2,
@@ -480,7 +509,8 @@ fn spec_keys(spec: &KeySpec, args: &Args<'_>, out: &mut Vec<u32>) -> Result<(), 
         },
         Begin::Unknown => return Err(KeyError::Undescribed),
     };
-    // All numbers are 32-bit ones, or below `i32::MAX` arguments: nothing here can overflow an i64 but the count, which is checked.
+    // All numbers are 32-bit ones, or below `i32::MAX` arguments: nothing here can overflow an i64 but the count, which
+    // is checked.
     let (first, last, step) = match spec.find {
         Find::Range { last, step, limit } => {
             let last = match (last, limit) {
@@ -495,8 +525,9 @@ fn spec_keys(spec: &KeySpec, args: &Args<'_>, out: &mut Vec<u32>) -> Result<(), 
             if at >= args.len() {
                 return Err(KeyError::Undescribed);
             }
-            let count =
-                integer(args.get(at).ok_or(KeyError::Incomplete)?).filter(|n| (0..=len).contains(n)).ok_or(KeyError::Undescribed)?;
+            let count = integer(args.get(at).ok_or(KeyError::Incomplete)?)
+                .filter(|n| (0..=len).contains(n))
+                .ok_or(KeyError::Undescribed)?;
             let first = first + i64::from(offset);
             if count == 0 {
                 return Ok(());

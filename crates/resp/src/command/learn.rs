@@ -1,7 +1,7 @@
 //! Commands that nodes have and the builtin table lacks (modules, newer versions), taken from their `COMMAND` reply.
 //!
-//! Only what has keys can be forwarded: a command without keys may concern one node's data or all nodes', and nothing in its
-//! description says which. Answering from one node would be silently wrong, so it is refused with that reason.
+//! Only what has keys can be forwarded: a command without keys may concern one node's data or all nodes', and nothing
+//! in its description says which. Answering from one node would be silently wrong, so it is refused with that reason.
 
 use std::borrow::Cow;
 
@@ -62,22 +62,31 @@ impl LearntCommand {
         let by_flags = if readonly { Access::R } else { Access::RW };
         let all = match &self.specs[..] {
             [] => by_flags,
-            specs => specs.iter().filter(|spec| !spec.not_key).fold(Access::NO, |all, spec| Access(all.0 | spec.access.0)),
+            specs => {
+                specs.iter().filter(|spec| !spec.not_key).fold(Access::NO, |all, spec| Access(all.0 | spec.access.0))
+            }
         };
         (all, all)
     }
 
     pub(super) fn mapped_keys(&self) -> Keys {
-        let said =
-            !self.specs.is_empty() && self.specs.iter().all(|s| s.begin != Begin::Unknown && s.find != Find::Unknown && !s.incomplete);
+        let said = !self.specs.is_empty()
+            && self.specs.iter().all(|s| s.begin != Begin::Unknown && s.find != Find::Unknown && !s.incomplete);
         let movable = self.flags.iter().any(|flag| flag == "movablekeys");
         match (&self.specs[..], u16::try_from(self.first), u16::try_from(self.step)) {
             // One key at a fixed place has a fast path.
-            ([KeySpec { begin: Begin::Index(at), find: Find::Range { last: 0, .. }, not_key: false, incomplete: false, .. }], ..)
-                if *at > 0 && *at <= i16::MAX as u32 =>
-            {
-                Keys::Range { first: *at as u16, last: *at as i16, step: 1 }
-            }
+            (
+                [
+                    KeySpec {
+                        begin: Begin::Index(at),
+                        find: Find::Range { last: 0, .. },
+                        not_key: false,
+                        incomplete: false,
+                        ..
+                    },
+                ],
+                ..,
+            ) if *at > 0 && *at <= i16::MAX as u32 => Keys::Range { first: *at as u16, last: *at as i16, step: 1 },
             _ if said => Keys::Specs(Cow::Owned(self.specs.clone())),
             (_, Ok(first @ 1..), Ok(step @ 1..)) if !movable => Keys::Range { first, last: self.last, step },
             _ if movable || !self.specs.is_empty() => Keys::Unknown,
@@ -146,7 +155,8 @@ fn field<'a>(map: &'a [u8], key: &str) -> Option<&'a [u8]> {
 }
 
 fn parse_spec(spec: &[u8]) -> KeySpec {
-    let flags: Vec<String> = field(spec, "flags").map(|list| reply::elements(list).filter_map(string).collect()).unwrap_or_default();
+    let flags: Vec<String> =
+        field(spec, "flags").map(|list| reply::elements(list).filter_map(string).collect()).unwrap_or_default();
     let has = |wanted: &str| flags.iter().any(|flag| flag == wanted);
     KeySpec {
         begin: field(spec, "begin_search").and_then(parse_begin).unwrap_or(Begin::Unknown),
@@ -175,7 +185,10 @@ fn parse_begin(half: &[u8]) -> Option<Begin> {
     let (kind, details) = typed(half)?;
     match kind.as_str() {
         "index" => Some(Begin::Index(detail(details, "index")?)),
-        "keyword" => Some(Begin::Keyword { word: Cow::Owned(string(field(details, "keyword")?)?), start: detail(details, "startfrom")? }),
+        "keyword" => Some(Begin::Keyword {
+            word: Cow::Owned(string(field(details, "keyword")?)?),
+            start: detail(details, "startfrom")?,
+        }),
         _ => None,
     }
 }
@@ -183,9 +196,11 @@ fn parse_begin(half: &[u8]) -> Option<Begin> {
 fn parse_find(half: &[u8]) -> Option<Find> {
     let (kind, details) = typed(half)?;
     match kind.as_str() {
-        "range" => {
-            Some(Find::Range { last: detail(details, "lastkey")?, step: detail(details, "keystep")?, limit: detail(details, "limit")? })
-        }
+        "range" => Some(Find::Range {
+            last: detail(details, "lastkey")?,
+            step: detail(details, "keystep")?,
+            limit: detail(details, "limit")?,
+        }),
         "keynum" => Some(Find::Numbered {
             index: detail(details, "keynumidx")?,
             first: detail(details, "firstkey")?,

@@ -1,8 +1,9 @@
 //! Finds a command by the name that a client sent, in any case, without allocating.
 //!
-//! It is on the path of every request, so names are compared as numbers: a name of up to 16 bytes is folded to upper case into two
-//! `u64`s that, together with its length, say all about it. An open-addressing table keyed by them holds commands and subcommands
-//! (keyed by their container as well). A `HashMap` would hash with SipHash and fold byte by byte: several times the cost of the rest.
+//! It is on the path of every request, so names are compared as numbers: a name of up to 16 bytes is folded to upper
+//! case into two `u64`s that, together with its length, say all about it. An open-addressing table keyed by them holds
+//! commands and subcommands (keyed by their container as well). A `HashMap` would hash with SipHash and fold byte by
+//! byte: several times the cost of the rest.
 
 use std::borrow::Cow;
 
@@ -29,7 +30,8 @@ const TOP: u16 = u16::MAX;
 /// Instead of a command's id, in an empty slot.
 const EMPTY: u16 = u16::MAX;
 
-/// A name in upper case as numbers: the same for names that differ only in case, different for other names up to 16 bytes.
+/// A name in upper case as numbers: the same for names that differ only in case, different for other names up to 16
+/// bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Folded {
     head: u64,
@@ -74,7 +76,9 @@ fn fold(name: &[u8]) -> Folded {
 /// What a name longer than 16 bytes has in its middle, hashed. Such names are compared byte by byte as well.
 #[cold]
 fn fold_middle(middle: &[u8]) -> u64 {
-    middle.iter().fold(0, |hash: u64, byte| (hash ^ u64::from(byte.to_ascii_uppercase())).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    middle
+        .iter()
+        .fold(0, |hash: u64, byte| (hash ^ u64::from(byte.to_ascii_uppercase())).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -156,8 +160,9 @@ impl CommandTable {
         self.commands.is_empty()
     }
 
-    /// Adds the commands that the table does not have. Returns how many those were. What it has is never changed: a node cannot
-    /// teach another meaning of GET, and two nodes with different modules cannot fight over a name (the first one wins).
+    /// Adds the commands that the table does not have. Returns how many those were. What it has is never changed: a
+    /// node cannot teach another meaning of GET, and two nodes with different modules cannot fight over a name (the
+    /// first one wins).
     pub fn learn<'a>(&mut self, commands: impl IntoIterator<Item = &'a learn::LearntCommand>) -> usize {
         let before = self.commands.len();
         let mut learnt: Vec<&learn::LearntCommand> = commands.into_iter().collect();
@@ -167,7 +172,8 @@ impl CommandTable {
             let name = command.name.to_ascii_uppercase();
             let (front, back) = name.split_once('|').unwrap_or((&name, "-"));
             // Names are shown to other clients and in logs.
-            let fits = |part: &str| (1..=NAME_MAX).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_graphic());
+            let fits =
+                |part: &str| (1..=NAME_MAX).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_graphic());
             let room = self.commands.len() < usize::from(EMPTY);
             let orphan = name.contains('|') && self.by_name(front).is_none();
             if !room || !fits(front) || !fits(back) || orphan || self.by_name(&name).is_some() {
@@ -231,8 +237,9 @@ impl CommandTable {
 
     #[inline]
     fn place(&self, name: Folded, parent: u16) -> usize {
-        let mixed =
-            name.head ^ name.tail.rotate_left(29) ^ (u64::from(name.len) | u64::from(parent) << 16).wrapping_mul(0x2545_f491_4f6c_dd1d);
+        let mixed = name.head
+            ^ name.tail.rotate_left(29)
+            ^ (u64::from(name.len) | u64::from(parent) << 16).wrapping_mul(0x2545_f491_4f6c_dd1d);
         (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
     }
 
@@ -279,7 +286,22 @@ mod tests {
 
     #[test]
     fn names_that_differ_fold_differently() {
-        let names = ["", "A", "AA", "AAA", "ABA", "AAAA", "AAAAA", "GETA", "AGET", "ABCDEFGH", "ABCDEFGHI", "ABCDEFGHIABCDEFG", "AB", "BA"];
+        let names = [
+            "",
+            "A",
+            "AA",
+            "AAA",
+            "ABA",
+            "AAAA",
+            "AAAAA",
+            "GETA",
+            "AGET",
+            "ABCDEFGH",
+            "ABCDEFGHI",
+            "ABCDEFGHIABCDEFG",
+            "AB",
+            "BA",
+        ];
         for a in names {
             for b in names {
                 assert_eq!(fold(a.as_bytes()) == fold(b.to_ascii_lowercase().as_bytes()), a == b, "{a} {b}");

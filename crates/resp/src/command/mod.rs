@@ -1,4 +1,5 @@
-//! The command table as data: one row per command (or subcommand), with arity, flags, where its keys are, and who answers it.
+//! The command table as data: one row per command (or subcommand), with arity, flags, where its keys are, and who
+//! answers it.
 //!
 //! - `table.rs` has the rows. They are the source: to add a command, add a row.
 //! - `lookup.rs` finds a row by the name a client sent, on the path of every request.
@@ -8,9 +9,10 @@
 //! - `touched.rs` says which elements of a large value a command may change.
 //! - `errors.rs` has the errors that Redis gives about a command as a whole.
 //!
-//! Arity, flags and key positions are Redis's own (<https://redis.io/docs/latest/develop/reference/key-specs/>), and a test
-//! holds them against `COMMAND` and `COMMAND GETKEYS` of a real server. `handling` is ours: what a switch in front of many servers does.
-//! Where versions of Redis and Valkey differ, the row takes the more permissive: the node has the last word on its own commands.
+//! Arity, flags and key positions are Redis's own (<https://redis.io/docs/latest/develop/reference/key-specs/>), and a
+//! test holds them against `COMMAND` and `COMMAND GETKEYS` of a real server. `handling` is ours: what a switch in front
+//! of many servers does. Where versions of Redis and Valkey differ, the row takes the more permissive: the node has the
+//! last word on its own commands.
 
 use std::borrow::Cow;
 
@@ -36,7 +38,8 @@ use crate::request::Args;
 pub struct Flags(pub u32);
 
 impl Flags {
-    /// May change data. EVAL and FCALL have neither this nor [`Flags::READONLY`]: what they do is not known, so take them as writing.
+    /// May change data. EVAL and FCALL have neither this nor [`Flags::READONLY`]: what they do is not known, so take
+    /// them as writing.
     pub const WRITE: Flags = Flags(1);
     /// Never changes data: it may be asked twice.
     pub const READONLY: Flags = Flags(1 << 1);
@@ -50,7 +53,8 @@ impl Flags {
     pub const PUBSUB: Flags = Flags(1 << 5);
     /// Runs a script or a function.
     pub const SCRIPT: Flags = Flags(1 << 6);
-    /// May take long at the node (KEYS, SORT, EVAL, set algebra): travels in the slow lane, so that it holds up no pipeline. Ours, not Redis's.
+    /// May take long at the node (KEYS, SORT, EVAL, set algebra): travels in the slow lane, so that it holds up no
+    /// pipeline. Ours, not Redis's.
     pub const SLOW: Flags = Flags(1 << 7);
     /// Allowed before authentication.
     pub const NO_AUTH: Flags = Flags(1 << 8);
@@ -59,11 +63,13 @@ impl Flags {
     /// May use memory: refused by a node that is out of memory.
     pub const DENY_OOM: Flags = Flags(1 << 10);
 
-    /// Goes on where an earlier call has ended, by a cursor that one server only understands (HSCAN and relatives). Ours, not Redis's.
+    /// Goes on where an earlier call has ended, by a cursor that one server only understands (HSCAN and relatives).
+    /// Ours, not Redis's.
     pub const CURSOR: Flags = Flags(1 << 11);
 
-    /// Reads one key, and says the same as long as the key and its time to live are the same: its reply may be kept. Not every command that only reads does: what is
-    /// random, or about time (RANDFIELD, TTL, OBJECT), does not. Ours, not Redis's.
+    /// Reads one key, and says the same as long as the key and its time to live are the same: its reply may be kept.
+    /// Not every command that only reads does: what is random, or about time (RANDFIELD, TTL, OBJECT), does not. Ours,
+    /// not Redis's.
     pub const COPYABLE: Flags = Flags(1 << 12);
 
     /// True where every bit of `other` is set.
@@ -95,7 +101,8 @@ pub enum Merge {
     Concat,
     /// Arrays of 0/1: 1 only where every node says 1 (SCRIPT EXISTS).
     AllOnes,
-    /// One success is enough: the first reply that is no error, else the first error (SCRIPT KILL, which fails where nothing runs).
+    /// One success is enough: the first reply that is no error, else the first error (SCRIPT KILL, which fails where
+    /// nothing runs).
     AnyOk,
 }
 
@@ -191,7 +198,8 @@ pub enum Local {
 /// Who answers a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Handling {
-    /// Forwarded to the owner of its keys, which must share a slot. A form without any key (EVAL with `numkeys` 0) goes to any node.
+    /// Forwarded to the owner of its keys, which must share a slot. A form without any key (EVAL with `numkeys` 0) goes
+    /// to any node.
     Keyed,
     /// Split over the owners of its keys.
     Split(Split),
@@ -231,7 +239,8 @@ impl CommandClass {
     pub const COUNT: usize = Self::ALL.len();
 
     /// All of them, in the order of their discriminants.
-    pub const ALL: [CommandClass; 7] = [Self::Read, Self::Write, Self::Script, Self::Blocking, Self::Many, Self::Local, Self::Admin];
+    pub const ALL: [CommandClass; 7] =
+        [Self::Read, Self::Write, Self::Script, Self::Blocking, Self::Many, Self::Local, Self::Admin];
 
     /// The name in metrics.
     pub const fn name(self) -> &'static str {
@@ -277,7 +286,8 @@ impl Command {
         if self.arity < 0 { count >= wanted } else { count == wanted }
     }
 
-    /// True for a command of this crate's own table; false for one that was learnt from a node, as those of modules are.
+    /// True for a command of this crate's own table; false for one that was learnt from a node, as those of modules
+    /// are.
     pub fn is_builtin(&self) -> bool {
         matches!(self.name, Cow::Borrowed(_))
     }
@@ -292,8 +302,8 @@ impl Command {
         self.flags.has(Flags::BLOCKING) && (!matches!(self.keys, Keys::Streams) || keys::stream_options(args).block)
     }
 
-    /// How long this call may wait at the node, in microseconds: `None` without end, and also where that cannot be told. A timeout that
-    /// makes no sense is none: the node answers an error at once.
+    /// How long this call may wait at the node, in microseconds: `None` without end, and also where that cannot be
+    /// told. A timeout that makes no sense is none: the node answers an error at once.
     pub fn waits_us(&self, args: &Args<'_>) -> Option<u64> {
         let (timeout, unit_us) = match &*self.name {
             "BLPOP" | "BRPOP" | "BZPOPMIN" | "BZPOPMAX" | "BLMOVE" | "BRPOPLPUSH" => (args.get(args.len() - 1), 1e6),
@@ -310,7 +320,9 @@ impl Command {
     pub fn class(&self) -> CommandClass {
         match self.handling {
             Handling::Keyed if self.flags.has(Flags::SCRIPT) => CommandClass::Script,
-            Handling::Keyed if self.flags.has(Flags::BLOCKING) && !matches!(self.keys, Keys::Streams) => CommandClass::Blocking,
+            Handling::Keyed if self.flags.has(Flags::BLOCKING) && !matches!(self.keys, Keys::Streams) => {
+                CommandClass::Blocking
+            }
             Handling::Local(Local::Wait) => CommandClass::Blocking,
             Handling::Keyed if self.flags.has(Flags::READONLY) => CommandClass::Read,
             Handling::Keyed => CommandClass::Write,

@@ -1,14 +1,16 @@
 //! The rows of the command table.
 //!
-//! One line each: name, arity, flags, where the keys are and what is done with them, categories, who answers. Arity, flags and keys are
-//! what Redis 7.0 to 8 and Valkey 7.2 to 9 say in `COMMAND`. Access and categories are Redis 7.0's (Valkey's where Redis 7.0 lacks the
-//! command); categories that follow from flags are not repeated. A row is there whether or not today's node has the command, because the
-//! node's own error is the best one.
-//! `tests/command_table/` holds the rows against real servers and finds commands that are missing here.
+//! One line each: name, arity, flags, where the keys are and what is done with them, categories, who answers. Arity,
+//! flags and keys are what Redis 7.0 to 8 and Valkey 7.2 to 9 say in `COMMAND`. Access and categories are Redis 7.0's
+//! (Valkey's where Redis 7.0 lacks the command); categories that follow from flags are not repeated. A row is there
+//! whether or not today's node has the command, because the node's own error is the best one. `tests/command_table/`
+//! holds the rows against real servers and finds commands that are missing here.
 //!
 //! How the handling was chosen where it is not obvious:
-//! - What describes one server (`LATENCY GRAPH`, `LATENCY HISTOGRAM`) is refused: an answer of any one node would mislead.
-//! - What tools poll is merged: `LATENCY LATEST`, `SLOWLOG LEN`, `DBSIZE`. `LATENCY RESET` and `SLOWLOG RESET` reach every node.
+//! - What describes one server (`LATENCY GRAPH`, `LATENCY HISTOGRAM`) is refused: an answer of any one node would
+//!   mislead.
+//! - What tools poll is merged: `LATENCY LATEST`, `SLOWLOG LEN`, `DBSIZE`. `LATENCY RESET` and `SLOWLOG RESET` reach
+//!   every node.
 //! - `FLUSHALL` is not slow although it may take long: it must keep its place among the commands of its client.
 //! - `MOVE` and `COPY ... DB` pass by their keys: the other database is the same node's.
 //! - `HELP` of a container is any node's; its text does not matter to routing.
@@ -19,7 +21,8 @@ use super::{Flags, Handling, Keys};
 use super::{Local::*, Merge::*, Split::*};
 use Handling::{Any, Every, Keyed, Local, OnlyNode, Refused, Split};
 
-/// The newest minor versions of Redis and Valkey that the table covers, major number first. A command of a newer version may change keys in ways that are unknown here.
+/// The newest minor versions of Redis and Valkey that the table covers, major number first. A command of a newer
+/// version may change keys in ways that are unknown here.
 const REDIS_COVERED: (u32, u32) = (8, 12);
 /// See [`REDIS_COVERED`].
 const VALKEY_COVERED: (u32, u32) = (9, 1);
@@ -30,7 +33,8 @@ fn minor_of(version: &str) -> Option<(u32, u32)> {
     Some((numbers.next()??, numbers.next()??))
 }
 
-/// Whether the table covers a server of this version; `flavour` is `redis` or `valkey`. A version of another form is not covered.
+/// Whether the table covers a server of this version; `flavour` is `redis` or `valkey`. A version of another form is
+/// not covered.
 #[must_use]
 pub fn covers(flavour: &str, version: &str) -> bool {
     let newest = if flavour == "valkey" { VALKEY_COVERED } else { REDIS_COVERED };
@@ -76,15 +80,24 @@ impl Row {
     pub(super) fn categories(&self) -> Categories {
         let implied = [
             (Flags::WRITE, Categories::of("write")),
-            (Flags::READONLY, if self.flags.has(Flags::SCRIPT) { Categories::of("scripting") } else { Categories::of("read") }),
+            (
+                Flags::READONLY,
+                if self.flags.has(Flags::SCRIPT) { Categories::of("scripting") } else { Categories::of("read") },
+            ),
             (Flags::SCRIPT, Categories::of("scripting")),
             (Flags::ADMIN, Categories::of("admin").and(Categories::of("dangerous"))),
             (Flags::PUBSUB, Categories::of("pubsub")),
             // To Redis 7.0, WAIT does not block.
-            (Flags::BLOCKING, if self.name == "WAIT" { Categories::of("connection") } else { Categories::of("blocking") }),
+            (
+                Flags::BLOCKING,
+                if self.name == "WAIT" { Categories::of("connection") } else { Categories::of("blocking") },
+            ),
         ];
         let speed = if self.flags.has(Flags::FAST) { Categories::of("fast") } else { Categories::of("slow") };
-        implied.iter().filter(|(flag, _)| self.flags.has(*flag)).fold(self.categories.and(speed), |all, (_, one)| all.and(*one))
+        implied
+            .iter()
+            .filter(|(flag, _)| self.flags.has(*flag))
+            .fold(self.categories.and(speed), |all, (_, one)| all.and(*one))
     }
 }
 
@@ -105,7 +118,8 @@ const REPLICATION: &str = "replication is arranged between nodes. Call it at the
 const CONFIGURING: &str = "what CONFIG SET changes is written nowhere. Change Switchyard's configuration file (SIGHUP reloads it), and call CONFIG REWRITE at each node";
 const MODULES: &str = "modules are loaded at the nodes. Load it at every node; Switchyard then learns its commands";
 const PERSISTENCE: &str = "it would stop every node until its file is written. Use BGSAVE";
-const MIGRATING: &str = "where a key lives is the router's business, and a key that left behind its back would be lost to clients";
+const MIGRATING: &str =
+    "where a key lives is the router's business, and a key that left behind its back would be lost to clients";
 const RESTORING: &str = "it is for moves between nodes of a cluster. Use RESTORE";
 const SWAPPING: &str = "databases of several nodes cannot be swapped at one instant";
 const BLESSING: &str = "DUMP leaves its effect out, so a move of the key to another node would lose it";
@@ -615,6 +629,9 @@ mod tests {
             assert_eq!(why_not_covered(flavour, version).is_none(), is_covered);
         }
         let redis = why_not_covered("redis", "8.13.0").expect("a reason");
-        assert!(redis.starts_with("redis 8.13.0 is newer than the command table, which covers Redis up to 8.12"), "{redis}");
+        assert!(
+            redis.starts_with("redis 8.13.0 is newer than the command table, which covers Redis up to 8.12"),
+            "{redis}"
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! Which elements of a hash, set or sorted set a command may change.
 //!
-//! For whoever copies a large key in pieces while it is written: what is touched is read again. So what a command *does* does not matter here, only
-//! which elements have to be looked at afterwards. It is said for few commands, those that name their elements; everything else is "everything".
+//! For whoever copies a large key in pieces while it is written: what is touched is read again. So what a command
+//! *does* does not matter here, only which elements have to be looked at afterwards. It is said for few commands, those
+//! that name their elements; everything else is "everything".
 
 use super::{Access, Command};
 use crate::request::Args;
@@ -24,7 +25,8 @@ struct Places {
 }
 
 impl Command {
-    /// What the command may change of the key that [`Command::find_keys`] found as number `place`. "Everything" also where arguments are not there yet.
+    /// What the command may change of the key that [`Command::find_keys`] found as number `place`. "Everything" also
+    /// where arguments are not there yet.
     pub fn touched<'a>(&self, args: &Args<'a>, place: usize) -> Touched<'a> {
         if self.key_access(args, place) == Access::R {
             return Touched::Nothing;
@@ -46,7 +48,8 @@ impl Command {
 
 /// The first argument after the key that is none of these options.
 fn after_options(args: &Args<'_>, options: &[&str]) -> usize {
-    let is_option = |at: &usize| args.get(*at).is_some_and(|arg| options.iter().any(|o| arg.eq_ignore_ascii_case(o.as_bytes())));
+    let is_option =
+        |at: &usize| args.get(*at).is_some_and(|arg| options.iter().any(|o| arg.eq_ignore_ascii_case(o.as_bytes())));
     (2..args.len()).find(|at| !is_option(at)).unwrap_or(args.len())
 }
 
@@ -69,7 +72,9 @@ mod tests {
         let table = CommandTable::builtin();
         match table.by_name(words[0]).expect("a command").touched(&args, place) {
             Touched::Nothing => Some(Vec::new()),
-            Touched::Elements(elements) => Some(elements.iter().map(|e| String::from_utf8_lossy(e).into_owned()).collect()),
+            Touched::Elements(elements) => {
+                Some(elements.iter().map(|e| String::from_utf8_lossy(e).into_owned()).collect())
+            }
             Touched::Everything => None,
         }
     }

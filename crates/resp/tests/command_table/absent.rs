@@ -1,11 +1,13 @@
-//! What servers answer to reads of a key that is not there: double reads take every other answer for the key's (`reply::may_be_of_no_key`).
+//! What servers answer to reads of a key that is not there: double reads take every other answer for the key's
+//! (`reply::may_be_of_no_key`).
 
 use switchyard_resp::command::{CommandTable, Flags, Handling};
 use switchyard_resp::reply;
 
 use crate::server::{Arguments, error_text, servers, shown};
 
-/// Arguments behind the key, where a read takes more than a name and a key. Those that no call can be found for are named by the test.
+/// Arguments behind the key, where a read takes more than a name and a key. Those that no call can be found for are
+/// named by the test.
 const CALLS: &[&str] = &[
     "BITFIELD_RO nokey GET u8 0",
     "BITPOS nokey 1",
@@ -57,15 +59,21 @@ fn a_read_of_a_missing_key_shows_none() {
             client.call(&["HELLO", protocol]);
             let of_servers = client.commands().into_iter().filter_map(|command| {
                 let ours = table.by_name(&command.name.to_ascii_uppercase())?;
-                let read = ours.flags.has(Flags::READONLY) && !ours.flags.has(Flags::SCRIPT) && !ours.flags.has(Flags::BLOCKING);
+                let read = ours.flags.has(Flags::READONLY)
+                    && !ours.flags.has(Flags::SCRIPT)
+                    && !ours.flags.has(Flags::BLOCKING);
                 let call = plain_call(&ours.name, ours.arity);
                 let one_key = ours.first_key_only(&Arguments::new(&call).all()).is_some();
-                (read && one_key && ours.handling == Handling::Keyed && !ours.flags.has(Flags::CURSOR)).then_some((ours, call))
+                (read && one_key && ours.handling == Handling::Keyed && !ours.flags.has(Flags::CURSOR))
+                    .then_some((ours, call))
             });
             for (ours, call) in of_servers {
                 let written = CALLS.iter().map(|line| line.split(' ').map(str::to_owned).collect::<Vec<_>>());
-                let written: Vec<_> =
-                    written.filter(|line| plain_call(&ours.name, ours.arity).starts_with(&line[..ours.name.split('|').count()])).collect();
+                let written: Vec<_> = written
+                    .filter(|line| {
+                        plain_call(&ours.name, ours.arity).starts_with(&line[..ours.name.split('|').count()])
+                    })
+                    .collect();
                 for call in if written.is_empty() { vec![call] } else { written } {
                     let answer = client.call(&call);
                     let error = error_text(&answer).unwrap_or_default();
@@ -73,7 +81,13 @@ fn a_read_of_a_missing_key_shows_none() {
                         .iter()
                         .any(|words| error.contains(words));
                     assert!(!is_wrong_call, "{}: {}: {error}: a call for CALLS", server.program, shown(&call));
-                    assert!(reply::may_be_of_no_key(&answer), "{}: {}: {}", server.program, shown(&call), answer.escape_ascii());
+                    assert!(
+                        reply::may_be_of_no_key(&answer),
+                        "{}: {}: {}",
+                        server.program,
+                        shown(&call),
+                        answer.escape_ascii()
+                    );
                     asked += 1;
                 }
             }

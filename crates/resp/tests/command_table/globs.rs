@@ -1,4 +1,5 @@
-//! Globs, against everything of a real server that matches by them: KEYS, PUBLISH to PSUBSCRIBE, ACL DRYRUN, CONFIG GET.
+//! Globs, against everything of a real server that matches by them: KEYS, PUBLISH to PSUBSCRIBE, ACL DRYRUN, CONFIG
+//! GET.
 //!
 //! Beside the command table because it asks the same servers.
 
@@ -23,7 +24,8 @@ impl Random {
     }
 }
 
-/// Few letters, so that much matches, everything that means something, and bytes that are negative where characters have signs.
+/// Few letters, so that much matches, everything that means something, and bytes that are negative where characters
+/// have signs.
 const PATTERNS: &[u8] = b"aabbc***??[[]]^^--\\\\\x80\xff";
 const TEXTS: &[u8] = b"aaabbbc*?[]^-\\\x80\xff";
 
@@ -69,7 +71,8 @@ fn keys_are_matched_as_keys_does() {
         for stars in [1000, 1001] {
             for pattern in ["a*".repeat(stars) + "b", "*a".repeat(stars) + "**"] {
                 let theirs = list(&client.call(&[b"KEYS", pattern.as_bytes()]));
-                let ours = [long.clone()].into_iter().filter(|text| glob::matches_key(pattern.as_bytes(), text)).collect();
+                let ours =
+                    [long.clone()].into_iter().filter(|text| glob::matches_key(pattern.as_bytes(), text)).collect();
                 same("KEYS", pattern.as_bytes(), &ours, &theirs);
             }
         }

@@ -1,10 +1,11 @@
-//! Finds keys in many calls of every command, and holds what is found against `COMMAND GETKEYS` of real servers, or against what they
-//! do with the call where we call it wrong. Random calls come from a fixed seed, so that a failure is the same failure tomorrow.
+//! Finds keys in many calls of every command, and holds what is found against `COMMAND GETKEYS` of real servers, or
+//! against what they do with the call where we call it wrong. Random calls come from a fixed seed, so that a failure is
+//! the same failure tomorrow.
 
 use proptest::prelude::*;
 use switchyard_resp::command::{
-    Access, Begin, Command, CommandTable, Find, Flags, Handling, KeyError, KeySpec, Keys, LearntCommand, Lookup, errors, is_option,
-    parse_command_reply,
+    Access, Begin, Command, CommandTable, Find, Flags, Handling, KeyError, KeySpec, Keys, LearntCommand, Lookup,
+    errors, is_option, parse_command_reply,
 };
 use switchyard_resp::reply;
 use switchyard_resp::request::Args;
@@ -23,7 +24,8 @@ impl Random {
     }
 }
 
-/// Argument lists for a command: plain ones of every length, and random ones of words that mean something to some command.
+/// Argument lists for a command: plain ones of every length, and random ones of words that mean something to some
+/// command.
 fn calls(name: &str, arity: i16, random: &mut Random) -> Vec<Vec<Vec<u8>>> {
     const WORDS: [&str; 32] = [
         "store",
@@ -70,7 +72,10 @@ fn calls(name: &str, arity: i16, random: &mut Random) -> Vec<Vec<Vec<u8>>> {
             call.push(match random.below(4) {
                 _ if round < 8 => format!("a{index}").into_bytes(),
                 // Servers read the name of an option up to a byte 0.
-                0 => [WORDS[random.below(WORDS.len())].as_bytes(), [&b""[..], b"", b"", b"\0", b"\0z"][random.below(5)]].concat(),
+                0 => {
+                    [WORDS[random.below(WORDS.len())].as_bytes(), [&b""[..], b"", b"", b"\0", b"\0z"][random.below(5)]]
+                        .concat()
+                }
                 1 => format!("{}", random.below(len + 1)).into_bytes(),
                 _ => format!("a{index}").into_bytes(),
             });
@@ -141,13 +146,14 @@ fn written_calls() -> Vec<Vec<Vec<u8>>> {
 /// Compares what we and the server find; says whether there were keys.
 fn compare(ours: &Command, call: &[Vec<u8>], client: &mut Client) -> Result<bool, String> {
     let arguments = Arguments::new(call);
-    let found = find_keys(ours, &arguments.all()).map(|found| found.iter().map(|index| &call[*index as usize][..]).collect::<Vec<_>>());
+    let found = find_keys(ours, &arguments.all())
+        .map(|found| found.iter().map(|index| &call[*index as usize][..]).collect::<Vec<_>>());
     let theirs = client.getkeys(call);
     let served = matches!(ours.handling, Handling::Keyed | Handling::Split(_));
     match (&found, &theirs) {
         (Ok(found), Ok(theirs)) if found == theirs => return Ok(true),
-        // The server names both STORE and STOREDIST, and an earlier STORE, though only the last one is written; and it misses
-        // `STORE d` after `STORE get`, though it is written.
+        // The server names both STORE and STOREDIST, and an earlier STORE, though only the last one is written; and it
+        // misses `STORE d` after `STORE get`, though it is written.
         (Ok(found), Ok(_)) if repeats_an_option(call) && found.first() == Some(&&call[1][..]) => return Ok(true),
         (Ok(found), Err(_)) if found.is_empty() => return Ok(false),
         // Channels are routed like keys, and are none to COMMAND GETKEYS.
@@ -158,8 +164,11 @@ fn compare(ours: &Command, call: &[Vec<u8>], client: &mut Client) -> Result<bool
         (Ok(_), Ok(_)) if ours.name == "XREADGROUP" && is_without_group(call) => return Ok(false),
         // By design: it runs at one server, but would miss keys where there are several.
         (Err(KeyError::SortPattern(_)), Ok(_)) => return Ok(false),
-        // These are not run here (they block, or are refused). COMMAND GETKEYS takes `01` for a number; the commands do not.
-        (Err(KeyError::NumkeysNotInteger(_) | KeyError::Syntax), Ok(_)) | (Err(_), Err(_)) if !served => return Ok(false),
+        // These are not run here (they block, or are refused). COMMAND GETKEYS takes `01` for a number; the commands do
+        // not.
+        (Err(KeyError::NumkeysNotInteger(_) | KeyError::Syntax), Ok(_)) | (Err(_), Err(_)) if !served => {
+            return Ok(false);
+        }
         _ => {}
     }
     // One of us says that the call is wrong: then the server must refuse to run it.
@@ -169,7 +178,11 @@ fn compare(ours: &Command, call: &[Vec<u8>], client: &mut Client) -> Result<bool
     }
     let found = found.map(|found| shown(&found));
     let theirs = theirs.map(|theirs| shown(&theirs));
-    Err(format!("{}: we find {found:?}, the server {theirs:?}, and answers {:?}", shown(call), answer.escape_ascii().to_string()))
+    Err(format!(
+        "{}: we find {found:?}, the server {theirs:?}, and answers {:?}",
+        shown(call),
+        answer.escape_ascii().to_string()
+    ))
 }
 
 /// STREAMS comes before any GROUP.
@@ -194,7 +207,9 @@ fn finds_the_keys_that_the_servers_find() {
         let mut client = server.client();
         let mut random = Random(0x5377_6974_6368);
         for call in written_calls() {
-            let Lookup::Command(ours) = table.find(&Arguments::new(&call).all()) else { panic!("{} is not in the table", shown(&call)) };
+            let Lookup::Command(ours) = table.find(&Arguments::new(&call).all()) else {
+                panic!("{} is not in the table", shown(&call))
+            };
             match compare(ours, &call, &mut client) {
                 Ok(true) => {}
                 Ok(false) => assert!(call[2] == b"0", "{}: no keys found, but it has some", shown(&call)),
@@ -222,7 +237,8 @@ fn finds_keys_by_the_servers_own_specifications() {
     for server in servers() {
         let mut client = server.client();
         let theirs = client.commands();
-        let renamed: Vec<LearntCommand> = theirs.iter().map(|c| LearntCommand { name: format!("x.{}", c.name), ..c.clone() }).collect();
+        let renamed: Vec<LearntCommand> =
+            theirs.iter().map(|c| LearntCommand { name: format!("x.{}", c.name), ..c.clone() }).collect();
         let mut table = CommandTable::builtin();
         assert_eq!(table.learn(&renamed), renamed.len());
         assert_eq!(table.learn(&renamed), 0, "a second node teaches nothing new");
@@ -235,7 +251,11 @@ fn finds_keys_by_the_servers_own_specifications() {
                 if is_stream
                     && call
                         .iter()
-                        .filter(|arg| arg.split(|byte| *byte == 0).next().is_some_and(|word| word.eq_ignore_ascii_case(b"streams")))
+                        .filter(|arg| {
+                            arg.split(|byte| *byte == 0)
+                                .next()
+                                .is_some_and(|word| word.eq_ignore_ascii_case(b"streams"))
+                        })
                         .count()
                         > 1
                 {
@@ -244,7 +264,9 @@ fn finds_keys_by_the_servers_own_specifications() {
                 let Ok(expected) = client.getkeys(&call) else { continue };
                 call[0] = format!("X.{}", String::from_utf8_lossy(&call[0])).into_bytes();
                 let arguments = Arguments::new(&call);
-                let Lookup::Command(found) = table.find(&arguments.all()) else { panic!("{} is not found", shown(&call)) };
+                let Lookup::Command(found) = table.find(&arguments.all()) else {
+                    panic!("{} is not found", shown(&call))
+                };
                 assert_eq!(found.id, learnt.id);
                 match find_keys(learnt, &arguments.all()) {
                     Ok(keys) => {
@@ -253,7 +275,9 @@ fn finds_keys_by_the_servers_own_specifications() {
                         with_keys += 1;
                     }
                     Err(KeyError::Undescribed) => {} // SORT, MIGRATE; or fewer arguments than the number of keys says
-                    Err(KeyError::Arity) => assert!(call.len() % 2 == 0, "only MSET without its last value: {}", shown(&call)),
+                    Err(KeyError::Arity) => {
+                        assert!(call.len() % 2 == 0, "only MSET without its last value: {}", shown(&call))
+                    }
                     Err(error) => panic!("{}: {error:?}", shown(&call)),
                 }
             }
@@ -362,8 +386,8 @@ fn a_key_that_is_not_there_yet_is_waited_for() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4096))]
 
-    /// Whatever the arguments: no panic, no index of what is not there, no more work than there are arguments, and what is said of
-    /// a part is what is said of the whole.
+    /// Whatever the arguments: no panic, no index of what is not there, no more work than there are arguments, and what
+    /// is said of a part is what is said of the whole.
     #[test]
     fn find_keys_survives_anything(
         id in any::<proptest::sample::Index>(),

@@ -9,7 +9,9 @@ use switchyard_resp::command::{CommandTable, Flags, Handling, Keys, Merge, Split
 fn words(handling: Handling) -> (u8, String) {
     match handling {
         Handling::Keyed => (0, "the owner of its keys".into()),
-        Handling::Split(Split::Values | Split::Pairs | Split::Count) => (1, "the owners of its keys, each its part".into()),
+        Handling::Split(Split::Values | Split::Pairs | Split::Count) => {
+            (1, "the owners of its keys, each its part".into())
+        }
         Handling::Every(Merge::Sum) => (2, "every node; the numbers are added".into()),
         Handling::Every(Merge::Least) => (2, "every node; the smallest number counts".into()),
         Handling::Every(Merge::Texts) => (2, "every node; the texts stand under the nodes' names".into()),
@@ -30,7 +32,8 @@ fn section() -> String {
     let mut groups: BTreeMap<(u8, String), Vec<String>> = BTreeMap::new();
     for command in table.iter() {
         // What a container's name alone does, its subcommands say.
-        let container = table.iter().any(|c| c.name.strip_prefix(&*command.name).is_some_and(|rest| rest.starts_with('|')));
+        let container =
+            table.iter().any(|c| c.name.strip_prefix(&*command.name).is_some_and(|rest| rest.starts_with('|')));
         if container
             && command.keys == Keys::None
             && !command.flags.has(Flags::READONLY)

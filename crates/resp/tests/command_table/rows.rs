@@ -1,5 +1,6 @@
-//! Holds the rows of the command table against real servers: every command they have, its arity, flags and keys, and Redis's words
-//! for errors; and checks how commands are looked up and learnt. Where keys are found in a call is in `keys.rs`.
+//! Holds the rows of the command table against real servers: every command they have, its arity, flags and keys, and
+//! Redis's words for errors; and checks how commands are looked up and learnt. Where keys are found in a call is in
+//! `keys.rs`.
 
 use switchyard_resp::command::{CommandTable, Flags, Handling, Keys, LearntCommand, Local, Lookup, errors};
 use switchyard_resp::reply;
@@ -203,7 +204,13 @@ fn errors_have_redis_words() {
                 assert!(text_of(call).starts_with(b"ERR Unbalanced "));
                 continue; // versions have different words for this one
             }
-            assert_eq!(text_of(call).escape_ascii().to_string(), theirs.escape_ascii().to_string(), "{}: {}", server.program, shown(call));
+            assert_eq!(
+                text_of(call).escape_ascii().to_string(),
+                theirs.escape_ascii().to_string(),
+                "{}: {}",
+                server.program,
+                shown(call)
+            );
         }
         // Too few arguments, for every command that wants some.
         for theirs in client.commands() {
@@ -229,14 +236,20 @@ fn names_are_found_in_any_case_and_only_whole() {
         assert_eq!(table.get(command.id).map(|c| &c.name), Some(&command.name));
         let words: Vec<&str> = command.name.split('|').collect();
         let lower: Vec<String> = words.iter().map(|w| w.to_ascii_lowercase()).collect();
-        let mixed: Vec<String> =
-            words.iter().map(|w| w.char_indices().map(|(i, c)| if i % 2 == 0 { c } else { c.to_ascii_lowercase() }).collect()).collect();
+        let mixed: Vec<String> = words
+            .iter()
+            .map(|w| w.char_indices().map(|(i, c)| if i % 2 == 0 { c } else { c.to_ascii_lowercase() }).collect())
+            .collect();
         for spelling in [lower, mixed] {
             assert_eq!(find(&spelling.iter().map(|s| &**s).collect::<Vec<_>>()), Some(command.id), "{spelling:?}");
         }
         let last = words[words.len() - 1];
         for cut in 0..last.len() {
-            for other in [&last[..cut], &format!("{}\u{1}{}", &last[..cut], &last[cut + 1..]), &format!("{last}{}", &last[cut..])] {
+            for other in [
+                &last[..cut],
+                &format!("{}\u{1}{}", &last[..cut], &last[cut + 1..]),
+                &format!("{last}{}", &last[cut..]),
+            ] {
                 let mut near = words.clone();
                 *near.last_mut().expect("a word") = other;
                 let found = find(&near);

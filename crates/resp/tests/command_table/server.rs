@@ -1,7 +1,8 @@
 //! Real servers for the tests of the command table, and what is needed to ask them.
 //!
-//! `redis-server` must be installed; `valkey-server` is used where it is on the PATH. They are asked, never trusted to be a certain
-//! version. They listen on sockets in directories of their own, so that no port can be taken by somebody else.
+//! `redis-server` must be installed; `valkey-server` is used where it is on the PATH. They are asked, never trusted to
+//! be a certain version. They listen on sockets in directories of their own, so that no port can be taken by somebody
+//! else.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -142,8 +143,8 @@ pub(crate) fn find_keys(command: &Command, args: &Args<'_>) -> Result<Vec<u32>, 
 }
 
 pub(crate) fn servers() -> Vec<Server> {
-    let redis =
-        Server::start("redis-server").expect("redis-server is not on the PATH: `make test` installs it, or `apt install redis-server`");
+    let redis = Server::start("redis-server")
+        .expect("redis-server is not on the PATH: `make test` installs it, or `apt install redis-server`");
     let valkey = Server::start("valkey-server");
     if valkey.is_none() {
         eprintln!("valkey-server is not on the PATH: checked against redis-server only");

@@ -60,7 +60,8 @@ pub(crate) fn coordinate(shared: &Shared) {
             next_step = shared.uptime() + STEP;
             lock(&shared.hot.noticed).forget();
             let adds_max = if live.telemetry.reports == Reports::Instant { 0 } else { settings.knobs.adds_max };
-            let knobs = Knobs { adds_max, bytes_max: settings.bytes_of_worker(shared.counters.len()), ..settings.knobs };
+            let knobs =
+                Knobs { adds_max, bytes_max: settings.bytes_of_worker(shared.counters.len()), ..settings.knobs };
             let (came, went) = admission.step(seen(shared, settings), &knobs, now_us);
             less = went;
             more.extend(came);
@@ -96,7 +97,9 @@ fn wait(hot: &HotCopies) -> Vec<(u64, Slot)> {
 fn seen(shared: &Shared, settings: &settings::HotCopies) -> Vec<Admitted> {
     let mut all: Vec<Admitted> = Vec::new();
     let placement = shared.plan().topology.placement().clone();
-    for (one_in, hot) in shared.board.nodes(KEYS).into_iter().flat_map(|node| node.keys.into_iter().map(move |key| (node.one_in, key))) {
+    for (one_in, hot) in
+        shared.board.nodes(KEYS).into_iter().flat_map(|node| node.keys.into_iter().map(move |key| (node.one_in, key)))
+    {
         // A key that was counted once or twice by chance is not hot, however many uses that stands for.
         if !settings.knobs.all && hot.rates.commands() < f64::from(one_in) * SURE {
             continue;
@@ -117,7 +120,8 @@ fn seen(shared: &Shared, settings: &settings::HotCopies) -> Vec<Admitted> {
     all.dedup_by(|other, first| {
         let is_same = other.hash == first.hash;
         if is_same {
-            (first.reads, first.writes, first.bytes) = (first.reads + other.reads, first.writes + other.writes, first.bytes + other.bytes);
+            (first.reads, first.writes, first.bytes) =
+                (first.reads + other.reads, first.writes + other.writes, first.bytes + other.bytes);
         }
         is_same
     });

@@ -1,8 +1,8 @@
 //! What stands in front of a text that is checked while it runs: Lua in which `redis` is a table of ours.
 //!
-//! Only in front, because nothing behind it can then take it away: a text cannot reach the locals of a function before it. All on one line,
-//! so that the lines of errors stay right. The server's own tables (`string`, `bit`) cannot be written to since Redis 6.2.7 and 7.0; what runs
-//! in every call is kept in locals all the same.
+//! Only in front, because nothing behind it can then take it away: a text cannot reach the locals of a function before
+//! it. All on one line, so that the lines of errors stay right. The server's own tables (`string`, `bit`) cannot be
+//! written to since Redis 6.2.7 and 7.0; what runs in every call is kept in locals all the same.
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;
@@ -18,10 +18,11 @@ pub(super) const HARMLESS: &str = "log sha1hex error_reply status_reply setresp 
      LOG_WARNING REPL_ALL REPL_AOF REPL_SLAVE REPL_REPLICA REPL_NONE REDIS_VERSION REDIS_VERSION_NUM SERVER_NAME SERVER_VERSION \
      SERVER_VERSION_NUM VALKEY_VERSION VALKEY_VERSION_NUM";
 
-/// What the check begins with. Names of its own: `K` is the table of declared keys, `E` raises an error, `C` and `Q` are the server's
-/// `call` and `pcall`, `T`, `F`, `L` and `O` are functions of Lua. `X` refuses, and `Z` refuses a command; `A` gives what of a key decides
-/// on its slot; `D` judges a key, `h` being where in `K` it probably is. An error is a table since Redis 7.0, and before a text: of a table the node would
-/// tell nothing. By `acl_check_cmd` they are told apart.
+/// What the check begins with. Names of its own: `K` is the table of declared keys, `E` raises an error, `C` and `Q`
+/// are the server's `call` and `pcall`, `T`, `F`, `L` and `O` are functions of Lua. `X` refuses, and `Z` refuses a
+/// command; `A` gives what of a key decides on its slot; `D` judges a key, `h` being where in `K` it probably is. An
+/// error is a table since Redis 7.0, and before a text: of a table the node would tell nothing. By `acl_check_cmd` they
+/// are told apart.
 const KEYS: [&str; 3] = [
     "local function X(t) t='ERR Switchyard: '..t E(R.acl_check_cmd and {err=t} or t,0) end;\
     local function Z(c) X('a script may not call '..c..' (which commands it may, docs/commands.md says)') end;\
@@ -37,13 +38,17 @@ const KEYS: [&str; 3] = [
     "X('the script touches the key \\''..L(k,1,128)..'\\', which it neither declares in KEYS nor has in the slot of one that it declares') end;",
 ];
 
-/// What judges a call begins with this. `I` finds the entry of a command, as [`entry`] writes it; `U` one that is not listed.
+/// What judges a call begins with this. `I` finds the entry of a command, as [`entry`] writes it; `U` one that is not
+/// listed.
 const JUDGE: &str = "local function V(c,...) if T(c)~='string' then if T(c)=='number' then Z(c) end return end c=O(c) local e=I(c) \
     if e=='1' then return D((...)) end if e=='0' then return end if not e then e=U(c) if not e then return end end ";
 
 /// Goes on for commands with other entries. Options are cut at a byte 0, where servers stop to read them.
 const OTHERS: [(&str, &str); 7] = [
-    ("", "local a,n={...},select('#',...) local function W(a) return T(a)=='string' and O(string.match(a,'^%Z*')) end "),
+    (
+        "",
+        "local a,n={...},select('#',...) local function W(a) return T(a)=='string' and O(string.match(a,'^%Z*')) end ",
+    ),
     (
         "C",
         "if e=='C' then local s=a[1] if s==nil then return end if T(s)~='string' then Z(c) end s=O(s) \
@@ -89,7 +94,8 @@ fn judging<'c>(codes: impl Iterator<Item = &'c str> + Clone) -> String {
     out + NOTHING_ELSE
 }
 
-/// `U` where a text may call anything: what a node does not know it refuses itself, and what has its keys at fixed places is judged by them.
+/// `U` where a text may call anything: what a node does not know it refuses itself, and what has its keys at fixed
+/// places is judged by them.
 const UNLISTED: &str = "local function U(c) if F(c,'[^%w%._%-]') then Z(c) end local i=Q('COMMAND','INFO',c) if T(i)~='table' or i.err then Z(c) end \
     i=i[1] if not i then return end if T(i)~='table' or T(i[3])~='table' then Z(c) end \
     for a,b in pairs(i[3].set or i[3]) do if T(a)=='table' then b=a end if T(b)=='table' then b=b.ok end if b=='movablekeys' then Z(c) end end \
@@ -100,8 +106,7 @@ const CALLS: &str = "local function c(...) V(...) return C(...) end;\
     local function p(...) local o,e=pcall(V,...) if not o then if T(e)~='table' then e={err=e} end return e end return Q(...) end;";
 
 /// A node knows the router's user there, and not the client's.
-const ACL_CHECK_CMD: &str =
-    "acl_check_cmd=function() X('a script may not call redis.acl_check_cmd: the node would not answer for the user of the client') end";
+const ACL_CHECK_CMD: &str = "acl_check_cmd=function() X('a script may not call redis.acl_check_cmd: the node would not answer for the user of the client') end";
 
 /// The strings' metatable is one for all scripts, and can be written to before Redis 8.2.2: a text gets a copy.
 const GETMETATABLE: &str = "local getmetatable=(function() local g,t=getmetatable,type return function(...) \
@@ -150,7 +155,9 @@ fn listed(facts: &Facts<'_>, table: &CommandTable) -> String {
             }
             Some((_, Some(found))) => list.push(found),
             // It concerns all keys, or one node.
-            Some((command, None)) if command.keys == Keys::None => list.push((command.name.to_ascii_lowercase(), "-".to_owned())),
+            Some((command, None)) if command.keys == Keys::None => {
+                list.push((command.name.to_ascii_lowercase(), "-".to_owned()))
+            }
             _ => unknown = true,
         }
     }
@@ -158,7 +165,10 @@ fn listed(facts: &Facts<'_>, table: &CommandTable) -> String {
     let unlisted = unknown.then_some("R");
     let judging = judging(list.iter().map(|(_, code)| code.as_str()).chain(unlisted));
     let list = list.iter().fold(String::new(), |all, (name, code)| all + &format!("['{name}']='{code}',"));
-    format!("local N={{{list}}} local function I(c) return N[c] end;{}{judging}", if unknown { UNLISTED } else { "local U=Z;" })
+    format!(
+        "local N={{{list}}} local function I(c) return N[c] end;{}{judging}",
+        if unknown { UNLISTED } else { "local U=Z;" }
+    )
 }
 
 /// What stands before the text of a script.
@@ -179,7 +189,11 @@ pub(super) fn of_script(facts: &Facts<'_>, table: &CommandTable, beside: Beside)
     }
     out.push_str(CALLS);
     if facts.redis_escapes {
-        let _ = write!(out, "local P={{call=c,pcall=p,{ACL_CHECK_CMD}}} return setmetatable({{}},{}) end)() ", guard("P[n] or "));
+        let _ = write!(
+            out,
+            "local P={{call=c,pcall=p,{ACL_CHECK_CMD}}} return setmetatable({{}},{}) end)() ",
+            guard("P[n] or ")
+        );
     } else {
         out.push_str("return {call=c,pcall=p");
         if facts.members.contains(&b"acl_check_cmd"[..]) {
@@ -202,12 +216,13 @@ pub(super) fn of_script(facts: &Facts<'_>, table: &CommandTable, beside: Beside)
     out
 }
 
-/// What stands before a library of functions: one text for all, by which a library is known again. `K` has the keys of the running call.
-/// A library is loaded with next to no global names, so everything is looked up when a function first runs. From then on `redis` is read-only: what is
-/// found there is in `H`.
+/// What stands before a library of functions: one text for all, by which a library is known again. `K` has the keys of
+/// the running call. A library is loaded with next to no global names, so everything is looked up when a function first
+/// runs. From then on `redis` is read-only: what is found there is in `H`.
 ///
-/// Whoever can call what `G` gives chooses the keys that count as declared: it goes to the server and to nobody else. So a table that names a callback is
-/// copied, field by field, because nothing walks through a table while a library is loaded; servers know fields in any case, and other spellings are left out.
+/// Whoever can call what `G` gives chooses the keys that count as declared: it goes to the server and to nobody else.
+/// So a table that names a callback is copied, field by field, because nothing walks through a table while a library is
+/// loaded; servers know fields in any case, and other spellings are left out.
 pub(super) static OF_LIBRARY: LazyLock<String> = LazyLock::new(|| {
     format!(
         "local redis=(function() local K,N,R,E,T,F,L,O,C,Q={{}};{}local function I(c) return N[c] end;{UNLISTED}{}{CALLS}\

@@ -1,12 +1,14 @@
-//! Which commands a script may call, and where the keys of each are: made from the command table, for the proof and for the check at run time.
+//! Which commands a script may call, and where the keys of each are: made from the command table, for the proof and for
+//! the check at run time.
 
 use switchyard_resp::command::{Command, CommandTable, Flags, Handling, Keys, Local};
 
-/// Commands without keys that a script may call: what they do does not depend on the node. Containers stand for all of their subcommands.
+/// Commands without keys that a script may call: what they do does not depend on the node. Containers stand for all of
+/// their subcommands.
 pub(super) const KEYLESS: [&str; 6] = ["COMMAND", "ECHO", "PING", "PUBLISH", "SELECT", "TIME"];
 
-/// Where the keys are of a command that a script may call: `Keys::None` where it has none, and says the same at every node. `None`, where no
-/// script may call it, or only its subcommands may be called.
+/// Where the keys are of a command that a script may call: `Keys::None` where it has none, and says the same at every
+/// node. `None`, where no script may call it, or only its subcommands may be called.
 pub(super) fn rule(command: &Command) -> Option<&Keys> {
     let container = command.name.split('|').next().unwrap_or_default();
     if KEYLESS.contains(&container) {
@@ -21,7 +23,8 @@ pub(super) fn rule(command: &Command) -> Option<&Keys> {
     is_told.then_some(&command.keys)
 }
 
-/// A command as the check at run time has it: `NAME` in lower case, and how its keys are found. `None` where only the node can say.
+/// A command as the check at run time has it: `NAME` in lower case, and how its keys are found. `None` where only the
+/// node can say.
 pub(super) fn entry(command: &Command) -> Option<(String, String)> {
     let code = match rule(command) {
         Some(Keys::None) => "0".to_owned(),
@@ -40,13 +43,16 @@ pub(super) fn entry(command: &Command) -> Option<(String, String)> {
 }
 
 /// The commands that scripts call most: they stand first where a list is searched.
-const OFTEN: [&str; 14] =
-    ["GET", "SET", "HGET", "HSET", "DEL", "EXISTS", "INCR", "INCRBY", "EXPIRE", "PEXPIRE", "ZADD", "SADD", "HGETALL", "TTL"];
+const OFTEN: [&str; 14] = [
+    "GET", "SET", "HGET", "HSET", "DEL", "EXISTS", "INCR", "INCRBY", "EXPIRE", "PEXPIRE", "ZADD", "SADD", "HGETALL",
+    "TTL",
+];
 
 /// The entries of all builtin commands.
 pub(super) fn entries() -> Vec<(String, String)> {
     let table = CommandTable::builtin();
-    let mut commands: Vec<&Command> = table.iter().filter(|c| !(c.name.contains('|') && rule(c) == Some(&Keys::None))).collect();
+    let mut commands: Vec<&Command> =
+        table.iter().filter(|c| !(c.name.contains('|') && rule(c) == Some(&Keys::None))).collect();
     commands.sort_by_key(|c| (OFTEN.iter().position(|o| *o == c.name).unwrap_or(OFTEN.len()), c.name.clone()));
     commands.into_iter().filter_map(entry).collect()
 }

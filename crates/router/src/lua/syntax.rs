@@ -1,8 +1,9 @@
-//! The grammar of Lua 5.1, read once from front to back: which global names a text uses, and how it uses `redis` and `KEYS`.
+//! The grammar of Lua 5.1, read once from front to back: which global names a text uses, and how it uses `redis` and
+//! `KEYS`.
 //!
-//! No tree is kept, because only [`Facts`] are asked for. The reader may accept more than Lua does, since a server refuses the rest itself.
-//! It must never take a text that a server accepts for another one. So scopes, strings and comments are read exactly as Lua reads them,
-//! and whatever the grammar does not have ends the reading.
+//! No tree is kept, because only [`Facts`] are asked for. The reader may accept more than Lua does, since a server
+//! refuses the rest itself. It must never take a text that a server accepts for another one. So scopes, strings and
+//! comments are read exactly as Lua reads them, and whatever the grammar does not have ends the reading.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -16,8 +17,8 @@ const DEPTH_MAX: u32 = 200;
 const LOCALS_MAX: usize = 200;
 
 const KEYWORDS: [&str; 21] = [
-    "and", "break", "do", "else", "elseif", "end", "false", "for", "function", "if", "in", "local", "nil", "not", "or", "repeat", "return",
-    "then", "true", "until", "while",
+    "and", "break", "do", "else", "elseif", "end", "false", "for", "function", "if", "in", "local", "nil", "not", "or",
+    "repeat", "return", "then", "true", "until", "while",
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -174,8 +175,8 @@ impl<'a> Reader<'a> {
                 }
                 _ => {
                     const SYMBOLS: [&str; 25] = [
-                        "...", "..", "==", "~=", "<=", ">=", "+", "-", "*", "/", "%", "^", "#", "<", ">", "=", "(", ")", "{", "}", "]",
-                        ";", ":", ",", ".",
+                        "...", "..", "==", "~=", "<=", ">=", "+", "-", "*", "/", "%", "^", "#", "<", ">", "=", "(",
+                        ")", "{", "}", "]", ";", ":", ",", ".",
                     ];
                     let symbol = SYMBOLS.iter().find(|s| rest.starts_with(s.as_bytes()))?;
                     self.at += symbol.len();

@@ -1,7 +1,7 @@
 //! Errors that clients got, by their code: the first word of the text, as in Redis's `errorstats`.
 //!
-//! Each worker counts its own. Codes are few, and those that come first are found first. A script may invent codes, so their number is
-//! bounded, and nothing becomes one that does not look like one: an error's text may name a key.
+//! Each worker counts its own. Codes are few, and those that come first are found first. A script may invent codes, so
+//! their number is bounded, and nothing becomes one that does not look like one: an error's text may name a key.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -56,7 +56,11 @@ impl Errors {
             }
         };
         for errors in workers.iter().map(|worker| &worker.errors) {
-            errors.codes.iter().map_while(|(code, count)| Some((code.get()?, count))).for_each(|(code, count)| add(code, count));
+            errors
+                .codes
+                .iter()
+                .map_while(|(code, count)| Some((code.get()?, count)))
+                .for_each(|(code, count)| add(code, count));
             add(OVERFLOW, &errors.others);
         }
         all

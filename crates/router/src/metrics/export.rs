@@ -122,43 +122,67 @@ const CLASS_COUNTERS: &[(&str, &str, ClassCounter)] = &[
 /// Counters over all clients.
 const CLIENT_COUNTERS: &[(&str, &str, WorkerCounter)] = &[
     ("clients_accepted", "Client connections accepted", |w| &w.accepted),
-    ("clients_rejected", "Client connections refused because of the client limit or missing descriptors", |w| &w.rejected),
-    ("moves_double_reads", "Reads that were asked of source and target of a move at once (--protocol netmigrate or fulva)", |w| {
-        &w.double_reads
+    ("clients_rejected", "Client connections refused because of the client limit or missing descriptors", |w| {
+        &w.rejected
     }),
-    ("moves_double_reads_missed", "Double reads to which neither node showed the key, so that it was waited for", |w| {
-        &w.double_reads_missed
-    }),
+    (
+        "moves_double_reads",
+        "Reads that were asked of source and target of a move at once (--protocol netmigrate or fulva)",
+        |w| &w.double_reads,
+    ),
+    (
+        "moves_double_reads_missed",
+        "Double reads to which neither node showed the key, so that it was waited for",
+        |w| &w.double_reads_missed,
+    ),
     ("hot_copies_hits", "Commands that the router has answered from hot copies", |w| &w.hot.hits),
     ("clients_cut_output", "Clients cut because they did not read their replies", |w| &w.cut_output),
     ("clients_handshakes_failed", "TLS handshakes with clients that failed or took too long", |w| &w.handshakes_failed),
     ("clients_logins_failed", "Logins with a wrong password or user", |w| &w.logins_failed),
-    ("clients_cut_waiting", "Clients disconnected in a command that waits, because its node was lost or the router ended", |w| {
-        &w.cut_waiting
+    (
+        "clients_cut_waiting",
+        "Clients disconnected in a command that waits, because its node was lost or the router ended",
+        |w| &w.cut_waiting,
+    ),
+    ("clients_cut_missed", "Subscribers disconnected because messages for them may have been missed", |w| {
+        &w.cut_missed
     }),
-    ("clients_cut_missed", "Subscribers disconnected because messages for them may have been missed", |w| &w.cut_missed),
-    ("slow_commands_not_entered", "Commands that took long and were not entered into the slow log, which was full for that second", |w| {
-        &w.slow_not_entered
-    }),
+    (
+        "slow_commands_not_entered",
+        "Commands that took long and were not entered into the slow log, which was full for that second",
+        |w| &w.slow_not_entered,
+    ),
     ("clients_limited", "Commands and logins refused because of a limit of a user, a listener or keys", |w| &w.limited),
-    ("clients_limited_connections", "Client connections refused because of a limit of their listener", |w| &w.limited_connections),
+    ("clients_limited_connections", "Client connections refused because of a limit of their listener", |w| {
+        &w.limited_connections
+    }),
     ("clients_denied", "Commands refused because the user may not run them", |w| &w.denied),
     ("clients_cut_push", "Subscribers cut because they did not read their messages", |w| &w.cut_push),
     ("clients_evicted", "Clients cut because more memory was in use than memory-max", |w| &w.evicted),
     ("messages", "Published messages given to subscribers", |w| &w.messages),
     ("invalidations", "Invalidations given to clients with CLIENT TRACKING", |w| &w.invalidations),
-    ("subscriptions_lost", "Subscriptions at nodes that were lost with a connection and had to be restored", |w| &w.subscriptions_lost),
+    ("subscriptions_lost", "Subscriptions at nodes that were lost with a connection and had to be restored", |w| {
+        &w.subscriptions_lost
+    }),
     ("clients_protocol_errors", "Clients closed because of a protocol error", |w| &w.protocol_errors),
     ("clients_ended", "Clients that have closed their connections", |w| &w.ended),
     ("clients_broken", "Clients whose connections broke", |w| &w.broken),
     ("fragments", "Parts of commands whose keys are at several nodes", |w| &w.fragments),
     ("clients_received_bytes", "Bytes received from clients", |w| &w.bytes_received),
     ("clients_sent_bytes", "Bytes sent to clients", |w| &w.bytes_sent),
-    ("large_transfers", "Requests and replies that travelled on a connection of their own because of their size", |w| &w.large),
+    (
+        "large_transfers",
+        "Requests and replies that travelled on a connection of their own because of their size",
+        |w| &w.large,
+    ),
     ("colocate_waits", "Commands that waited for keys that were moved alone to be brought home", |w| &w.colocate_waits),
     ("hot_copies_fills", "Times that a node was asked for a hot copy", |w| &w.hot.fills),
-    ("hot_copies_invalidations", "Keys with hot copies of which nodes have said that they changed", |w| &w.hot.invalidations),
-    ("colocate_refused", "Commands refused because keys that were moved alone could not be brought home", |w| &w.colocate_refused),
+    ("hot_copies_invalidations", "Keys with hot copies of which nodes have said that they changed", |w| {
+        &w.hot.invalidations
+    }),
+    ("colocate_refused", "Commands refused because keys that were moved alone could not be brought home", |w| {
+        &w.colocate_refused
+    }),
 ];
 
 /// Gauges over all clients.
@@ -183,8 +207,12 @@ const MOVED: &[(&str, &str, MovedFigure)] = &[
     ("moves_slots_moved", "Slots that moves have handed over to another node", |moved| moved.slots),
     ("moves_keys_moved", "Keys that moves have moved", |moved| moved.keys),
     ("moves_bytes_moved", "Bytes of serialised values that moves have moved", |moved| moved.bytes),
-    ("moves_keys_pulled", "Keys that moves have moved ahead of their turn because a command wanted them", |moved| moved.pulled),
-    ("moves_batches_repeated", "Batches that moves have done again because their outcome was unknown", |moved| moved.repeated),
+    ("moves_keys_pulled", "Keys that moves have moved ahead of their turn because a command wanted them", |moved| {
+        moved.pulled
+    }),
+    ("moves_batches_repeated", "Batches that moves have done again because their outcome was unknown", |moved| {
+        moved.repeated
+    }),
     ("moves_big_keys_in_pieces", "Big keys that moves have moved in pieces", |moved| moved.big_in_pieces),
     ("moves_big_keys_whole", "Big keys that moves have moved whole", |moved| moved.big_whole),
 ];
@@ -271,7 +299,9 @@ impl Collector for Scrape {
             ("memory_max", "Memory that the router may use (memory-max); 0 where there is no bound", max),
         ];
         for (name, help, bytes) in gauges {
-            page.family((name, help, Some(&Unit::Bytes)), MetricType::Gauge, alone(bytes as i64), |mut to, value| to.encode_gauge(value))?;
+            page.family((name, help, Some(&Unit::Bytes)), MetricType::Gauge, alone(bytes as i64), |mut to, value| {
+                to.encode_gauge(value)
+            })?;
         }
         page.family(
             ("uptime", "Time since the router started", Some(&Unit::Seconds)),
@@ -288,7 +318,11 @@ impl Scrape {
         let by_node = |value: &dyn Fn(&NodeScrape) -> u64| -> Vec<Sample<u64>> {
             self.nodes.iter().map(|node| of("node", &node.name, value(node))).collect()
         };
-        page.gauges("node_up", "1 where a worker has a connection to the node", by_node(&|node| u64::from(node.is_up)))?;
+        page.gauges(
+            "node_up",
+            "1 where a worker has a connection to the node",
+            by_node(&|node| u64::from(node.is_up)),
+        )?;
         page.gauges("node_slots", "Slots that the node owns", by_node(&|node| node.slots as u64))?;
         let help = "Keys that were moved to the node alone, without their slots";
         page.gauges("node_keys_moved_alone", help, by_node(&|node| node.exceptions as u64))?;
@@ -299,25 +333,42 @@ impl Scrape {
             page.gauges(name, help, by_node(&|node| self.workers.iter().map(|w| gauge(&w.node(node.id)).get()).sum()))?;
         }
         let by_kind = |value: &dyn Fn(&NodeScrape, usize) -> u64| -> Vec<Sample<u64>> {
-            let labels = |node: &NodeScrape, kind: &str| Labels(vec![("node", node.name.clone()), ("kind", kind.to_owned())]);
+            let labels =
+                |node: &NodeScrape, kind: &str| Labels(vec![("node", node.name.clone()), ("kind", kind.to_owned())]);
             let kinds = |node| EXCLUSIVE.iter().enumerate().map(move |(place, kind)| (node, place, *kind));
-            self.nodes.iter().flat_map(kinds).map(|(node, place, kind)| (labels(node, kind), value(node, place))).collect()
+            self.nodes
+                .iter()
+                .flat_map(kinds)
+                .map(|(node, place, kind)| (labels(node, kind), value(node, place)))
+                .collect()
         };
         let help = "Connections to the node that one client at a time has alone, by what they are for";
-        page.gauges("node_exclusive_connections", help, by_kind(&|node, kind| node.exclusive_bounds.open(kind) as u64))?;
-        let help = "How many connections to the node there may be that one client at a time has alone, by what they are for";
+        page.gauges(
+            "node_exclusive_connections",
+            help,
+            by_kind(&|node, kind| node.exclusive_bounds.open(kind) as u64),
+        )?;
+        let help =
+            "How many connections to the node there may be that one client at a time has alone, by what they are for";
         let most = |node: &NodeScrape, kind: usize| node.exclusive_bounds.bound(self.exclusive_max[kind]) as u64;
         page.gauges("node_exclusive_connections_max", help, by_kind(&most))?;
-        let of_replicas =
-            |value: &dyn Fn(&NodeCounters) -> u64, id: NodeId| -> u64 { self.workers.iter().map(|w| value(&w.replicas(id))).sum() };
+        let of_replicas = |value: &dyn Fn(&NodeCounters) -> u64, id: NodeId| -> u64 {
+            self.workers.iter().map(|w| value(&w.replicas(id))).sum()
+        };
         let requests = |replicas: &NodeCounters| replicas.classes.iter().map(|class| class.requests.get()).sum();
         let all_requests = |node: &NodeScrape| node.numbers().map(|id| of_replicas(&requests, id)).sum();
         page.counters("node_replica_requests", "Reads sent to replicas of the node", by_node(&all_requests))?;
         let help = "Connections to replicas of the node that are up";
-        page.gauges("node_replica_connections", help, by_node(&|node| of_replicas(&|replicas| replicas.connections.get(), node.id)))?;
+        page.gauges(
+            "node_replica_connections",
+            help,
+            by_node(&|node| of_replicas(&|replicas| replicas.connections.get(), node.id)),
+        )?;
 
         let by_class = nodes.iter().flat_map(|(node, parts)| CommandClass::ALL.map(|class| (node, class, parts)));
-        let labels = |node: &NodeScrape, class: CommandClass| Labels(vec![("node", node.name.clone()), ("class", class.name().to_owned())]);
+        let labels = |node: &NodeScrape, class: CommandClass| {
+            Labels(vec![("node", node.name.clone()), ("class", class.name().to_owned())])
+        };
         for (name, help, counter) in CLASS_COUNTERS {
             let values = by_class.clone().map(|(node, class, parts)| {
                 let value: u64 = parts.iter().map(|part| counter(&part.classes[class as usize]).get()).sum();
@@ -325,8 +376,9 @@ impl Scrape {
             });
             page.counters(name, help, values.filter(|(_, value)| *value > 0))?;
         }
-        let latencies = by_class
-            .map(|(node, class, parts)| (labels(node, class), Sum::of(parts.iter().map(|part| &part.classes[class as usize].upstream))));
+        let latencies = by_class.map(|(node, class, parts)| {
+            (labels(node, class), Sum::of(parts.iter().map(|part| &part.classes[class as usize].upstream)))
+        });
         page.histograms("node_latency", "Time from sending a command to the node until its reply", latencies)
     }
 
@@ -338,20 +390,38 @@ impl Scrape {
             page.gauges(name, help, alone(total(&self.workers, gauge)))?;
         }
         let help = "Answers for hot copies that were not kept, by why";
-        let discarded = Discarded::ALL.map(|why| of("why", why.name(), total(&self.workers, |w| &w.hot.discarded[why as usize])));
+        let discarded =
+            Discarded::ALL.map(|why| of("why", why.name(), total(&self.workers, |w| &w.hot.discarded[why as usize])));
         page.counters("hot_copies_discarded", help, discarded)?;
         let (keys, is_on) = self.hot;
         page.gauges("hot_copies_keys", "Keys that may have hot copies now", alone(keys))?;
-        page.gauges("hot_copies_on", "1 where hot copies answer; 0 where they are switched off", alone(u64::from(is_on)))?;
-        page.gauges("clients_max", "How many client connections there may be (max-clients)", alone(self.clients_max as u64))?;
+        page.gauges(
+            "hot_copies_on",
+            "1 where hot copies answer; 0 where they are switched off",
+            alone(u64::from(is_on)),
+        )?;
+        page.gauges(
+            "clients_max",
+            "How many client connections there may be (max-clients)",
+            alone(self.clients_max as u64),
+        )?;
         let errors = Errors::of_all(&self.workers);
-        page.counters("errors", "Errors that clients got, by code", errors.iter().map(|(code, count)| of("code", code, *count)))?;
+        page.counters(
+            "errors",
+            "Errors that clients got, by code",
+            errors.iter().map(|(code, count)| of("code", code, *count)),
+        )?;
         let limited = self.limited.iter().map(|Limited { command, limit, count }| {
             (Labels(vec![("command", command.clone()), ("limit", limit.name().to_owned())]), *count)
         });
-        page.counters("limited_commands", "Commands that the only node took, and that would meet this limit if there were two", limited)?;
+        page.counters(
+            "limited_commands",
+            "Commands that the only node took, and that would meet this limit if there were two",
+            limited,
+        )?;
         let classes = CommandClass::ALL;
-        let commands = classes.map(|class| of("class", class.name(), total(&self.workers, |w| &w.commands[class as usize])));
+        let commands =
+            classes.map(|class| of("class", class.name(), total(&self.workers, |w| &w.commands[class as usize])));
         page.counters("commands", "Commands of clients, by class", commands)?;
         page.histograms(
             "command_latency",

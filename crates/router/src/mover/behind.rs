@@ -1,4 +1,5 @@
-//! After the last leg: whether the source still has keys of what has left it, and what can be known to be right for them.
+//! After the last leg: whether the source still has keys of what has left it, and what can be known to be right for
+//! them.
 
 use switchyard_policy::migration::{Fingerprint, Key, Side};
 use switchyard_policy::topology::Slot;
@@ -9,7 +10,8 @@ use super::LateKeys;
 use super::moved::Moved;
 use super::run::{Halt, Mover};
 
-/// Fingerprints of moved keys that are remembered until the end; beyond it what is found late can no longer be told apart.
+/// Fingerprints of moved keys that are remembered until the end; beyond it what is found late can no longer be told
+/// apart.
 const REMEMBERED_MAX: usize = 20_000_000;
 
 /// What is known of keys that are found at the source after their slots have left it.
@@ -28,7 +30,13 @@ pub(super) struct Behind {
 impl Behind {
     /// `is_resumed`: what a router before this one has moved is not known.
     pub(super) fn new(is_resumed: bool, leftovers: Vec<Slot>) -> Self {
-        Self { moved: Moved::default(), remembers_all: !is_resumed, first_source: None, leftovers, late: LateKeys::default() }
+        Self {
+            moved: Moved::default(),
+            remembers_all: !is_resumed,
+            first_source: None,
+            leftovers,
+            late: LateKeys::default(),
+        }
     }
 
     /// The source is reached.
@@ -59,7 +67,8 @@ impl Behind {
 }
 
 impl Mover {
-    /// Looks whether the source still has keys of the slots that have left it, and does with them what can be known to be right.
+    /// Looks whether the source still has keys of the slots that have left it, and does with them what can be known to
+    /// be right.
     pub(super) fn look_behind(&mut self) -> Result<(), Halt> {
         self.shown.says("looking for keys left behind");
         let unchanged = self.is_first_source();
@@ -73,10 +82,12 @@ impl Mover {
 
     /// Whether the source is the process that the move began with.
     pub(super) fn is_first_source(&self) -> bool {
-        self.source.connection.as_ref().map(|connection| &connection.process.run_id) == self.behind.first_source.as_ref()
+        self.source.connection.as_ref().map(|connection| &connection.process.run_id)
+            == self.behind.first_source.as_ref()
     }
 
-    /// Does with a key that the source still has what can be known to be right. `unchanged`: it is the process that the move began with.
+    /// Does with a key that the source still has what can be known to be right. `unchanged`: it is the process that the
+    /// move began with.
     pub(super) fn settle_late(&mut self, database: u32, key: &Key, unchanged: bool) -> Result<(), Halt> {
         // Of a key that lives elsewhere than its slot this is a copy of earlier.
         let stale = self.life.order().keys.is_none() && self.shared.plan().topology.exception(key).is_some();
@@ -121,7 +132,9 @@ impl Mover {
         }
         let mut parts = reply::elements(&answer);
         let ttl = parts.next().and_then(reply::integer).unwrap_or(-2);
-        let Some(dump) = parts.next().filter(|d| !reply::is_null(d)).and_then(reply::text).map(<[u8]>::to_vec) else { return Ok(true) };
+        let Some(dump) = parts.next().filter(|d| !reply::is_null(d)).and_then(reply::text).map(<[u8]>::to_vec) else {
+            return Ok(true);
+        };
         if ttl == -2 || !self.select(Side::Target, database)? {
             return Ok(ttl == -2);
         }

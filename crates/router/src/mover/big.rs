@@ -1,6 +1,8 @@
-//! Big keys: which keys of the move are so large that a DUMP and a RESTORE of them would hold up everybody at their nodes, and what became of them.
+//! Big keys: which keys of the move are so large that a DUMP and a RESTORE of them would hold up everybody at their
+//! nodes, and what became of them.
 //!
-//! Every key's size is asked once, with the listing or before its leg ([`super::sizes`]), and again, before its leg, if it was written since. Not guessed from an average: the one key that matters is the one that no average shows.
+//! Every key's size is asked once, with the listing or before its leg ([`super::sizes`]), and again, before its leg, if
+//! it was written since. Not guessed from an average: the one key that matters is the one that no average shows.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -147,7 +149,8 @@ impl Big {
     /// The size of a key was answered that has just been listed. Nearly all are small, and nothing is known of them.
     pub(super) fn note_listed(&mut self, slot: Slot, key: &[u8], database: u32, answer: &[u8]) {
         let limit = self.limit();
-        let is_small = reply::integer(answer).is_some_and(|bytes| u64::try_from(bytes).is_ok_and(|bytes| bytes < limit));
+        let is_small =
+            reply::integer(answer).is_some_and(|bytes| u64::try_from(bytes).is_ok_and(|bytes| bytes < limit));
         if !is_small || self.found.contains_key(&slot) {
             self.note_size(slot, (key.into(), database), answer);
         }
@@ -240,7 +243,11 @@ impl Mover {
         shown.whole_last = format!("a {kind} of {bytes} bytes, {} ms: {why}", us.div_ceil(1000));
         warn!(
             move_id = self.id.0,
-            kind, bytes, us, why, "a big key was moved whole: commands for it, and others at its nodes, waited meanwhile"
+            kind,
+            bytes,
+            us,
+            why,
+            "a big key was moved whole: commands for it, and others at its nodes, waited meanwhile"
         );
     }
 }

@@ -36,7 +36,10 @@ impl Mover {
         if durability == Durability::Aof && !self.target.always_synced {
             let answer = self.call(Side::Target, &[b"WAITAOF", b"1", b"0", b"1"])?;
             if reply::is_error(&answer) {
-                return Err(Halt::Stop(format!("{target} cannot say when its append-only file is safe: {}", error_text(&answer))));
+                return Err(Halt::Stop(format!(
+                    "{target} cannot say when its append-only file is safe: {}",
+                    error_text(&answer)
+                )));
             }
         }
         if durability == Durability::Replica {
@@ -50,7 +53,10 @@ impl Mover {
         }
         // As many databases at the target as at the source: a refused SELECT would put keys where they do not belong.
         let answer = self.call(Side::Source, &[b"CONFIG", b"GET", b"databases"])?;
-        let count = reply::elements(&answer).nth(1).and_then(reply::text).and_then(|n| std::str::from_utf8(n).ok()?.parse::<u32>().ok());
+        let count = reply::elements(&answer)
+            .nth(1)
+            .and_then(reply::text)
+            .and_then(|n| std::str::from_utf8(n).ok()?.parse::<u32>().ok());
         let in_use = self.databases_in_use()?.last().copied().unwrap_or(0);
         let highest = count.map_or(in_use, |count| count.saturating_sub(1).max(in_use));
         if !self.select(Side::Target, highest)? {
@@ -59,18 +65,23 @@ impl Mover {
         self.check_libraries()
     }
 
-    /// The version of the format that DUMP gives: that of a key which nobody sees, or of the functions of a node that is full.
+    /// The version of the format that DUMP gives: that of a key which nobody sees, or of the functions of a node that
+    /// is full.
     fn version_of_dump(&mut self, side: Side) -> Result<u16, Halt> {
         let name = format!("switchyard:temporary:{}:mover-{}", self.shared.incarnation, self.id.0);
         let key = name.as_bytes();
         let mut refused = None;
-        for command in [&[&b"MULTI"[..]][..], &[b"SET", key, b"1", b"PX", b"10000"], &[b"DUMP", key], &[b"UNLINK", key]] {
+        for command in [&[&b"MULTI"[..]][..], &[b"SET", key, b"1", b"PX", b"10000"], &[b"DUMP", key], &[b"UNLINK", key]]
+        {
             let answer = self.call(side, command)?;
             refused = refused.or(reply::is_error(&answer).then(|| error_text(&answer)));
         }
         let answer = self.call(side, &[b"EXEC"])?;
-        let functions =
-            if refused.as_ref().is_some_and(|why| why.starts_with("OOM")) { self.call(side, &[b"FUNCTION", b"DUMP"])? } else { Vec::new() };
+        let functions = if refused.as_ref().is_some_and(|why| why.starts_with("OOM")) {
+            self.call(side, &[b"FUNCTION", b"DUMP"])?
+        } else {
+            Vec::new()
+        };
         // The last ten bytes are the version and a checksum.
         let dump = reply::elements(&answer).nth(1).and_then(reply::text).or_else(|| reply::text(&functions));
         match dump.and_then(|dump| dump.len().checked_sub(10).map(|at| &dump[at..])) {
@@ -78,7 +89,11 @@ impl Mover {
             _ => {
                 let why = refused.or_else(|| reply::is_error(&answer).then(|| error_text(&answer)));
                 let why = why.or_else(|| reply::elements(&answer).find(|a| reply::is_error(a)).map(error_text));
-                Err(Halt::Stop(format!("{} does not store and DUMP a key: {}", self.name(self.end(side).node), why.unwrap_or_default())))
+                Err(Halt::Stop(format!(
+                    "{} does not store and DUMP a key: {}",
+                    self.name(self.end(side).node),
+                    why.unwrap_or_default()
+                )))
             }
         }
     }
@@ -89,7 +104,8 @@ impl Mover {
         let before_us = self.now_us() as i64;
         let answer = self.call(side, &[b"TIME"])?;
         let after_us = self.now_us() as i64;
-        let parts: Vec<i64> = reply::elements(&answer).filter_map(|n| std::str::from_utf8(reply::text(n)?).ok()?.parse().ok()).collect();
+        let parts: Vec<i64> =
+            reply::elements(&answer).filter_map(|n| std::str::from_utf8(reply::text(n)?).ok()?.parse().ok()).collect();
         let [seconds, micros] = parts[..] else {
             return Err(Halt::Stop(format!("{} does not tell its TIME", self.name(self.end(side).node))));
         };
@@ -111,7 +127,8 @@ impl Mover {
         })
     }
 
-    /// Asks both sides what time it is: before a move and before each of its legs, since clocks are set and nodes change their machine.
+    /// Asks both sides what time it is: before a move and before each of its legs, since clocks are set and nodes
+    /// change their machine.
     pub(super) fn check_clocks(&mut self) -> Result<(), Halt> {
         self.ask_clock(Side::Source)?;
         self.ask_clock(Side::Target)?;
@@ -133,12 +150,17 @@ impl Mover {
                 self.select(side, database)?;
                 let answer = self.call(side, &[b"SCAN", &cursor, b"COUNT", b"1000"])?;
                 let Some((next, keys)) = side::scanned(&answer) else {
-                    return Err(Halt::Stop(format!("{} refuses SCAN: {}", self.name(self.end(side).node), error_text(&answer))));
+                    return Err(Halt::Stop(format!(
+                        "{} refuses SCAN: {}",
+                        self.name(self.end(side).node),
+                        error_text(&answer)
+                    )));
                 };
                 let (temporary, keys): (Vec<&[u8]>, Vec<&[u8]>) = keys.into_iter().partition(|key| is_temporary(key));
                 // Keys that live at this node although their slot does not are where they belong.
                 let (topology, node) = (self.shared.plan().topology.clone(), self.end(side).node);
-                let is_wrong = |key: &&[u8]| is_ours[topology.slot_of(key).index()] && topology.exception(key) != Some(node);
+                let is_wrong =
+                    |key: &&[u8]| is_ours[topology.slot_of(key).index()] && topology.exception(key) != Some(node);
                 let keys: Vec<Key> = keys.into_iter().filter(is_wrong).map(Key::from).collect();
                 if !temporary.is_empty() {
                     let temporary: Vec<Key> = temporary.into_iter().map(Key::from).collect();
@@ -162,7 +184,11 @@ impl Mover {
         args.extend(keys.iter().map(|key| &key[..]));
         let answer = self.call(side, &args)?;
         if reply::is_error(&answer) {
-            return Err(Halt::Stop(format!("{} refuses to remove keys: {}", self.name(self.end(side).node), error_text(&answer))));
+            return Err(Halt::Stop(format!(
+                "{} refuses to remove keys: {}",
+                self.name(self.end(side).node),
+                error_text(&answer)
+            )));
         }
         Ok(())
     }
@@ -203,8 +229,8 @@ impl Mover {
         }
     }
 
-    /// Functions may use any key of the only node, and before several each keeps to the keys that its caller names. This has all of the source do that before
-    /// anything moves.
+    /// Functions may use any key of the only node, and before several each keeps to the keys that its caller names.
+    /// This has all of the source do that before anything moves.
     fn check_libraries(&mut self) -> Result<(), Halt> {
         if self.unchecked_libraries()?.is_empty() {
             return Ok(());
@@ -218,7 +244,9 @@ impl Mover {
                 ))
             };
             let code = checked.map_err(refused)?;
-            turn = self.store_functions(Side::Source, &[b"FUNCTION", b"LOAD", b"REPLACE", &code], turn)?.map_err(refused)?;
+            turn = self
+                .store_functions(Side::Source, &[b"FUNCTION", b"LOAD", b"REPLACE", &code], turn)?
+                .map_err(refused)?;
         }
         Ok(())
     }
@@ -232,8 +260,10 @@ impl Mover {
         // Before 7.0 there are none.
         let list = self.call(Side::Source, &[b"FUNCTION", b"LIST", b"WITHCODE"])?;
         let unchecked = |library: &[u8]| {
-            let fields: Vec<&[u8]> = reply::elements(library).map(|field| reply::text(field).unwrap_or_default()).collect();
-            let of = |name: &[u8]| fields.iter().position(|field| *field == name).and_then(|at| fields.get(at + 1).copied());
+            let fields: Vec<&[u8]> =
+                reply::elements(library).map(|field| reply::text(field).unwrap_or_default()).collect();
+            let of =
+                |name: &[u8]| fields.iter().position(|field| *field == name).and_then(|at| fields.get(at + 1).copied());
             let checked = renewed_library(of(b"library_code")?, Libraries::Checked, &plan.commands)?;
             Some((String::from_utf8_lossy(of(b"library_name").unwrap_or_default()).into_owned(), checked))
         };
@@ -241,9 +271,16 @@ impl Mover {
     }
 
     /// Has a node store functions; gives the turn back, or the node's refusal.
-    fn store_functions(&mut self, side: Side, args: &[&[u8]], turn: CopyTurn) -> Result<Result<CopyTurn, String>, Halt> {
+    fn store_functions(
+        &mut self,
+        side: Side,
+        args: &[&[u8]],
+        turn: CopyTurn,
+    ) -> Result<Result<CopyTurn, String>, Halt> {
         let node = self.end(side).node;
-        let Some(process) = self.end(side).connection.as_ref().map(|connection| connection.process.clone()) else { return Err(Halt::Lost) };
+        let Some(process) = self.end(side).connection.as_ref().map(|connection| connection.process.clone()) else {
+            return Err(Halt::Lost);
+        };
         match self.call(side, args) {
             Ok(answer) if reply::is_error(&answer) => Ok(Err(error_text(&answer))),
             Ok(_) => Ok(Ok(turn)),
@@ -255,7 +292,8 @@ impl Mover {
         }
     }
 
-    /// Nobody changes functions until this is dropped. A node that may still store others is read and given none before.
+    /// Nobody changes functions until this is dropped. A node that may still store others is read and given none
+    /// before.
     fn turn_to_copy(&mut self) -> Result<CopyTurn, Halt> {
         let turn = loop {
             let free = self.shared.functions.to_copy().filter(|_| {
@@ -311,14 +349,17 @@ impl Mover {
         Ok(())
     }
 
-    /// Whether a key that is found at the target, in a slot of the move, may be removed there. Other databases of a pool's servers are not the pool's.
+    /// Whether a key that is found at the target, in a slot of the move, may be removed there. Other databases of a
+    /// pool's servers are not the pool's.
     pub(super) fn may_be_removed(&self, database: u32, key: &[u8]) -> bool {
         let is_own = || self.placement.is_crc16() || database == self.shared.plan().live.database;
-        self.life.order().how.purge_target && is_own() || self.leftovers.binary_search(&self.placement.slot_of(key)).is_ok()
+        self.life.order().how.purge_target && is_own()
+            || self.leftovers.binary_search(&self.placement.slot_of(key)).is_ok()
     }
 }
 
-/// By how much one clock is ahead of another one, at least, where each is ahead of a third one by so much, at least and at most.
+/// By how much one clock is ahead of another one, at least, where each is ahead of a third one by so much, at least and
+/// at most.
 fn skew_us(one: (i64, i64), other: (i64, i64)) -> i64 {
     let (at_least, at_most) = (one.0 - other.1, one.1 - other.0);
     if at_least > 0 { at_least } else { at_most.min(0) }

@@ -1,7 +1,7 @@
 //! What workers and a mover have in common: which keys of a leg are committed, and what they tell each other.
 //!
-//! Workers read the committed keys of a leg without asking the mover ([`Committed`]). A leg that rolls back is another `LegView` with a set of its own, in
-//! another plan: workers never see half of a turn.
+//! Workers read the committed keys of a leg without asking the mover ([`Committed`]). A leg that rolls back is another
+//! `LegView` with a set of its own, in another plan: workers never see half of a turn.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -45,8 +45,8 @@ pub(crate) struct SharedLeg {
     tracker: Option<Arc<SharedTracker>>,
 }
 
-/// The tracker of a published protocol, which all moves by such protocols share, as pairs of source and target share a switch's filters. Movers write it, and
-/// workers read it for each command of such a move.
+/// The tracker of a published protocol, which all moves by such protocols share, as pairs of source and target share a
+/// switch's filters. Movers write it, and workers read it for each command of such a move.
 pub(crate) struct SharedTracker(RwLock<Box<dyn Tracker>>);
 
 impl SharedTracker {
@@ -63,7 +63,12 @@ impl std::fmt::Debug for SharedTracker {
 
 impl Default for SharedLeg {
     fn default() -> Self {
-        Self { tracker: None, shards: std::array::from_fn(|_| Shard::default()), all: AtomicBool::new(false), waiting: AtomicU64::new(0) }
+        Self {
+            tracker: None,
+            shards: std::array::from_fn(|_| Shard::default()),
+            all: AtomicBool::new(false),
+            waiting: AtomicU64::new(0),
+        }
     }
 }
 
@@ -124,7 +129,9 @@ impl Committed for SharedLeg {
     }
 
     fn state(&self, group: Fingerprint) -> State {
-        self.tracker.as_ref().map_or(State::NotStarted, |tracker| tracker.0.read().unwrap_or_else(PoisonError::into_inner).state(group))
+        self.tracker
+            .as_ref()
+            .map_or(State::NotStarted, |tracker| tracker.0.read().unwrap_or_else(PoisonError::into_inner).state(group))
     }
 
     fn will_wait(&self, worker: usize) {
@@ -158,7 +165,8 @@ pub(crate) enum Told {
     Written(Vec<Key>),
     /// The same of any key of the slot.
     WrittenAnything(Slot),
-    /// Commands that may touch these elements of a staged key are about to be sent to the source; `None`: anything of it.
+    /// Commands that may touch these elements of a staged key are about to be sent to the source; `None`: anything of
+    /// it.
     Touched {
         key: Key,
         elements: Option<Vec<Element>>,
@@ -191,8 +199,8 @@ pub(crate) enum Told {
     },
 }
 
-/// What the mover is told and has not taken. It may be busy for seconds while clients write, so what they write is told key by key as long as that is little,
-/// then slot by slot: of these the keys are listed again.
+/// What the mover is told and has not taken. It may be busy for seconds while clients write, so what they write is told
+/// key by key as long as that is little, then slot by slot: of these the keys are listed again.
 #[derive(Debug, Default)]
 struct Queue {
     told: Vec<Told>,
@@ -256,7 +264,11 @@ pub(crate) struct SharedMove {
 }
 
 impl SharedMove {
-    pub(crate) fn new(placement: Placement, fingerprints: Fingerprinter, progress: MoveProgress) -> std::io::Result<Self> {
+    pub(crate) fn new(
+        placement: Placement,
+        fingerprints: Fingerprinter,
+        progress: MoveProgress,
+    ) -> std::io::Result<Self> {
         Ok(Self {
             placement,
             source: progress.source,
@@ -284,7 +296,8 @@ impl SharedMove {
         lock(&self.told).push(&self.placement, what);
     }
 
-    /// These keys are copied in pieces from now on, and no others. Workers know it when they have adopted a topology that is published after this.
+    /// These keys are copied in pieces from now on, and no others. Workers know it when they have adopted a topology
+    /// that is published after this.
     pub(crate) fn share_staged(&self, keys: Vec<Fingerprint>) {
         self.has_staged.store(!keys.is_empty(), Ordering::Release);
         *self.staged.write().unwrap_or_else(PoisonError::into_inner) = keys.into_iter().collect();
@@ -342,8 +355,12 @@ impl SharedMove {
     pub(crate) fn progress(&self) -> MoveProgress {
         let mut progress = lock(&self.progress).clone();
         let holds = lock(&self.holds);
-        progress.holds =
-            Holds { count: holds.len(), p50_us: holds.value_at_quantile(0.5), p99_us: holds.value_at_quantile(0.99), max_us: holds.max() };
+        progress.holds = Holds {
+            count: holds.len(),
+            p50_us: holds.value_at_quantile(0.5),
+            p99_us: holds.value_at_quantile(0.99),
+            max_us: holds.max(),
+        };
         progress
     }
 }
@@ -362,12 +379,19 @@ mod tests {
             queue.push(&Placement::Crc16, Told::WrittenAnything(Placement::Crc16.slot_of(b"a")));
             queue.push(&Placement::Crc16, Told::Touched { key: key(number % 3), elements: None });
         }
-        assert!(queue.told.len() < WRITTEN_MAX / KEY_OVERHEAD && queue.touched.len() == 3 && queue.slots.len() <= 16_384);
+        assert!(
+            queue.told.len() < WRITTEN_MAX / KEY_OVERHEAD && queue.touched.len() == 3 && queue.slots.len() <= 16_384
+        );
         let told = queue.take();
         let named = |wanted: &Key| told.iter().any(|what| matches!(what, Told::Written(keys) if keys.contains(wanted)));
-        let of_slot =
-            |wanted: &Key| told.iter().any(|what| matches!(what, Told::WrittenAnything(slot) if *slot == Placement::Crc16.slot_of(wanted)));
-        assert!((0..1_000_000).step_by(1000).all(|number| named(&key(number)) || of_slot(&key(number))), "all are told, or their slots");
+        let of_slot = |wanted: &Key| {
+            told.iter()
+                .any(|what| matches!(what, Told::WrittenAnything(slot) if *slot == Placement::Crc16.slot_of(wanted)))
+        };
+        assert!(
+            (0..1_000_000).step_by(1000).all(|number| named(&key(number)) || of_slot(&key(number))),
+            "all are told, or their slots"
+        );
         assert!(named(&key(0)) && of_slot(&Key::from(&b"a"[..])));
         assert_eq!(told.iter().filter(|what| matches!(what, Told::Touched { .. })).count(), 3);
         assert!(queue.take().is_empty());

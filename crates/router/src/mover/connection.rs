@@ -1,7 +1,8 @@
 //! A mover's connection to a node: plain or TLS, greeted, pipelined.
 //!
-//! Not a worker's link: nobody shares it, and whoever owns it waits for what it has asked. It is connected and greeted in one blocking step with a
-//! bound, because a mover has nothing to do before; afterwards it never blocks but in [`Connection::call`].
+//! Not a worker's link: nobody shares it, and whoever owns it waits for what it has asked. It is connected and greeted
+//! in one blocking step with a bound, because a mover has nothing to do before; afterwards it never blocks but in
+//! [`Connection::call`].
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -68,7 +69,12 @@ pub(super) fn error_text(answer: &[u8]) -> String {
 
 impl Connection {
     /// Connects to `address` and greets the node as `name`; all within `patience`.
-    pub(super) fn open(access: &NodeAccess, address: SocketAddr, name: &str, patience: Duration) -> Result<Self, String> {
+    pub(super) fn open(
+        access: &NodeAccess,
+        address: SocketAddr,
+        name: &str,
+        patience: Duration,
+    ) -> Result<Self, String> {
         let until = Instant::now() + patience;
         let stream = TcpStream::connect_timeout(&address, patience).map_err(|e| e.to_string())?;
         stream.set_nodelay(true).map_err(|e| e.to_string())?;
@@ -150,14 +156,22 @@ impl Connection {
         let list = self.call(&[b"CLIENT", b"LIST"], patience)?;
         if reply::is_error(&list) {
             let why = error_text(&list);
-            return Err(format!("it refuses CLIENT LIST, so what an earlier run of the router may still do is unknown: {why}"));
+            return Err(format!(
+                "it refuses CLIENT LIST, so what an earlier run of the router may still do is unknown: {why}"
+            ));
         }
         let list = String::from_utf8_lossy(reply::text(&list).unwrap_or_default()).into_owned();
         left_behind(&list, site, incarnation).into_iter().try_for_each(|id| self.kill(id, patience))
     }
 
     /// Has the node say that this router serves it, and that no other does.
-    pub(super) fn take_seat(&mut self, seat: &Seat, node: &str, ours: (&str, &str), patience: Duration) -> Result<(), String> {
+    pub(super) fn take_seat(
+        &mut self,
+        seat: &Seat,
+        node: &str,
+        ours: (&str, &str),
+        patience: Duration,
+    ) -> Result<(), String> {
         let asks = |connection: &mut Self| {
             let answer = connection.call_words(&seat.question(), patience)?;
             let standing = seat.judge(node, &answer);
@@ -178,7 +192,12 @@ impl Connection {
     }
 
     /// Waits until the node may be used: an earlier router may still reply from its hot copies.
-    pub(super) fn wait_for_earlier_router(&mut self, seat: &Seat, node: NodeId, patience: Duration) -> Result<(), String> {
+    pub(super) fn wait_for_earlier_router(
+        &mut self,
+        seat: &Seat,
+        node: NodeId,
+        patience: Duration,
+    ) -> Result<(), String> {
         loop {
             match seat.admission(node, &self.process.run_id) {
                 Admission::Admitted => return Ok(()),
@@ -214,8 +233,8 @@ impl Connection {
         Ok(String::from_utf8_lossy(reply::text(&answer).unwrap_or_default()).into_owned())
     }
 
-    /// Asks, and waits for the answer. Nothing else may be under way. Without an answer the connection counts as lost: what comes late would be taken for
-    /// the answer to the next question.
+    /// Asks, and waits for the answer. Nothing else may be under way. Without an answer the connection counts as lost:
+    /// what comes late would be taken for the answer to the next question.
     pub(super) fn call(&mut self, args: &[&[u8]], patience: Duration) -> Result<Vec<u8>, String> {
         self.ask_alone(args, patience).inspect_err(|why| self.give_up(why.clone()))
     }
@@ -374,7 +393,14 @@ mod tests {
             stream.write_all(b"$4\r\nlate\r\n").expect("answered");
             gone.0.send(()).expect("heard");
         });
-        let access = NodeAccess { name: "n".into(), address: Some(address), unresolved: None, username: None, password: None, tls: None };
+        let access = NodeAccess {
+            name: "n".into(),
+            address: Some(address),
+            unresolved: None,
+            username: None,
+            password: None,
+            tls: None,
+        };
         let mut connection = Connection::open(&access, address, "test", Duration::from_secs(30)).expect("greeted");
         let why = connection.call(&[b"GET", b"key"], Duration::from_millis(1)).expect_err("no answer");
         assert!(why.contains("did not answer"), "{why}");
@@ -401,8 +427,14 @@ mod tests {
                 }
                 sent
             });
-            let access =
-                NodeAccess { name: "n".into(), address: Some(address), unresolved: None, username: None, password: None, tls: None };
+            let access = NodeAccess {
+                name: "n".into(),
+                address: Some(address),
+                unresolved: None,
+                username: None,
+                password: None,
+                tls: None,
+            };
             let why = Connection::open(&access, address, "test", Duration::from_secs(60)).expect_err("no greeting");
             assert!(why.contains("more than 1048576 bytes") || why.contains("not RESP"), "{why}");
             assert!(node.join().expect("done") < 100 << 20, "{head}");

@@ -1,7 +1,7 @@
 //! A leg: I/O for its driver (`switchyard_policy::migration::driver`). Tells it what happened, and does what it says.
 //!
-//! One leg at a time, and nothing of what comes between two: that is `run`, which steps the life of the move. What is decided is in the driver, so that the
-//! simulator decides the same.
+//! One leg at a time, and nothing of what comes between two: that is `run`, which steps the life of the move. What is
+//! decided is in the driver, so that the simulator decides the same.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -44,7 +44,8 @@ pub(super) struct Run {
     pub(super) view: LegView<SharedLeg>,
     /// All has moved; the slots are handed over when replicas have it that may be read then.
     pub(super) catching_up: Option<CatchingUp>,
-    /// What was read and is not yet gone from where it was read, of the keys that are there: it may have to be stored again.
+    /// What was read and is not yet gone from where it was read, of the keys that are there: it may have to be stored
+    /// again.
     pub(super) contents: HashMap<BatchId, Vec<(Key, Vec<Content>)>>,
     /// Big keys of batches that are moved whole: type, bytes, why.
     pub(super) whole: HashMap<BatchId, Vec<(&'static str, u64, String)>>,
@@ -82,7 +83,8 @@ impl Mover {
         let resume = self.life.open().cloned();
         self.shown.says(if resume.is_some() { "going on with the leg that was under way" } else { "moving" });
         let databases = self.databases_in_use()?;
-        // A side that is not there is met when it is there again. Until then the process is there that was, and is lost.
+        // A side that is not there is met when it is there again. Until then the process is there that was, and is
+        // lost.
         let met = |end: &side::End| end.connection.as_ref().map(|connection| connection.process.clone());
         let (source_was, target_was) = resume.as_ref().map(|open| (open.source.clone(), open.target.clone())).unzip();
         let Some(source) = met(&self.source).or(source_was) else { return Err(Halt::Lost) };
@@ -201,7 +203,8 @@ impl Mover {
         Ok(outcome)
     }
 
-    /// What was asked beside the leg is answered before anything else is asked: between legs questions are alone on their connection.
+    /// What was asked beside the leg is answered before anything else is asked: between legs questions are alone on
+    /// their connection.
     fn hear_out(&mut self) {
         let patience = self.patience();
         for side in [Side::Source, Side::Target] {
@@ -215,7 +218,12 @@ impl Mover {
                         _ => {}
                     }),
                     Err(why) => {
-                        warn!(move_id = self.id.0, node = self.name(self.end(side).node), why, "a mover has lost its connection");
+                        warn!(
+                            move_id = self.id.0,
+                            node = self.name(self.end(side).node),
+                            why,
+                            "a mover has lost its connection"
+                        );
                         self.end_mut(side).fail();
                     }
                 }
@@ -232,20 +240,25 @@ impl Mover {
             Do::Record { numbers, records } => {
                 let (own, leg) = (self.own.clone(), run.number);
                 let databases = run.driver.databases().len() as u32;
-                if databases > self.in_databases && records.iter().any(|record| matches!(record, Record::LegMoving { .. })) {
+                if databases > self.in_databases
+                    && records.iter().any(|record| matches!(record, Record::LegMoving { .. }))
+                {
                     self.in_databases = databases;
                     self.host.databases(self.id, databases);
                 }
                 self.shown.records(records.len());
                 self.host.record(records, Box::new(move |outcome| own.tell(Told::Recorded { leg, numbers, outcome })));
             }
-            Do::View { away, double_read } => run.view = run.view.turned(Arc::new(run.view.committed().anew()), away, double_read),
+            Do::View { away, double_read } => {
+                run.view = run.view.turned(Arc::new(run.view.committed().anew()), away, double_read)
+            }
             Do::Publish => {
                 let epoch = self.publish_leg(run);
                 run.happened.push_back(Happened::Published(epoch));
             }
             Do::Observe => {
-                let epoch = self.publish_observed().inspect_err(|why| debug!(why, "the topology cannot be changed now")).ok();
+                let epoch =
+                    self.publish_observed().inspect_err(|why| debug!(why, "the topology cannot be changed now")).ok();
                 epoch.into_iter().for_each(|epoch| self.shared.want_drained(epoch));
                 run.happened.push_back(Happened::Published(epoch));
             }
@@ -272,7 +285,8 @@ impl Mover {
                 let usage = self.usage();
                 let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
                 assert!(read.iter().map(|(key, _)| key).eq(&keys), "what is stored is what was read");
-                let contents: Vec<(&Key, &[Content])> = read.iter().map(|(key, contents)| (key, contents.as_slice())).collect();
+                let contents: Vec<(&Key, &[Content])> =
+                    read.iter().map(|(key, contents)| (key, contents.as_slice())).collect();
                 let all = contents.iter().flat_map(|(key, of_key)| of_key.iter().map(move |content| (*key, content)));
                 let staged = all.filter(|(_, content)| content.form == Form::Staged);
                 let staged: Vec<Place> = staged.map(|(key, content)| (key.clone(), content.database)).collect();
@@ -283,7 +297,8 @@ impl Mover {
                 let (usage, databases) = (self.usage(), run.driver.databases().to_vec());
                 let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
                 assert!(read.iter().map(|(key, _)| key).eq(&keys), "what is stored is what was read");
-                let contents: Vec<(&Key, &[Content])> = read.iter().map(|(key, contents)| (key, contents.as_slice())).collect();
+                let contents: Vec<(&Key, &[Content])> =
+                    read.iter().map(|(key, contents)| (key, contents.as_slice())).collect();
                 self.end_mut(to).overwrite(batch, &contents, usage, &databases);
             }
             Do::Io(Io::Secure { batch, at, durability }) => {
@@ -296,7 +311,8 @@ impl Mover {
                 let plan = self.shared.plan();
                 let to = self.end(from.other()).node;
                 let Some((address, access)) = plan.address_of(to, None).zip(plan.live.nodes.get(&to)) else {
-                    return run.tell(Event::Migrated { batch, refused: Some("the other node has no address".to_owned()) });
+                    return run
+                        .tell(Event::Migrated { batch, refused: Some("the other node has no address".to_owned()) });
                 };
                 self.end_mut(from).migrate(batch, &keys, run.driver.databases(), address, access);
             }
@@ -317,7 +333,8 @@ impl Mover {
                 self.wake_workers(run.view.committed());
             }
             Do::Io(Io::Refuse { keys, error }) => {
-                let keys = keys.map(|keys| keys.iter().map(|key| self.fingerprints.of(key)).collect::<Arc<[Fingerprint]>>());
+                let keys =
+                    keys.map(|keys| keys.iter().map(|key| self.fingerprints.of(key)).collect::<Arc<[Fingerprint]>>());
                 let error: Arc<str> = error.into();
                 for mailbox in self.shared.mailboxes.iter() {
                     mailbox.send(Message::Refused { move_id: self.id, keys: keys.clone(), error: error.clone() });
@@ -360,7 +377,8 @@ impl Mover {
         }
     }
 
-    /// Keys that have moved count at their new side before anybody uses them there: it may come back without them before it is asked again how many it has.
+    /// Keys that have moved count at their new side before anybody uses them there: it may come back without them
+    /// before it is asked again how many it has.
     fn count_moved(&self, run: &mut Run, to: Side) {
         let moved = run.driver.progress().keys_moved;
         let more = moved.saturating_sub(std::mem::replace(&mut run.counted, moved));
@@ -375,7 +393,8 @@ impl Mover {
         }
     }
 
-    /// Makes every worker know that the slots are moving, or going back. Gives the epoch, if the topology can be changed now.
+    /// Makes every worker know that the slots are moving, or going back. Gives the epoch, if the topology can be
+    /// changed now.
     fn publish_leg(&mut self, run: &Run) -> Option<u64> {
         let id = self.id;
         let view = run.view.clone();
@@ -384,7 +403,8 @@ impl Mover {
         });
         let transit = |stage| self.transit(stage);
         let mut transits = vec![(transit(Stage::Moving { leg: run.number }), run.slots.clone())];
-        let rest: Vec<Slot> = self.life.slots_left().iter().copied().filter(|slot| !run.driver.is_ours()[slot.index()]).collect();
+        let rest: Vec<Slot> =
+            self.life.slots_left().iter().copied().filter(|slot| !run.driver.is_ours()[slot.index()]).collect();
         if self.list.is_whole() && !rest.is_empty() {
             transits.push((transit(Stage::Observed), rest));
         }
@@ -455,8 +475,14 @@ impl Mover {
                 Told::Recorded { leg, numbers, outcome } if leg == run.number => match outcome {
                     Ok(()) => run.happened.push_back(Happened::Recorded(numbers)),
                     Err(why) => {
-                        // Whoever keeps the records tries until the router stops. Nothing of it takes effect; the next start takes the leg up.
-                        tracing::error!(move_id = self.id.0, leg, why, "the journal of moves cannot be written: the leg waits");
+                        // Whoever keeps the records tries until the router stops. Nothing of it takes effect; the next
+                        // start takes the leg up.
+                        tracing::error!(
+                            move_id = self.id.0,
+                            leg,
+                            why,
+                            "the journal of moves cannot be written: the leg waits"
+                        );
                         self.shown.says(format!("the journal cannot be written: {why}"));
                     }
                 },
@@ -546,7 +572,8 @@ impl Mover {
     }
 
     fn answered(&mut self, run: &mut Run, side: Side, ask: Ask, answers: Vec<Vec<u8>>) -> Result<(), String> {
-        let refused = |answers: &[Vec<u8>]| answers.iter().find(|a| reply::is_error(a)).map(|a| super::connection::error_text(a));
+        let refused =
+            |answers: &[Vec<u8>]| answers.iter().find(|a| reply::is_error(a)).map(|a| super::connection::error_text(a));
         match ask {
             Ask::Copy { batch, reading } => {
                 let mut reading = reading;
@@ -570,7 +597,8 @@ impl Mover {
                     *keys = read.keys.len();
                 }
                 self.note_big(run, batch, &read);
-                let there: Vec<_> = read.keys.into_iter().zip(read.contents).filter(|(_, contents)| !contents.is_empty()).collect();
+                let there: Vec<_> =
+                    read.keys.into_iter().zip(read.contents).filter(|(_, contents)| !contents.is_empty()).collect();
                 if !there.is_empty() {
                     run.contents.insert(batch, there);
                 }
@@ -587,21 +615,27 @@ impl Mover {
             }
             Ask::Store { batch, places, so_far, over: false } => {
                 let (outcomes, again) = side::stored(places, so_far, &answers)?;
-                self.end_mut(side).only_one_by_one |= !again.is_empty() && answers.iter().any(|answer| answer.starts_with(b"-NOPERM"));
+                self.end_mut(side).only_one_by_one |=
+                    !again.is_empty() && answers.iter().any(|answer| answer.starts_with(b"-NOPERM"));
                 if again.is_empty() {
                     self.staged(run, OfStaged::Stored { batch, outcomes });
                 } else {
                     // Only what is stored for the first time is stored together: that of the whole batch.
                     let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
                     assert_eq!(read.len(), outcomes.len(), "what is stored is what was read");
-                    let contents: Vec<(&Key, &[Content])> = read.iter().map(|(key, contents)| (key, contents.as_slice())).collect();
+                    let contents: Vec<(&Key, &[Content])> =
+                        read.iter().map(|(key, contents)| (key, contents.as_slice())).collect();
                     self.end_mut(side).store_one_by_one(batch, &contents, &again, outcomes);
                 }
             }
             Ask::Finish { batch, step, items } => self.staged_answered(run, batch, step, items, &answers),
             Ask::Discard(_) => {}
             Ask::Confirm => {
-                let stats = answers.last().and_then(|answer| reply::text(answer)).map(String::from_utf8_lossy).unwrap_or_default();
+                let stats = answers
+                    .last()
+                    .and_then(|answer| reply::text(answer))
+                    .map(String::from_utf8_lossy)
+                    .unwrap_or_default();
                 let evicted = field(&stats, "evicted_keys").and_then(|keys| keys.parse().ok()).unwrap_or(0);
                 run.tell(Event::Confirmed { side, evicted });
             }
@@ -615,9 +649,10 @@ impl Mover {
                         end.secure(batch, durability, tried + 1);
                         return Ok(());
                     }
-                    Secured::Fewer { acknowledged, replicas } => {
-                        Some(format!("{acknowledged} of {} acknowledged it within 2 s", counted(replicas as usize, "replica")))
-                    }
+                    Secured::Fewer { acknowledged, replicas } => Some(format!(
+                        "{acknowledged} of {} acknowledged it within 2 s",
+                        counted(replicas as usize, "replica")
+                    )),
                 };
                 run.tell(Event::Secured { batch, refused });
             }
@@ -640,7 +675,8 @@ impl Mover {
             Ask::Migrate { batch } => {
                 run.contents.remove(&batch);
                 // The target's own error is in the middle of the source's.
-                let refused = refused(&answers).map(|why| why.find("BUSYKEY").map_or(why.clone(), |at| why[at..].to_owned()));
+                let refused =
+                    refused(&answers).map(|why| why.find("BUSYKEY").map_or(why.clone(), |at| why[at..].to_owned()));
                 run.tell(Event::Migrated { batch, refused });
             }
             Ask::Scan { walk } => {
@@ -648,14 +684,17 @@ impl Mover {
                     return Err(format!("it refuses SCAN: {why}"));
                 }
                 let answer = answers.last().map(Vec::as_slice).unwrap_or_default();
-                let (cursor, keys) = side::scanned(answer).ok_or("it answered SCAN with something else than a cursor and keys")?;
+                let (cursor, keys) =
+                    side::scanned(answer).ok_or("it answered SCAN with something else than a cursor and keys")?;
                 let topology = self.shared.plan().topology.clone();
                 let mut to_do = Vec::new();
                 run.driver.scanned(walk, &cursor, keys.into_iter(), &topology, self.now_us(), &mut to_do);
                 self.perform(run, to_do);
             }
             Ask::Look => self.note_work(side, &answers),
-            Ask::Sizes { page, selected } => return self.sizes_answered(page, selected, &answers).map_err(|why| format!("it {why}")),
+            Ask::Sizes { page, selected } => {
+                return self.sizes_answered(page, selected, &answers).map_err(|why| format!("it {why}"));
+            }
             Ask::Purge { walk } => {
                 if let Some(why) = refused(&answers) {
                     return Err(format!("it refuses to remove keys: {why}"));

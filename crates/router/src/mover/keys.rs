@@ -1,7 +1,8 @@
 //! A move of keys that do not take their slots with them: what is else than in a move of slots.
 //!
-//! The keys are named when the move is accepted, and stay the same to its end. So nothing is walked through: what is listed, looked for at the target and
-//! looked for behind is these names. All commands of their slots wait where one of these keys is not there yet; the others go on where they are.
+//! The keys are named when the move is accepted, and stay the same to its end. So nothing is walked through: what is
+//! listed, looked for at the target and looked for behind is these names. All commands of their slots wait where one of
+//! these keys is not there yet; the others go on where they are.
 
 use std::sync::Arc;
 
@@ -46,7 +47,8 @@ impl Mover {
     /// The keys of slots that are left, a thousand at a time.
     fn named(&self) -> Vec<Vec<Key>> {
         let keys = self.life.order().keys.iter().flat_map(|keys| keys.iter());
-        let left: Vec<Key> = keys.filter(|key| self.life.slots_left().contains(&self.placement.slot_of(key))).cloned().collect();
+        let left: Vec<Key> =
+            keys.filter(|key| self.life.slots_left().contains(&self.placement.slot_of(key))).cloned().collect();
         left.chunks(AT_ONCE).map(<[Key]>::to_vec).collect()
     }
 
@@ -56,7 +58,11 @@ impl Mover {
         args.extend(keys.iter().map(|key| &key[..]));
         let answer = self.call(side, &args)?;
         let refused = |mover: &Self, answer: &[u8]| {
-            Halt::Stop(format!("{} does not say which keys it has: {}", mover.name(mover.end(side).node), error_text(answer)))
+            Halt::Stop(format!(
+                "{} does not say which keys it has: {}",
+                mover.name(mover.end(side).node),
+                error_text(answer)
+            ))
         };
         match reply::integer(&answer) {
             None => return Err(refused(self, &answer)),
@@ -118,7 +124,8 @@ impl Mover {
             self.select(Side::Target, database)?;
             for page in &named {
                 let there = self.there(Side::Target, page)?;
-                let (stale, others): (Vec<Key>, Vec<Key>) = there.into_iter().partition(|key| self.may_be_removed(database, key));
+                let (stale, others): (Vec<Key>, Vec<Key>) =
+                    there.into_iter().partition(|key| self.may_be_removed(database, key));
                 foreign += others.len();
                 self.remove_left_over(&mut left_over, database, &stale)?;
                 self.pump()?;

@@ -1,7 +1,9 @@
-//! The end of a staged key's way, in its leg: the commands by which its tail is read where it is, written to its staging key, and that is renamed.
+//! The end of a staged key's way, in its leg: the commands by which its tail is read where it is, written to its
+//! staging key, and that is renamed.
 //!
-//! Two steps at the target, because the count decides whether there is a second (`switchyard_policy::migration::staging`). Both are one transaction each, so a
-//! connection that breaks leaves a staging key or the key, never both or neither.
+//! Two steps at the target, because the count decides whether there is a second
+//! (`switchyard_policy::migration::staging`). Both are one transaction each, so a connection that breaks leaves a
+//! staging key or the key, never both or neither.
 
 use switchyard_policy::migration::Key;
 use switchyard_policy::migration::staging::{Counted, Place, Renamed, Shown, Step};
@@ -119,7 +121,9 @@ pub(super) fn shown(step: Step, item: &Item, last: &Last, answers: &[Vec<u8>]) -
             Shown::Counted(Counted { key_was_there, staging_was_there, there, at_source: last.count })
         }
         Step::Rename => match results.get(1) {
-            Some(answer) if reply::is_error(answer) && item.expires_ms > 0 && number(0) == Some(1) => Shown::Renamed(Renamed::TimeIsOver),
+            Some(answer) if reply::is_error(answer) && item.expires_ms > 0 && number(0) == Some(1) => {
+                Shown::Renamed(Renamed::TimeIsOver)
+            }
             Some(answer) if reply::is_error(answer) => Shown::Unusable(error_text(answer)),
             Some(answer) if reply::integer(answer) == Some(1) => Shown::Renamed(Renamed::Yes),
             Some(answer) if reply::integer(answer) == Some(0) => Shown::Renamed(Renamed::KeyIsThere),

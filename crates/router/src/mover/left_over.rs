@@ -1,7 +1,9 @@
-//! What earlier moves have left at the target, in slots that are to move there: it is removed, because it is there a second time, at the source.
+//! What earlier moves have left at the target, in slots that are to move there: it is removed, because it is there a
+//! second time, at the source.
 //!
-//! The source is asked. A few keys that it has not are keys that clients have deleted. Where it lacks most, these are no leftovers but all that is left: servers were
-//! restored from snapshots of before the earlier move, say. Then nothing is removed before somebody has looked.
+//! The source is asked. A few keys that it has not are keys that clients have deleted. Where it lacks most, these are
+//! no leftovers but all that is left: servers were restored from snapshots of before the earlier move, say. Then
+//! nothing is removed before somebody has looked.
 
 use switchyard_policy::migration::{Key, Side};
 use switchyard_resp::units::counted;
@@ -12,7 +14,8 @@ use super::run::{Halt, Mover};
 /// So many keys that only the target has, and more than both have, are no accident.
 const ONLY_THERE_MIN: usize = 20;
 
-/// Whether so many keys of slots that a node does not own, which their owners lack, are more than clients have deleted there: beside so many that their owners have.
+/// Whether so many keys of slots that a node does not own, which their owners lack, are more than clients have deleted
+/// there: beside so many that their owners have.
 #[must_use]
 pub const fn are_all_that_is_left(only_there: usize, twice: usize) -> bool {
     only_there >= ONLY_THERE_MIN && only_there > twice
@@ -44,7 +47,8 @@ impl Mover {
             };
             // In the order of `keys`.
             let mut twice = at_source.iter().peekable();
-            let only_there = keys.iter().filter(|key| twice.next_if_eq(key).is_none()).map(|key| (database, key.clone()));
+            let only_there =
+                keys.iter().filter(|key| twice.next_if_eq(key).is_none()).map(|key| (database, key.clone()));
             left.only_there.extend(only_there);
             if !at_source.is_empty() && self.select(Side::Target, database)? {
                 self.unlink(Side::Target, &at_source)?;

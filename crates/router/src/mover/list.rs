@@ -1,4 +1,5 @@
-//! The keys of a move as they were listed, and what is known of that: of which process they are, whether these are all, and whether the target has none.
+//! The keys of a move as they were listed, and what is known of that: of which process they are, whether these are all,
+//! and whether the target has none.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -14,7 +15,8 @@ use super::spool::Spool;
 #[derive(Debug)]
 pub(super) struct List {
     spool: Spool,
-    /// Slots with keys that are not listed: scripts may have written some that they do not name, or the list could not be written.
+    /// Slots with keys that are not listed: scripts may have written some that they do not name, or the list could not
+    /// be written.
     incomplete: BTreeSet<Slot>,
     /// The process whose keys these are (its `run_id`). Another one may have keys again that this one had not.
     of: Option<String>,

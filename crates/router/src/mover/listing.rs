@@ -1,8 +1,9 @@
-//! Before the first leg: the keys of the slots are listed at the source (and their sizes asked, [`super::sizes`]); at the target is looked whether it has any.
+//! Before the first leg: the keys of the slots are listed at the source (and their sizes asked, [`super::sizes`]); at
+//! the target is looked whether it has any.
 //!
-//! Both nodes are walked through at the same time, page by page. With the goal `fast` the next page is asked for as soon as the cursor of the last one is
-//! known, and before its keys are worked through, so that neither the nodes nor the mover wait for the other; else the mover rests between pages,
-//! because a SCAN holds up everybody at its node.
+//! Both nodes are walked through at the same time, page by page. With the goal `fast` the next page is asked for as
+//! soon as the cursor of the last one is known, and before its keys are worked through, so that neither the nodes nor
+//! the mover wait for the other; else the mover rests between pages, because a SCAN holds up everybody at its node.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -75,7 +76,8 @@ struct Pass {
 #[derive(Default)]
 struct Found {
     temporary: Vec<(Side, u32, Key)>,
-    /// At the target, of slots that it does not own: copies of keys that live at a third node, and what an earlier move has left.
+    /// At the target, of slots that it does not own: copies of keys that live at a third node, and what an earlier move
+    /// has left.
     elsewhere: Vec<(u32, Key)>,
     left_over: Vec<(u32, Key)>,
     left: LeftOver,
@@ -175,7 +177,9 @@ impl Mover {
     /// Asks for what can be asked for now: the next page of either node, sizes of pages of the source.
     fn ask(&mut self, pass: &mut Pass) {
         let sized = pass.sized && !self.sizes_are_refused();
-        let (Some(at_source), Some(at_target)) = (&mut self.source.connection, &mut self.target.connection) else { return };
+        let (Some(at_source), Some(at_target)) = (&mut self.source.connection, &mut self.target.connection) else {
+            return;
+        };
         for (connection, walk) in [(&mut *at_source, &mut pass.source), (at_target, &mut pass.target)] {
             let Some(database) = walk.databases.last().copied().filter(|_| !walk.scanning) else { continue };
             if connection.select(database) {
@@ -219,7 +223,9 @@ impl Mover {
                     }
                     None => Some(format!("SCAN: {}", error_text(&answer))),
                 },
-                Some(Question::Database) => reply::is_error(&answer).then(|| format!("a database: {}", error_text(&answer))),
+                Some(Question::Database) => {
+                    reply::is_error(&answer).then(|| format!("a database: {}", error_text(&answer)))
+                }
                 None => None,
             };
             walk.asked.pop_front();
@@ -263,7 +269,8 @@ impl Mover {
                 pass.found.temporary.push((Side::Target, database, key.into()));
             } else if let slot = topology.slot_of(key)
                 && pass.is_ours[slot.index()]
-                // A key that lives there although its slot does not is where it belongs; one that lives at a third node left this one.
+                // A key that lives there although its slot does not is where it belongs; one that lives at a third node
+                // left this one.
                 && let lives_at = topology.exception(key)
                 && lives_at != Some(self.life.order().target)
             {
@@ -277,7 +284,8 @@ impl Mover {
         }
     }
 
-    /// Removes what was found and is nobody's, with nothing else under way. `looked`: the target has been walked through.
+    /// Removes what was found and is nobody's, with nothing else under way. `looked`: the target has been walked
+    /// through.
     fn clear(&mut self, found: &mut Found, looked: bool) -> Result<(), Halt> {
         for (side, database, key) in std::mem::take(&mut found.temporary) {
             if self.select(side, database)? {

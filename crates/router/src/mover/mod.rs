@@ -1,8 +1,9 @@
-//! The mover: one thread per move, which does what two machines of `switchyard_policy::migration` say: that of the move's life, and that of the leg under way.
+//! The mover: one thread per move, which does what two machines of `switchyard_policy::migration` say: that of the
+//! move's life, and that of the leg under way.
 //!
-//! It has connections of its own to the source and the target, the list of keys, and the only handle on what workers know of the leg. It
-//! is a thread beside the workers, not one of them: copying takes no turn from clients, and a worker's commands need not pass
-//! through it.
+//! It has connections of its own to the source and the target, the list of keys, and the only handle on what workers
+//! know of the leg. It is a thread beside the workers, not one of them: copying takes no turn from clients, and a
+//! worker's commands need not pass through it.
 
 mod behind;
 mod big;
@@ -52,21 +53,22 @@ pub type Done = Box<dyn FnOnce(Result<(), String>) + Send>;
 
 /// What a mover needs of those who keep things: the journal, the stored topology.
 pub trait Host: Send + Sync + fmt::Debug {
-    /// Makes records durable, after all that were given before; then calls `done`. Several that wait are made durable together. What cannot be written is
-    /// tried again, in order, for as long as it takes: an error says that the router stops before it could be.
+    /// Makes records durable, after all that were given before; then calls `done`. Several that wait are made durable
+    /// together. What cannot be written is tried again, in order, for as long as it takes: an error says that the
+    /// router stops before it could be.
     fn record(&self, records: Vec<Record>, done: Done);
 
-    /// Makes `owner` the owner of `slots`, or (where `keys` are named, which are in these slots) has these live there: stores the topology and has the
-    /// router publish it; the slots are in transit no more. Then calls `done`.
+    /// Makes `owner` the owner of `slots`, or (where `keys` are named, which are in these slots) has these live there:
+    /// stores the topology and has the router publish it; the slots are in transit no more. Then calls `done`.
     fn hand_over(&self, move_id: MoveId, slots: &[Slot], keys: Option<&[Key]>, owner: NodeId, done: Done);
 
-    /// Clients are about to read replicas of `node` for what was moved to it. Waits until those that are read have what its primary had at `position`, for
-    /// `patience` at most, and has the others not be read until they do ([`crate::Router::set_servers`]). Then calls `done`; with an error where it is to
-    /// be asked again.
+    /// Clients are about to read replicas of `node` for what was moved to it. Waits until those that are read have what
+    /// its primary had at `position`, for `patience` at most, and has the others not be read until they do
+    /// ([`crate::Router::set_servers`]). Then calls `done`; with an error where it is to be asked again.
     fn replicas_need(&self, node: NodeId, position: Position, patience: Duration, done: Done);
 
-    /// Has the router publish a topology in which these slots are in transit for this move, instead of those named before. Other moves'
-    /// transits stay. Returns its epoch.
+    /// Has the router publish a topology in which these slots are in transit for this move, instead of those named
+    /// before. Other moves' transits stay. Returns its epoch.
     ///
     /// # Errors
     /// If the topology cannot be changed now; the text says why.
@@ -75,11 +77,12 @@ pub trait Host: Send + Sync + fmt::Debug {
     /// Where lists of keys that do not fit into memory may be kept; emptied at start.
     fn spool_directory(&self) -> PathBuf;
 
-    /// Keys of the move are in so many databases, and some of them are about to move: a key's name stands for so many keys, at most. It is on record when this returns.
+    /// Keys of the move are in so many databases, and some of them are about to move: a key's name stands for so many
+    /// keys, at most. It is on record when this returns.
     fn databases(&self, move_id: MoveId, count: u32);
 
-    /// A node was given up, and a leg ends without it. `keys`: those that were on record as moved to it, where it was the target; `most`: so many keys are lost at most,
-    /// because a name may be a key in several databases.
+    /// A node was given up, and a leg ends without it. `keys`: those that were on record as moved to it, where it was
+    /// the target; `most`: so many keys are lost at most, because a name may be a key in several databases.
     fn lost(&self, move_id: MoveId, node: NodeId, keys: &[Fingerprint], most: u64);
 
     /// The move is over. The last call for it.
@@ -91,10 +94,12 @@ pub trait Host: Send + Sync + fmt::Debug {
 pub struct MoveTask {
     /// Its number.
     pub id: MoveId,
-    /// What to move, and how. All of it is at the source, or, of a move that is resumed, at the target already. Keys that are found at the target in
-    /// slots that it does not own, and that no earlier move of ours has left, stop the move before it begins, unless the order says that they are removed.
+    /// What to move, and how. All of it is at the source, or, of a move that is resumed, at the target already. Keys
+    /// that are found at the target in slots that it does not own, and that no earlier move of ours has left, stop the
+    /// move before it begins, unless the order says that they are removed.
     pub order: MoveOrder,
-    /// Slots, ascending, in which an earlier move of ours may have left keys at the target: what is found there is stale.
+    /// Slots, ascending, in which an earlier move of ours may have left keys at the target: what is found there is
+    /// stale.
     pub leftovers: Vec<Slot>,
     /// The same of the source: of what is found there after the move it cannot be told whether it is stale.
     pub leftovers_at_source: Vec<Slot>,
@@ -172,7 +177,8 @@ pub struct MoveProgress {
     pub pulled: u64,
     /// Batches done again because their end was unknown.
     pub repeated: u64,
-    /// Keys that were found at the source after their slots had left it, and what became of them: moved late, removed as stale, left.
+    /// Keys that were found at the source after their slots had left it, and what became of them: moved late, removed
+    /// as stale, left.
     pub late: LateKeys,
     /// Big keys, and how they were moved.
     pub big: BigKeys,
@@ -229,7 +235,8 @@ impl MoveProgress {
     }
 }
 
-/// What moves have done since the router started: never less than before, also when a move is forgotten, goes back, or begins again.
+/// What moves have done since the router started: never less than before, also when a move is forgotten, goes back, or
+/// begins again.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Moved {
     pub(crate) slots: u64,
@@ -247,7 +254,8 @@ pub(crate) struct Moved {
 impl Moved {
     /// A move has come from one state to another.
     fn grow(&mut self, before: &MoveProgress, after: &MoveProgress) {
-        let grow = |total: &mut u64, figure: fn(&MoveProgress) -> u64| *total += figure(after).saturating_sub(figure(before));
+        let grow =
+            |total: &mut u64, figure: fn(&MoveProgress) -> u64| *total += figure(after).saturating_sub(figure(before));
         grow(&mut self.slots, |p| u64::from(p.slots_done));
         grow(&mut self.keys, |p| p.keys_moved);
         grow(&mut self.bytes, |p| p.bytes_moved);
@@ -298,13 +306,20 @@ pub(crate) fn begin(shared: &Arc<Shared>, task: MoveTask) -> std::io::Result<()>
     let handed_over = task.resume.as_ref().map(|r| r.handed_over.as_slice()).unwrap_or_default();
     if let Some(keys) = &task.order.keys {
         let is_elsewhere = |key: &&Key| {
-            plan.topology.lives_at(key) != task.order.source && handed_over.binary_search(&plan.topology.slot_of(key)).is_err()
+            plan.topology.lives_at(key) != task.order.source
+                && handed_over.binary_search(&plan.topology.slot_of(key)).is_err()
         };
         if let Some(key) = keys.iter().find(is_elsewhere) {
-            return invalid(format!("a key of slot {} does not live at the source", plan.topology.slot_of(key).number()));
+            return invalid(format!(
+                "a key of slot {} does not live at the source",
+                plan.topology.slot_of(key).number()
+            ));
         }
-    } else if let Some(slot) =
-        task.order.slots.iter().find(|s| plan.topology.owner(**s) != task.order.source && handed_over.binary_search(s).is_err())
+    } else if let Some(slot) = task
+        .order
+        .slots
+        .iter()
+        .find(|s| plan.topology.owner(**s) != task.order.source && handed_over.binary_search(s).is_err())
     {
         return invalid(format!("slot {} does not belong to the source", slot.number()));
     }
@@ -317,7 +332,8 @@ pub(crate) fn begin(shared: &Arc<Shared>, task: MoveTask) -> std::io::Result<()>
     {
         moves.remove(&ended);
     }
-    let own = Arc::new(SharedMove::new(plan.topology.placement().clone(), task.fingerprints, MoveProgress::new(&task))?);
+    let own =
+        Arc::new(SharedMove::new(plan.topology.placement().clone(), task.fingerprints, MoveProgress::new(&task))?);
     moves.insert(task.id, own.clone());
     drop(moves);
     let id = task.id;

@@ -4,7 +4,8 @@
 
 use switchyard_policy::migration::{Fingerprint, FingerprintSet};
 
-/// Fingerprints of keys that were moved. Noting is all that most moves need of it: they are put in order when somebody asks.
+/// Fingerprints of keys that were moved. Noting is all that most moves need of it: they are put in order when somebody
+/// asks.
 #[derive(Debug, Default)]
 pub(super) struct Moved {
     pub(super) count: usize,

@@ -1,4 +1,5 @@
-//! How fast a move goes: what is seen of clients, nodes and batches, given to `switchyard_policy::migration::pace` from time to time.
+//! How fast a move goes: what is seen of clients, nodes and batches, given to `switchyard_policy::migration::pace` from
+//! time to time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -99,7 +100,8 @@ impl Pacing {
         self.pacer.leg_ended(leg.keys_moved, leg.bytes_moved, moving.as_micros() as u64);
     }
 
-    /// Another pace, from time to time: as what was seen since the last one suggests. `moved`: keys and bytes of the whole move.
+    /// Another pace, from time to time: as what was seen since the last one suggests. `moved`: keys and bytes of the
+    /// whole move.
     fn renew(&mut self, id: MoveId, moved: (u64, u64), counters: &[Arc<WorkerCounters>]) -> Option<Pace> {
         let interval = self.paced.elapsed();
         if interval < PACE {

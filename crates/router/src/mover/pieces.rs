@@ -1,14 +1,17 @@
-//! Large values in pieces: which commands read a piece of each type, and which write it; and which read what has been touched meanwhile.
+//! Large values in pieces: which commands read a piece of each type, and which write it; and which read what has been
+//! touched meanwhile.
 //!
-//! A piece is some elements with their values, as arguments of the command that writes them. Elements are always read as they *are* (`HMGET`,
-//! not a log of changes), so a piece may be written twice, and one that was read later replaces what was read before.
+//! A piece is some elements with their values, as arguments of the command that writes them. Elements are always read
+//! as they *are* (`HMGET`, not a log of changes), so a piece may be written twice, and one that was read later replaces
+//! what was read before.
 
 use switchyard_policy::migration::tail::Element;
 use switchyard_resp::reply;
 
 use super::connection::Connection;
 
-/// The types of values that are copied in pieces. Streams are not: their groups and their last entry's number cannot be read and set exactly.
+/// The types of values that are copied in pieces. Streams are not: their groups and their last entry's number cannot be
+/// read and set exactly.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     Hash,
@@ -124,7 +127,8 @@ impl Kind {
         }
     }
 
-    /// What was answered: the piece, and where the next one begins, if this is not the last. `None`: it is not what was asked for.
+    /// What was answered: the piece, and where the next one begins, if this is not the last. `None`: it is not what was
+    /// asked for.
     pub(super) fn take(self, cursor: &Cursor, count: u64, answer: &[u8]) -> Option<(Piece, Option<Cursor>)> {
         if reply::is_error(answer) {
             return None;

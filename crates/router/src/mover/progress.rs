@@ -122,7 +122,8 @@ impl Mover {
         let (from, keys_then, bytes_then) = self.shown.rate_from;
         let seconds = from.elapsed().as_secs_f64();
         if seconds >= 1.0 {
-            self.shown.rates = (keys.saturating_sub(keys_then) as f64 / seconds, bytes.saturating_sub(bytes_then) as f64 / seconds);
+            self.shown.rates =
+                (keys.saturating_sub(keys_then) as f64 / seconds, bytes.saturating_sub(bytes_then) as f64 / seconds);
             self.shown.rate_from = (Instant::now(), keys, bytes);
         }
         let total = self.list.total();
@@ -155,7 +156,8 @@ impl Mover {
         lock(&self.shared.moved).grow(&shown_before, &progress);
         progress.keys_per_second = self.shown.rates.0;
         progress.bytes_per_second = self.shown.rates.1;
-        progress.seconds_left = (self.list.is_whole() && self.shown.rates.0 > 0.0).then(|| left as f64 / self.shown.rates.0);
+        progress.seconds_left =
+            (self.list.is_whole() && self.shown.rates.0 > 0.0).then(|| left as f64 / self.shown.rates.0);
         progress.seconds = self.shown.seconds_before + self.shown.began.elapsed().as_secs_f64();
         progress.records = self.shown.records;
     }
@@ -164,7 +166,8 @@ impl Mover {
     fn note_unconnected(&mut self) -> [Option<f64>; 2] {
         for (at, side) in [Side::Source, Side::Target].into_iter().enumerate() {
             let is_connected = self.end(side).connection.is_some();
-            self.shown.unconnected[at] = if is_connected { None } else { self.shown.unconnected[at].or(Some(Instant::now())) };
+            self.shown.unconnected[at] =
+                if is_connected { None } else { self.shown.unconnected[at].or(Some(Instant::now())) };
         }
         self.shown.unconnected.map(|since| since.map(|since| since.elapsed().as_secs_f64()))
     }

@@ -1,12 +1,14 @@
-//! Before slots are handed over: the replicas of the node that gets them have what has moved, or are not read until they have it.
+//! Before slots are handed over: the replicas of the node that gets them have what has moved, or are not read until
+//! they have it.
 //!
-//! Clients that may read from replicas do so again when the slots are handed over. A replica that is behind would answer that a key is not there
-//! which was there all the time, at another node: no old news, but news of a time that never was. How far replicas are, and which are read, is the
-//! business of those who watch them ([`super::Host::replicas_need`]). The mover says how far they must be: where the node's replication stream is
-//! once all has been stored.
+//! Clients that may read from replicas do so again when the slots are handed over. A replica that is behind would
+//! answer that a key is not there which was there all the time, at another node: no old news, but news of a time that
+//! never was. How far replicas are, and which are read, is the business of those who watch them
+//! ([`super::Host::replicas_need`]). The mover says how far they must be: where the node's replication stream is once
+//! all has been stored.
 //!
-//! Not `WAIT`: that counts replicas and does not say which, so that one which nobody reads could stand for one that is read; and it says nothing
-//! of those that are connected again a moment later.
+//! Not `WAIT`: that counts replicas and does not say which, so that one which nobody reads could stand for one that is
+//! read; and it says nothing of those that are connected again a moment later.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +22,8 @@ use super::connection::field;
 use super::drive::Run;
 use super::run::Mover;
 
-/// So long slots wait for replicas: one that takes longer is behind for other reasons, and is not read until it is there.
+/// So long slots wait for replicas: one that takes longer is behind for other reasons, and is not read until it is
+/// there.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Between two askings of those who watch.
@@ -81,7 +84,11 @@ impl Mover {
         let offset = field(&info, "master_repl_offset").and_then(|offset| offset.parse().ok());
         let Some((id, offset)) = field(&info, "master_replid").zip(offset) else {
             let name = self.name(self.end(*side).node);
-            warn!(move_id = self.id.0, node = name, "its INFO does not say how far replicas must be: they may not have yet what has moved");
+            warn!(
+                move_id = self.id.0,
+                node = name,
+                "its INFO does not say how far replicas must be: they may not have yet what has moved"
+            );
             return self.caught_up(run, Ok(()));
         };
         let position = Position { replication_id: id.to_owned(), offset };

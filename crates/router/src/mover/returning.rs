@@ -1,9 +1,11 @@
-//! Slots come back to a node that was ejected. If it is the process that it was, it keeps the keys that were not written elsewhere in the meantime.
+//! Slots come back to a node that was ejected. If it is the process that it was, it keeps the keys that were not
+//! written elsewhere in the meantime.
 //!
-//! The order is the proof. The keys found at the target are listed with those of the source. When a leg has drained, every worker has recorded all that it will ever send
-//! to the source, so the target's keys of the leg's slots are then judged once: keys that may have changed elsewhere are removed there. Only then does the leg begin. So the
-//! keys that the target keeps are none that the source has, and none that clients have written or deleted since. If this router ends before that, the next one knows no
-//! list, and removes all of them (`purge_target`).
+//! The order is the proof. The keys found at the target are listed with those of the source. When a leg has drained,
+//! every worker has recorded all that it will ever send to the source, so the target's keys of the leg's slots are then
+//! judged once: keys that may have changed elsewhere are removed there. Only then does the leg begin. So the keys that
+//! the target keeps are none that the source has, and none that clients have written or deleted since. If this router
+//! ends before that, the next one knows no list, and removes all of them (`purge_target`).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -58,13 +60,16 @@ impl Returning {
 impl Mover {
     /// Whether a key found at the target, in a slot of the move, may stay there until its leg begins.
     pub(super) fn may_stay(&mut self, slot: Slot, key: &[u8]) -> bool {
-        let Some(process) = self.target.connection.as_ref().map(|connection| &connection.process.run_id) else { return false };
+        let Some(process) = self.target.connection.as_ref().map(|connection| &connection.process.run_id) else {
+            return false;
+        };
         // Of what an earlier move has left there nothing is current.
         let is_left = self.leftovers.binary_search(&slot).is_ok();
         !is_left && self.returning.as_mut().is_some_and(|returning| returning.may_stay(process, slot, key))
     }
 
-    /// Removes outdated keys of a leg's slots at the target. Must be called when the slots have drained, before the leg starts.
+    /// Removes outdated keys of a leg's slots at the target. Must be called when the slots have drained, before the leg
+    /// starts.
     pub(super) fn remove_outdated(&mut self, slots: &[Slot]) -> Result<(), Halt> {
         let Some(returning) = &self.returning else { return Ok(()) };
         let Some(process) = self.target.connection.as_ref().map(|connection| connection.process.run_id.clone()) else {
@@ -74,7 +79,9 @@ impl Mover {
         let found = returning.found.as_ref().and_then(|found| {
             found
                 .keys(slots)
-                .inspect_err(|error| warn!(%error, "the keys that the target has cannot be read: all of them are removed"))
+                .inspect_err(
+                    |error| warn!(%error, "the keys that the target has cannot be read: all of them are removed"),
+                )
                 .ok()
         });
         let Some(found) = found else {

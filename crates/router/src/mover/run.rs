@@ -1,7 +1,8 @@
-//! The thread of a move: does step after step of its life (`switchyard_policy::migration::life`), and tells what came of it.
+//! The thread of a move: does step after step of its life (`switchyard_policy::migration::life`), and tells what came
+//! of it.
 //!
-//! Reaching the nodes, checks, lists, and what is said to people are here; a leg is done in `drive`. A thread, and no task of a worker: it waits for nodes and for
-//! the disk, and must not make clients wait.
+//! Reaching the nodes, checks, lists, and what is said to people are here; a leg is done in `drive`. A thread, and no
+//! task of a worker: it waits for nodes and for the disk, and must not make clients wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -90,7 +91,9 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) {
         if let Some((kept, removed)) = mover.kept() {
             info!(
                 move_id = id.0,
-                kept, removed, "slots came back to a node that was ejected: it has kept keys, and outdated ones were removed"
+                kept,
+                removed,
+                "slots came back to a node that was ejected: it has kept keys, and outdated ones were removed"
             );
         }
         end
@@ -101,7 +104,10 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) {
         Ok(Some(end)) => end,
         Ok(None) => return,
         Err(_) => {
-            error!(move_id = id.0, "a mover panicked. This is a bug, please report it; a restart of the router takes the move up again");
+            error!(
+                move_id = id.0,
+                "a mover panicked. This is a bug, please report it; a restart of the router takes the move up again"
+            );
             MoveEnd::Stopped("the mover panicked: a restart of the router takes the move up again".to_owned())
         }
     };
@@ -120,25 +126,48 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) {
 
 impl Mover {
     fn new(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) -> (Self, Step) {
-        let MoveTask { id, order, leftovers, leftovers_at_source, aborted, give_up, so_far, databases, fingerprints, resume, host } = task;
+        let MoveTask {
+            id,
+            order,
+            leftovers,
+            leftovers_at_source,
+            aborted,
+            give_up,
+            so_far,
+            databases,
+            fingerprints,
+            resume,
+            host,
+        } = task;
         if let Some(leg) = resume.as_ref().and_then(|resume| resume.leg.as_ref()) {
             shared.fences.broke(order.source, leg.source.clone());
             shared.fences.broke(order.target, leg.target.clone());
         }
         let list = List::new(host.spool_directory().join(format!("move-{}", id.0)));
         // A resumed move has no list: keys may have been written under an earlier router.
-        let away = shared.plan().moves.away.iter().find(|away| away.node == order.target).filter(|_| resume.is_none()).cloned();
+        let away = shared
+            .plan()
+            .moves
+            .away
+            .iter()
+            .find(|away| away.node == order.target)
+            .filter(|_| resume.is_none())
+            .cloned();
         // Only of this protocol it is certain that nothing is stored at the target before the leg has drained.
         let how = &order.how;
-        let away = away.filter(|_| how.purge_target && how.protocol == Protocol::Switchyard && how.paper.is_none() && order.keys.is_none());
-        let returning = away.map(|away| Returning::new(away, host.spool_directory().join(format!("move-{}-target", id.0))));
+        let away = away.filter(|_| {
+            how.purge_target && how.protocol == Protocol::Switchyard && how.paper.is_none() && order.keys.is_none()
+        });
+        let returning =
+            away.map(|away| Returning::new(away, host.spool_directory().join(format!("move-{}-target", id.0))));
         let names = order.nodes().map(|node| name(&shared, node));
         let is_resumed = resume.is_some();
         // It stays as long as anything moves.
         let placement = shared.plan().topology.placement().clone();
         let shown = Shown::new(&so_far);
         let pacing = Pacing::new(order.how, shown.before(), &shared.counters);
-        let (life, first) = Life::begin(Begin { order, names, resume, aborted, give_up }, shared.uptime().as_micros() as u64);
+        let (life, first) =
+            Life::begin(Begin { order, names, resume, aborted, give_up }, shared.uptime().as_micros() as u64);
         let mover = Self {
             source: End::new(life.order().source, shared.fences.clone()),
             target: End::new(life.order().target, shared.fences.clone()),
@@ -275,7 +304,11 @@ impl Mover {
             }
             Told::Steer(steer) => self.steer(steer),
             // Of a leg that has ended.
-            Told::Wanted { .. } | Told::WantedWhole { .. } | Told::Recorded { .. } | Told::CaughtUp { .. } | Told::HandedOver { .. } => {}
+            Told::Wanted { .. }
+            | Told::WantedWhole { .. }
+            | Told::Recorded { .. }
+            | Told::CaughtUp { .. }
+            | Told::HandedOver { .. } => {}
         }
     }
 
@@ -339,7 +372,11 @@ impl Mover {
         // One that nobody reads from would be ready for ever once its node has closed it.
         let asked = |connection: &&Connection| connection.unanswered > 0;
         fds.extend(
-            [&self.source, &self.target].into_iter().filter_map(|end| end.connection.as_ref()).filter(asked).map(Connection::poll_fd),
+            [&self.source, &self.target]
+                .into_iter()
+                .filter_map(|end| end.connection.as_ref())
+                .filter(asked)
+                .map(Connection::poll_fd),
         );
         let timeout = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: at_most.subsec_nanos().into() };
         // A failure shows where the sockets are used.
@@ -407,8 +444,9 @@ impl Mover {
         })
     }
 
-    /// Keys go only between processes that clients are served by. Of one that came back without its data nobody knows yet what becomes of it: what were
-    /// stored there would be lost when its data is restored, and what it does not have would count as gone.
+    /// Keys go only between processes that clients are served by. Of one that came back without its data nobody knows
+    /// yet what becomes of it: what were stored there would be lost when its data is restored, and what it does not
+    /// have would count as gone.
     fn is_served(&self, node: NodeId, run_id: &str) -> Result<(), String> {
         self.shared.with_facts(node, |facts| match &facts.run_id {
             Some(met) if **met != *run_id && facts.is_held => {
@@ -448,7 +486,8 @@ impl Mover {
             let is_ours = |database: &u32| !live.one_database || *database == live.database;
             self.databases.extend(found.iter().map(|(database, _)| *database).filter(is_ours));
             if side == Side::Source {
-                self.lasting = found.into_iter().filter_map(|(database, expires)| (!expires).then_some(database)).collect();
+                self.lasting =
+                    found.into_iter().filter_map(|(database, expires)| (!expires).then_some(database)).collect();
             }
         }
         Ok(self.all_databases())
@@ -491,7 +530,10 @@ impl Mover {
     // ---- listing and legs ----
 
     pub(super) fn publish_observed(&self) -> Result<u64, String> {
-        self.host.set_transits(self.id, vec![(self.transit(Stage::Observed), self.life.slots_left().iter().copied().collect())])
+        self.host.set_transits(
+            self.id,
+            vec![(self.transit(Stage::Observed), self.life.slots_left().iter().copied().collect())],
+        )
     }
 
     /// After a leg that has not begun. If it cannot be now, clients wait until the next leg is published.

@@ -1,10 +1,11 @@
 //! Sizes of the keys of a move: which of them are big has to be known before their leg begins.
 //!
-//! Asked by STRLEN where nearly all keys are strings: it costs the node less than MEMORY USAGE. It leaves out what a string has in reserve, so it only
-//! tells which strings are small for certain; of all others, and of what is no string, MEMORY USAGE decides.
+//! Asked by STRLEN where nearly all keys are strings: it costs the node less than MEMORY USAGE. It leaves out what a
+//! string has in reserve, so it only tells which strings are small for certain; of all others, and of what is no
+//! string, MEMORY USAGE decides.
 //!
-//! With the listing; but with the goal `fast` leg by leg, those of the next one while a leg is under way. While keys are listed only the source has work,
-//! and a processor may be idle.
+//! With the listing; but with the goal `fast` leg by leg, those of the next one while a leg is under way. While keys
+//! are listed only the source has work, and a processor may be idle.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -132,7 +133,8 @@ impl Lengths {
         }
     }
 
-    /// How many of these keys, the first ones, make a batch, as far as the sizes of their slots are known. Big ones are staged and do not count.
+    /// How many of these keys, the first ones, make a batch, as far as the sizes of their slots are known. Big ones are
+    /// staged and do not count.
     pub(super) fn first_that_fit(&self, placement: &Placement, keys: &[Key]) -> usize {
         // As is usual.
         if first_that_fit(keys.iter().map(|_| self.largest)) >= keys.len() {
@@ -231,7 +233,8 @@ impl Mover {
     pub(super) fn measure_ahead(&mut self, is_ours: &[bool]) {
         self.sizes.drop_asked();
         if self.life.order().how.goal == Goal::Fast && !self.sizes.due.is_empty() {
-            self.sizes.ahead = self.next_leg(is_ours).into_iter().filter(|slot| self.sizes.due.contains(slot)).collect();
+            self.sizes.ahead =
+                self.next_leg(is_ours).into_iter().filter(|slot| self.sizes.due.contains(slot)).collect();
         }
     }
 
@@ -294,7 +297,11 @@ impl Mover {
                 keys.push((slot, text.len()..text.len() + key.len()));
                 text.extend_from_slice(key);
                 if keys.len() == keys_max {
-                    pages.push_back(Page::new(database, Arc::new(std::mem::take(&mut text)), std::mem::take(&mut keys)));
+                    pages.push_back(Page::new(
+                        database,
+                        Arc::new(std::mem::take(&mut text)),
+                        std::mem::take(&mut keys),
+                    ));
                 }
             });
             if let Err(error) = outcome {
@@ -356,9 +363,13 @@ mod tests {
     #[test]
     fn a_batch_ends_where_the_sizes_of_its_slots_say_that_it_is_large() {
         let mut lengths = Lengths::default();
-        let keys: Vec<Key> = (0..1_000).map(|n| format!("{{{}}}:{n}", if n < 100 { "small" } else { "large" }).as_bytes().into()).collect();
+        let keys: Vec<Key> = (0..1_000)
+            .map(|n| format!("{{{}}}:{n}", if n < 100 { "small" } else { "large" }).as_bytes().into())
+            .collect();
         assert_eq!(lengths.first_that_fit(&Placement::Crc16, &keys), 1_000, "nothing is known");
-        for (tag, answer) in [("small", ":64\r\n"), ("large", ":1000000\r\n"), ("large", ":1048576\r\n"), ("large", ":-1\r\n")] {
+        for (tag, answer) in
+            [("small", ":64\r\n"), ("large", ":1000000\r\n"), ("large", ":1048576\r\n"), ("large", ":-1\r\n")]
+        {
             lengths.note(Placement::Crc16.slot_of(tag.as_bytes()), answer.as_bytes(), 1 << 20);
         }
         assert_eq!(lengths.first_that_fit(&Placement::Crc16, &keys), 104);

@@ -1,9 +1,11 @@
 //! The keys of a move, as they were listed, by slot: in memory as long as they are few, else in files.
 //!
-//! One pass over a node gives the keys of all slots in no order, and legs need them slot by slot. So keys are appended to the *part* that their
-//! slot belongs to, and a leg reads the parts of its slots. A key may be there twice; whoever reads is indifferent to that.
+//! One pass over a node gives the keys of all slots in no order, and legs need them slot by slot. So keys are appended
+//! to the *part* that their slot belongs to, and a leg reads the parts of its slots. A key may be there twice; whoever
+//! reads is indifferent to that.
 //!
-//! Of a file counts what was written to its end. What a write that failed has left behind it is written over by the next one, and read by nobody.
+//! Of a file counts what was written to its end. What a write that failed has left behind it is written over by the
+//! next one, and read by nobody.
 
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -20,7 +22,8 @@ const PART_SLOTS: usize = 64;
 /// Bytes of all parts in memory; then the largest is written out.
 const MEMORY_MAX: usize = 64 << 20;
 
-/// Entries of a part are kept in pieces of so many bytes: one piece that grows has up to as much again in reserve, and is copied whenever it does.
+/// Entries of a part are kept in pieces of so many bytes: one piece that grows has up to as much again in reserve, and
+/// is copied whenever it does.
 const PIECE: usize = 4 << 10;
 
 /// The keys of a move.
@@ -76,12 +79,18 @@ impl Spool {
         Self { directory, parts, bytes: 0, memory_max: MEMORY_MAX, try_again_at: None, counts: vec![0; SLOT_COUNT] }
     }
 
-    /// Adds a key of a slot. Where nothing can be written keys stay in memory, up to twice as many bytes as should be there.
+    /// Adds a key of a slot. Where nothing can be written keys stay in memory, up to twice as many bytes as should be
+    /// there.
     pub(super) fn add(&mut self, slot: Slot, key: &[u8]) -> Result<(), Unlisted> {
         self.add_by(slot, key, |file, bytes, at| file.write_all_at(bytes, at))
     }
 
-    fn add_by(&mut self, slot: Slot, key: &[u8], write: impl FnMut(&File, &[u8], u64) -> io::Result<()>) -> Result<(), Unlisted> {
+    fn add_by(
+        &mut self,
+        slot: Slot,
+        key: &[u8],
+        write: impl FnMut(&File, &[u8], u64) -> io::Result<()>,
+    ) -> Result<(), Unlisted> {
         let Ok(len) = u32::try_from(key.len()) else {
             return Err(Unlisted { error: io::Error::other("a key of more than 4 GiB"), slots: [slot].into() });
         };
@@ -106,7 +115,9 @@ impl Spool {
         // Names of keys are for nobody else on the machine. What systemd makes of `StateDirectory=` can be read by all.
         DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
         while self.bytes > self.memory_max / 2 {
-            let Some((number, part)) = self.parts.iter_mut().enumerate().max_by_key(|(_, part)| part.bytes) else { break };
+            let Some((number, part)) = self.parts.iter_mut().enumerate().max_by_key(|(_, part)| part.bytes) else {
+                break;
+            };
             let path = self.directory.join(format!("{number}.keys"));
             let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path)?;
             let mut end = part.written;
@@ -166,7 +177,10 @@ impl Spool {
                 let mut written = Vec::new();
                 File::open(path)?.take(part.written).read_to_end(&mut written)?;
                 if written.len() as u64 != part.written {
-                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "a file of keys is shorter than what was written"));
+                    return Err(io::Error::new(
+                        io::ErrorKind::UnexpectedEof,
+                        "a file of keys is shorter than what was written",
+                    ));
                 }
                 take(&written, &wanted, &mut with);
             }
@@ -237,8 +251,9 @@ mod tests {
         }
         let directory = dir.path().join("move-1");
         let files = std::fs::read_dir(&directory).expect("100 MB do not stay in memory");
-        let modes: Vec<u32> =
-            files.map(|file| file.and_then(|file| file.metadata()).expect("a file").permissions().mode() & 0o777).collect();
+        let modes: Vec<u32> = files
+            .map(|file| file.and_then(|file| file.metadata()).expect("a file").permissions().mode() & 0o777)
+            .collect();
         assert!(!modes.is_empty() && modes.iter().all(|mode| *mode == 0o600), "{modes:?}");
         assert_eq!(std::fs::metadata(&directory).expect("there").permissions().mode() & 0o777, 0o700);
         let slots: Vec<Slot> = slots.into_iter().collect();
@@ -278,7 +293,8 @@ mod tests {
             // In some runs the disk is full for long.
             let failing = [0, 20, 300, 999][seed as usize % 4];
             for number in 0..6000 {
-                let key = format!("{{{}}}{number}{}", draw(&mut state, 200), "x".repeat(draw(&mut state, 60) as usize)).into_bytes();
+                let key = format!("{{{}}}{number}{}", draw(&mut state, 200), "x".repeat(draw(&mut state, 60) as usize))
+                    .into_bytes();
                 let added = spool.add_by(crc16_slot(&key), &key, |file, bytes, at| {
                     if draw(&mut state, 1000) >= failing {
                         return file.write_all_at(bytes, at);
@@ -295,7 +311,8 @@ mod tests {
                 keys.insert(key);
                 assert!(spool.bytes <= 3 * spool.memory_max, "memory has its bounds: {}", spool.bytes);
             }
-            let slots: Vec<Slot> = keys.iter().map(|key| crc16_slot(key)).collect::<BTreeSet<_>>().into_iter().collect();
+            let slots: Vec<Slot> =
+                keys.iter().map(|key| crc16_slot(key)).collect::<BTreeSet<_>>().into_iter().collect();
             let listed: BTreeSet<Vec<u8>> = spool.keys(&slots).expect("read").iter().map(|key| key.to_vec()).collect();
             assert!(listed.is_subset(&keys), "seed {seed}: nothing is listed that was not added");
             let missing = keys.difference(&listed).find(|key| !unlisted.contains(&crc16_slot(key)));

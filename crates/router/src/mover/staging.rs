@@ -1,11 +1,12 @@
 //! Staging: copying big keys in pieces, while their slots are observed and the source serves everything.
 //!
-//! What is decided about it (which key is copied, what is read again and when, what is worth nothing) is in `switchyard_policy::migration::staging`, and is
-//! the same for the simulator. Here is how it is done: the connections, the formats of pieces, and how fast.
+//! What is decided about it (which key is copied, what is read again and when, what is worth nothing) is in
+//! `switchyard_policy::migration::staging`, and is the same for the simulator. Here is how it is done: the connections,
+//! the formats of pieces, and how fast.
 //!
 //! # What is left over
-//! Staging keys have names that no client uses, and a time to live that is renewed with every piece: what a crash leaves ends by itself. Before that,
-//! the next move at the same node removes it.
+//! Staging keys have names that no client uses, and a time to live that is renewed with every piece: what a crash
+//! leaves ends by itself. Before that, the next move at the same node removes it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -141,8 +142,11 @@ impl Staging {
 
     /// Names of staging keys that may be at the target, with their databases.
     pub(super) fn names(&self) -> Vec<(u32, Vec<u8>)> {
-        let used =
-            self.all.iter().filter(|(place, _)| self.machine.is_written(place)).map(|(place, staged)| (place.1, staged.name.clone()));
+        let used = self
+            .all
+            .iter()
+            .filter(|(place, _)| self.machine.is_written(place))
+            .map(|(place, staged)| (place.1, staged.name.clone()));
         used.chain(self.discarded.iter().cloned()).collect()
     }
 
@@ -178,7 +182,9 @@ impl Mover {
     pub(super) fn exchange_both(&mut self, source: &mut Replies, target: &mut Replies) -> Result<(), Halt> {
         let patience = self.patience();
         for (side, answers) in [(Side::Source, source), (Side::Target, target)] {
-            let Some(connection) = &mut self.end_mut(side).connection else { return self.lost_both(side, "not connected") };
+            let Some(connection) = &mut self.end_mut(side).connection else {
+                return self.lost_both(side, "not connected");
+            };
             let outcome = connection.exchange(answers);
             let silent = connection.unanswered > 0 && connection.heard.elapsed() > patience;
             if let Err(why) = outcome {
@@ -221,14 +227,17 @@ impl Mover {
         Err(Halt::Lost)
     }
 
-    /// Copies the big keys of these slots in pieces, as far as that can be done. When it returns, what is staged lacks only its tail.
+    /// Copies the big keys of these slots in pieces, as far as that can be done. When it returns, what is staged lacks
+    /// only its tail.
     pub(super) fn stage(&mut self, slots: &[Slot]) -> Result<(), Halt> {
         self.discard()?;
         self.measure_written(slots)?;
         let Some(ends) = self.ends() else { return Err(Halt::Lost) };
         let big = match self.life.order().how.protocol {
             _ if self.life.order().how.paper.is_some() => Vec::new(),
-            Protocol::Switchyard => self.big.of(slots).filter(|(_, found)| found.whole.is_none()).map(|(place, _)| place.clone()).collect(),
+            Protocol::Switchyard => {
+                self.big.of(slots).filter(|(_, found)| found.whole.is_none()).map(|(place, _)| place.clone()).collect()
+            }
             Protocol::StopAndCopy
             | Protocol::Source
             | Protocol::FreezeAndCopy
@@ -276,7 +285,8 @@ impl Mover {
 
     /// Has the workers know what is staged.
     fn share_staged(&self) {
-        let fingerprints: Vec<Fingerprint> = self.staging.machine.places().map(|(key, _)| self.fingerprints.of(key)).collect();
+        let fingerprints: Vec<Fingerprint> =
+            self.staging.machine.places().map(|(key, _)| self.fingerprints.of(key)).collect();
         self.own.share_staged(fingerprints);
     }
 
@@ -286,7 +296,11 @@ impl Mover {
         }
         loop {
             // In this order: what was told before the barrier was reached is taken before that it was.
-            let reached = self.staging.machine.awaits().filter(|epoch| self.shared.drained_source(*epoch, self.life.order().source));
+            let reached = self
+                .staging
+                .machine
+                .awaits()
+                .filter(|epoch| self.shared.drained_source(*epoch, self.life.order().source));
             self.while_paused()?;
             if let Some(epoch) = reached {
                 self.staging.note(Event::Reached { epoch });
@@ -349,7 +363,8 @@ impl Mover {
                 None => return unfit(format!("a {} is not copied in pieces", String::from_utf8_lossy(name))),
             },
         };
-        let has_mortal_members = |node| self.shared.with_facts(node, |facts| members_expire(facts.flavour, &facts.version));
+        let has_mortal_members =
+            |node| self.shared.with_facts(node, |facts| members_expire(facts.flavour, &facts.version));
         if kind == Kind::Set && has_mortal_members(self.source.node) {
             return unfit("its members may have times to live of their own".to_owned());
         }
@@ -367,7 +382,17 @@ impl Mover {
         };
         let count = if kind == Kind::String { piece_bytes } else { (piece_bytes * length / bytes).clamp(1, 4096) };
         let cursor = Some(kind.begin());
-        let staged = Staged { kind, name: Vec::new(), cursor, piece: None, again: None, count, count_first: count, bytes, copied: 0 };
+        let staged = Staged {
+            kind,
+            name: Vec::new(),
+            cursor,
+            piece: None,
+            again: None,
+            count,
+            count_first: count,
+            bytes,
+            copied: 0,
+        };
         Ok((Seen::Fit, Some(staged)))
     }
 
@@ -397,7 +422,9 @@ impl Mover {
         let began = Instant::now();
         let (mut bytes, mut is_piece) = (0, false);
         for action in &to_do {
-            let (Some(source), Some(target)) = (&mut self.source.connection, &mut self.target.connection) else { return Err(Halt::Lost) };
+            let (Some(source), Some(target)) = (&mut self.source.connection, &mut self.target.connection) else {
+                return Err(Halt::Lost);
+            };
             match action {
                 Action::Read { place } => {
                     let Some(staged) = self.staging.all.get(place) else { continue };
@@ -439,7 +466,9 @@ impl Mover {
                     });
                     Event::ReadAgain { place, same_type }
                 }
-                Action::Write { place, afresh, .. } => Event::Wrote { wrote: self.wrote(&place, &wrote, bytes, afresh)?, place },
+                Action::Write { place, afresh, .. } => {
+                    Event::Wrote { wrote: self.wrote(&place, &wrote, bytes, afresh)?, place }
+                }
                 _ => continue,
             });
         }
@@ -474,12 +503,9 @@ impl Mover {
             Goal::Balanced => taken,
             Goal::Gentle => taken * 4,
         };
-        let rate = self
-            .life
-            .order()
-            .how
-            .max_rate
-            .map_or(Duration::ZERO, |max| Duration::from_secs_f64(bytes as f64 / max.max(1) as f64).saturating_sub(taken));
+        let rate = self.life.order().how.max_rate.map_or(Duration::ZERO, |max| {
+            Duration::from_secs_f64(bytes as f64 / max.max(1) as f64).saturating_sub(taken)
+        });
         if rest.max(rate) > Duration::ZERO { self.rest(rest.max(rate)) } else { Ok(()) }
     }
 
@@ -489,7 +515,9 @@ impl Mover {
         if !is_hash || !self.fields_may_be_mortal()? {
             return Ok(false);
         }
-        let Some(piece) = self.staging.all.get(place).and_then(|staged| staged.piece.as_ref()) else { return Ok(false) };
+        let Some(piece) = self.staging.all.get(place).and_then(|staged| staged.piece.as_ref()) else {
+            return Ok(false);
+        };
         let fields: Vec<Vec<u8>> = piece.there.iter().step_by(2).cloned().collect();
         if fields.is_empty() {
             return Ok(false);
@@ -516,7 +544,9 @@ impl Mover {
         let wrote = outcome(answers, afresh);
         let name = || self.name(self.life.order().target);
         match wrote {
-            Wrote::Refused(why) if why.starts_with("OOM") => Err(Halt::Stop(format!("{} has no room for a big key: {why}", name()))),
+            Wrote::Refused(why) if why.starts_with("OOM") => {
+                Err(Halt::Stop(format!("{} has no room for a big key: {why}", name())))
+            }
             Wrote::Refused(why) => Ok(Wrote::Refused(format!("{} refuses its pieces: {why}", name()))),
             Wrote::Yes => {
                 if let Some(staged) = self.staging.all.get_mut(place) {
@@ -546,8 +576,9 @@ impl Mover {
         let (source, target) = (run_id(&self.source), run_id(&self.target));
         let placement = self.placement.clone();
         let is_ours = |(key, _): &Place| is_ours.get(placement.slot_of(key).index()).is_some_and(|ours| *ours);
-        let mut actions =
-            self.staging.taken(|machine, actions| machine.drop_unusable(source.as_deref(), target.as_deref(), is_ours, actions));
+        let mut actions = self
+            .staging
+            .taken(|machine, actions| machine.drop_unusable(source.as_deref(), target.as_deref(), is_ours, actions));
         self.note_staging(&mut actions);
     }
 
@@ -571,12 +602,16 @@ impl Mover {
         self.staging.drop_all();
         self.staging.discarded.append(&mut self.target.not_discarded);
         self.own.share_staged(Vec::new());
-        let may_ask = self.target.is_idle() && self.target.connection.as_ref().is_some_and(|connection| connection.unanswered == 0);
+        let may_ask = self.target.is_idle()
+            && self.target.connection.as_ref().is_some_and(|connection| connection.unanswered == 0);
         if self.staging.discarded.is_empty() || !may_ask {
             return;
         }
         if self.discard().is_err() {
-            info!(move_id = self.id.0, "temporary keys at the target are removed by the next move there, or end by themselves");
+            info!(
+                move_id = self.id.0,
+                "temporary keys at the target are removed by the next move there, or end by themselves"
+            );
         }
     }
 
@@ -594,8 +629,10 @@ impl Mover {
 
     /// Whether a temporary key is nobody's: of another router, or of a move that has ended.
     fn is_left_over(&self, key: &[u8]) -> bool {
-        let Some((incarnation, rest)) =
-            key.strip_prefix(TEMPORARY).and_then(|rest| std::str::from_utf8(rest).ok()).and_then(|rest| rest.split_once(":staging-"))
+        let Some((incarnation, rest)) = key
+            .strip_prefix(TEMPORARY)
+            .and_then(|rest| std::str::from_utf8(rest).ok())
+            .and_then(|rest| rest.split_once(":staging-"))
         else {
             return false;
         };
@@ -623,7 +660,9 @@ fn write(target: &mut Connection, staged: &Staged, piece: &Piece, afresh: bool) 
 /// What the answers to [`write`] mean.
 fn outcome(answers: &[Vec<u8>], afresh: bool) -> Wrote {
     let exec = answers.last().map(Vec::as_slice).unwrap_or_default();
-    if let Some(error) = answers.iter().map(Vec::as_slice).chain(reply::elements(exec)).find(|answer| reply::is_error(answer)) {
+    if let Some(error) =
+        answers.iter().map(Vec::as_slice).chain(reply::elements(exec)).find(|answer| reply::is_error(answer))
+    {
         return Wrote::Refused(error_text(error));
     }
     // What is not there any more was written anew, and is not whole.

@@ -1,7 +1,7 @@
 //! Staged keys in their leg: for them "copy" reads the tail, and "store" writes it to the staging key and renames that.
 //!
-//! Beside `drive.rs`, which does what the machine says and need not know how; here is what is different for these keys, and the report about big keys
-//! that were not staged.
+//! Beside `drive.rs`, which does what the machine says and need not know how; here is what is different for these keys,
+//! and the report about big keys that were not staged.
 
 use switchyard_policy::migration::staging::{Action, Event as OfStaged, Place, Shown, Step};
 use switchyard_policy::migration::{BatchId, Copied, Event, Key, Protocol, Side};
@@ -14,7 +14,8 @@ use super::side::{Content, Form, Known, Read, kind_of};
 
 /// What was read of a place; nothing where it was not there.
 fn content_of<'c>(read: &'c [(Key, Vec<Content>)], place: &Place) -> &'c [Content] {
-    let of_key = read.iter().find(|(key, _)| *key == place.0).map(|(_, contents)| contents.as_slice()).unwrap_or_default();
+    let of_key =
+        read.iter().find(|(key, _)| *key == place.0).map(|(_, contents)| contents.as_slice()).unwrap_or_default();
     let at = of_key.iter().position(|content| content.database == place.1);
     at.map_or(&[], |at| std::slice::from_ref(&of_key[at]))
 }
@@ -36,10 +37,17 @@ impl Mover {
             Side::Source => (&mut self.source, Some(&self.staging)),
             Side::Target => (&mut self.target, None),
         };
-        end.copy(batch, keys, Known { databases: run.driver.databases(), lasting: run.lasting(from), staged }, form, usage);
+        end.copy(
+            batch,
+            keys,
+            Known { databases: run.driver.databases(), lasting: run.lasting(from), staged },
+            form,
+            usage,
+        );
     }
 
-    /// Where all keys of a batch are held from its copy to its end: it ends early where their values are larger than others were.
+    /// Where all keys of a batch are held from its copy to its end: it ends early where their values are larger than
+    /// others were.
     pub(super) fn cuts_batches(&self) -> bool {
         self.life.order().how.protocol == Protocol::Switchyard
     }
@@ -66,8 +74,11 @@ impl Mover {
             return;
         }
         let limit = self.big.limit();
-        for (key, content) in
-            read.keys.iter().zip(&read.contents).flat_map(|(key, of_key)| of_key.iter().map(move |content| (key, content)))
+        for (key, content) in read
+            .keys
+            .iter()
+            .zip(&read.contents)
+            .flat_map(|(key, of_key)| of_key.iter().map(move |content| (key, content)))
         {
             let payload = content.payload.len() as u64;
             let found = self.big.get(self.placement.slot_of(key), &(key.clone(), content.database));
@@ -76,7 +87,11 @@ impl Mover {
             }
             let bytes = found.map_or(payload, |found| found.bytes);
             let why = found.and_then(|found| found.whole.clone()).unwrap_or_else(|| {
-                let why = if run.driver.goes_back() { "its leg went back" } else { "it was not known to be big before its leg began" };
+                let why = if run.driver.goes_back() {
+                    "its leg went back"
+                } else {
+                    "it was not known to be big before its leg began"
+                };
                 why.to_owned()
             });
             run.whole.entry(batch).or_default().push((kind_of(content), bytes, why));
@@ -94,14 +109,18 @@ impl Mover {
             match action {
                 Action::Stored { batch, outcomes } => run.tell(Event::Stored { batch, outcomes }),
                 Action::ReadWhole { batch, places } if self.source.connection.is_some() => {
-                    let known = Known { databases: run.driver.databases(), lasting: run.lasting(Side::Source), staged: None };
+                    let known =
+                        Known { databases: run.driver.databases(), lasting: run.lasting(Side::Source), staged: None };
                     self.source.copy_again(batch, places, known);
                 }
                 Action::ReadWhole { .. } => self.staged(run, OfStaged::SourceLost),
                 Action::StoreWhole { batch, places } => {
                     let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
-                    let contents: Vec<(&Key, &[Content])> = places.iter().map(|place| (&place.0, content_of(read, place))).collect();
-                    let is_whole = contents.iter().all(|(_, of_place)| of_place.iter().all(|content| content.form != Form::Staged));
+                    let contents: Vec<(&Key, &[Content])> =
+                        places.iter().map(|place| (&place.0, content_of(read, place))).collect();
+                    let is_whole = contents
+                        .iter()
+                        .all(|(_, of_place)| of_place.iter().all(|content| content.form != Form::Staged));
                     assert!(is_whole, "what is to be stored whole was read whole");
                     self.target.store(batch, &contents, None);
                 }
@@ -144,22 +163,31 @@ impl Mover {
         self.staged(run, OfStaged::Finished { batch, shown });
     }
 
-    /// Keys were read whole, of which what was staged is worth nothing. Nobody has written them since the drain, so they are what they were.
+    /// Keys were read whole, of which what was staged is worth nothing. Nobody has written them since the drain, so
+    /// they are what they were.
     ///
     /// Of the same name in other databases something else may have been stored: it is left alone.
     pub(super) fn read_again(&mut self, run: &mut Run, batch: BatchId, places: Vec<Place>, mut read: Read) {
-        let refused = read.outcomes.iter().find_map(|outcome| if let Copied::Refused(why) = outcome { Some(why.clone()) } else { None });
+        let refused = read
+            .outcomes
+            .iter()
+            .find_map(|outcome| if let Copied::Refused(why) = outcome { Some(why.clone()) } else { None });
         let is_read = refused.is_none();
         let actions = self.on_staging(OfStaged::ReadWhole { batch, places: places.clone(), refused });
         if is_read && !actions.is_empty() {
-            let is_asked = |key: &Key, content: &Content| places.iter().any(|(of, database)| of == key && *database == content.database);
+            let is_asked = |key: &Key, content: &Content| {
+                places.iter().any(|(of, database)| of == key && *database == content.database)
+            };
             for (key, contents) in read.keys.iter().zip(&mut read.contents) {
                 contents.retain(|content| is_asked(key, content));
             }
             self.note_big(run, batch, &read);
             if read.contents.iter().flatten().count() < places.len() {
                 // It has expired; or it was at the target, which has lost it.
-                warn!(move_id = self.id.0, "a big key that was to be moved is not at its source any more, nor at the target");
+                warn!(
+                    move_id = self.id.0,
+                    "a big key that was to be moved is not at its source any more, nor at the target"
+                );
             }
             let kept = run.contents.entry(batch).or_default();
             for (key, contents) in read.keys.iter().zip(read.contents) {

@@ -1,6 +1,7 @@
 //! An allocator that counts: whatever is in the heap is counted once, without a line of code where it is put there.
 //!
-//! Not a count at each buffer: one that is forgotten would be a hole in the budget, and those of libraries (TLS) cannot be reached.
+//! Not a count at each buffer: one that is forgotten would be a hole in the budget, and those of libraries (TLS) cannot
+//! be reached.
 
 use std::alloc::{GlobalAlloc, Layout};
 

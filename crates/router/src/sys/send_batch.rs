@@ -1,12 +1,13 @@
 //! Many sends in one system call, by io_uring.
 //!
-//! A turn of a worker ends with one write to each client that is owed replies. At pipeline 1 those writes are most of the turn, and
-//! each wakes its reader, which may take the processor from the worker in the middle of its turn: it then answers few clients, the
-//! next turn finds few requests, and every batch is small. Handed to the kernel together, the writes of a turn cannot be interrupted
-//! by those they wake.
+//! A turn of a worker ends with one write to each client that is owed replies. At pipeline 1 those writes are most of
+//! the turn, and each wakes its reader, which may take the processor from the worker in the middle of its turn: it then
+//! answers few clients, the next turn finds few requests, and every batch is small. Handed to the kernel together, the
+//! writes of a turn cannot be interrupted by those they wake.
 //!
-//! Only sends, and only to the end of the call: nothing is ever left in the ring. So a ring has no state to keep consistent with the
-//! connections', buffers are only borrowed, and without io_uring (containers often forbid it) plain sends do the same.
+//! Only sends, and only to the end of the call: nothing is ever left in the ring. So a ring has no state to keep
+//! consistent with the connections', buffers are only borrowed, and without io_uring (containers often forbid it) plain
+//! sends do the same.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -26,7 +27,8 @@ pub(crate) const UNKNOWN: Errno = Errno::CANCELED;
 pub(crate) struct SendBatch<T> {
     ring: IoUring,
     tags: Vec<T>,
-    /// A call did not end, or the kernel refused one: entries may be queued whose bytes are no longer there. It sends nothing any more.
+    /// A call did not end, or the kernel refused one: entries may be queued whose bytes are no longer there. It sends
+    /// nothing any more.
     broken: bool,
 }
 
@@ -52,8 +54,8 @@ impl<T: Copy> SendBatch<T> {
         }
     }
 
-    /// Sends each of `sends` once, as far as its socket takes it at once, and tells `done` the outcome with its tag. After an error the ring is of no
-    /// use any more, and what `done` was not told of was not sent.
+    /// Sends each of `sends` once, as far as its socket takes it at once, and tells `done` the outcome with its tag.
+    /// After an error the ring is of no use any more, and what `done` was not told of was not sent.
     pub(crate) fn send<'a>(
         &mut self,
         mut sends: impl Iterator<Item = (T, BorrowedFd<'a>, &'a [u8])>,
@@ -71,8 +73,9 @@ impl<T: Copy> SendBatch<T> {
                     let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
                     let send = opcode::Send::new(types::Fd(fd.as_raw_fd()), bytes.as_ptr(), len).flags(flags);
                     let entry = send.build().user_data(self.tags.len() as u64);
-                    // SAFETY: descriptor and bytes are borrowed for 'a, which is longer than this call. The call ends when every entry
-                    // is completed (`submit`). If it unwinds before, `broken` keeps the ring from ever being submitted again.
+                    // SAFETY: descriptor and bytes are borrowed for 'a, which is longer than this call. The call ends
+                    // when every entry is completed (`submit`). If it unwinds before, `broken` keeps the ring from ever
+                    // being submitted again.
                     if unsafe { queue.push(&entry) }.is_err() {
                         unreachable!("the queue is empty between calls and has room for {ENTRIES}");
                     }
@@ -104,14 +107,17 @@ impl<T: Copy> SendBatch<T> {
         }
     }
 
-    /// Submits what is queued and waits until all is completed. That is no wait: with MSG_DONTWAIT a send completes while it is submitted.
+    /// Submits what is queued and waits until all is completed. That is no wait: with MSG_DONTWAIT a send completes
+    /// while it is submitted.
     fn submit(&mut self) -> io::Result<()> {
         while self.ring.completion().len() < self.tags.len() {
             match self.ring.submit_and_wait(self.tags.len()) {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // No memory for a request, now.
-                Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::AGAIN | Errno::BUSY | Errno::NOMEM)) => {
+                Err(error)
+                    if matches!(Errno::from_io_error(&error), Some(Errno::AGAIN | Errno::BUSY | Errno::NOMEM)) =>
+                {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 Err(error) => return Err(error),
@@ -160,8 +166,12 @@ mod tests {
         drop(peer);
         let big = vec![b'x'; 16 << 20];
         let mut outcomes = [const { None }; 4];
-        let sends: [(usize, _, &[u8]); 4] =
-            [(0, full.as_fd(), &big), (1, full.as_fd(), b"more"), (2, gone.as_fd(), b"hello"), (3, fine.as_fd(), b"hello")];
+        let sends: [(usize, _, &[u8]); 4] = [
+            (0, full.as_fd(), &big),
+            (1, full.as_fd(), b"more"),
+            (2, gone.as_fd(), b"hello"),
+            (3, fine.as_fd(), b"hello"),
+        ];
         batch.send(sends.into_iter(), |n, outcome| outcomes[n] = Some(outcome)).unwrap();
         let [first, second, third, fourth] = outcomes.map(Option::unwrap);
         assert!(first.unwrap() < big.len(), "what the socket takes, and no more");

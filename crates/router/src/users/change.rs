@@ -16,8 +16,8 @@ use crate::settings::Secret;
 /// Passwords of one user: a wrong one is compared with all of them, which is dear.
 const PASSWORDS_MAX: usize = 10;
 
-/// The Argon2id hash of a password with a fresh salt, in the form of the users file: 19 MiB and two passes, as OWASP has it for a server that
-/// checks many. `None`: the system has no random bytes.
+/// The Argon2id hash of a password with a fresh salt, in the form of the users file: 19 MiB and two passes, as OWASP
+/// has it for a server that checks many. `None`: the system has no random bytes.
 pub fn hash_password(password: &[u8]) -> Option<String> {
     let mut salt = [0; 16];
     rustls::crypto::aws_lc_rs::default_provider().secure_random.fill(&mut salt).ok()?;
@@ -29,9 +29,8 @@ impl Proof {
     fn fits(&self, password: &str) -> bool {
         match self {
             Proof::Clear(Secret(clear)) => clear == password,
-            Proof::Hash(hash) => {
-                PasswordHash::new(hash).is_ok_and(|hash| Argon2::default().verify_password(password.as_bytes(), &hash).is_ok())
-            }
+            Proof::Hash(hash) => PasswordHash::new(hash)
+                .is_ok_and(|hash| Argon2::default().verify_password(password.as_bytes(), &hash).is_ok()),
         }
     }
 }
@@ -50,7 +49,8 @@ impl User {
                 if self.proofs.len() >= PASSWORDS_MAX {
                     return Err(format!("a user has at most {PASSWORDS_MAX} passwords; resetpass forgets them"));
                 }
-                self.proofs.push(Proof::Hash(hash_password(password.as_bytes()).ok_or("the system has no random bytes")?));
+                self.proofs
+                    .push(Proof::Hash(hash_password(password.as_bytes()).ok_or("the system has no random bytes")?));
             }
             self.no_password = false;
             return Ok(());
@@ -103,7 +103,8 @@ impl Users {
             user.all_scripts = false;
         }
         for word in words.iter().map(AsRef::as_ref) {
-            user.change(word, &table).map_err(|why| format!("ERR Error in ACL SETUSER modifier '{}': {why}", hidden(word)))?;
+            user.change(word, &table)
+                .map_err(|why| format!("ERR Error in ACL SETUSER modifier '{}': {why}", hidden(word)))?;
         }
         if user.rules.len() + user.keys.len() + user.channels.len() > rules::WORDS_MAX {
             return Err(format!("ERR more than {} rules about one user", rules::WORDS_MAX));
@@ -136,14 +137,18 @@ impl Users {
         self.by_name.insert(user.name().to_owned(), user);
     }
 
-    /// The text of a users file with these users. Of the text that it had, comments and the order stay, and lines of users who have not changed.
+    /// The text of a users file with these users. Of the text that it had, comments and the order stay, and lines of
+    /// users who have not changed.
     ///
     /// # Errors
     /// Where a user is such that the file would not be taken.
     pub fn written_over(&self, old: &str) -> Result<String, String> {
         let is_locked = |user: &&Arc<User>| user.on && !user.no_password && user.proofs.is_empty();
         if let Some(user) = self.by_name.values().find(is_locked) {
-            return Err(format!("ERR the user {} is on and has no password: give it one, or nopass, or off", user.name()));
+            return Err(format!(
+                "ERR the user {} is on and has no password: give it one, or nopass, or off",
+                user.name()
+            ));
         }
         let mut text = String::new();
         let mut written = BTreeSet::new();
@@ -153,7 +158,8 @@ impl Users {
             let kept = match name.map(|name| (name, self.by_name.get(name))) {
                 None => line.to_owned(),
                 Some((name, Some(user))) if written.insert(name) => {
-                    let same = rules::parse(line).is_ok_and(|users| users.get(name).is_some_and(|old| old.line(true) == user.line(true)));
+                    let same = rules::parse(line)
+                        .is_ok_and(|users| users.get(name).is_some_and(|old| old.line(true) == user.line(true)));
                     if same { line.to_owned() } else { user.line(true) }
                 }
                 Some(_) => continue,
@@ -186,16 +192,23 @@ mod tests {
     #[test]
     fn users_change_as_redis_has_it_and_all_words_or_none_are_taken() {
         let users = Users::default();
-        let users =
-            users.with_changed("app", &["on", ">one", ">one", ">two", "~a:*", "+@read", "-@dangerous", "+get", "-get"]).expect("taken");
+        let users = users
+            .with_changed("app", &["on", ">one", ">one", ">two", "~a:*", "+@read", "-@dangerous", "+get", "-get"])
+            .expect("taken");
         let app = users.get(b"app").expect("there");
         assert_eq!(app.line(false), "user app on #hidden #hidden ~a:* -@all +@read -@dangerous -get");
         assert!(app.line(true).matches("$argon2id$").count() == 2 && !app.line(true).contains("one"));
         let users = users.with_changed("app", &["<one"]).expect("taken");
         assert_eq!(users.get(b"app").expect("there").passwords(), 1);
         for (words, why) in [
-            (&["off", "+nothing"][..], "ERR Error in ACL SETUSER modifier '+nothing': Unknown command or category name in ACL"),
-            (&["off", "+@nothing"], "ERR Error in ACL SETUSER modifier '+@nothing': Unknown command or category name in ACL"),
+            (
+                &["off", "+nothing"][..],
+                "ERR Error in ACL SETUSER modifier '+nothing': Unknown command or category name in ACL",
+            ),
+            (
+                &["off", "+@nothing"],
+                "ERR Error in ACL SETUSER modifier '+@nothing': Unknown command or category name in ACL",
+            ),
             (&["off", "gibberish"], "ERR Error in ACL SETUSER modifier 'gibberish': Syntax error"),
             (&["off", "~*", "~b"], "ERR Error in ACL SETUSER modifier '~b': Adding a pattern after the * pattern"),
             (&["off", "<three"], "ERR Error in ACL SETUSER modifier '<...': The password you are trying to remove"),
@@ -212,7 +225,8 @@ mod tests {
             users.with_changed::<&str>(name, &[]).expect_err("no name");
         }
         assert!(users.get(b"app").expect("there").is_on());
-        let many: Vec<String> = (0..=PASSWORDS_MAX).map(|n| format!("$argon2id$v=19$m=8,t=1,p=1$c2FsdHNhbHQ${n:043}")).collect();
+        let many: Vec<String> =
+            (0..=PASSWORDS_MAX).map(|n| format!("$argon2id$v=19$m=8,t=1,p=1$c2FsdHNhbHQ${n:043}")).collect();
         let _ = users.with_changed("app", &many);
         assert!(users.without(&["default"]).is_err());
         let (users, gone) = users.without(&["app", "nobody"]).expect("taken");
@@ -227,13 +241,18 @@ mod tests {
         let users = users.with_changed("app", &["-flushall"]).expect("taken");
         let app = users.get(b"app").expect("there");
         assert!(!app.all_scripts && !app.line(false).contains("allscripts") && !app.is_operator());
-        let users = users.with_changed("app", &["allscripts", "-get"]).expect("taken").with_changed("app", &["-set"]).expect("taken");
+        let users = users
+            .with_changed("app", &["allscripts", "-get"])
+            .expect("taken")
+            .with_changed("app", &["-set"])
+            .expect("taken");
         assert!(users.get(b"app").expect("there").all_scripts);
     }
 
     #[test]
     fn what_is_written_is_read_the_same_and_comments_stay() {
-        let old = "# who made it\nuser  app   on nopass ~a:*   +@all\n\n# gone soon\nuser gone off\nuser changed on nopass\n";
+        let old =
+            "# who made it\nuser  app   on nopass ~a:*   +@all\n\n# gone soon\nuser gone off\nuser changed on nopass\n";
         let users = Users::from_file(old, None).expect("good");
         let (users, _) = users.without(&["gone"]).expect("taken");
         let users = users.with_changed("changed", &["+get", "operator"]).expect("taken");

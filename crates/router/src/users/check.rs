@@ -1,7 +1,8 @@
 //! May this user run this command with these arguments?
 //!
-//! As Redis's `ACLCheckAllUserCommandPerm`: the command, then its keys, then its channels. Beyond Redis: where the keys cannot be known from
-//! the arguments, users who are bound to some keys are refused, because at the node the command would run as the router's user.
+//! As Redis's `ACLCheckAllUserCommandPerm`: the command, then its keys, then its channels. Beyond Redis: where the keys
+//! cannot be known from the arguments, users who are bound to some keys are refused, because at the node the command
+//! would run as the router's user.
 
 use switchyard_resp::command::{Access, Command, Flags, KeyError, is_option};
 use switchyard_resp::glob;
@@ -32,14 +33,22 @@ impl Denied {
         let name = command.name.to_ascii_lowercase();
         match self {
             Denied::Command => format!("NOPERM this user has no permissions to run the '{name}' command"),
-            Denied::Key(_) => "NOPERM this user has no permissions to access one of the keys used as arguments".to_owned(),
-            Denied::Channel(_) => "NOPERM this user has no permissions to access one of the channels used as arguments".to_owned(),
+            Denied::Key(_) => {
+                "NOPERM this user has no permissions to access one of the keys used as arguments".to_owned()
+            }
+            Denied::Channel(_) => {
+                "NOPERM this user has no permissions to access one of the channels used as arguments".to_owned()
+            }
             Denied::Script => format!(
                 "NOPERM '{name}' runs a script, and scripts have the rights of Switchyard at the nodes, not this user's; the users file \
                  can allow them with allscripts"
             ),
-            Denied::SortPattern(option) => format!("ERR {option} option of SORT denied due to insufficient ACL permissions."),
-            Denied::Unknown => format!("NOPERM which keys '{name}' touches is not known, and this user may not touch every key"),
+            Denied::SortPattern(option) => {
+                format!("ERR {option} option of SORT denied due to insufficient ACL permissions.")
+            }
+            Denied::Unknown => {
+                format!("NOPERM which keys '{name}' touches is not known, and this user may not touch every key")
+            }
         }
     }
 
@@ -47,7 +56,9 @@ impl Denied {
     pub(crate) fn dry_run_text(self, command: &Command, args: &Args<'_>) -> String {
         let shown = |index: usize| String::from_utf8_lossy(args.get(index).unwrap_or_default()).into_owned();
         match self {
-            Denied::Command => format!("This user has no permissions to run the '{}' command", command.name.to_ascii_lowercase()),
+            Denied::Command => {
+                format!("This user has no permissions to run the '{}' command", command.name.to_ascii_lowercase())
+            }
             Denied::Key(index) => format!("This user has no permissions to access the '{}' key", shown(index)),
             Denied::Channel(index) => format!("This user has no permissions to access the '{}' channel", shown(index)),
             other => other.text(command),
@@ -113,7 +124,8 @@ impl User {
         for index in indexes {
             let channel = args.get(index).unwrap_or_default();
             // A pattern is allowed by the same pattern only: whether one covers another is not decided.
-            let fits = |pattern: &Vec<u8>| if are_patterns { pattern == channel } else { glob::matches(pattern, channel) };
+            let fits =
+                |pattern: &Vec<u8>| if are_patterns { pattern == channel } else { glob::matches(pattern, channel) };
             if !self.channels.iter().any(fits) {
                 return Err(Denied::Channel(index));
             }

@@ -106,9 +106,11 @@ impl AclLog {
             }
             encode::bulk(out, b"client-info");
             encode::bulk(out, refused.client.trim_end().as_bytes());
-            for (name, number) in
-                [("entry-id", entry.id), ("timestamp-created", entry.created_ms), ("timestamp-last-updated", entry.updated_ms)]
-            {
+            for (name, number) in [
+                ("entry-id", entry.id),
+                ("timestamp-created", entry.created_ms),
+                ("timestamp-last-updated", entry.updated_ms),
+            ] {
                 encode::bulk(out, name.as_bytes());
                 encode::integer(out, number as i64);
             }

@@ -1,11 +1,13 @@
 //! Checking passwords, away from the workers.
 //!
-//! An Argon2id hash takes tens of milliseconds to check, on purpose: in a worker's loop it would stall all of its clients. So a helper
-//! thread does it, a few at a time, and the client waits. What was found right or wrong once is remembered by a keyed hash, because applications
-//! that connect for every request are common, and each of their connections would cost a core those milliseconds again.
+//! An Argon2id hash takes tens of milliseconds to check, on purpose: in a worker's loop it would stall all of its
+//! clients. So a helper thread does it, a few at a time, and the client waits. What was found right or wrong once is
+//! remembered by a keyed hash, because applications that connect for every request are common, and each of their
+//! connections would cost a core those milliseconds again.
 //!
-//! What is known is looked up first, so nothing that a stranger does keeps out who is known. What is not known waits in a line that is fair
-//! ([`super::queue`]), which bounds both guessing and the processor time that a stranger can make us spend.
+//! What is known is looked up first, so nothing that a stranger does keeps out who is known. What is not known waits in
+//! a line that is fair ([`super::queue`]), which bounds both guessing and the processor time that a stranger can make
+//! us spend.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -31,7 +33,8 @@ const NICENESS: i32 = 5;
 /// Passwords found right, and as many found wrong. Beyond it all are forgotten.
 const REMEMBERED_MAX: usize = 10_000;
 
-/// Nothing longer is a password (Redis takes no longer argument before a login). A worker hashes what it is given, so it has a bound.
+/// Nothing longer is a password (Redis takes no longer argument before a login). A worker hashes what it is given, so
+/// it has a bound.
 pub(super) const PASSWORD_MAX: usize = 16 << 10;
 
 /// What became of an attempt.
@@ -119,7 +122,8 @@ impl Logins {
         if password.len() > PASSWORD_MAX {
             return Attempt::Wrong;
         }
-        if user.proofs.iter().any(|proof| matches!(proof, Proof::Clear(secret) if same(secret.0.as_bytes(), password))) {
+        if user.proofs.iter().any(|proof| matches!(proof, Proof::Clear(secret) if same(secret.0.as_bytes(), password)))
+        {
             return Attempt::Right;
         }
         if !user.proofs.iter().any(|proof| matches!(proof, Proof::Hash(_))) {
@@ -145,10 +149,13 @@ impl Logins {
         let mut started = false;
         for number in 0..THREADS {
             let (waiting, logins) = (self.waiting.clone(), Arc::downgrade(self));
-            let thread = std::thread::Builder::new().name(format!("login-{number}")).spawn(move || help(&waiting, &logins));
+            let thread =
+                std::thread::Builder::new().name(format!("login-{number}")).spawn(move || help(&waiting, &logins));
             match thread {
                 Ok(_) => started = true,
-                Err(error) => tracing::error!(%error, "a thread for checking passwords cannot be started: logins are slow, or fail"),
+                Err(error) => {
+                    tracing::error!(%error, "a thread for checking passwords cannot be started: logins are slow, or fail")
+                }
             }
         }
         started
@@ -157,7 +164,8 @@ impl Logins {
     /// Checks one password, in a helper thread.
     fn settle(&self, digest: Digest, job: &Job) {
         let right = job.user.proofs.iter().any(|proof| match proof {
-            Proof::Hash(hash) => PasswordHash::new(hash).is_ok_and(|hash| Argon2::default().verify_password(&job.password, &hash).is_ok()),
+            Proof::Hash(hash) => PasswordHash::new(hash)
+                .is_ok_and(|hash| Argon2::default().verify_password(&job.password, &hash).is_ok()),
             Proof::Clear(_) => false,
         });
         {
@@ -178,8 +186,8 @@ impl Logins {
         }
     }
 
-    /// Keyed, so that what is remembered is of no use without this process's memory. The stored hashes are in it: a changed password
-    /// makes another digest.
+    /// Keyed, so that what is remembered is of no use without this process's memory. The stored hashes are in it: a
+    /// changed password makes another digest.
     fn digest(&self, user: &User, password: &[u8]) -> Digest {
         let mut mac = <Blake2bMac<U32> as KeyInit>::new((&self.key).into());
         let mut add = |part: &[u8]| {

@@ -1,10 +1,12 @@
 //! Users of the router's own: who may log in, run which commands, and touch which keys and channels.
 //!
-//! The rules are those of Redis's ACL, in a file that has the form of its ACL file ([`rules`]); passwords are Argon2id hashes. They
-//! are checked here and not passed on: nodes see one user, the router's. So what a command touches is found out from its arguments
-//! ([`check`]), and what cannot be found out (a script's keys) is refused to users who are restricted.
+//! The rules are those of Redis's ACL, in a file that has the form of its ACL file ([`rules`]); passwords are Argon2id
+//! hashes. They are checked here and not passed on: nodes see one user, the router's. So what a command touches is
+//! found out from its arguments ([`check`]), and what cannot be found out (a script's keys) is refused to users who are
+//! restricted.
 //!
-//! A user without any restriction costs nothing: the worker looks at one number of the client's ([`Client::guard`](crate::worker)).
+//! A user without any restriction costs nothing: the worker looks at one number of the client's
+//! ([`Client::guard`](crate::worker)).
 
 mod change;
 mod check;
@@ -155,7 +157,8 @@ impl User {
     fn compile(&mut self, table: &CommandTable) {
         self.builtin = table.len();
         self.allowed = vec![0; table.len().div_ceil(64)];
-        self.all_commands = self.rules.iter().all(|rule| rule.allow) && self.rules.iter().any(|rule| rule.subject == Subject::All);
+        self.all_commands =
+            self.rules.iter().all(|rule| rule.allow) && self.rules.iter().any(|rule| rule.subject == Subject::All);
         // Nothing is forbidden to such a user, so scripts are not either.
         self.all_scripts |= self.is_unrestricted();
         for command in table.iter() {
@@ -180,7 +183,11 @@ impl User {
     /// Whether the user may run the command at all.
     pub(crate) fn may_run(&self, command: &Command) -> bool {
         let id = usize::from(command.id);
-        if id < self.builtin { self.allowed[id / 64] >> (id % 64) & 1 == 1 } else { self.all_commands || self.rules_allow(command) }
+        if id < self.builtin {
+            self.allowed[id / 64] >> (id % 64) & 1 == 1
+        } else {
+            self.all_commands || self.rules_allow(command)
+        }
     }
 
     /// The name.
@@ -218,8 +225,8 @@ impl User {
         &self.bounds
     }
 
-    /// Whether somebody who has logged in as `old` may stay. Another password does not matter, as in Redis; that channels may be
-    /// listened to no more does, because only the end of the connection ends a subscription.
+    /// Whether somebody who has logged in as `old` may stay. Another password does not matter, as in Redis; that
+    /// channels may be listened to no more does, because only the end of the connection ends a subscription.
     pub(crate) fn keeps(&self, old: &User) -> bool {
         self.on && (self.all_channels || (!old.all_channels && self.channels == old.channels))
     }
@@ -264,13 +271,14 @@ impl Users {
         Self::assemble(BTreeMap::new(), User::unrestricted(DEFAULT, proofs), DefaultUser::Nobody)
     }
 
-    /// The users of a file. The default user is the file's; where the file has none, the one with the password; where there is none
-    /// either, nobody is let in without a name.
+    /// The users of a file. The default user is the file's; where the file has none, the one with the password; where
+    /// there is none either, nobody is let in without a name.
     pub fn from_file(text: &str, password: Option<&Secret>) -> Result<Self, Vec<RuleError>> {
         let users = rules::parse(text)?;
         if let Some(default) = users.get(DEFAULT) {
             if password.is_some() {
-                let text = "the default user is given here, and a password for it in [clients] too; keep one".to_owned();
+                let text =
+                    "the default user is given here, and a password for it in [clients] too; keep one".to_owned();
                 return Err(vec![RuleError { line: 0, text }]);
             }
             let default = default.clone();
@@ -291,8 +299,8 @@ impl Users {
         Self { by_name, default, default_user }
     }
 
-    /// The same, where the default user may do less: by the words of a line of the file that are about commands, keys, channels, scripts,
-    /// bounds and reads. They come after `allkeys allchannels allcommands`.
+    /// The same, where the default user may do less: by the words of a line of the file that are about commands, keys,
+    /// channels, scripts, bounds and reads. They come after `allkeys allchannels allcommands`.
     pub fn with_default_rules<W: AsRef<str>>(self, words: &[W]) -> Result<Self, RuleError> {
         if words.is_empty() {
             return Ok(self);

@@ -1,8 +1,10 @@
 //! The passwords that wait to be checked, and whose turn it is.
 //!
-//! A check is dear, so three things hold. One password of one user is checked once, however many clients wait for it. Checks go round by
-//! address, then by user: a flood from one address takes no turn of another. In a queue the newest and the oldest take turns: among a few
-//! guesses everybody is served in time, and among many whoever comes now has a chance. A queue that has failed too often gets a turn now and then only. Everything has a bound; what falls out is told so.
+//! A check is dear, so three things hold. One password of one user is checked once, however many clients wait for it.
+//! Checks go round by address, then by user: a flood from one address takes no turn of another. In a queue the newest
+//! and the oldest take turns: among a few guesses everybody is served in time, and among many whoever comes now has a
+//! chance. A queue that has failed too often gets a turn now and then only. Everything has a bound; what falls out is
+//! told so.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -116,7 +118,14 @@ impl<W, A> Queue<W, A> {
     }
 
     /// Lets somebody wait for a digest. Gives those who fall out for that, which may be the one who asks.
-    pub(super) fn ask(&mut self, digest: Digest, place: Place, asker: A, work: impl FnOnce() -> W, now: Instant) -> Vec<A> {
+    pub(super) fn ask(
+        &mut self,
+        digest: Digest,
+        place: Place,
+        asker: A,
+        work: impl FnOnce() -> W,
+        now: Instant,
+    ) -> Vec<A> {
         let mut out = Vec::new();
         let begun = match self.waiting.get_mut(&digest) {
             Some(waiting) => {
@@ -130,7 +139,8 @@ impl<W, A> Queue<W, A> {
                         None => return vec![asker],
                     }
                 }
-                self.waiting.insert(digest, Waiting { work: Some(work()), askers: vec![(place.clone(), asker)], since: now });
+                self.waiting
+                    .insert(digest, Waiting { work: Some(work()), askers: vec![(place.clone(), asker)], since: now });
                 false
             }
         };
@@ -148,11 +158,22 @@ impl<W, A> Queue<W, A> {
 
     /// Whose turn it is, and those who have waited for too long.
     pub(super) fn next(&mut self, now: Instant) -> (Turn<W>, Vec<A>) {
-        let late: Vec<Digest> =
-            self.waiting.iter().filter(|(_, w)| w.work.is_some() && now >= w.since + PATIENCE).map(|(d, _)| *d).collect();
-        let late = late.iter().filter_map(|digest| self.waiting.remove(digest)).flat_map(|w| w.askers).map(|(_, asker)| asker).collect();
-        let mut soonest: Option<Instant> = self.waiting.values().filter(|w| w.work.is_some()).map(|w| w.since + PATIENCE).min();
-        // Each queue is looked at once at most; the one that is served goes behind the others, and its address behind other addresses.
+        let late: Vec<Digest> = self
+            .waiting
+            .iter()
+            .filter(|(_, w)| w.work.is_some() && now >= w.since + PATIENCE)
+            .map(|(d, _)| *d)
+            .collect();
+        let late = late
+            .iter()
+            .filter_map(|digest| self.waiting.remove(digest))
+            .flat_map(|w| w.askers)
+            .map(|(_, asker)| asker)
+            .collect();
+        let mut soonest: Option<Instant> =
+            self.waiting.values().filter(|w| w.work.is_some()).map(|w| w.since + PATIENCE).min();
+        // Each queue is looked at once at most; the one that is served goes behind the others, and its address behind
+        // other addresses.
         for _ in 0..self.turns.len() {
             let Some((from, mut users)) = self.turns.pop_front() else { break };
             let mut found = None;
@@ -164,7 +185,11 @@ impl<W, A> Queue<W, A> {
                     continue;
                 }
                 let place = Place { from, user: queue.user.clone() };
-                let due = self.served.get(&place).map(|at| *at + SLOW_TURN).filter(|due| *due > now && self.is_slow(&place, now));
+                let due = self
+                    .served
+                    .get(&place)
+                    .map(|at| *at + SLOW_TURN)
+                    .filter(|due| *due > now && self.is_slow(&place, now));
                 if let Some(due) = due {
                     soonest = Some(soonest.map_or(due, |soonest| soonest.min(due)));
                 } else if let Some(digest) = queue.take_next() {
@@ -236,7 +261,8 @@ impl<W, A> Queue<W, A> {
     /// The longest queue, where one has more than its newest.
     fn longest(&self) -> Option<Place> {
         let lines = self.turns.iter().flat_map(|(from, users)| users.iter().map(move |queue| (from, queue)));
-        let (from, queue) = lines.max_by_key(|(_, queue)| queue.digests.len()).filter(|(_, queue)| queue.digests.len() > 1)?;
+        let (from, queue) =
+            lines.max_by_key(|(_, queue)| queue.digests.len()).filter(|(_, queue)| queue.digests.len() > 1)?;
         Some(Place { from: *from, user: queue.user.clone() })
     }
 
@@ -245,8 +271,14 @@ impl<W, A> Queue<W, A> {
         let Some(digest) = self.line_of(place).pop_front() else { return Vec::new() };
         match self.waiting.get(&digest) {
             // Another queue waits for it as well, or it is being checked.
-            Some(waiting) if waiting.work.is_none() || waiting.askers.iter().any(|(other, _)| other != place) => Vec::new(),
-            _ => self.waiting.remove(&digest).map(|w| w.askers.into_iter().map(|(_, asker)| asker).collect()).unwrap_or_default(),
+            Some(waiting) if waiting.work.is_none() || waiting.askers.iter().any(|(other, _)| other != place) => {
+                Vec::new()
+            }
+            _ => self
+                .waiting
+                .remove(&digest)
+                .map(|w| w.askers.into_iter().map(|(_, asker)| asker).collect())
+                .unwrap_or_default(),
         }
     }
 }
@@ -297,7 +329,10 @@ mod tests {
         let now = Instant::now();
         let mut queue = Queue::new();
         for client in 0..1000 {
-            assert_eq!(queue.ask(digest(7), Place::new(at((client % 50) as u8), "app"), client, || 7, now), Vec::<u32>::new());
+            assert_eq!(
+                queue.ask(digest(7), Place::new(at((client % 50) as u8), "app"), client, || 7, now),
+                Vec::<u32>::new()
+            );
         }
         let Turn::Check(found, 7) = queue.next(now).0 else { panic!("a check") };
         // Whoever comes while it is checked is answered with it.

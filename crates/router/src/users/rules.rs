@@ -7,9 +7,9 @@
 //! user default off
 //! ```
 //!
-//! The words are Redis's, without those that make no sense here: passwords are Argon2id hashes only (a list of fast hashes that leaks is a
-//! list of passwords), there are no selectors, and no `+select|0`. Ours are `allscripts`, `operator`, the bounds and `reads`. Every mistake is reported with
-//! its line; a file with one is not taken at all.
+//! The words are Redis's, without those that make no sense here: passwords are Argon2id hashes only (a list of fast
+//! hashes that leaks is a list of passwords), there are no selectors, and no `+select|0`. Ours are `allscripts`,
+//! `operator`, the bounds and `reads`. Every mistake is reported with its line; a file with one is not taken at all.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -82,7 +82,9 @@ pub(super) fn parse(text: &str) -> Result<BTreeMap<String, Arc<User>>, Vec<RuleE
         }
         let wrong = |text: &str| RuleError { line: index + 1, text: format!("user {name}: {text}") };
         if errors.len() == before && user.on && !user.no_password && user.proofs.is_empty() {
-            errors.push(wrong("it is on, and nobody can log in: give it a hash (`switchyard hash-password`), or nopass, or off"));
+            errors.push(wrong(
+                "it is on, and nobody can log in: give it a hash (`switchyard hash-password`), or nopass, or off",
+            ));
         }
         user.compile(&table);
         if users.insert(name.to_owned(), Arc::new(user)).is_some() {
@@ -116,7 +118,9 @@ impl User {
         // As for every user who may not do everything.
         self.all_scripts = false;
         for word in words.iter().map(AsRef::as_ref) {
-            if matches!(&*word.to_ascii_lowercase(), "on" | "off" | "nopass" | "resetpass" | "reset") || word.starts_with('$') {
+            if matches!(&*word.to_ascii_lowercase(), "on" | "off" | "nopass" | "resetpass" | "reset")
+                || word.starts_with('$')
+            {
                 return Err(format!("{} says who may log in, and not what they may do", shown(word)));
             }
             self.apply(word, &table)?;
@@ -175,7 +179,8 @@ impl User {
             return self.add_key(Access::RW, pattern);
         }
         if let Some(rest) = word.strip_prefix('%') {
-            let (letters, pattern) = rest.split_once('~').ok_or_else(|| format!("{} has no ~; as in %R~app:*", shown(word)))?;
+            let (letters, pattern) =
+                rest.split_once('~').ok_or_else(|| format!("{} has no ~; as in %R~app:*", shown(word)))?;
             let access = match letters.to_ascii_uppercase().as_str() {
                 "R" => Access::R,
                 "W" => Access::W,
@@ -321,7 +326,11 @@ impl User {
         if self.all_channels {
             return "&*".to_owned();
         }
-        self.channels.iter().map(|pattern| format!("&{}", String::from_utf8_lossy(pattern))).collect::<Vec<_>>().join(" ")
+        self.channels
+            .iter()
+            .map(|pattern| format!("&{}", String::from_utf8_lossy(pattern)))
+            .collect::<Vec<_>>()
+            .join(" ")
     }
 
     pub(crate) fn describe_commands(&self) -> String {
@@ -386,7 +395,11 @@ fn subject(name: &str, table: &CommandTable) -> Result<Subject, String> {
     if let Some((container, _)) = upper.split_once('|')
         && let Some(container) = table.by_name(container)
     {
-        let why = if container.is_container() { "there is no such subcommand" } else { "rules about first arguments are not supported" };
+        let why = if container.is_container() {
+            "there is no such subcommand"
+        } else {
+            "rules about first arguments are not supported"
+        };
         return Err(format!("{UNKNOWN}: {}: {why}", shown(name)));
     }
     // A module's command is known only once a node with the module is there.
@@ -399,7 +412,9 @@ fn subject(name: &str, table: &CommandTable) -> Result<Subject, String> {
 /// Whether a hash is one that can be checked, at a price that can be paid.
 fn check_hash(text: &str) -> Result<(), String> {
     let wrong = |why: &str| {
-        Err(format!("what begins with $ is no Argon2id hash that can be used ({why}); make one with `switchyard hash-password`"))
+        Err(format!(
+            "what begins with $ is no Argon2id hash that can be used ({why}); make one with `switchyard hash-password`"
+        ))
     };
     let Ok(hash) = PasswordHash::new(text) else { return wrong("it is not in PHC form") };
     if Algorithm::try_from(hash.algorithm) != Ok(Algorithm::Argon2id) {
@@ -409,7 +424,9 @@ fn check_hash(text: &str) -> Result<(), String> {
         return wrong("it lacks its salt or its end");
     }
     match Params::try_from(&hash) {
-        Ok(params) if params.m_cost() > HASH_MEMORY_MAX_KIB || params.t_cost() > HASH_PASSES_MAX => wrong("it asks for too much"),
+        Ok(params) if params.m_cost() > HASH_MEMORY_MAX_KIB || params.t_cost() > HASH_PASSES_MAX => {
+            wrong("it asks for too much")
+        }
         Ok(_) => Ok(()),
         Err(_) => wrong("its parameters are wrong"),
     }
@@ -490,7 +507,9 @@ mod tests {
         let table = CommandTable::builtin();
         let may = |user: &User, name: &str| user.may_run(table.by_name(name).expect(name));
         let user = one("off +@all -@dangerous +keys -config +config|get").expect("good");
-        for (name, allowed) in [("GET", true), ("FLUSHALL", false), ("KEYS", true), ("CONFIG|GET", true), ("CONFIG|RESETSTAT", false)] {
+        for (name, allowed) in
+            [("GET", true), ("FLUSHALL", false), ("KEYS", true), ("CONFIG|GET", true), ("CONFIG|RESETSTAT", false)]
+        {
             assert_eq!(may(&user, name), allowed, "{name}");
         }
         assert!(!user.is_unrestricted());
@@ -514,15 +533,23 @@ mod tests {
 
     #[test]
     fn the_default_user_may_be_given_less() {
-        let users = Users::default().with_default_rules(&["-@dangerous", "+info", "resetkeys", "%R~a*", "connections=3"]).expect("good");
-        assert_eq!(users.default_user().line(false), "user default on nopass %R~a* &* +@all -@dangerous +info connections=3");
+        let users = Users::default()
+            .with_default_rules(&["-@dangerous", "+info", "resetkeys", "%R~a*", "connections=3"])
+            .expect("good");
+        assert_eq!(
+            users.default_user().line(false),
+            "user default on nopass %R~a* &* +@all -@dangerous +info connections=3"
+        );
         assert!(!users.default_user().is_unrestricted() && users.default_user().is_open());
         assert_eq!(Users::default().with_default_rules::<&str>(&[]).expect("good"), Users::default());
         let bounded = Users::default().with_default_rules(&["connections=3"]).expect("good");
         assert!(bounded.default_user().is_unrestricted());
-        for (word, says) in
-            [("off", "who may log in"), ("nopass", "who may log in"), ("-@nothing", "no category"), (">pw", "hash-password")]
-        {
+        for (word, says) in [
+            ("off", "who may log in"),
+            ("nopass", "who may log in"),
+            ("-@nothing", "no category"),
+            (">pw", "hash-password"),
+        ] {
             let error = Users::default().with_default_rules(&[word]).expect_err(word);
             assert!(error.text.contains(says), "{word}: {error}");
         }

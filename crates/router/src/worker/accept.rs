@@ -82,7 +82,8 @@ impl Worker {
         if settings.bounds != Bounds::default() || settings.connections_per_second.is_some() {
             let name = format!("listener:{}", self.door.listeners[listener].number);
             let account = self.shared.limits.account(&name);
-            let too_fast = settings.connections_per_second.is_some_and(|rate| account.accepts.take(rate, self.now_us).is_err());
+            let too_fast =
+                settings.connections_per_second.is_some_and(|rate| account.accepts.take(rate, self.now_us).is_err());
             share = Share::connect(self.part_of(name), settings.bounds.connections).filter(|_| !too_fast).map(Box::new);
             if share.is_none() {
                 self.counters.limited_connections.add(1);
@@ -114,8 +115,8 @@ impl Worker {
             ListenAddress::Tcp(_) => {
                 let _ = rustix::net::sockopt::set_tcp_nodelay(&fd, true);
                 let _ = rustix::net::sockopt::set_socket_keepalive(&fd, true);
-                // As Redis: a client whose host is gone is found out after some ten minutes, not after the system's two hours. It may be
-                // waiting in a blocking command.
+                // As Redis: a client whose host is gone is found out after some ten minutes, not after the system's two
+                // hours. It may be waiting in a blocking command.
                 let _ = rustix::net::sockopt::set_tcp_keepidle(&fd, std::time::Duration::from_secs(300));
                 let _ = rustix::net::sockopt::set_tcp_keepintvl(&fd, std::time::Duration::from_secs(100));
                 let _ = rustix::net::sockopt::set_tcp_keepcnt(&fd, 3);
@@ -135,7 +136,8 @@ impl Worker {
             stranger_since_us: self.now_us,
             no_evict: false,
         });
-        let mut client = Client::new(fd, tls, live.users.default_user().clone(), settings, live.database, self.now_us, details);
+        let mut client =
+            Client::new(fd, tls, live.users.default_user().clone(), settings, live.database, self.now_us, details);
         client.listener_share = share;
         let handle = self.clients.insert(client);
         let user = self.plan.live.users.default_user().clone();
@@ -173,5 +175,6 @@ impl Worker {
 }
 
 fn spare_descriptor() -> Option<OwnedFd> {
-    rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty()).ok()
+    rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())
+        .ok()
 }

@@ -1,5 +1,5 @@
-//! ACL: who there is, what they may do, what was refused. What changes users is given away to a thread that may wait, because passwords are
-//! hashed and files written; the client is answered when every worker has adopted the change.
+//! ACL: who there is, what they may do, what was refused. What changes users is given away to a thread that may wait,
+//! because passwords are hashed and files written; the client is answered when every worker has adopted the change.
 
 use switchyard_resp::command::{CATEGORIES, Categories, Command, Local, Lookup, Merge, errors};
 use switchyard_resp::encode;
@@ -32,7 +32,9 @@ impl Worker {
         client.lane = Lane::Rounds;
         let words = args.iter().skip(1).map(<[u8]>::to_vec).collect();
         let parts = 1 + self.shared.mailboxes.len();
-        let Some(gather) = self.begin_gather(handle, class, parts, Whole::Merged(Merge::Same)) else { return Flow::Close };
+        let Some(gather) = self.begin_gather(handle, class, parts, Whole::Merged(Merge::Same)) else {
+            return Flow::Close;
+        };
         port.take(OperatorCommand::new(words, asker, self.shared.mailboxes.clone(), self.index, gather).when_adopted());
         Flow::Next
     }
@@ -89,9 +91,11 @@ impl Worker {
                     };
                     list("flags", &user.flags(), if resp3 { b'~' } else { b'*' });
                     list("passwords", &vec!["hidden"; user.passwords()], b'*');
-                    for (name, text) in
-                        [("commands", user.describe_commands()), ("keys", user.describe_keys()), ("channels", user.describe_channels())]
-                    {
+                    for (name, text) in [
+                        ("commands", user.describe_commands()),
+                        ("keys", user.describe_keys()),
+                        ("channels", user.describe_channels()),
+                    ] {
                         encode::bulk(&mut out, name.as_bytes());
                         encode::bulk(&mut out, text.as_bytes());
                     }
@@ -110,7 +114,9 @@ impl Worker {
                 };
                 let commands: Vec<_> = plan.commands.iter().filter(|c| c.categories().meets(category)).collect();
                 encode::header(&mut out, b'*', commands.len());
-                commands.iter().for_each(|command| encode::bulk(&mut out, command.name.to_ascii_lowercase().as_bytes()));
+                commands
+                    .iter()
+                    .for_each(|command| encode::bulk(&mut out, command.name.to_ascii_lowercase().as_bytes()));
             }
             Local::AclLog if args.len() == 3 && arg(2).eq_ignore_ascii_case(b"RESET") => {
                 lock(&self.shared.acl_log).clear();

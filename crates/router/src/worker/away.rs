@@ -1,5 +1,5 @@
-//! Records keys that are written in slots of an ejected node ([`crate::away`]), when the command is handed to a connection: so a key is in the list before any node can
-//! have changed it, whatever the outcome.
+//! Records keys that are written in slots of an ejected node ([`crate::away`]), when the command is handed to a
+//! connection: so a key is in the list before any node can have changed it, whatever the outcome.
 
 use switchyard_resp::command::{Command, Flags, Handling, KeyError};
 use switchyard_resp::request::Args;
@@ -10,7 +10,8 @@ use super::transit::parsed;
 use super::wait::MARK;
 use crate::shared::Plan;
 
-/// Records the keys that a command may write, while slots of ejected nodes are with others. Must be called before the command is sent.
+/// Records the keys that a command may write, while slots of ejected nodes are with others. Must be called before the
+/// command is sent.
 pub(super) fn note_written(worker: &mut Worker, keyed: Keyed<'_>) {
     let plan = worker.plan.clone();
     let mut places = std::mem::take(&mut worker.keys);
@@ -37,7 +38,8 @@ fn note_command(plan: &Plan, command: &Command, args: &Args<'_>, places: &mut Ve
     let has_keys = found.is_ok() && !places.is_empty();
     let is_script = command.flags.has(Flags::SCRIPT);
     // A script that is checked touches the keys that it declares, and no others.
-    let names_all = if is_script { plan.checks_scripts() && !command.name.starts_with("FCALL") && found.is_ok() } else { has_keys };
+    let names_all =
+        if is_script { plan.checks_scripts() && !command.name.starts_with("FCALL") && found.is_ok() } else { has_keys };
     if names_all {
         for key in places.iter().filter_map(|place| args.get(*place as usize)) {
             let slot = plan.topology.slot_of(key);

@@ -1,15 +1,15 @@
 //! Waiting a moment under load, so that a turn finds more to do.
 //!
-//! Measured with the loop that came before this one: with many active clients and a pause of 50 us every system call carries more, and
-//! a request costs 30-40 % less CPU; with few clients a pause only adds its length to every request. So the number of clients active
-//! in the last millisecond decides.
+//! Measured with the loop that came before this one: with many active clients and a pause of 50 us every system call
+//! carries more, and a request costs 30-40 % less CPU; with few clients a pause only adds its length to every request.
+//! So the number of clients active in the last millisecond decides.
 
 use std::time::Duration;
 
 use super::downstream::Client;
 
-/// Decides whether to wait a moment before looking for events, so that a turn finds more of them (measured: 30-40 % less CPU per
-/// request with many active clients, and a longer wait for each with few).
+/// Decides whether to wait a moment before looking for events, so that a turn finds more of them (measured: 30-40 %
+/// less CPU per request with many active clients, and a longer wait for each with few).
 #[derive(Debug)]
 pub(super) struct Batching {
     per_client_us: u32,
@@ -23,12 +23,13 @@ pub(super) struct Batching {
 impl Batching {
     /// Fewer active clients than this are never made to wait.
     const CLIENTS_MIN: u32 = 24;
-    /// Shortest and longest pause. 200 us are little beside the milliseconds that hundreds of clients wait for each other anyway.
+    /// Shortest and longest pause. 200 us are little beside the milliseconds that hundreds of clients wait for each
+    /// other anyway.
     const PAUSE_MIN_US: u32 = 50;
     const PAUSE_MAX_US: u32 = 200;
-    /// Pause for each active client, between them. What a longer pause gains depends on what a larger turn saves: sent one by one,
-    /// the replies of a turn wake clients that take the processor before the last is sent, and 50 clients lose throughput to a pause
-    /// of 100 us (68,000 requests/s; 80,000 with 50 us). Sent together they gain by it.
+    /// Pause for each active client, between them. What a longer pause gains depends on what a larger turn saves: sent
+    /// one by one, the replies of a turn wake clients that take the processor before the last is sent, and 50 clients
+    /// lose throughput to a pause of 100 us (68,000 requests/s; 80,000 with 50 us). Sent together they gain by it.
     pub(super) const PER_CLIENT_US: u32 = 1;
     pub(super) const PER_CLIENT_BATCHED_US: u32 = 2;
 
@@ -64,5 +65,6 @@ impl Batching {
 
 /// Sleeps, with the precision that `set_current_timer_slack` gave the thread.
 pub(super) fn pause(duration: Duration) {
-    let _ = rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: i64::from(duration.subsec_nanos()) });
+    let _ =
+        rustix::thread::nanosleep(&rustix::time::Timespec { tv_sec: 0, tv_nsec: i64::from(duration.subsec_nanos()) });
 }

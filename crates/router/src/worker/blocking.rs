@@ -1,16 +1,18 @@
-//! Commands that wait at the node (BLPOP and relatives, XREAD with BLOCK), and what ends their wait: an element, their timeout, CLIENT
-//! UNBLOCK, the client going away, the node dying.
+//! Commands that wait at the node (BLPOP and relatives, XREAD with BLOCK), and what ends their wait: an element, their
+//! timeout, CLIENT UNBLOCK, the client going away, the node dying.
 //!
-//! Such a command has a connection alone for as long as it waits; what its client sends behind it is not looked at until it is answered,
-//! as in Redis. The connection then goes back to its pool.
+//! Such a command has a connection alone for as long as it waits; what its client sends behind it is not looked at
+//! until it is answered, as in Redis. The connection then goes back to its pool.
 //!
-//! **Ending a wait from outside** is `CLIENT UNBLOCK` on the main connection, not a closed socket: it leaves the connection usable, and its
-//! answer says whether the wait was still on. The node may see it before it sees the command (they travel on different connections), and
-//! then finds nobody waiting: it is sent again until it hits or the command is answered. While an answer to it is outstanding the
-//! connection is given to nobody, or it would end the wait of a stranger.
+//! **Ending a wait from outside** is `CLIENT UNBLOCK` on the main connection, not a closed socket: it leaves the
+//! connection usable, and its answer says whether the wait was still on. The node may see it before it sees the command
+//! (they travel on different connections), and then finds nobody waiting: it is sent again until it hits or the command
+//! is answered. While an answer to it is outstanding the connection is given to nobody, or it would end the wait of a
+//! stranger.
 //!
-//! **A node that freezes** while clients wait there shows nothing on their connections, and silence is what one expects of them. So while
-//! anybody waits, the main connection is probed with PING; if that one is given up, so are those that wait.
+//! **A node that freezes** while clients wait there shows nothing on their connections, and silence is what one expects
+//! of them. So while anybody waits, the main connection is probed with PING; if that one is given up, so are those that
+//! wait.
 
 use std::sync::atomic::Ordering;
 
@@ -108,7 +110,15 @@ impl Unblocks {
 impl Worker {
     /// Sends a command that may wait at the node.
     #[cold]
-    pub(super) fn block(&mut self, handle: Handle, command: &Command, node: NodeId, waited: Waited, raw: &[u8], args: &Args<'_>) -> Flow {
+    pub(super) fn block(
+        &mut self,
+        handle: Handle,
+        command: &Command,
+        node: NodeId,
+        waited: Waited,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
         // Also for XREAD, whose other calls do not wait.
         let class = CommandClass::Blocking as u8;
         if self.clients.get(handle).is_some_and(Client::is_recalled) {
@@ -176,7 +186,8 @@ impl Worker {
 
     /// Whether an error at the end of a wait says that it has ended with the router, or with the node's role.
     pub(super) fn is_end_of_waits(&self, error: &[u8]) -> bool {
-        error.starts_with(b"-UNBLOCKED force") || error.starts_with(b"-UNBLOCKED") && self.shared.draining.load(Ordering::Relaxed)
+        error.starts_with(b"-UNBLOCKED force")
+            || error.starts_with(b"-UNBLOCKED") && self.shared.draining.load(Ordering::Relaxed)
     }
 
     /// CLIENT UNBLOCK from a client of any worker.
@@ -187,7 +198,8 @@ impl Worker {
             self.end_recalled(handle, if error { Ended::Unblocked } else { Ended::OutOfTime });
             return asker.answer(&self.shared.mailboxes, b":1\r\n");
         }
-        let held = found.filter(|(_, c)| c.stall == Stall::Blocked).and_then(|(_, c)| Some((c.held?, c.is_being_recalled())));
+        let held =
+            found.filter(|(_, c)| c.stall == Stall::Blocked).and_then(|(_, c)| Some((c.held?, c.is_being_recalled())));
         match held {
             None => asker.answer(&self.shared.mailboxes, b":0\r\n"),
             Some((link, false)) => self.unblock(link, error, Some(asker)),
@@ -346,22 +358,29 @@ impl Worker {
             Waited::Of(slot) => slot,
         };
         let waiting = self.clients.get(holder).and_then(|c| c.waiting.as_ref());
-        waiting.map_or_else(|| self.plan_of_moved().topology.owner(slot) == node, |waiting| self.is_used_at(slot, waiting.request(), node))
+        waiting.map_or_else(
+            || self.plan_of_moved().topology.owner(slot) == node,
+            |waiting| self.is_used_at(slot, waiting.request(), node),
+        )
     }
 
-    /// A new topology: what waits at the right node goes on under its epoch, so that a command that waits for ever does not hold up the
-    /// drain barrier for ever. What waits at a node where its keys are no longer used is ended there, and issued again where they are.
+    /// A new topology: what waits at the right node goes on under its epoch, so that a command that waits for ever does
+    /// not hold up the drain barrier for ever. What waits at a node where its keys are no longer used is ended there,
+    /// and issued again where they are.
     pub(super) fn restamp_waiting(&mut self) {
         let epoch = self.plan.topology.epoch() as u32;
         for handle in self.links.handles() {
-            let Some(link) = self.links.get(handle).filter(|l| l.lane == Lane::Blocking && !l.is_idle()) else { continue };
+            let Some(link) = self.links.get(handle).filter(|l| l.lane == Lane::Blocking && !l.is_idle()) else {
+                continue;
+            };
             let (node, holder) = (link.node, link.holder());
             let waited = if let Task::Waiting { waited, .. } = link.task() { waited } else { Waited::Nothing };
             if !self.is_waiting_well(waited, holder, node) {
                 self.recall_waiting(handle);
                 continue;
             }
-            // The wait of a client that has left ends soon, because CLIENT UNBLOCK is on its way. Until then its keys are not known, so it stays of its epoch.
+            // The wait of a client that has left ends soon, because CLIENT UNBLOCK is on its way. Until then its keys
+            // are not known, so it stays of its epoch.
             if waited.line().is_some() && self.clients.get(holder).is_none_or(|client| client.waiting.is_none()) {
                 continue;
             }

@@ -41,8 +41,8 @@ pub(super) fn fail_strays(worker: &mut Worker, strays: Vec<Ended>) {
 }
 
 impl Worker {
-    /// Gives everybody who waits for a reply of this link an error instead, with the truth about the first `in_flight` of them: they may still be
-    /// executed (see [`super::zombies`]).
+    /// Gives everybody who waits for a reply of this link an error instead, with the truth about the first `in_flight`
+    /// of them: they may still be executed (see [`super::zombies`]).
     pub(super) fn fail_all(&mut self, handle: Handle, error: &str, in_flight: usize) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let lost = link.lose(in_flight);
@@ -74,7 +74,12 @@ impl Worker {
 
     pub(super) fn fail_pending(&mut self, handle: Handle, pending: Pending, error: &[u8]) {
         match pending.purpose {
-            Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::ExecWithoutMulti | Purpose::Watch | Purpose::Wait => {
+            Purpose::Client
+            | Purpose::ClientHealed
+            | Purpose::Exec
+            | Purpose::ExecWithoutMulti
+            | Purpose::Watch
+            | Purpose::Wait => {
                 let holds = self.clients.get(pending.who).is_some_and(|c| c.held == Some(handle));
                 let streamed = self.clients.get(pending.who).is_some_and(|c| c.streaming && c.is_first(pending.seq));
                 if holds && let Some(client) = self.clients.get_mut(pending.who) {
@@ -184,7 +189,10 @@ impl Worker {
 
     /// A connection is about to be closed: remembers what the node may still execute of it.
     fn leave_behind(&mut self, handle: Handle) {
-        let Some(link) = self.links.get(handle).filter(|link| link.phase == Phase::Up && link.lane != Lane::Replica) else { return };
+        let Some(link) = self.links.get(handle).filter(|link| link.phase == Phase::Up && link.lane != Lane::Replica)
+        else {
+            return;
+        };
         let (node, connection) = (link.node, link.connection(self.index));
         let Some(low) = link.oldest_epoch().filter(|_| link.may_be_executed() > 0) else {
             return self.shared.connections.ended(&connection);
@@ -197,8 +205,8 @@ impl Worker {
         self.count_zombies(node);
     }
 
-    /// Sees to it that somebody is asked to kill every zombie. The main connection may be older than the zombie: the node has greeted both,
-    /// so it knows the zombie as a client, and a KILL that it answers has ended it.
+    /// Sees to it that somebody is asked to kill every zombie. The main connection may be older than the zombie: the
+    /// node has greeted both, so it knows the zombie as a client, and a KILL that it answers has ended it.
     fn ensure_killer(&mut self, node: NodeId) {
         let Some(main) = self.links.main(node) else { return };
         let Some(run_id) = self.links.up(main).map(|link| link.run_id.clone()) else { return };
@@ -207,7 +215,8 @@ impl Worker {
         }
     }
 
-    /// Removes a link from the tables. Nobody waits for a reply on it any more; what it leaves behind is remembered all the same.
+    /// Removes a link from the tables. Nobody waits for a reply on it any more; what it leaves behind is remembered all
+    /// the same.
     pub(super) fn drop_link(&mut self, handle: Handle) {
         self.leave_behind(handle);
         let Some(mut link) = self.links.remove(handle) else { return };
@@ -257,7 +266,9 @@ impl Worker {
             match link.phase {
                 Phase::Waiting { until_us } if until_us <= self.now_us => self.connect(handle),
                 Phase::Waiting { .. } => {}
-                Phase::Greeting if matches!(link.greeting.front(), Some(Greeting::Waits(_))) => end_wait_for_earlier_router(self, handle),
+                Phase::Greeting if matches!(link.greeting.front(), Some(Greeting::Waits(_))) => {
+                    end_wait_for_earlier_router(self, handle)
+                }
                 Phase::Connecting | Phase::Securing | Phase::Greeting => {
                     let is_late = age_us > live.connect_timeout.as_micros() as u64;
                     if is_late && !self.shared.busy.was(link.node, self.now_us, live.connect_timeout) {
@@ -266,7 +277,10 @@ impl Worker {
                             Phase::Securing => "finish the TLS handshake",
                             _ => "answer our greeting",
                         };
-                        self.attempt_failed(handle, &format!("it did not {doing} within {:?} (connect-timeout)", live.connect_timeout));
+                        self.attempt_failed(
+                            handle,
+                            &format!("it did not {doing} within {:?} (connect-timeout)", live.connect_timeout),
+                        );
                     }
                 }
                 Phase::Up => {
@@ -316,7 +330,10 @@ impl Worker {
         let busy = is_busy || link.paused || is_answering || self.now_us < link.waits_until_us();
         let uploading = link.task() == Task::Uploading;
         let late = if busy { Vec::new() } else { link.expire(self.now_us, timeout_us) };
-        let silent = !busy && link.silent_since_us().is_some_and(|since_us| self.now_us.saturating_sub(since_us) > u64::from(timeout_us));
+        let silent = !busy
+            && link
+                .silent_since_us()
+                .is_some_and(|since_us| self.now_us.saturating_sub(since_us) > u64::from(timeout_us));
         let lane = link.lane;
         let unused = lane != Lane::Main
             && !(lane == Lane::Fills && self.hearers.hot.has_copies())

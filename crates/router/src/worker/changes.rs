@@ -1,5 +1,5 @@
-//! Counts the commands that may add or remove keys of a node: by that the guard of nodes that come back empty ([`switchyard_policy::empty_return`]) knows what may be
-//! gone rightly.
+//! Counts the commands that may add or remove keys of a node: by that the guard of nodes that come back empty
+//! ([`switchyard_policy::empty_return`]) knows what may be gone rightly.
 //!
 //! In the seam, because the class of a command does not show whether it removes: DEL and MSET are of one class.
 
@@ -46,7 +46,8 @@ impl Changes {
         }
     }
 
-    /// Parts of MGET and MSET are most of what the router makes itself. These are known by their first bytes, and MSET only adds.
+    /// Parts of MGET and MSET are most of what the router makes itself. These are known by their first bytes, and MSET
+    /// only adds.
     fn note_bytes(&mut self, commands: &CommandTable, node: NodeId, bytes: &[u8]) {
         let name = bytes.iter().position(|byte| *byte == b'$').map_or(&[][..], |at| &bytes[at..]);
         if name.starts_with(b"$4\r\nMGET") {
@@ -73,8 +74,8 @@ impl Changes {
     }
 }
 
-/// How many keys a command may remove. One that may use memory (Redis's flag) does not remove keys. Of a script those count that it declares: if each could remove
-/// anything, no loss would be seen before applications that use scripts.
+/// How many keys a command may remove. One that may use memory (Redis's flag) does not remove keys. Of a script those
+/// count that it declares: if each could remove anything, no loss would be seen before applications that use scripts.
 fn removes(command: &Command, args: &Args<'_>, places: &mut Vec<u32>) -> u64 {
     if !command.flags.has(Flags::SCRIPT) && (!command.flags.has(Flags::WRITE) || command.flags.has(Flags::DENY_OOM)) {
         return 0;

@@ -1,4 +1,5 @@
-//! CLIENT and its subcommands. LIST and KILL concern the clients of all workers, so they are asked of each through its mailbox.
+//! CLIENT and its subcommands. LIST and KILL concern the clients of all workers, so they are asked of each through its
+//! mailbox.
 
 use std::sync::Arc;
 
@@ -80,7 +81,11 @@ impl Worker {
             Local::ClientSetinfo => {
                 let option = String::from_utf8_lossy(arg(2)).into_owned();
                 if !is_valid_name(arg(3)) {
-                    return self.refuse(handle, class, &format!("ERR {option} cannot contain spaces, newlines or special characters."));
+                    return self.refuse(
+                        handle,
+                        class,
+                        &format!("ERR {option} cannot contain spaces, newlines or special characters."),
+                    );
                 }
                 let value = String::from_utf8_lossy(arg(3)).into_owned();
                 match option.to_ascii_lowercase().as_str() {
@@ -103,7 +108,10 @@ impl Worker {
                 }
                 if local == Local::ClientNoTouch {
                     let keepers = plan.topology.nodes().filter(|node| self.keepers.has(node.id));
-                    if on && !keepers.map(|node| node.id).all(|id| self.shared.with_facts(id, |facts| knows_no_touch(&facts.redis_version)))
+                    if on
+                        && !keepers
+                            .map(|node| node.id)
+                            .all(|id| self.shared.with_facts(id, |facts| knows_no_touch(&facts.redis_version)))
                     {
                         return self.refuse(handle, class, "ERR unknown subcommand 'NO-TOUCH'. Try CLIENT HELP.");
                     }
@@ -137,12 +145,11 @@ impl Worker {
             }
             Local::ClientList => {
                 return match list_filter(args) {
-                    Ok(filter) => self.ask_workers(handle, class, filter, Whole::ClientList, |filter, from, gather, part| Message::List {
-                        filter,
-                        from,
-                        gather,
-                        part,
-                    }),
+                    Ok(filter) => {
+                        self.ask_workers(handle, class, filter, Whole::ClientList, |filter, from, gather, part| {
+                            Message::List { filter, from, gather, part }
+                        })
+                    }
                     Err(error) => self.refuse(handle, class, &error),
                 };
             }
@@ -150,13 +157,17 @@ impl Worker {
                 let id = client.details.id;
                 return match kill_filter(args, id, &plan.live.users) {
                     // It may be about the client itself: what it has sent behind it is executed only if it is not.
-                    Ok((filter, _)) if filter.skip != Some(id) && !client.may_take(Lane::Rounds) => Flow::Stall(Stall::Barrier),
-                    Ok((filter, whole)) => self.ask_workers(handle, class, filter, whole, |filter, from, gather, part| Message::Kill {
-                        filter,
-                        from,
-                        gather,
-                        part,
-                    }),
+                    Ok((filter, _)) if filter.skip != Some(id) && !client.may_take(Lane::Rounds) => {
+                        Flow::Stall(Stall::Barrier)
+                    }
+                    Ok((filter, whole)) => {
+                        self.ask_workers(handle, class, filter, whole, |filter, from, gather, part| Message::Kill {
+                            filter,
+                            from,
+                            gather,
+                            part,
+                        })
+                    }
                     Err(error) => self.refuse(handle, class, &error),
                 };
             }
@@ -177,12 +188,8 @@ impl Worker {
                 }
                 let id = id as u64;
                 let whole = Whole::Merged(switchyard_resp::command::Merge::Sum);
-                return self.ask_workers(handle, class, ClientFilter::default(), whole, |_, from, gather, part| Message::Unblock {
-                    id,
-                    error,
-                    from,
-                    gather,
-                    part,
+                return self.ask_workers(handle, class, ClientFilter::default(), whole, |_, from, gather, part| {
+                    Message::Unblock { id, error, from, gather, part }
                 });
             }
             // CLIENT CAPA announces what a client understands of redirects; there is nothing to redirect to.
@@ -234,10 +241,12 @@ impl Worker {
         reply
     }
 
-    /// Closes the clients of this worker that match; the reply is their number. One that kills itself still gets its answer. Others get nothing more,
-    /// as in Redis: what they wait for may never come, such as the rest of a request that nobody reads any more.
+    /// Closes the clients of this worker that match; the reply is their number. One that kills itself still gets its
+    /// answer. Others get nothing more, as in Redis: what they wait for may never come, such as the rest of a request
+    /// that nobody reads any more.
     pub(super) fn kill_clients(&mut self, filter: &ClientFilter, killer: Option<Handle>) -> Vec<u8> {
-        let victims: Vec<Handle> = self.clients.iter().filter(|(_, c)| self.matches(c, filter)).map(|(h, _)| h).collect();
+        let victims: Vec<Handle> =
+            self.clients.iter().filter(|(_, c)| self.matches(c, filter)).map(|(h, _)| h).collect();
         let mut reply = Vec::new();
         encode::integer(&mut reply, victims.len() as i64);
         for victim in victims {

@@ -1,4 +1,5 @@
-//! The clients of a worker: which there are, which have something to be sent, which are held up, and which go on in this turn.
+//! The clients of a worker: which there are, which have something to be sent, which are held up, and which go on in
+//! this turn.
 //!
 //! It knows no node.
 
@@ -26,7 +27,14 @@ pub(super) struct Clients {
 
 impl Clients {
     pub(super) fn new(counters: Arc<WorkerCounters>) -> Self {
-        Self { all: Slab::new(), dirty: Vec::new(), resumed: Vec::new(), later: Vec::new(), stalled: Default::default(), counters }
+        Self {
+            all: Slab::new(),
+            dirty: Vec::new(),
+            resumed: Vec::new(),
+            later: Vec::new(),
+            stalled: Default::default(),
+            counters,
+        }
     }
 
     #[inline]
@@ -82,7 +90,8 @@ impl Clients {
     /// Ends a stall; the client goes on in this turn. Gives the command that has waited at a node until now.
     pub(super) fn unstall(&mut self, handle: Handle, now_us: u64) -> Option<Box<Waiting>> {
         let client = self.all.get_mut(handle).filter(|client| client.stall != Stall::None)?;
-        // A client that does not read, or sends without end, keeps itself waiting, and one in a blocking command is meant to.
+        // A client that does not read, or sends without end, keeps itself waiting, and one in a blocking command is
+        // meant to.
         if !matches!(client.stall, Stall::Output | Stall::Pipeline | Stall::Blocked) {
             client.waited = (client.next_seq(), now_us.saturating_sub(client.stalled_at_us) as u32);
         }
@@ -158,7 +167,8 @@ impl Clients {
         self.dirty.len()
     }
 
-    /// Those that are marked, each once. One that was flushed in the middle of the turn and has more to send since is listed twice.
+    /// Those that are marked, each once. One that was flushed in the middle of the turn and has more to send since is
+    /// listed twice.
     pub(super) fn marked(&mut self) -> impl Iterator<Item = (Handle, &Client)> {
         let all = &mut self.all;
         self.dirty.retain(|handle| all.get_mut(*handle).is_some_and(|client| std::mem::take(&mut client.dirty)));

@@ -1,12 +1,13 @@
-//! CLUSTER and its relatives: with `cluster.emulate` the router looks like a Redis Cluster to clients that speak to nothing else.
+//! CLUSTER and its relatives: with `cluster.emulate` the router looks like a Redis Cluster to clients that speak to
+//! nothing else.
 //!
-//! What they see are the routers, not the nodes: one member that has all slots, or, with several announced addresses, that many
-//! members with a share each. Every router serves every slot, so nobody is ever redirected. The nodes' own topology is not shown:
-//! a client that went to them directly would pass by everything that the router knows.
+//! What they see are the routers, not the nodes: one member that has all slots, or, with several announced addresses,
+//! that many members with a share each. Every router serves every slot, so nobody is ever redirected. The nodes' own
+//! topology is not shown: a client that went to them directly would pass by everything that the router knows.
 //!
 //! Off by default, and then subcommands are refused as by a server without cluster support: some clients (rueidis,
-//! StackExchange.Redis) find out by asking, and would limit an application that wants one server to what a cluster allows. Only the
-//! questions about a key's slot, and the keys of a slot, are always answered: they are for people.
+//! StackExchange.Redis) find out by asking, and would limit an application that wants one server to what a cluster
+//! allows. Only the questions about a key's slot, and the keys of a slot, are always answered: they are for people.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -28,7 +29,8 @@ use crate::slab::Handle;
 /// What a server without cluster support says.
 const DISABLED: &str = "ERR This instance has cluster support disabled";
 
-/// Keys of a node that a search for the keys of a slot looks at, at most: the nodes have no index of slots, so it walks through all.
+/// Keys of a node that a search for the keys of a slot looks at, at most: the nodes have no index of slots, so it walks
+/// through all.
 const SEARCHED_MAX: usize = 1_000_000;
 
 /// Keys that one round of such a search looks at.
@@ -160,7 +162,10 @@ impl Worker {
     /// The members that a client sees, and which of them it talks to.
     fn members(&self, plan: &Plan, handle: Handle) -> (Vec<Member>, usize) {
         let local = self.clients.get(handle).and_then(|c| c.details.local);
-        let local = local.map_or_else(|| ("127.0.0.1".to_string(), self.shared.port), |a| (a.ip().to_canonical().to_string(), a.port()));
+        let local = local.map_or_else(
+            || ("127.0.0.1".to_string(), self.shared.port),
+            |a| (a.ip().to_canonical().to_string(), a.port()),
+        );
         let announced = plan.live.cluster.as_ref().map(|c| c.announce.as_slice()).unwrap_or_default();
         if announced.is_empty() {
             return (members_of(&[local]), 0);
@@ -199,7 +204,11 @@ impl Worker {
                     let myself = if index == own { "myself," } else { "" };
                     let epoch = index + 1;
                     let (host, port, bus) = (&m.host, m.port, m.bus_port());
-                    let _ = writeln!(text, "{} {host}:{port}@{bus} {myself}master - 0 0 {epoch} connected {}-{}", m.id, m.first, m.last);
+                    let _ = writeln!(
+                        text,
+                        "{} {host}:{port}@{bus} {myself}master - 0 0 {epoch} connected {}-{}",
+                        m.id, m.first, m.last
+                    );
                 }
                 encode::verbatim(&mut out, text.as_bytes(), resp3);
             }
@@ -209,7 +218,11 @@ impl Worker {
                 if !members.iter().any(|m| m.id.as_bytes() == id) {
                     return self.refuse(handle, class, &format!("ERR Unknown node {}", String::from_utf8_lossy(id)));
                 }
-                if command.name.ends_with("REPORTS") { encode::integer(&mut out, 0) } else { encode::header(&mut out, b'*', 0) }
+                if command.name.ends_with("REPORTS") {
+                    encode::integer(&mut out, 0)
+                } else {
+                    encode::header(&mut out, b'*', 0)
+                }
             }
             _ => return self.refuse(handle, class, "ERR unknown subcommand. Try CLUSTER HELP."),
         }

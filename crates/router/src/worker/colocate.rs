@@ -1,9 +1,11 @@
 //! Commands that need keys together of which some live elsewhere than their slot: they wait until these are home.
 //!
-//! The worker asks for it ([`crate::colocate`]), once per command, and looks at the command again when there is another topology: nothing is
-//! kept of the command but that it waits. So what it needs by then is found out by then, and its client's order is that of its connection.
+//! The worker asks for it ([`crate::colocate`]), once per command, and looks at the command again when there is another
+//! topology: nothing is kept of the command but that it waits. So what it needs by then is found out by then, and its
+//! client's order is that of its connection.
 //!
-//! Not a queue at whoever moves the keys: a client that goes away, or whose time is over, would have to be looked for there.
+//! Not a queue at whoever moves the keys: a client that goes away, or whose time is over, would have to be looked for
+//! there.
 
 use std::sync::Arc;
 
@@ -37,10 +39,16 @@ impl Client {
 }
 
 impl Worker {
-    /// Has a command wait until what it needs lives together. `Err`: it does not wait (any more), and this is the error for its client. `text`: the
-    /// error that says where the keys are.
+    /// Has a command wait until what it needs lives together. `Err`: it does not wait (any more), and this is the error
+    /// for its client. `text`: the error that says where the keys are.
     #[cold]
-    pub(super) fn wait_for_colocation(&mut self, handle: Handle, command: &str, wanted: Wanted, text: String) -> Result<Flow, String> {
+    pub(super) fn wait_for_colocation(
+        &mut self,
+        handle: Handle,
+        command: &str,
+        wanted: Wanted,
+        text: String,
+    ) -> Result<Flow, String> {
         let limit = self.plan.live.bring_home_timeout;
         let (now_us, worker) = (self.now_us, self.index);
         let Some(client) = self.clients.get_mut(handle) else { return Ok(Flow::Close) };
@@ -48,8 +56,13 @@ impl Worker {
         let number = client.next_seq();
         if !client.waits_for_home() {
             self.counters.colocate_waits.add(1);
-            client.colocate_wait =
-                Some(Box::new(ColocateWait { number, since_us: now_us, is_asked: false, refusal: None, text: String::new() }));
+            client.colocate_wait = Some(Box::new(ColocateWait {
+                number,
+                since_us: now_us,
+                is_asked: false,
+                refusal: None,
+                text: String::new(),
+            }));
         }
         let Some(wait) = client.colocate_wait.as_mut() else { return Err(text) };
         // Where it ends here its client gets an answer, and the number is that of no command any more.
@@ -63,17 +76,28 @@ impl Worker {
         }
         if !wait.is_asked {
             wait.is_asked = true;
-            port.colocate(ColocateRequest::new(wanted, command, limit, self.shared.mailboxes.clone(), worker, (handle, number)));
+            port.colocate(ColocateRequest::new(
+                wanted,
+                command,
+                limit,
+                self.shared.mailboxes.clone(),
+                worker,
+                (handle, number),
+            ));
         }
         wait.text = text;
         Ok(Flow::Stall(Stall::Home))
     }
 
     fn late_text(&self, text: &str) -> String {
-        format!("{text}. It was not home within {:?} (moves.bring-home-timeout); see switchyard moves", self.plan.live.bring_home_timeout)
+        format!(
+            "{text}. It was not home within {:?} (moves.bring-home-timeout); see switchyard moves",
+            self.plan.live.bring_home_timeout
+        )
     }
 
-    /// The answer to a request. That the keys are home is seen by the topology: a command that finds them parted even so asks again, after a tick.
+    /// The answer to a request. That the keys are home is seen by the topology: a command that finds them parted even
+    /// so asks again, after a tick.
     pub(super) fn on_home(&mut self, handle: Handle, number: u32, refusal: Option<Arc<str>>) {
         let Some(client) = self.clients.get_mut(handle).filter(|client| client.waits_for_home()) else { return };
         let Some(wait) = client.colocate_wait.as_mut().filter(|wait| wait.number == number) else { return };

@@ -1,11 +1,13 @@
 //! CONFIG GET and CONFIG SET for an operator who sees one server: the router's own settings, and those of the nodes.
 //!
-//! GET asks every node. What all answer alike is the answer; where they differ it is a value of the same kind, chosen by name
-//! ([`super::config_values`]), because programs parse it. What is private to a node (its port, its files, its passwords) is not shown.
+//! GET asks every node. What all answer alike is the answer; where they differ it is a value of the same kind, chosen
+//! by name ([`super::config_values`]), because programs parse it. What is private to a node (its port, its files, its
+//! passwords) is not shown.
 //!
-//! SET of what the router itself decides ([`crate::config_set`]) takes effect at every worker, for users who may call it. SET of a node's setting reaches every node, for the names that
-//! `nodes.config-set` allows; nothing by default. A node's configuration is the operator's who runs it, and CONFIG SET is how servers have
-//! been taken over (`dir`, `dbfilename`): such names are never allowed.
+//! SET of what the router itself decides ([`crate::config_set`]) takes effect at every worker, for users who may call
+//! it. SET of a node's setting reaches every node, for the names that `nodes.config-set` allows; nothing by default. A
+//! node's configuration is the operator's who runs it, and CONFIG SET is how servers have been taken over (`dir`,
+//! `dbfilename`): such names are never allowed.
 
 use std::sync::Arc;
 
@@ -26,7 +28,8 @@ use crate::settings::Live;
 use crate::shared::Plan;
 use crate::slab::Handle;
 
-/// Settings of a node that concern nobody but who runs it. Neither shown nor set; a name that ends in `*` means all that begin so.
+/// Settings of a node that concern nobody but who runs it. Neither shown nor set; a name that ends in `*` means all
+/// that begin so.
 const PRIVATE: &str = "aclfile acl-pubsub-default always-show-logo appenddirname appendfilename availability-zone bind* cluster-* crash-* daemonize \
      dbfilename dir disable-thp enable-* logfile masterauth masteruser oom-score-adj* pidfile port primaryauth primaryuser \
      proc-title-template protected-mode rdma-* rename-command replica-announce* replicaof requirepass server_cpulist slave-announce* \
@@ -35,11 +38,15 @@ const PRIVATE: &str = "aclfile acl-pubsub-default always-show-logo appenddirname
 /// Why CONFIG SET does not change a setting that is the router's, or is asked for often, and what to do instead.
 fn instead(name: &str) -> Option<&'static str> {
     Some(match name {
-        "requirepass" => "change the default user by ACL SETUSER, or clients.password in Switchyard's configuration file, and send SIGHUP",
+        "requirepass" => {
+            "change the default user by ACL SETUSER, or clients.password in Switchyard's configuration file, and send SIGHUP"
+        }
         "client-output-buffer-limit" => {
             "set clients.output-limit, push-limit, push-soft-limit and push-soft-time in Switchyard's configuration file, and send SIGHUP"
         }
-        "cluster-enabled" | "cluster-require-full-coverage" => "set cluster.emulate in Switchyard's configuration file, and start it anew",
+        "cluster-enabled" | "cluster-require-full-coverage" => {
+            "set cluster.emulate in Switchyard's configuration file, and start it anew"
+        }
         "io-threads" | "port" => "set it in Switchyard's configuration file (workers, listen), and start it anew",
         _ => return None,
     })
@@ -104,7 +111,10 @@ impl Worker {
         let normal = Some(live.client_output_limit).filter(|limit| *limit < usize::MAX).unwrap_or(0);
         let push = (live.push_limit, live.push_soft_limit, live.push_soft_time.as_secs());
         vec![
-            ("client-output-buffer-limit", format!("normal {normal} 0 0 slave 0 0 0 pubsub {} {} {}", push.0, push.1, push.2)),
+            (
+                "client-output-buffer-limit",
+                format!("normal {normal} 0 0 slave 0 0 0 pubsub {} {} {}", push.0, push.1, push.2),
+            ),
             ("cluster-enabled", if live.cluster.is_some() { "yes" } else { "no" }.to_string()),
             ("cluster-require-full-coverage", "no".to_string()),
             ("io-threads", self.shared.mailboxes.len().to_string()),
@@ -124,8 +134,16 @@ impl Worker {
             return Flow::Stall(Stall::Barrier);
         }
         let ours = own.iter().map(|(name, _)| *name).collect();
-        let own = own.into_iter().filter(|(name, _)| args.iter().skip(2).any(|p| glob::matches_setting(p, name.as_bytes()))).collect();
-        let asks = self.keepers.all().into_iter().map(|node| Ask { node, lane: Lane::Main, requests: vec![raw.to_vec()] }).collect();
+        let own = own
+            .into_iter()
+            .filter(|(name, _)| args.iter().skip(2).any(|p| glob::matches_setting(p, name.as_bytes())))
+            .collect();
+        let asks = self
+            .keepers
+            .all()
+            .into_iter()
+            .map(|node| Ask { node, lane: Lane::Main, requests: vec![raw.to_vec()] })
+            .collect();
         self.begin_rounds(handle, class, Box::new(ConfigGet { own, ours }), asks)
     }
 
@@ -133,7 +151,8 @@ impl Worker {
         if !args.len().is_multiple_of(2) {
             return self.refuse(handle, class, "ERR wrong number of arguments for 'config|set' command");
         }
-        let names: Vec<String> = args.iter().skip(2).step_by(2).map(|n| String::from_utf8_lossy(n).to_ascii_lowercase()).collect();
+        let names: Vec<String> =
+            args.iter().skip(2).step_by(2).map(|n| String::from_utf8_lossy(n).to_ascii_lowercase()).collect();
         if let Some(name) = names.iter().enumerate().find_map(|(at, name)| names[..at].contains(name).then_some(name)) {
             let text = format!("ERR CONFIG SET failed (possibly related to argument '{name}') - duplicate parameter");
             return self.refuse(handle, class, &text);
@@ -144,14 +163,20 @@ impl Worker {
         for name in names.iter().filter(|name| !is_own(name)) {
             let why = match instead(name) {
                 Some(instead) => instead,
-                None if is_private(name) => "it is a node's own business and cannot be allowed, so call it at each node",
+                None if is_private(name) => {
+                    "it is a node's own business and cannot be allowed, so call it at each node"
+                }
                 None if !is_allowed(name) => "allow it with nodes.config-set, or call it at each node",
                 None => continue,
             };
             return self.refuse(handle, class, &format!("ERR Switchyard does not serve CONFIG SET {name}: {why}"));
         }
         if !own.is_empty() && own.len() < names.len() {
-            return self.refuse(handle, class, "ERR settings of the router and of the nodes cannot be set by one CONFIG SET");
+            return self.refuse(
+                handle,
+                class,
+                "ERR settings of the router and of the nodes cannot be set by one CONFIG SET",
+            );
         }
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         let id = client.details.id;
@@ -160,7 +185,14 @@ impl Worker {
                 return Flow::Stall(Stall::Barrier);
             }
             tracing::info!(client = id, settings = names.join(" "), "CONFIG SET at every node");
-            self.gather_every(handle, Lane::Main, Reach::Unanimous, &[raw], class, Whole::Merged(switchyard_resp::command::Merge::Same));
+            self.gather_every(
+                handle,
+                Lane::Main,
+                Reach::Unanimous,
+                &[raw],
+                class,
+                Whole::Merged(switchyard_resp::command::Merge::Same),
+            );
             return Flow::Next;
         }
         let mut numbers = Vec::with_capacity(own.len());
@@ -168,7 +200,11 @@ impl Worker {
             let why = match parse::<i64>(value) {
                 None => "argument couldn't be parsed into an integer".to_owned(),
                 Some(number) if !settable.range.contains(&number) => {
-                    format!("argument must be between {} and {} inclusive", settable.range.start(), settable.range.end())
+                    format!(
+                        "argument must be between {} and {} inclusive",
+                        settable.range.start(),
+                        settable.range.end()
+                    )
                 }
                 Some(number) => match room_for(settable.name, number, &plan.live) {
                     Ok(()) => {
@@ -217,14 +253,31 @@ mod tests {
     #[test]
     fn nothing_of_the_routers_reaches_the_nodes() {
         // It would close or bound the router's own connections, and CONFIG GET would not show it.
-        for name in ["timeout", "maxclients", "proto-max-bulk-len", "client-output-buffer-limit", "requirepass", "io-threads", "port"] {
+        for name in [
+            "timeout",
+            "maxclients",
+            "proto-max-bulk-len",
+            "client-output-buffer-limit",
+            "requirepass",
+            "io-threads",
+            "port",
+        ] {
             assert!(SETTABLE.iter().any(|s| s.name == name) != instead(name).is_some(), "{name}");
         }
     }
 
     #[test]
     fn what_could_take_over_a_node_is_private() {
-        for name in ["dir", "dbfilename", "requirepass", "tls-key-file", "bind", "bind-source-addr", "enable-debug-command", "masterauth"] {
+        for name in [
+            "dir",
+            "dbfilename",
+            "requirepass",
+            "tls-key-file",
+            "bind",
+            "bind-source-addr",
+            "enable-debug-command",
+            "masterauth",
+        ] {
             assert!(is_private(name), "{name}");
         }
         for name in ["maxmemory", "appendonly", "save", "hash-max-listpack-entries", "databases"] {

@@ -1,7 +1,8 @@
 //! CONFIG GET where the nodes differ: one value of the kind that the setting has, because a program parses it.
 //!
-//! The choice is the one that a program may rely on at every node: the tightest bound, the weakest promise. Not a list of all values with
-//! the nodes' names: a person would understand it, and every program would fail on it. Who wants to see each node's asks the node.
+//! The choice is the one that a program may rely on at every node: the tightest bound, the weakest promise. Not a list
+//! of all values with the nodes' names: a person would understand it, and every program would fail on it. Who wants to
+//! see each node's asks the node.
 
 /// Numbers of which 0 means that there is no bound.
 const ZERO_IS_UNBOUNDED: &[&str] = &[
@@ -50,7 +51,8 @@ pub(super) fn one_of(name: &str, values: &[Vec<u8>]) -> Vec<u8> {
 
 /// The events that every node tells of.
 fn common_events(values: &[Vec<u8>]) -> Vec<u8> {
-    let tells = |value: &[u8], event: u8| value.contains(&event) || (ALL_EVENTS.contains(&event) && value.contains(&b'A'));
+    let tells =
+        |value: &[u8], event: u8| value.contains(&event) || (ALL_EVENTS.contains(&event) && value.contains(&b'A'));
     let common: Vec<u8> = EVENTS.iter().copied().filter(|e| values.iter().all(|v| tells(v, *e))).collect();
     if !ALL_EVENTS.iter().all(|e| common.contains(e)) {
         return common;

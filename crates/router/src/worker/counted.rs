@@ -15,7 +15,8 @@ use crate::slab::Handle;
 const ARGUMENT_OVERHEAD: usize = 16;
 
 impl Client {
-    /// Bytes that the client makes the router hold: what it was charged for commands until all are answered, and replies not read.
+    /// Bytes that the client makes the router hold: what it was charged for commands until all are answered, and
+    /// replies not read.
     fn held_bytes(&self, request: usize) -> u64 {
         let pending = if self.in_flight() == 0 { 0 } else { self.charged };
         (pending + request + self.output_bytes()) as u64
@@ -38,7 +39,10 @@ impl Worker {
     #[cold]
     pub(super) fn count(&mut self, handle: Handle, command: &Command, args: &Args<'_>) -> Result<(), String> {
         // What ends something is never in the way.
-        if matches!(&*command.name, "EXEC" | "DISCARD" | "UNWATCH" | "QUIT" | "RESET" | "UNSUBSCRIBE" | "PUNSUBSCRIBE" | "SUNSUBSCRIBE") {
+        if matches!(
+            &*command.name,
+            "EXEC" | "DISCARD" | "UNWATCH" | "QUIT" | "RESET" | "UNSUBSCRIBE" | "PUNSUBSCRIBE" | "SUNSUBSCRIBE"
+        ) {
             return Ok(());
         }
         let now_us = self.now_us;
@@ -68,7 +72,9 @@ impl Worker {
                 && !share.hold(held, Some(max))
             {
                 client.charged -= request.min(client.charged);
-                return Err(format!("LIMITED {whose} has its {max} bytes in flight; read replies before more is asked"));
+                return Err(format!(
+                    "LIMITED {whose} has its {max} bytes in flight; read replies before more is asked"
+                ));
             }
         }
         self.count_keys(command, args)
@@ -96,15 +102,18 @@ impl Worker {
             }
             if let Some(per_second) = limit.requests_per_second {
                 part.take(per_second, now_us).map_err(|ns| {
-                    format!("LIMITED keys that begin with '{}' have their {per_second} requests per second; {}", limit.prefix, wait(ns))
+                    format!(
+                        "LIMITED keys that begin with '{}' have their {per_second} requests per second; {}",
+                        limit.prefix,
+                        wait(ns)
+                    )
                 })?;
             }
             if let Some(per_second) = limit.key_requests_per_second {
                 for key in own {
-                    self.accounts
-                        .of_keys
-                        .take(&self.shared.limits, holders, key, per_second, now_us)
-                        .map_err(|ns| format!("LIMITED this key has its {per_second} requests per second; {}", wait(ns)))?;
+                    self.accounts.of_keys.take(&self.shared.limits, holders, key, per_second, now_us).map_err(
+                        |ns| format!("LIMITED this key has its {per_second} requests per second; {}", wait(ns)),
+                    )?;
                 }
             }
         }
@@ -114,13 +123,18 @@ impl Worker {
     /// This worker's part of an account.
     pub(super) fn part_of(&mut self, name: String) -> Arc<Part> {
         let (limits, holders) = (&self.shared.limits, self.shared.counters.len());
-        self.accounts.parts.entry(name).or_insert_with_key(|name| Arc::new(Part::new(limits.account(name), holders))).clone()
+        self.accounts
+            .parts
+            .entry(name)
+            .or_insert_with_key(|name| Arc::new(Part::new(limits.account(name), holders)))
+            .clone()
     }
 
     /// The limits of keys have changed.
     pub(super) fn place_prefixes_anew(&mut self) {
         let plan = self.plan.clone();
-        self.accounts.of_prefixes = plan.live.key_limits.iter().map(|limit| self.part_of(format!("prefix:{}", limit.prefix))).collect();
+        self.accounts.of_prefixes =
+            plan.live.key_limits.iter().map(|limit| self.part_of(format!("prefix:{}", limit.prefix))).collect();
     }
 
     /// Looks anew at what counted clients hold: replies that were read are not held any more.

@@ -1,11 +1,14 @@
-//! Commands that read several keys and write at most one, whose keys are in several slots, or in one slot of which some keys live elsewhere.
+//! Commands that read several keys and write at most one, whose keys are in several slots, or in one slot of which some
+//! keys live elsewhere.
 //!
-//! Keys that live elsewhere are read (DUMP) and put beside the others under temporary names, in one MULTI/EXEC with the command
-//! itself and the removal of those names. So the destination changes at one instant, or not at all; and nobody sees a temporary key.
-//! Each source is read at a moment of its own between the command and its reply, as with MGET over nodes.
+//! Keys that live elsewhere are read (DUMP) and put beside the others under temporary names, in one MULTI/EXEC with the
+//! command itself and the removal of those names. So the destination changes at one instant, or not at all; and nobody
+//! sees a temporary key. Each source is read at a moment of its own between the command and its reply, as with MGET
+//! over nodes.
 //!
-//! Not for commands that change several keys (RENAME, SMOVE, LMOVE, MSETNX): two nodes cannot change at one instant, and half of such
-//! a command is a lost or a doubled value. Those are refused, as by Redis Cluster. `clients.cross-slot-max = 0` refuses all.
+//! Not for commands that change several keys (RENAME, SMOVE, LMOVE, MSETNX): two nodes cannot change at one instant,
+//! and half of such a command is a lost or a doubled value. Those are refused, as by Redis Cluster.
+//! `clients.cross-slot-max = 0` refuses all.
 //!
 //! Not computed in the router: the nodes' own code knows every option, encoding and error of a command.
 
@@ -39,9 +42,10 @@ enum Kind {
 
 fn kind_of(command: &Command, keys: &[u32]) -> Option<Kind> {
     Some(match &*command.name {
-        "LCS" | "PFCOUNT" | "SDIFF" | "SINTER" | "SINTERCARD" | "SUNION" | "ZDIFF" | "ZINTER" | "ZINTERCARD" | "ZUNION" => Kind::Read,
-        "GEOSEARCHSTORE" | "PFMERGE" | "SDIFFSTORE" | "SINTERSTORE" | "SUNIONSTORE" | "ZDIFFSTORE" | "ZINTERSTORE" | "ZRANGESTORE"
-        | "ZUNIONSTORE" => Kind::Store(1),
+        "LCS" | "PFCOUNT" | "SDIFF" | "SINTER" | "SINTERCARD" | "SUNION" | "ZDIFF" | "ZINTER" | "ZINTERCARD"
+        | "ZUNION" => Kind::Read,
+        "GEOSEARCHSTORE" | "PFMERGE" | "SDIFFSTORE" | "SINTERSTORE" | "SUNIONSTORE" | "ZDIFFSTORE" | "ZINTERSTORE"
+        | "ZRANGESTORE" | "ZUNIONSTORE" => Kind::Store(1),
         "BITOP" => Kind::Store(2),
         "GEORADIUS" | "GEORADIUSBYMEMBER" | "SORT" => Kind::Store(*keys.last()? as usize),
         "COPY" => Kind::Copy,
@@ -79,7 +83,10 @@ fn error(text: &str) -> Next {
 /// The error text of a node that cannot read the payload of a RESTORE.
 fn unreadable(refused: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(reply::text(refused).filter(|_| reply::is_error(refused))?).into_owned();
-    ["Bad data format", "DUMP payload version or checksum are wrong"].iter().any(|known| text.contains(known)).then_some(text)
+    ["Bad data format", "DUMP payload version or checksum are wrong"]
+        .iter()
+        .any(|known| text.contains(known))
+        .then_some(text)
 }
 
 /// Error text with the names and versions of the node that has the value and of the node that cannot read it.
@@ -108,8 +115,8 @@ enum Phase {
     /// How large are they?
     Sizing,
     Reading,
-    /// Does the target take them? Only where versions differ: another version may refuse a payload, and in a MULTI that would not
-    /// keep the command from being executed without it.
+    /// Does the target take them? Only where versions differ: another version may refuse a payload, and in a MULTI that
+    /// would not keep the command from being executed without it.
     Trying,
     Executing,
 }
@@ -140,7 +147,12 @@ impl Assemble {
             let key = self.args[f.index].as_slice();
             let requests = match self.kind {
                 Kind::Copy => {
-                    vec![MULTI.to_vec(), request::<&[u8]>(&[b"PTTL", key]), request::<&[u8]>(&[b"DUMP", key]), request::<&[u8]>(&[b"EXEC"])]
+                    vec![
+                        MULTI.to_vec(),
+                        request::<&[u8]>(&[b"PTTL", key]),
+                        request::<&[u8]>(&[b"DUMP", key]),
+                        request::<&[u8]>(&[b"EXEC"]),
+                    ]
                 }
                 _ => vec![request::<&[u8]>(&[b"DUMP", key])],
             };
@@ -154,14 +166,16 @@ impl Assemble {
             let mut dump = part.as_slice();
             if self.kind == Kind::Copy {
                 let mut pair = reply::elements(part);
-                foreign.ttl = pair.next().and_then(reply::integer).map_or(0, |ttl| if ttl < 0 { 0 } else { ttl.max(1) });
+                foreign.ttl =
+                    pair.next().and_then(reply::integer).map_or(0, |ttl| if ttl < 0 { 0 } else { ttl.max(1) });
                 dump = pair.next().unwrap_or_default();
             }
             foreign.payload = if reply::is_null(dump) { None } else { reply::text(dump).map(<[u8]>::to_vec) };
         }
     }
 
-    /// Restores of the values that exist, the command between them and their removal (not when trying), all in one transaction.
+    /// Restores of the values that exist, the command between them and their removal (not when trying), all in one
+    /// transaction.
     fn block(&self, execute: bool) -> Vec<Ask> {
         let mut requests = vec![MULTI.to_vec()];
         let mut remove: Vec<&[u8]> = vec![b"UNLINK"];
@@ -208,9 +222,11 @@ impl Assemble {
         self.foreign.iter().filter(|f| f.payload.is_some()).count()
     }
 
-    /// The target's error for the value restored at this place: with both nodes and their versions, if it cannot read the value.
+    /// The target's error for the value restored at this place: with both nodes and their versions, if it cannot read
+    /// the value.
     fn refused(&self, worker: &Worker, place: usize, refused: &[u8]) -> Vec<u8> {
-        let source = self.foreign.iter().filter(|foreign| foreign.payload.is_some()).nth(place).map(|foreign| foreign.node);
+        let source =
+            self.foreign.iter().filter(|foreign| foreign.payload.is_some()).nth(place).map(|foreign| foreign.node);
         let Some((source, text)) = source.zip(unreadable(refused)) else { return refused.to_vec() };
         let [source, target] = [source, self.target].map(|node| {
             let (flavour, version) = worker.shared.with_facts(node, |facts| (facts.flavour, facts.version.clone()));
@@ -230,7 +246,9 @@ impl Assemble {
             });
         }
         if answer.starts_with(b"-ERR EXEC without MULTI") {
-            return error("ERR the node refused MULTI: the commands were executed one by one. Allow MULTI to Switchyard's user there");
+            return error(
+                "ERR the node refused MULTI: the commands were executed one by one. Allow MULTI to Switchyard's user there",
+            );
         }
         if reply::is_error(&answer) {
             return Next::Done(answer);
@@ -275,10 +293,12 @@ impl Procedure for Assemble {
                 }
                 self.execute()
             }
-            Phase::Trying => match parts.iter().flat_map(|p| reply::elements(p)).enumerate().find(|(_, r)| reply::is_error(r)) {
-                Some((place, refused)) => Next::Done(self.refused(worker, place, refused)),
-                None => self.execute(),
-            },
+            Phase::Trying => {
+                match parts.iter().flat_map(|p| reply::elements(p)).enumerate().find(|(_, r)| reply::is_error(r)) {
+                    Some((place, refused)) => Next::Done(self.refused(worker, place, refused)),
+                    None => self.execute(),
+                }
+            }
             Phase::Executing => self.finish(worker, parts.pop().unwrap_or_default()),
         }
     }
@@ -319,7 +339,14 @@ static TEMPORARY: AtomicU64 = AtomicU64::new(0);
 impl Worker {
     /// A command whose keys are in several slots, or live at several nodes, found at `self.keys`.
     #[cold]
-    pub(super) fn cross_slot(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
+    pub(super) fn cross_slot(
+        &mut self,
+        plan: &Plan,
+        handle: Handle,
+        command: &Command,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
         let class = command.class() as u8;
         let bytes_max = plan.live.cross_slot_max;
         let keys = self.keys.clone();
@@ -351,7 +378,11 @@ impl Worker {
         if kind == Kind::Pop {
             let lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
             let after = keys.last().map_or(0, |k| *k as usize) + 1;
-            let left = keys.iter().rev().map(|k| (args[*k as usize].clone(), plan.topology.lives_at(&args[*k as usize]))).collect();
+            let left = keys
+                .iter()
+                .rev()
+                .map(|k| (args[*k as usize].clone(), plan.topology.lives_at(&args[*k as usize])))
+                .collect();
             let mut pop = Pop { lane, name: args[0].clone(), left, options: args[after..].to_vec() };
             let Some(ask) = pop.ask() else { return Flow::Close };
             return self.begin_alone(handle, class, Box::new(pop), vec![ask]);
@@ -387,7 +418,8 @@ mod tests {
 
     #[test]
     fn a_value_that_a_node_cannot_read_names_both_nodes_and_versions() {
-        let [source, target] = [("a", "redis 7.2.4"), ("b", "redis 6.2.7")].map(|(name, version)| (name.to_owned(), version.to_owned()));
+        let [source, target] =
+            [("a", "redis 7.2.4"), ("b", "redis 6.2.7")].map(|(name, version)| (name.to_owned(), version.to_owned()));
         for error in ["ERR Bad data format", "ERR DUMP payload version or checksum are wrong"] {
             let refused = format!("-{error}\r\n");
             let text = unreadable(refused.as_bytes()).expect("a refused payload");
@@ -398,7 +430,11 @@ mod tests {
                 )
             );
         }
-        for other in ["-OOM command not allowed\r\n", "-BUSYKEY Target key name already exists.\r\n", "$15\r\nBad data format\r\n"] {
+        for other in [
+            "-OOM command not allowed\r\n",
+            "-BUSYKEY Target key name already exists.\r\n",
+            "$15\r\nBad data format\r\n",
+        ] {
             assert_eq!(unreadable(other.as_bytes()), None, "{other}");
         }
     }

@@ -1,7 +1,8 @@
 //! What is done with a command: the way from its arguments to a connection, a gather, or an answer.
 //!
-//! The order is that of Redis: is it known, has it enough arguments, may this user, is the client in a state for it; then whether its keys are on their way; then by
-//! its handling in the table. Each step may answer, or hold the client up, and nothing before the last one changes anything.
+//! The order is that of Redis: is it known, has it enough arguments, may this user, is the client in a state for it;
+//! then whether its keys are on their way; then by its handling in the table. Each step may answer, or hold the client
+//! up, and nothing before the last one changes anything.
 
 use std::sync::Arc;
 
@@ -127,7 +128,9 @@ impl Worker {
             Handling::Every(merge) => self.every(handle, command, merge, raw, args),
             Handling::Any => self.any(plan, handle, command, raw, args),
             Handling::Local(local) => self.local(plan, handle, command, local, raw, args),
-            Handling::OnlyNode(_) if plan.topology.only_node().is_some() => self.at_only_node(plan, handle, command, raw, args),
+            Handling::OnlyNode(_) if plan.topology.only_node().is_some() => {
+                self.at_only_node(plan, handle, command, raw, args)
+            }
             Handling::OnlyNode(_) | Handling::Refused(_) => {
                 let text = errors::not_served(command).unwrap_or_default();
                 self.refuse(handle, class, &text);
@@ -168,7 +171,9 @@ impl Worker {
     }
 
     fn gate_any(&mut self, handle: Handle, command: &Command) -> Option<Flow> {
-        self.gate_tracking(handle).or_else(|| self.gate_subscriber(handle, command)).or_else(|| self.gate_monitor(handle, command))
+        self.gate_tracking(handle)
+            .or_else(|| self.gate_subscriber(handle, command))
+            .or_else(|| self.gate_monitor(handle, command))
     }
 
     /// Answers the command just read with an error.
@@ -185,7 +190,11 @@ impl Worker {
         let name = args.get(0).unwrap_or_default();
         if name.eq_ignore_ascii_case(b"POST") || name.eq_ignore_ascii_case(b"HOST:") {
             // A browser was made to talk to us: say nothing that a web page could use (Redis does the same).
-            let from = self.clients.get(handle).and_then(|c| c.details.peer).map_or_else(|| "a Unix socket".to_owned(), |p| p.to_string());
+            let from = self
+                .clients
+                .get(handle)
+                .and_then(|c| c.details.peer)
+                .map_or_else(|| "a Unix socket".to_owned(), |p| p.to_string());
             if let Some(untold) = self.http_log.tell(self.now_us) {
                 tracing::warn!(
                     from,
@@ -211,10 +220,14 @@ impl Worker {
         Flow::Next
     }
 
-    /// Whether a command that is unknown now may be known soon: a node has been asked for its commands and has not answered yet. A client
-    /// waits for that once.
+    /// Whether a command that is unknown now may be known soon: a node has been asked for its commands and has not
+    /// answered yet. A client waits for that once.
     fn may_still_learn(&mut self, handle: Handle) -> bool {
-        let asked = self.plan.topology.nodes().any(|n| self.shared.with_facts(n.id, |f| f.commands == Commands::Asked || !f.tried));
+        let asked = self
+            .plan
+            .topology
+            .nodes()
+            .any(|n| self.shared.with_facts(n.id, |f| f.commands == Commands::Asked || !f.tried));
         let Some(client) = self.clients.get_mut(handle) else { return false };
         asked && !std::mem::replace(&mut client.waited_for_learning, asked)
     }
@@ -249,7 +262,9 @@ impl Worker {
                         Some(node) => return self.together(plan, handle, command, node, Limit::Unnamed, raw, args),
                         None => return self.refuse(handle, class, &error.text(command)),
                     },
-                    (Ok(()), Route::Together(node)) => return self.together(plan, handle, command, node, Limit::Slots, raw, args),
+                    (Ok(()), Route::Together(node)) => {
+                        return self.together(plan, handle, command, node, Limit::Slots, raw, args);
+                    }
                     (Ok(()), Route::Owner(slot, _) | Route::Parted(slot))
                         if plan.topology.is_exceptional(slot) && self.uses_undeclared(plan, command, args) =>
                     {
@@ -257,11 +272,15 @@ impl Worker {
                         let waits = self.wait_for_colocation(handle, &command.name, Wanted::Slot(slot), text);
                         return waits.unwrap_or_else(|text| self.refuse(handle, class, &text));
                     }
-                    (Ok(()), Route::Owner(slot, node)) if command.flags.has(Flags::BLOCKING) && command.blocks(args) => {
+                    (Ok(()), Route::Owner(slot, node))
+                        if command.flags.has(Flags::BLOCKING) && command.blocks(args) =>
+                    {
                         return self.block(handle, command, node, Waited::Of(slot), raw, args);
                     }
                     (Ok(()), Route::Owner(_, node)) => node,
-                    (Ok(()), Route::CrossSlot | Route::Parted(_)) => return self.cross_slot(plan, handle, command, raw, args),
+                    (Ok(()), Route::CrossSlot | Route::Parted(_)) => {
+                        return self.cross_slot(plan, handle, command, raw, args);
+                    }
                     (Ok(()), Route::Anywhere) => match self.choose_node(plan) {
                         Some(node) => node,
                         None => return self.refuse_all_down(handle, class),
@@ -275,7 +294,8 @@ impl Worker {
         self.forward(handle, command, args, node, raw)
     }
 
-    /// A command without keys of which nothing says which nodes it concerns, or that several nodes cannot execute at one instant.
+    /// A command without keys of which nothing says which nodes it concerns, or that several nodes cannot execute at
+    /// one instant.
     #[cold]
     fn at_only_node(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
         let Some(node) = plan.topology.only_node() else { return self.refuse_all_down(handle, command.class() as u8) };
@@ -320,7 +340,14 @@ impl Worker {
 
     /// Hands a command to the shared connection of a node.
     #[inline]
-    pub(super) fn forward(&mut self, handle: Handle, command: &Command, args: &Args<'_>, node: NodeId, raw: &[u8]) -> Flow {
+    pub(super) fn forward(
+        &mut self,
+        handle: Handle,
+        command: &Command,
+        args: &Args<'_>,
+        node: NodeId,
+        raw: &[u8],
+    ) -> Flow {
         let mut lane = if command.flags.has(Flags::SLOW) { Lane::Slow } else { Lane::Main };
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         let mut replica = None;
@@ -385,11 +412,18 @@ impl Worker {
 
     pub(super) fn choose_node(&mut self, plan: &Plan) -> Option<NodeId> {
         self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
-        // A node that has just joined may lack what clients call there (functions), and one without keys may be about to go.
-        let keeper = anywhere(&plan.topology, self.turn_of_nodes, |node| self.keepers.has(node) && self.links.is_up(node));
+        // A node that has just joined may lack what clients call there (functions), and one without keys may be about
+        // to go.
+        let keeper =
+            anywhere(&plan.topology, self.turn_of_nodes, |node| self.keepers.has(node) && self.links.is_up(node));
         let other = || anywhere(&plan.topology, self.turn_of_nodes, |node| self.links.is_up(node));
-        // Right after a start none is up, and a command with keys would wait for its node, too. So it would where others have found a node up.
-        let soon = || anywhere(&plan.topology, self.turn_of_nodes, |node| self.links.takes_commands(node) || !self.node_fails(node));
+        // Right after a start none is up, and a command with keys would wait for its node, too. So it would where
+        // others have found a node up.
+        let soon = || {
+            anywhere(&plan.topology, self.turn_of_nodes, |node| {
+                self.links.takes_commands(node) || !self.node_fails(node)
+            })
+        };
         keeper.or_else(other).or_else(soon)
     }
 
@@ -410,7 +444,15 @@ impl Worker {
         }
     }
 
-    fn split(&mut self, plan: &Plan, handle: Handle, command: &Command, how: Split, raw: &[u8], args: &Args<'_>) -> Flow {
+    fn split(
+        &mut self,
+        plan: &Plan,
+        handle: Handle,
+        command: &Command,
+        how: Split,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
         let class = command.class() as u8;
         let mut indexes = std::mem::take(&mut self.keys);
         indexes.clear();
@@ -493,7 +535,8 @@ impl Worker {
     }
 
     fn every(&mut self, handle: Handle, command: &Command, merge: Merge, raw: &[u8], args: &Args<'_>) -> Flow {
-        let changes_functions = matches!(&*command.name, "FUNCTION|DELETE" | "FUNCTION|FLUSH" | "FUNCTION|LOAD" | "FUNCTION|RESTORE");
+        let changes_functions =
+            matches!(&*command.name, "FUNCTION|DELETE" | "FUNCTION|FLUSH" | "FUNCTION|LOAD" | "FUNCTION|RESTORE");
         if changes_functions && let Some(flow) = self.wait_to_change_functions(handle, command.class() as u8) {
             return flow;
         }

@@ -1,9 +1,11 @@
-//! Double reads ([`switchyard_policy::migration::DoubleRead`]): a read of one key that is on its way is asked of its source and its target at once. An answer
-//! that shows the key goes to the client. Where none does, the read is issued again: as any command whose key is not there yet, it waits for it.
+//! Double reads ([`switchyard_policy::migration::DoubleRead`]): a read of one key that is on its way is asked of its
+//! source and its target at once. An answer that shows the key goes to the client. Where none does, the read is issued
+//! again: as any command whose key is not there yet, it waits for it.
 //!
 //! Only reads of one key. Of several keys one node gives the values of one moment, and two nodes cannot.
 //!
-//! It begins when the client is owed nothing, because the second try must not come behind what the client has sent later.
+//! It begins when the client is owed nothing, because the second try must not come behind what the client has sent
+//! later.
 
 use switchyard_policy::migration::Look;
 use switchyard_policy::topology::NodeId;
@@ -63,19 +65,21 @@ pub(super) fn may_double_read(
     for (node, process) in nodes.into_iter().zip([&processes.source, &processes.target]) {
         let link = worker.shared_link(node, lane_of(command), resp3);
         // Another process than the leg has met may show what is past.
-        worker
-            .links
-            .get(link)
-            .filter(|link| link.phase == Phase::Up && link.takes_commands() && link.run_id.as_deref() == Some(process))?;
+        worker.links.get(link).filter(|link| {
+            link.phase == Phase::Up && link.takes_commands() && link.run_id.as_deref() == Some(process)
+        })?;
     }
     Some(Asks { nodes: nodes.to_vec(), as_published: false })
 }
 
 /// Whether a command only reads one key, in a way that can be asked of two nodes.
 pub(super) fn reads_one_key(worker: &Worker, handle: Handle, command: &Command, args: &Args<'_>) -> bool {
-    let is_read = command.flags.has(Flags::READONLY) && !command.flags.has(Flags::SCRIPT) && !command.flags.has(Flags::BLOCKING);
-    // A cursor into a value means something to one server only; and what a module answers of a missing key is not known.
-    let can_be = is_read && command.is_builtin() && command.handling == Handling::Keyed && !command.flags.has(Flags::CURSOR);
+    let is_read =
+        command.flags.has(Flags::READONLY) && !command.flags.has(Flags::SCRIPT) && !command.flags.has(Flags::BLOCKING);
+    // A cursor into a value means something to one server only; and what a module answers of a missing key is not
+    // known.
+    let can_be =
+        is_read && command.is_builtin() && command.handling == Handling::Keyed && !command.flags.has(Flags::CURSOR);
     let key = command.first_key_only(args).and_then(|place| args.get(place)).filter(|_| can_be);
     let is_free = worker.clients.get(handle).is_some_and(|client| !client.in_multi);
     key.is_some_and(|key| is_free && !worker.large_keys.suggests(command, key))

@@ -1,7 +1,7 @@
 //! A client's connection: its partial input, the replies it is owed in order, and what holds it up.
 //!
-//! It knows no node: what a command waits for at one is a [`Stall`] here, with its reason, and whoever ends the reason looks for the clients that have it. A
-//! client that stalls is not read, so the bound of what waits is its own socket.
+//! It knows no node: what a command waits for at one is a [`Stall`] here, with its reason, and whoever ends the reason
+//! looks for the clients that have it. A client that stalls is not read, so the bound of what waits is its own socket.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -35,8 +35,8 @@ use crate::worker::wait::Written;
 /// Bytes of replies that one client may probably have on their way.
 const EXPECTED_BYTES_MAX: usize = 8 << 20;
 
-/// What a reply is taken for before one has come: else the first pipeline of a client could ask for gigabytes, which everybody else on the
-/// shared connection would wait for, also after the client has gone.
+/// What a reply is taken for before one has come: else the first pipeline of a client could ask for gigabytes, which
+/// everybody else on the shared connection would wait for, also after the client has gone.
 const REPLY_MEAN_FIRST: usize = 64 << 10;
 
 /// A reply that a client is owed: not there yet, or waiting in the client's parking buffer for those before it.
@@ -44,7 +44,8 @@ const REPLY_MEAN_FIRST: usize = 64 << 10;
 struct Owed {
     /// When the command was read, us of the worker's clock.
     at_us: u32,
-    /// Where it begins in the parking buffer, which may be larger than 4 GiB; 0 bytes long: not there yet (no reply is empty).
+    /// Where it begins in the parking buffer, which may be larger than 4 GiB; 0 bytes long: not there yet (no reply is
+    /// empty).
     start: usize,
     len: usize,
     class: u8,
@@ -196,7 +197,8 @@ pub(super) struct Client {
     owed: VecDeque<Owed>,
     /// Running mean of the sizes of this client's replies, bytes.
     reply_mean: usize,
-    /// Where commands of it are under way: nodes by number, modulo 64. All bits: it is not known. Means nothing while none is.
+    /// Where commands of it are under way: nodes by number, modulo 64. All bits: it is not known. Means nothing while
+    /// none is.
     under_way_at: u64,
     /// Number of the command that `owed`'s front is the reply of.
     first: u32,
@@ -348,8 +350,9 @@ impl Client {
         self.owed.len()
     }
 
-    /// Whether another command may be given to the nodes while those in flight are not answered: bounded in number, and in the bytes
-    /// that their replies will probably have, because what a node has begun to send must be taken even if the client has gone.
+    /// Whether another command may be given to the nodes while those in flight are not answered: bounded in number, and
+    /// in the bytes that their replies will probably have, because what a node has begun to send must be taken even if
+    /// the client has gone.
     #[inline]
     pub(super) fn has_room(&self, commands_max: usize) -> bool {
         self.in_flight() < commands_max && self.in_flight() * self.reply_mean < EXPECTED_BYTES_MAX
@@ -370,7 +373,8 @@ impl Client {
         self.first.wrapping_add(self.owed.len() as u32)
     }
 
-    /// Bytes waiting for the socket. What TLS has sealed and not written counts as one, because rustls does not say how many it is.
+    /// Bytes waiting for the socket. What TLS has sealed and not written counts as one, because rustls does not say how
+    /// many it is.
     #[inline]
     pub(super) fn unsent(&self) -> usize {
         self.out.len() - self.out_sent + self.tls.as_ref().map_or(0, |tls| usize::from(tls.has_unsent()))
@@ -438,7 +442,8 @@ impl Client {
         seq
     }
 
-    /// Whether a command of it is under way at the node, as far as is known: what it asks for there next is executed behind that.
+    /// Whether a command of it is under way at the node, as far as is known: what it asks for there next is executed
+    /// behind that.
     #[inline]
     pub(super) fn is_under_way_at(&self, node: NodeId) -> bool {
         self.in_flight() > 0 && self.under_way_at & bit_of(node) != 0
@@ -453,8 +458,8 @@ impl Client {
         seq
     }
 
-    /// Whether a command that is owed already is to be sent once more: nothing behind it is looked at before, also between the end of what it waited for and
-    /// its turn.
+    /// Whether a command that is owed already is to be sent once more: nothing behind it is looked at before, also
+    /// between the end of what it waited for and its turn.
     pub(super) fn has_yet_to_send(&self) -> bool {
         self.repeat.is_some() || self.is_recalled()
     }
@@ -493,8 +498,8 @@ impl Client {
         }
     }
 
-    /// Takes the reply to command `seq`, or what is left of it to be sent: behind the earlier replies, which may still be missing.
-    /// `failed`: it is an error.
+    /// Takes the reply to command `seq`, or what is left of it to be sent: behind the earlier replies, which may still
+    /// be missing. `failed`: it is an error.
     #[inline]
     pub(super) fn complete(&mut self, seq: u32, reply: &[u8], failed: bool, now_us: u64, counters: &WorkerCounters) {
         let place = seq.wrapping_sub(self.first) as usize;
@@ -559,12 +564,14 @@ impl Client {
         self.parked = kept;
     }
 
-    /// Whether the reply to `seq` can go straight to the socket: it is its turn, nothing is before it, and somebody wants it.
+    /// Whether the reply to `seq` can go straight to the socket: it is its turn, nothing is before it, and somebody
+    /// wants it.
     pub(super) fn takes_directly(&self, seq: u32) -> bool {
         seq == self.first && self.writable && self.unsent() == 0 && self.owed.front().is_some_and(|o| !o.muted)
     }
 
-    /// The reply to the first command owed is too large to be collected: it is passed on in pieces. `failed`: it is an error.
+    /// The reply to the first command owed is too large to be collected: it is passed on in pieces. `failed`: it is an
+    /// error.
     pub(super) fn begin_stream(&mut self, failed: bool) {
         self.streaming = true;
         if let Some(owed) = self.owed.front_mut() {
@@ -585,7 +592,8 @@ impl Client {
         self.complete(self.first, b"", false, now_us, counters);
     }
 
-    /// Keeps the replies from command `seq` on from being sent. They are still awaited, so that the connection is closed behind the earlier ones.
+    /// Keeps the replies from command `seq` on from being sent. They are still awaited, so that the connection is
+    /// closed behind the earlier ones.
     pub(super) fn drop_replies_from(&mut self, seq: u32) {
         let place = seq.wrapping_sub(self.first) as usize;
         self.owed.iter_mut().skip(place).for_each(|owed| owed.muted = true);

@@ -1,9 +1,10 @@
-//! `HSCAN`, `SSCAN`, `ZSCAN`: their cursors mean something to the server only that gave them, because each hashes with a seed of its own. So a cursor that a client
-//! gets also says of which node it is. Where the key lives at another one by then, the iteration begins again there: elements may come twice, as always with
-//! these commands, and none is missed.
+//! `HSCAN`, `SSCAN`, `ZSCAN`: their cursors mean something to the server only that gave them, because each hashes with
+//! a seed of its own. So a cursor that a client gets also says of which node it is. Where the key lives at another one
+//! by then, the iteration begins again there: elements may come twice, as always with these commands, and none is
+//! missed.
 //!
-//! Not a table of iterations: the number has room for the node, and nobody has to say when an iteration is over. Inside MULTI and in scripts a node's own cursors
-//! are seen; they are taken here as they are.
+//! Not a table of iterations: the number has room for the node, and nobody has to say when an iteration is over. Inside
+//! MULTI and in scripts a node's own cursors are seen; they are taken here as they are.
 
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Command;
@@ -42,7 +43,9 @@ impl Procedure for Page {
         let page = parts.pop().unwrap_or_default();
         let mut elements = reply::elements(&page);
         let cursor = elements.next().and_then(reply::integer).and_then(|cursor| u64::try_from(cursor).ok());
-        let (Some(cursor), Some(found), None) = (cursor, elements.next(), elements.next()) else { return Next::Done(page) };
+        let (Some(cursor), Some(found), None) = (cursor, elements.next(), elements.next()) else {
+            return Next::Done(page);
+        };
         let mut out = Vec::with_capacity(page.len() + 16);
         encode::header(&mut out, b'*', 2);
         encode::bulk(&mut out, told(cursor, self.node).to_string().as_bytes());
@@ -52,7 +55,14 @@ impl Procedure for Page {
 }
 
 /// Asks the key's node for a page.
-pub(super) fn element_scan(worker: &mut Worker, handle: Handle, command: &Command, node: NodeId, raw: &[u8], args: &Args<'_>) -> Flow {
+pub(super) fn element_scan(
+    worker: &mut Worker,
+    handle: Handle,
+    command: &Command,
+    node: NodeId,
+    raw: &[u8],
+    args: &Args<'_>,
+) -> Flow {
     let cursor: Option<u64> = args.get(2).and_then(|text| std::str::from_utf8(text).ok()?.parse().ok());
     // The node says what is wrong with it.
     let Some(cursor) = cursor else { return worker.forward(handle, command, args, node, raw) };
@@ -67,7 +77,11 @@ pub(super) fn element_scan(worker: &mut Worker, handle: Handle, command: &Comman
     } else {
         encode::header(&mut request, b'*', args.len());
         for (at, arg) in args.iter().enumerate() {
-            if at == 2 { encode::bulk(&mut request, meant.to_string().as_bytes()) } else { encode::bulk(&mut request, arg) }
+            if at == 2 {
+                encode::bulk(&mut request, meant.to_string().as_bytes())
+            } else {
+                encode::bulk(&mut request, arg)
+            }
         }
     }
     worker.begin_rounds(

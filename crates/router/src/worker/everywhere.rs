@@ -1,8 +1,9 @@
 //! Which nodes a command about all nodes goes to.
 //!
-//! A *keeper* is a node at which keys may be. What is asked about all keys is asked of keepers only: the others have nothing to say, and one of them that
-//! is down, or was never there, must not fail the command. What every node is to have (scripts, functions, settings) goes to the others too, as long as
-//! they are up, and their errors are left out. A node that misses it for that reason is given scripts and functions when keys move to it.
+//! A *keeper* is a node at which keys may be. What is asked about all keys is asked of keepers only: the others have
+//! nothing to say, and one of them that is down, or was never there, must not fail the command. What every node is to
+//! have (scripts, functions, settings) goes to the others too, as long as they are up, and their errors are left out. A
+//! node that misses it for that reason is given scripts and functions when keys move to it.
 
 use switchyard_policy::topology::{NodeId, Topology};
 
@@ -51,6 +52,11 @@ impl Keepers {
 impl Worker {
     /// The keepers and those of the others that are up.
     pub(super) fn reachable(&self) -> Vec<NodeId> {
-        self.plan.topology.nodes().map(|node| node.id).filter(|node| self.keepers.has(*node) || self.links.is_up(*node)).collect()
+        self.plan
+            .topology
+            .nodes()
+            .map(|node| node.id)
+            .filter(|node| self.keepers.has(*node) || self.links.is_up(*node))
+            .collect()
     }
 }

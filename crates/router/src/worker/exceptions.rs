@@ -1,8 +1,9 @@
-//! Keys that live elsewhere than their slots (`Topology::lives_at`): what becomes of commands that need more than one key of such a slot.
+//! Keys that live elsewhere than their slots (`Topology::lives_at`): what becomes of commands that need more than one
+//! key of such a slot.
 //!
-//! A command of one key goes where that key lives, and one whose keys live together as well: nothing here is asked. What is left waits until its keys
-//! are home (`colocate`), except where `cross_slot` can bring the values together; where they do not come home it is refused with the command that
-//! brings them.
+//! A command of one key goes where that key lives, and one whose keys live together as well: nothing here is asked.
+//! What is left waits until its keys are home (`colocate`), except where `cross_slot` can bring the values together;
+//! where they do not come home it is refused with the command that brings them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -35,9 +36,17 @@ pub(super) fn slots_by(plan: &Arc<Plan>, request: &[u8]) -> BTreeSet<Slot> {
 }
 
 impl Worker {
-    /// A command that needs its keys together, the arguments at `keys`, which are not: in several slots, or some of them live elsewhere than their slot.
+    /// A command that needs its keys together, the arguments at `keys`, which are not: in several slots, or some of
+    /// them live elsewhere than their slot.
     #[cold]
-    pub(super) fn bring_together(&mut self, plan: &Plan, handle: Handle, command: &Command, args: &Args<'_>, keys: &[u32]) -> Flow {
+    pub(super) fn bring_together(
+        &mut self,
+        plan: &Plan,
+        handle: Handle,
+        command: &Command,
+        args: &Args<'_>,
+        keys: &[u32],
+    ) -> Flow {
         let keys = keys.iter().filter_map(|k| args.get(*k as usize));
         let text = self.not_together(plan, keys.clone());
         let waits = match route(&plan.topology, keys.clone()) {
@@ -47,7 +56,8 @@ impl Worker {
         waits.unwrap_or_else(|text| self.refuse(handle, command.class() as u8, &text))
     }
 
-    /// The error for keys that a command needs together and that are not: in several slots, or one of them lives elsewhere than its slot.
+    /// The error for keys that a command needs together and that are not: in several slots, or one of them lives
+    /// elsewhere than its slot.
     #[cold]
     pub(super) fn not_together<'k>(&self, plan: &Plan, mut keys: impl Iterator<Item = &'k [u8]> + Clone) -> String {
         let slot = keys.clone().next().map(|key| plan.topology.slot_of(key));
@@ -83,7 +93,12 @@ impl Worker {
     }
 
     /// Where the commands of a transaction in this slot are executed. `Err`: not all of their keys live at one node.
-    pub(super) fn node_of_transaction(&mut self, plan: &Arc<Plan>, slot: Slot, requests: &[Vec<u8>]) -> Result<NodeId, String> {
+    pub(super) fn node_of_transaction(
+        &mut self,
+        plan: &Arc<Plan>,
+        slot: Slot,
+        requests: &[Vec<u8>],
+    ) -> Result<NodeId, String> {
         let owner = plan.topology.owner(slot);
         if !plan.topology.is_exceptional(slot) {
             return Ok(owner);
@@ -116,8 +131,15 @@ impl Worker {
         Ok(found.unwrap_or(owner))
     }
 
-    /// What a transaction in this slot needs to live together: of the keys that its commands name and of those that are watched.
-    pub(super) fn wanted_by_transaction(&mut self, plan: &Arc<Plan>, slot: Slot, requests: &[Vec<u8>], watched: &[Box<[u8]>]) -> Wanted {
+    /// What a transaction in this slot needs to live together: of the keys that its commands name and of those that are
+    /// watched.
+    pub(super) fn wanted_by_transaction(
+        &mut self,
+        plan: &Arc<Plan>,
+        slot: Slot,
+        requests: &[Vec<u8>],
+        watched: &[Box<[u8]>],
+    ) -> Wanted {
         let mut wanted: Vec<Arc<[u8]>> = Vec::new();
         for request in requests {
             let all = parsed(plan, request, |command, args| {
@@ -136,7 +158,9 @@ impl Worker {
                 return Wanted::Slot(slot);
             }
         }
-        wanted.extend(watched.iter().map(|key| &**key).filter(|key| plan.topology.exception(key).is_some()).map(Arc::from));
+        wanted.extend(
+            watched.iter().map(|key| &**key).filter(|key| plan.topology.exception(key).is_some()).map(Arc::from),
+        );
         wanted.sort_unstable();
         wanted.dedup();
         Wanted::Keys(wanted)

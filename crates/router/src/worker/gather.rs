@@ -1,7 +1,7 @@
 //! Commands that several nodes (or workers) answer together: their parts are collected, and one reply made of them.
 //!
-//! A part that failed makes the whole an error, and where half of a write may have been executed the error says so. Parts are kept whole: a large reply that
-//! nobody joins never comes here.
+//! A part that failed makes the whole an error, and where half of a write may have been executed the error says so.
+//! Parts are kept whole: a large reply that nobody joins never comes here.
 
 use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::NodeId;
@@ -34,7 +34,8 @@ const OTHERS_PERHAPS: &str = "; other parts of the command may have been execute
 pub(super) enum Whole {
     /// As the command table says.
     Merged(Merge),
-    /// The same, of a command that may take long on a connection of short ones, because it must keep its place among its client's.
+    /// The same, of a command that may take long on a connection of short ones, because it must keep its place among
+    /// its client's.
     Long(Merge),
     /// The same, of a command that only reads: what failed of it has no half that was executed.
     Read(Merge),
@@ -150,7 +151,13 @@ impl Gather {
 
 impl Worker {
     /// Begins a gather for the command just read.
-    pub(super) fn begin_gather(&mut self, client_handle: Handle, class: u8, parts: usize, whole: Whole) -> Option<Handle> {
+    pub(super) fn begin_gather(
+        &mut self,
+        client_handle: Handle,
+        class: u8,
+        parts: usize,
+        whole: Whole,
+    ) -> Option<Handle> {
         let client = self.clients.get_mut(client_handle)?;
         let seq = client.owe(self.now_us, class);
         let database = client.database;
@@ -182,7 +189,15 @@ impl Worker {
     }
 
     /// The same with several requests in one piece; the reply to the last is the part.
-    pub(super) fn send_parts<R: AsRef<[u8]>>(&mut self, gather: Handle, part: u32, node: NodeId, lane: Lane, requests: &[R], class: u8) {
+    pub(super) fn send_parts<R: AsRef<[u8]>>(
+        &mut self,
+        gather: Handle,
+        part: u32,
+        node: NodeId,
+        lane: Lane,
+        requests: &[R],
+        class: u8,
+    ) {
         let known = self.gathers.get(gather).and_then(|g| {
             let client = self.clients.get(g.client)?;
             Some((client.resp3, client.no_touch, g.database, g.epoch as u32, g.whole.is_long()))
@@ -225,7 +240,9 @@ impl Worker {
                     EXEC => self.pass_exec(database, pending),
                     _ if number + 1 == requests.len() => self.pass(keyed, bytes, pending),
                     MULTI => self.pass_queued(keyed, bytes, Pending { purpose: Purpose::Queued, seq: 0, ..pending }),
-                    _ if requests[0].as_ref() == MULTI => self.pass_queued(keyed, bytes, Pending { purpose: Purpose::Nobody, ..pending }),
+                    _ if requests[0].as_ref() == MULTI => {
+                        self.pass_queued(keyed, bytes, Pending { purpose: Purpose::Nobody, ..pending })
+                    }
                     _ => self.pass(keyed, bytes, Pending { purpose: Purpose::Nobody, ..pending }),
                 };
                 self.links.push(handle, request);
@@ -274,7 +291,8 @@ impl Worker {
         gather.bytes += answer.len();
         let is_alone = self.clients.get(gather.client).is_none();
         let too_large = is_alone || gather.bytes > self.plan.live.client_output_limit;
-        let is_left_out = reply::is_error(answer) && gather.nodes.get(part as usize).is_some_and(|node| gather.excused.contains(node));
+        let is_left_out = reply::is_error(answer)
+            && gather.nodes.get(part as usize).is_some_and(|node| gather.excused.contains(node));
         *place = Some(if let Whole::Info { digest, .. } = &mut gather.whole {
             digest.take(answer);
             Vec::new()
@@ -299,7 +317,12 @@ impl Worker {
             Gather { whole: Whole::Rounds(_), .. } => return self.end_round(gather, resp3),
             Gather { whole: Whole::DoubleRead { request, as_published }, parts, class, epoch, .. } => {
                 let parts: Vec<Vec<u8>> = parts.into_iter().flatten().collect();
-                return end_double_read(self, client, Asked { as_published, seq, class, epoch: epoch as u32, request }, &parts);
+                return end_double_read(
+                    self,
+                    client,
+                    Asked { as_published, seq, class, epoch: epoch as u32, request },
+                    &parts,
+                );
             }
             Gather { whole: Whole::Redirect(options), parts, .. } => {
                 let parts: Vec<Vec<u8>> = parts.into_iter().flatten().collect();
@@ -340,7 +363,8 @@ impl Worker {
         let mut out = Vec::new();
         match (gather.whole, error) {
             (Whole::Merged(merge) | Whole::Long(merge), error) => {
-                let doubtful = error.filter(|_| matches!(merge, Merge::Same | Merge::Sum)).map(|error| with_doubt(error, &parts));
+                let doubtful =
+                    error.filter(|_| matches!(merge, Merge::Same | Merge::Sum)).map(|error| with_doubt(error, &parts));
                 return doubtful.unwrap_or_else(|| merged(merge, parts, &name, resp3));
             }
             (Whole::Read(merge), _) => return merged(merge, parts, &name, resp3),
@@ -410,8 +434,8 @@ impl Worker {
     }
 }
 
-/// The error of a part, for the whole of a command that may change something. Where other parts were executed, or may have been, it must not say of the
-/// whole that it was not.
+/// The error of a part, for the whole of a command that may change something. Where other parts were executed, or may
+/// have been, it must not say of the whole that it was not.
 pub(super) fn with_doubt(error: &[u8], parts: &[Vec<u8>]) -> Vec<u8> {
     let says_perhaps = |part: &[u8]| memchr::memmem::find(part, PERHAPS.as_bytes()).is_some();
     let is_in_doubt = parts.iter().any(|part| !reply::is_error(part) || says_perhaps(part));
@@ -423,7 +447,8 @@ pub(super) fn with_doubt(error: &[u8], parts: &[Vec<u8>]) -> Vec<u8> {
     out
 }
 
-/// Replies of nodes as one; `name` gives that of a node. An error of any is that of the whole, but where one success is enough.
+/// Replies of nodes as one; `name` gives that of a node. An error of any is that of the whole, but where one success is
+/// enough.
 fn merged(merge: Merge, parts: Vec<Vec<u8>>, name: &dyn Fn(usize) -> String, resp3: bool) -> Vec<u8> {
     if merge == Merge::AnyOk {
         return any_ok(parts);

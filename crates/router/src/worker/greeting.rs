@@ -1,7 +1,8 @@
 //! The first words with a node on a new connection: who we are, who it is, and what commands it has.
 //!
-//! In one piece: password, protocol, name, `CLIENT ID` and `INFO`. No command of a client is sent before all is answered, because the connection could not be
-//! ended by its number before, and a node that must not be served (another process without its data, a wrong version, a replica) shows itself here.
+//! In one piece: password, protocol, name, `CLIENT ID` and `INFO`. No command of a client is sent before all is
+//! answered, because the connection could not be ended by its number before, and a node that must not be served
+//! (another process without its data, a wrong version, a replica) shows itself here.
 
 use std::io;
 use std::sync::Arc;
@@ -37,7 +38,8 @@ const ABOUT_DATA: [(Greeting, &[&str]); 3] = [
 /// Stands for the keys of a process that does not say.
 const UNKNOWN: Holdings = Holdings { keys: 1, expires: 0, avg_ttl_ms: 0 };
 
-/// A field of INFO, in signs that are safe to show: what a node says must not draw on a terminal, or pass for other lines of the log.
+/// A field of INFO, in signs that are safe to show: what a node says must not draw on a terminal, or pass for other
+/// lines of the log.
 fn field_of(info: &[u8], name: &str) -> Option<String> {
     let info = String::from_utf8_lossy(info);
     let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -49,7 +51,8 @@ fn run_id_of(info: &[u8]) -> Option<String> {
     field_of(info, "run_id")
 }
 
-/// Whether fields of hashes have times of their own there: Redis from 7.4 on, Valkey from 9. What is not understood may.
+/// Whether fields of hashes have times of their own there: Redis from 7.4 on, Valkey from 9. What is not understood
+/// may.
 fn fields_expire(flavour: &str, version: &str) -> bool {
     let mut numbers = version.split('.').map(|number| number.parse::<u32>().unwrap_or(u32::MAX));
     let version = (numbers.next().unwrap_or(u32::MAX), numbers.next().unwrap_or(0));
@@ -95,9 +98,11 @@ pub(super) enum Greeting {
     Claimed(Vec<u8>),
     /// CLIENT LIST, at the first meeting with this process; with what INFO said.
     LeftBehind(Vec<u8>),
-    /// CLIENT KILL of a connection that the router, or an earlier run of it, has left; the last one with what INFO said.
+    /// CLIENT KILL of a connection that the router, or an earlier run of it, has left; the last one with what INFO
+    /// said.
     Ended(Option<Vec<u8>>),
-    /// The process was here before, and another one since: what was left at it then (these clients) is ended. With what INFO said.
+    /// The process was here before, and another one since: what was left at it then (these clients) is ended. With what
+    /// INFO said.
     Returned(Vec<u64>, Vec<u8>),
     /// Other workers still use the primary before this one. With what INFO said.
     Others(Vec<u8>),
@@ -108,18 +113,24 @@ pub(super) enum Greeting {
 /// It is known who answers: what was left there comes first, then it is used.
 fn greet_known(worker: &mut Worker, handle: Handle, info: &[u8]) {
     let Some((node, lane)) = worker.links.get(handle).map(|link| (link.node, link.lane)) else { return };
-    let returned = run_id_of(info)
-        .filter(|run_id| lane != Lane::Replica && worker.shared.with_facts(node, |facts| facts.run_id.as_deref() != Some(run_id)));
+    let returned = run_id_of(info).filter(|run_id| {
+        lane != Lane::Replica && worker.shared.with_facts(node, |facts| facts.run_id.as_deref() != Some(run_id))
+    });
     let left = returned.map(|run_id| worker.shared.connections.left_at(node, &run_id)).unwrap_or_default();
     if !left.is_empty() {
         // Nobody counts what may still be executed of them: while another process was here, it could not be.
-        let kill = |id: &u64| (Greeting::Ended(None), ["CLIENT", "KILL", "ID", &id.to_string()].map(str::to_owned).to_vec());
+        let kill =
+            |id: &u64| (Greeting::Ended(None), ["CLIENT", "KILL", "ID", &id.to_string()].map(str::to_owned).to_vec());
         let kills: Vec<_> = left.iter().map(kill).collect();
         let last = (Greeting::Returned(left, info.to_vec()), vec!["PING".to_owned()]);
         return worker.ask_more(handle, kills.into_iter().chain([last]).collect());
     }
     let asks = run_id_of(info).is_some_and(|run_id| worker.shared.fences.is_to_be_asked(node, &run_id));
-    let claim = worker.shared.seat.as_ref().filter(|_| worker.links.get(handle).is_some_and(|link| link.standing == Standing::Free));
+    let claim = worker
+        .shared
+        .seat
+        .as_ref()
+        .filter(|_| worker.links.get(handle).is_some_and(|link| link.standing == Standing::Free));
     let claim = claim.map(|seat| (Greeting::Claim, seat.claim()));
     if (!asks && claim.is_none()) || worker.links.get(handle).is_none_or(|link| link.lane == Lane::Replica) {
         worker.link_is_up(handle, info);
@@ -129,7 +140,8 @@ fn greet_known(worker: &mut Worker, handle: Handle, info: &[u8]) {
     }
 }
 
-/// Returns whether a greeted connection may be used. Otherwise reads the mark first, or waits until an earlier router has no hot copies of the node's keys.
+/// Returns whether a greeted connection may be used. Otherwise reads the mark first, or waits until an earlier router
+/// has no hot copies of the node's keys.
 fn is_admitted(worker: &mut Worker, handle: Handle, info: &[u8], run_id: Option<&str>) -> bool {
     let Some(link) = worker.links.get_mut(handle).filter(|link| link.lane != Lane::Replica) else { return true };
     let (Some(seat), Some(run_id)) = (&worker.shared.seat, run_id) else { return true };
@@ -157,8 +169,8 @@ pub(super) fn end_wait_for_earlier_router(worker: &mut Worker, handle: Handle) {
 }
 
 impl Worker {
-    /// Connected: asks the node who it is before anything else is sent. Sending nothing before its answer makes the connection one
-    /// that a CLIENT KILL by a later connection surely reaches.
+    /// Connected: asks the node who it is before anything else is sent. Sending nothing before its answer makes the
+    /// connection one that a CLIENT KILL by a later connection surely reaches.
     pub(super) fn greet_node(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let Some(access) = self.plan.live.nodes.get(&link.node) else { return };
@@ -180,7 +192,9 @@ impl Worker {
         match (&access.password, link.resp3 && !link.downgraded) {
             (Some(password), true) => ask(link, Greeting::Hello, &["HELLO", "3", "AUTH", user, &password.0]),
             (None, true) => ask(link, Greeting::Hello, &["HELLO", "3"]),
-            (Some(password), false) if access.username.is_some() => ask(link, Greeting::Auth, &["AUTH", user, &password.0]),
+            (Some(password), false) if access.username.is_some() => {
+                ask(link, Greeting::Auth, &["AUTH", user, &password.0])
+            }
             (Some(password), false) => ask(link, Greeting::Auth, &["AUTH", &password.0]),
             (None, false) => {}
         }
@@ -195,8 +209,8 @@ impl Worker {
             ask(link, Greeting::Tracking, &["CLIENT", "TRACKING", "ON"]);
         }
         let is_alone = link.lane.is_exclusive();
-        // Sent in one piece later on, without waiting for the answer to MULTI: where that were refused, the commands behind it would be
-        // executed one by one.
+        // Sent in one piece later on, without waiting for the answer to MULTI: where that were refused, the commands
+        // behind it would be executed one by one.
         if !matches!(link.lane, Lane::Blocking | Lane::Pubsub | Lane::Fills) {
             ask(link, Greeting::Multi, &["MULTI"]);
             ask(link, Greeting::Exec, &["EXEC"]);
@@ -239,8 +253,8 @@ impl Worker {
         }
     }
 
-    /// The process behind a connection that one client is to have alone has said who it is. One that is not known is asked about its data, as on every
-    /// shared connection.
+    /// The process behind a connection that one client is to have alone has said who it is. One that is not known is
+    /// asked about its data, as on every shared connection.
     fn greet_process(&mut self, handle: Handle, info: &[u8]) {
         let run_id = run_id_of(info).map(Arc::from);
         let Some(link) = self.links.get_mut(handle) else { return };
@@ -264,9 +278,10 @@ impl Worker {
         match (question, error) {
             (Greeting::Hello, Some(error)) if refuses_resp3(&error) => self.downgrade(handle, &error),
             (Greeting::Hello, Some(error)) => self.attempt_failed(handle, &format!("it refuses HELLO 3: {error}")),
-            (Greeting::Auth, Some(error)) => {
-                self.attempt_failed(handle, &format!("it refuses our user or password (nodes.username, nodes.password-file): {error}"))
-            }
+            (Greeting::Auth, Some(error)) => self.attempt_failed(
+                handle,
+                &format!("it refuses our user or password (nodes.username, nodes.password-file): {error}"),
+            ),
             (Greeting::Select, Some(error)) => {
                 let database = link.start_database;
                 if error.starts_with("NOAUTH") {
@@ -295,8 +310,18 @@ impl Worker {
                     link.no_multi.get_or_insert(error.into());
                 }
             }
-            (Greeting::SetName, Some(error)) => debug!(node = %self.node_name(node), error, "node refuses CLIENT SETNAME"),
-            (Greeting::Hello | Greeting::Auth | Greeting::SetName | Greeting::Databases(_) | Greeting::Multi | Greeting::Exec, None) => {}
+            (Greeting::SetName, Some(error)) => {
+                debug!(node = %self.node_name(node), error, "node refuses CLIENT SETNAME")
+            }
+            (
+                Greeting::Hello
+                | Greeting::Auth
+                | Greeting::SetName
+                | Greeting::Databases(_)
+                | Greeting::Multi
+                | Greeting::Exec,
+                None,
+            ) => {}
             (Greeting::Role, Some(error)) => debug!(node = %self.node_name(node), error, "node refuses ROLE"),
             (Greeting::Role, None) => {
                 if reply::elements(answer).next().and_then(reply::text).is_some_and(|role| role != b"master") {
@@ -344,7 +369,8 @@ impl Worker {
                 (link.persists, link.is_loading) = (text.contains("aof_enabled:1"), text.contains("\nloading:1"));
             }
             (Greeting::Save, None) => {
-                link.persists |= reply::elements(answer).nth(1).and_then(reply::text).is_some_and(|save| !save.is_empty());
+                link.persists |=
+                    reply::elements(answer).nth(1).and_then(reply::text).is_some_and(|save| !save.is_empty());
             }
             (Greeting::Keyspace, None) => {
                 let text = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
@@ -454,10 +480,12 @@ impl Worker {
         Some(standing)
     }
 
-    /// Why a node that is being greeted must not be served, where that is so: it lost what it had, and nobody has said that this is all right.
+    /// Why a node that is being greeted must not be served, where that is so: it lost what it had, and nobody has said
+    /// that this is all right.
     fn comes_back_without_data(&self, handle: Handle, run_id: Option<&str>) -> Option<String> {
         let link = self.links.get(handle).filter(|link| link.lane != Lane::Replica)?;
-        let (node, now, is_loading, policy) = (link.node, link.holdings?.keys, link.is_loading, self.plan.live.empty_return);
+        let (node, now, is_loading, policy) =
+            (link.node, link.holdings?.keys, link.is_loading, self.plan.live.empty_return);
         // Where no key is looked for, none is missed.
         if !self.plan.topology.keepers().contains(&node) {
             return None;
@@ -530,7 +558,8 @@ impl Worker {
         note_process(self, handle, run_id.as_ref());
         let Some(link) = self.links.get_mut(handle) else { return };
         if link.lane != Lane::Replica && !self.shared.are_others_left() {
-            // A write here would be answered while others read at the primary before, or at the process before. They leave it within a turn.
+            // A write here would be answered while others read at the primary before, or at the process before. They
+            // leave it within a turn.
             return self.ask_more(handle, vec![(Greeting::Others(info.to_vec()), vec!["PING".to_owned()])]);
         }
         link.comes_up();
@@ -542,8 +571,8 @@ impl Worker {
         link.counters.connects.add(1);
         let (node, lane, resp3) = (link.node, link.lane, link.resp3);
         if lane == Lane::Replica {
-            // What is known of a node is known of its primary. And a replica is only read: what a connection to it leaves behind
-            // changes nothing.
+            // What is known of a node is known of its primary. And a replica is only read: what a connection to it
+            // leaves behind changes nothing.
             self.links.mark(handle);
             return;
         }
@@ -586,7 +615,8 @@ impl Worker {
             self.pubsub_link_up(handle, node);
         }
         if lane == Lane::Fills {
-            let expire = Elements { of_hash: fields_expire(flavour, &version), of_set: members_expire(flavour, &version) };
+            let expire =
+                Elements { of_hash: fields_expire(flavour, &version), of_set: members_expire(flavour, &version) };
             let about = About { expire, is_covered: covers(flavour, &version), run_id: run_id.as_deref(), standing };
             hot_copies::link_up(self, node, &about);
         }
@@ -620,8 +650,9 @@ impl Worker {
     }
 }
 
-/// Records the process to which a connection leads. If it is another process than before, all workers end their connections to that one: an address may lead to a
-/// new primary while connections to the old one stay open, so clients would read and write at both.
+/// Records the process to which a connection leads. If it is another process than before, all workers end their
+/// connections to that one: an address may lead to a new primary while connections to the old one stay open, so clients
+/// would read and write at both.
 fn note_process(worker: &Worker, handle: Handle, run_id: Option<&Arc<str>>) {
     let Some(link) = worker.links.get(handle).filter(|link| link.lane != Lane::Replica) else { return };
     let (node, holdings, start_database) = (link.node, link.holdings, link.start_database);

@@ -1,7 +1,8 @@
 //! Hot copies at a worker: what it answers itself, what it asks nodes for, and which gates its writes hold shut.
 //!
-//! Rules and proof are in [`switchyard_policy::hot_copies`] and docs/design/hot-copies.md. Here is what only a worker knows: which keys a command may write ([`hold`]), what is
-//! still under way at a node ([`publish_drained`]), and whom a fill makes wait ([`copied`], [`filled`]).
+//! Rules and proof are in [`switchyard_policy::hot_copies`] and docs/design/hot-copies.md. Here is what only a worker
+//! knows: which keys a command may write ([`hold`]), what is still under way at a node ([`publish_drained`]), and whom
+//! a fill makes wait ([`copied`], [`filled`]).
 //!
 //! Functions and no methods of `Worker`: what they own is [`Hot`], and the rest they ask for.
 
@@ -50,8 +51,9 @@ struct Waiting {
     clients: Vec<Handle>,
 }
 
-/// The clock of hits. Each hit needs a reading from after its command was received, and before its reply is handed over. A reading of the turn would be too early: the
-/// process can be stopped between the start of a turn and a read of a socket.
+/// The clock of hits. Each hit needs a reading from after its command was received, and before its reply is handed
+/// over. A reading of the turn would be too early: the process can be stopped between the start of a turn and a read of
+/// a socket.
 #[derive(Clone, Copy, Debug, Default)]
 enum HitClock {
     /// Each hit reads the clock.
@@ -180,7 +182,8 @@ fn may_write(command: &Command) -> bool {
     writes(command) || &*command.name == "PFCOUNT"
 }
 
-/// A command is about to be sent: shuts the gates of what it may write. Gives the number of its end, where somebody wants to hear of it.
+/// A command is about to be sent: shuts the gates of what it may write. Gives the number of its end, where somebody
+/// wants to hear of it.
 pub(super) fn hold(worker: &mut Worker, keyed: Keyed<'_>, end: EndNumber) -> EndNumber {
     let mut found = std::mem::take(&mut worker.hearers.hot.found);
     found.clear();
@@ -226,14 +229,15 @@ fn gates_of(worker: &mut Worker, node: NodeId, command: &Command, args: &Args<'_
     let set = hot.copies.set();
     let keys = places.iter().filter_map(|place| args.get(*place as usize));
     if command.flags.has(Flags::SCRIPT) {
-        // One that is checked touches keys in the slots of those that it declares, and no others. A library may have come to its node past the check.
+        // One that is checked touches keys in the slots of those that it declares, and no others. A library may have
+        // come to its node past the check.
         if worker.plan.checks_scripts() && !command.name.starts_with("FCALL") {
             match worker.plan.topology.placement() {
                 Placement::Crc16 => keys.for_each(|key| found.extend(set.gates_in(crc16_slot(key)))),
-                // There it touches the keys themselves, and the slot of an armed key may be that of an earlier list of servers.
-                Placement::Continuum(_) => {
-                    found.extend(keys.map(|key| hot.hash(key)).filter(|hash| set.get(*hash).is_some()).map(GateId::of_key))
-                }
+                // There it touches the keys themselves, and the slot of an armed key may be that of an earlier list of
+                // servers.
+                Placement::Continuum(_) => found
+                    .extend(keys.map(|key| hot.hash(key)).filter(|hash| set.get(*hash).is_some()).map(GateId::of_key)),
             }
         } else {
             found.push(GateId::of_node(node));
@@ -254,7 +258,14 @@ fn gates_of(worker: &mut Worker, node: NodeId, command: &Command, args: &Args<'_
 
 /// What a copy makes of a command that reads one key, instead of its node. `None`: the node answers.
 #[inline]
-pub(super) fn copied(worker: &mut Worker, handle: Handle, plan: &Plan, command: &Command, key: &[u8], raw: &[u8]) -> Option<Flow> {
+pub(super) fn copied(
+    worker: &mut Worker,
+    handle: Handle,
+    plan: &Plan,
+    command: &Command,
+    key: &[u8],
+    raw: &[u8],
+) -> Option<Flow> {
     let Worker { clients, hearers, shared, counters, now_us, detour, .. } = worker;
     let client = clients.get_mut(handle)?;
     let hot = &mut hearers.hot;
@@ -289,7 +300,13 @@ pub(super) fn copied(worker: &mut Worker, handle: Handle, plan: &Plan, command: 
     }
     let asked = Asked { hash: hot.hash(key), key, database, request: raw, node, resp3 };
     let waits = !has_waited && !hot.late_at.contains(&node);
-    let number = match hot.copies.read(&*hot.gates, asked, *now_us, || hot.clock.read(), |since| shared.hot.may_fill(since, node)) {
+    let number = match hot.copies.read(
+        &*hot.gates,
+        asked,
+        *now_us,
+        || hot.clock.read(),
+        |since| shared.hot.may_fill(since, node),
+    ) {
         Read::Hit(reply) => {
             let reply = reply.to_vec();
             hot.share.give(reply.len());
@@ -311,8 +328,8 @@ pub(super) fn copied(worker: &mut Worker, handle: Handle, plan: &Plan, command: 
     Some(Flow::Stall(Stall::Fill))
 }
 
-/// Whether a client may be answered from copies. One that tracks its keys is told of changes of what it has read at the node, one that reads from replicas has said who is
-/// to answer, and what another lane carries for it is not all sent.
+/// Whether a client may be answered from copies. One that tracks its keys is told of changes of what it has read at the
+/// node, one that reads from replicas has said who is to answer, and what another lane carries for it is not all sent.
 #[inline]
 fn takes_copies(client: &mut Client) -> bool {
     client.tracked.is_none() && client.reads == Reads::Primary && client.may_take(Lane::Main)
@@ -340,8 +357,16 @@ pub(super) fn copies_of(
     }
 }
 
-/// MGET of keys of which all have copies: its reply. Those that could have some and have none are asked for, and nobody waits.
-fn copied_values(worker: &mut Worker, handle: Handle, plan: &Plan, command: &Command, args: &Args<'_>, keys: &[u32]) -> Option<Flow> {
+/// MGET of keys of which all have copies: its reply. Those that could have some and have none are asked for, and nobody
+/// waits.
+fn copied_values(
+    worker: &mut Worker,
+    handle: Handle,
+    plan: &Plan,
+    command: &Command,
+    args: &Args<'_>,
+    keys: &[u32],
+) -> Option<Flow> {
     let client = worker.clients.get_mut(handle)?;
     if worker.detour || !takes_copies(client) {
         return None;
@@ -366,9 +391,16 @@ fn copied_values(worker: &mut Worker, handle: Handle, plan: &Plan, command: &Com
         let Worker { hearers, shared, now_us, .. } = &mut *worker;
         let hot = &mut hearers.hot;
         let asked = Asked { hash: hot.hash(key), key, database, request: &request, node, resp3 };
-        match hot.copies.read(&*hot.gates, asked, *now_us, || hot.clock.read(), |since| shared.hot.may_fill(since, node)) {
+        match hot.copies.read(
+            &*hot.gates,
+            asked,
+            *now_us,
+            || hot.clock.read(),
+            |since| shared.hot.may_fill(since, node),
+        ) {
             Read::Hit(reply) => {
-                // As the node's own reply, one that is large is taken as it comes, and not made whole: names are short, and what they stand for is not.
+                // As the node's own reply, one that is large is taken as it comes, and not made whole: names are short,
+                // and what they stand for is not.
                 if answer.len() + reply.len() > large {
                     return None;
                 }
@@ -406,10 +438,14 @@ pub(super) struct Elements {
 }
 
 impl Elements {
-    /// The types that a read with this name may be about. The key ends with its last element, also because a client reads it.
+    /// The types that a read with this name may be about. The key ends with its last element, also because a client
+    /// reads it.
     fn read_by(name: &str) -> Self {
         let any = matches!(name, "EXISTS" | "TYPE");
-        Self { of_hash: any || name.starts_with('H'), of_set: any || matches!(name, "SCARD" | "SISMEMBER" | "SMEMBERS" | "SMISMEMBER") }
+        Self {
+            of_hash: any || name.starts_with('H'),
+            of_set: any || matches!(name, "SCARD" | "SISMEMBER" | "SMEMBERS" | "SMISMEMBER"),
+        }
     }
 
     /// Whether the two have a type in common.
@@ -478,7 +514,12 @@ pub(super) fn told_ttl(worker: &mut Worker, node: NodeId, number: u32, answer: &
         gives_again(worker, node);
     }
     let hot = &mut worker.hearers.hot;
-    let longest = worker.plan.live.hot_copies.life_max.map_or(i64::MAX, |most| i64::try_from(most.as_millis()).unwrap_or(i64::MAX));
+    let longest = worker
+        .plan
+        .live
+        .hot_copies
+        .life_max
+        .map_or(i64::MAX, |most| i64::try_from(most.as_millis()).unwrap_or(i64::MAX));
     match reply::integer(answer) {
         Some(ms) if ms >= 0 => hot.copies.told_ttl(number, ms.min(longest)),
         Some(_) if longest < i64::MAX => hot.copies.told_ttl(number, longest),
@@ -497,9 +538,10 @@ pub(super) fn filled(worker: &mut Worker, number: u32, answer: &[u8], lost: bool
     }
     let mut resp2 = Vec::new();
     let differs = !reply::is_error(answer) && to_resp2(answer, shape, &mut resp2);
-    let outcome = hot
-        .copies
-        .end(&*hot.gates, number, answer, differs.then_some(&resp2), (*now_us, exact_us()), |key, slot| lives_at(plan, key, slot));
+    let outcome =
+        hot.copies.end(&*hot.gates, number, answer, differs.then_some(&resp2), (*now_us, exact_us()), |key, slot| {
+            lives_at(plan, key, slot)
+        });
     if let Err(why) = outcome {
         counters.hot.discarded[why as usize].add(1);
     }
@@ -557,7 +599,8 @@ pub(super) fn link_up(worker: &mut Worker, node: NodeId, about: &About<'_>) {
     }
     hot.expire[node.index()] = about.expire;
     hot.barred.retain(|barred| *barred != node);
-    // Another router's writes raise no gates of ours. Nor do those of an earlier run of this one, which the node may execute late.
+    // Another router's writes raise no gates of ours. Nor do those of an earlier run of this one, which the node may
+    // execute late.
     let why = if !about.is_covered {
         Some("it is newer than the command table")
     } else if worker.shared.seat.is_some() && standing != Standing::Ours {
@@ -655,7 +698,9 @@ pub(super) fn adopt(worker: &mut Worker) {
 /// Commands that wait at nodes will write at some time: they hold the gates of keys that are armed now.
 fn hold_waiting(worker: &mut Worker) {
     for handle in worker.links.handles() {
-        let Some(link) = worker.links.get(handle).filter(|link| link.lane == Lane::Blocking && !link.is_idle()) else { continue };
+        let Some(link) = worker.links.get(handle).filter(|link| link.lane == Lane::Blocking && !link.is_idle()) else {
+            continue;
+        };
         let (node, end) = (link.node, link.pending().last().map_or(EndNumber::NONE, |pending| pending.end));
         if link.pending().all(|pending| pending.purpose == Purpose::Wait) {
             // WAIT writes nothing, however long it takes.
@@ -664,7 +709,9 @@ fn hold_waiting(worker: &mut Worker) {
             continue;
         }
         // One that was told of a time-out may have another command by now, elsewhere.
-        let Some(client) = worker.clients.get(link.holder()).filter(|client| client.held == Some(handle)) else { continue };
+        let Some(client) = worker.clients.get(link.holder()).filter(|client| client.held == Some(handle)) else {
+            continue;
+        };
         // What is not known holds up what is filled from its node.
         let Some(request) = client.waiting.as_ref().map(|waiting| waiting.request().to_vec()) else { continue };
         let database = client.database;
@@ -686,7 +733,8 @@ pub(super) fn keys_of_upload(worker: &Worker, command: &Command, args: &Args<'_>
 pub(super) fn hold_uploaded(worker: &mut Worker, link: Handle, keys: &[u64]) {
     let hot = &mut worker.hearers.hot;
     let armed = hot.generation as u32;
-    let gates: Vec<GateId> = keys.iter().filter(|hash| hot.copies.set().get(**hash).is_some()).map(|hash| GateId::of_key(*hash)).collect();
+    let gates: Vec<GateId> =
+        keys.iter().filter(|hash| hot.copies.set().get(**hash).is_some()).map(|hash| GateId::of_key(*hash)).collect();
     let Some(node) = worker.links.get(link).map(|link| link.node) else { return };
     let Some(end) = worker.links.get_mut(link).and_then(|link| link.last_mut()).map(|pending| {
         pending.armed = armed;
@@ -731,7 +779,10 @@ pub(super) fn publish_drained(worker: &mut Worker) {
 fn send_beats(worker: &mut Worker) {
     let due: Vec<NodeId> = worker.hearers.hot.copies.beats().due(exact_us()).collect();
     for node in due {
-        let Some(link) = worker.links.shared(node, Lane::Fills, true).filter(|link| worker.links.up(*link).is_some()) else { continue };
+        let Some(link) = worker.links.shared(node, Lane::Fills, true).filter(|link| worker.links.up(*link).is_some())
+        else {
+            continue;
+        };
         worker.hearers.hot.copies.beats().sent(node, exact_us());
         worker.push_own(link, &[b"PING"], Purpose::Beat, 0);
     }
@@ -780,7 +831,8 @@ pub(super) fn tick(worker: &mut Worker) {
 /// Nodes that have much to do report at once.
 fn look_at_load(worker: &mut Worker) {
     let live = &worker.plan.live;
-    let least = (live.hot_copies.is_on && live.telemetry.reports != Reports::Periodic).then_some(live.telemetry.instant_threshold);
+    let least = (live.hot_copies.is_on && live.telemetry.reports != Reports::Periodic)
+        .then_some(live.telemetry.instant_threshold);
     let (workers, nodes) = (worker.shared.counters.len(), worker.plan.topology.node_id_bound());
     let counters = &worker.counters;
     let sent = |node: NodeId| counters.node(node).classes.iter().map(|class| class.requests.get()).sum();

@@ -1,8 +1,9 @@
-//! INFO: the nodes' figures added up and the router's own, in Redis's sections and field names, so that tools made for one server
-//! read a fleet.
+//! INFO: the nodes' figures added up and the router's own, in Redis's sections and field names, so that tools made for
+//! one server read a fleet.
 //!
-//! Nodes are asked for the sections that are wanted, and what one says is read when it comes: at the end of the gather little is left to do.
-//! What they said is kept for [`FRESH_US`], because clients ask in storms: many libraries send INFO with every new connection.
+//! Nodes are asked for the sections that are wanted, and what one says is read when it comes: at the end of the gather
+//! little is left to do. What they said is kept for [`FRESH_US`], because clients ask in storms: many libraries send
+//! INFO with every new connection.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -22,7 +23,8 @@ use crate::pubsub::Kind;
 use crate::shared::{Plan, lock};
 use crate::slab::Handle;
 
-/// So long what the nodes said is good for other clients, microseconds. A client that has written meanwhile is not given it.
+/// So long what the nodes said is good for other clients, microseconds. A client that has written meanwhile is not
+/// given it.
 const FRESH_US: u64 = 100_000;
 
 /// Sections that INFO shows when none is named.
@@ -60,15 +62,29 @@ const SUMMED: &[(&str, &[&str])] = &[
             "lazyfreed_objects",
         ],
     ),
-    ("persistence", &["rdb_changes_since_last_save", "rdb_bgsave_in_progress", "aof_enabled", "aof_rewrite_in_progress"]),
-    ("stats", &["expired_keys", "evicted_keys", "keyspace_hits", "keyspace_misses", "instantaneous_ops_per_sec", "total_reads_processed"]),
+    (
+        "persistence",
+        &["rdb_changes_since_last_save", "rdb_bgsave_in_progress", "aof_enabled", "aof_rewrite_in_progress"],
+    ),
+    (
+        "stats",
+        &[
+            "expired_keys",
+            "evicted_keys",
+            "keyspace_hits",
+            "keyspace_misses",
+            "instantaneous_ops_per_sec",
+            "total_reads_processed",
+        ],
+    ),
     ("cpu", &["used_cpu_sys", "used_cpu_user"]),
 ];
 
 /// Fields of the section `memory` about what every node has alike: the largest figure is the fleet's.
 const LARGEST: [&str; 3] = ["number_of_cached_scripts", "number_of_functions", "number_of_libraries"];
 
-/// Fields of which the smallest is the fleet's. One node that is not loading serves, and libraries would wait for the slowest.
+/// Fields of which the smallest is the fleet's. One node that is not loading serves, and libraries would wait for the
+/// slowest.
 const SMALLEST: [&str; 1] = ["loading"];
 
 /// Words of the section `memory` that are shown where every node says the same.
@@ -179,7 +195,8 @@ impl Digest {
     /// `cmdstat_get:calls=1,...` of all nodes; `usec_per_call` is computed anew.
     fn statistics(&self) -> Vec<(String, String)> {
         let show = |(name, figures): (&String, &Figures)| {
-            let of = |wanted: &str| figures.iter().find(|(figure, _)| figure == wanted).map_or(0.0, |(_, value)| *value);
+            let of =
+                |wanted: &str| figures.iter().find(|(figure, _)| figure == wanted).map_or(0.0, |(_, value)| *value);
             let shown = figures.iter().map(|(figure, value)| match figure.as_str() {
                 "usec_per_call" => format!("usec_per_call={:.2}", of("usec") / of("calls").max(1.0)),
                 _ => format!("{figure}={}", format_number(*value)),
@@ -189,14 +206,16 @@ impl Digest {
         self.statistics.iter().map(show).collect()
     }
 
-    /// `db0:keys=3,expires=1,avg_ttl=20` of all nodes (the average by the number of keys that expire). Without so many that movers have made for
-    /// themselves, all of which expire.
+    /// `db0:keys=3,expires=1,avg_ttl=20` of all nodes (the average by the number of keys that expire). Without so many
+    /// that movers have made for themselves, all of which expire.
     fn keyspace(&self, temporary: &BTreeMap<u32, u64>) -> Vec<(String, String)> {
         let line = |(number, (keys, expires, ttl)): (&u32, &(u64, u64, u64))| {
             let ours = temporary.get(number).copied().unwrap_or(0);
             let (clients, clients_expiring) = (keys.saturating_sub(ours), expires.saturating_sub(ours));
             let average = if clients_expiring == 0 { 0 } else { ttl / expires };
-            (clients > 0).then(|| (format!("db{number}"), format!("keys={clients},expires={clients_expiring},avg_ttl={average}")))
+            (clients > 0).then(|| {
+                (format!("db{number}"), format!("keys={clients},expires={clients_expiring},avg_ttl={average}"))
+            })
         };
         self.databases.iter().filter_map(line).collect()
     }
@@ -237,10 +256,13 @@ impl Worker {
                 && in_flight == 0
                 && (wrote_us == 0 || wrote_us + FRESH_US < digest.asked_us)
         };
-        let (silent, talking): (Vec<_>, Vec<_>) = self.reachable().into_iter().partition(|node| self.is_silent(*node, handle));
+        let (silent, talking): (Vec<_>, Vec<_>) =
+            self.reachable().into_iter().partition(|node| self.is_silent(*node, handle));
         // The last figures of the nodes that are not asked.
         let shared = &self.shared;
-        let add_silent = |digest: &mut Digest| silent.iter().filter_map(|node| shared.last_info(*node)).for_each(|text| digest.add(&text));
+        let add_silent = |digest: &mut Digest| {
+            silent.iter().filter_map(|node| shared.last_info(*node)).for_each(|text| digest.add(&text))
+        };
         let known = if asked == 0 || talking.is_empty() {
             add_silent(&mut none);
             Some(&none)
@@ -254,12 +276,15 @@ impl Worker {
             self.answer(handle, class, &out);
             return Flow::Next;
         }
-        let names: Vec<&str> = ASKED.iter().enumerate().filter(|(place, _)| asked & 1 << place != 0).map(|(_, name)| *name).collect();
+        let names: Vec<&str> =
+            ASKED.iter().enumerate().filter(|(place, _)| asked & 1 << place != 0).map(|(_, name)| *name).collect();
         // Redis before version 7 takes one section at most.
         let takes_several = || {
             let nodes = lock(&self.shared.nodes);
             let major = |version: &str| version.split('.').next().and_then(|major| major.parse::<u32>().ok());
-            plan.topology.nodes().all(|node| nodes.get(&node.id).is_some_and(|facts| major(&facts.redis_version) >= Some(7)))
+            plan.topology
+                .nodes()
+                .all(|node| nodes.get(&node.id).is_some_and(|facts| major(&facts.redis_version) >= Some(7)))
         };
         let words = match () {
             () if names.len() == 1 || takes_several() => names,
@@ -279,7 +304,9 @@ impl Worker {
         let shows = |section: &str| shows(wanted, section);
         let sum = |field: &str| digest.sums.get(field).copied();
         let workers = &self.shared.counters;
-        let total = |counter: fn(&crate::metrics::WorkerCounters) -> &Counter| workers.iter().map(|w| counter(w).get()).sum::<u64>();
+        let total = |counter: fn(&crate::metrics::WorkerCounters) -> &Counter| {
+            workers.iter().map(|w| counter(w).get()).sum::<u64>()
+        };
         let commands: u64 = workers.iter().flat_map(|w| w.commands.iter()).map(Counter::get).sum();
         let errors = self.errors_told();
         let uptime = self.shared.uptime().as_secs();
@@ -324,7 +351,8 @@ impl Worker {
         clients.extend(BLOCKING_KEYS.into_iter().filter_map(|field| Some((field, format_number(sum(field)?)))));
         add("clients", clients);
         for (section, fields) in SUMMED {
-            let mut list: Vec<(&str, String)> = fields.iter().filter_map(|f| Some((*f, format_number(sum(f)?)))).collect();
+            let mut list: Vec<(&str, String)> =
+                fields.iter().filter_map(|f| Some((*f, format_number(sum(f)?)))).collect();
             match *section {
                 "memory" => {
                     list.push(("used_memory_human", human(sum("used_memory").unwrap_or(0.0))));
@@ -332,11 +360,17 @@ impl Worker {
                     list.push(("switchyard_used_memory", used.to_string()));
                     list.push(("switchyard_used_memory_human", human(used as f64)));
                     list.push(("switchyard_memory_max", if max == usize::MAX { 0 } else { max }.to_string()));
-                    list.extend(LARGEST.into_iter().filter_map(|field| Some((field, format_number(*digest.largest.get(field)?)))));
+                    list.extend(
+                        LARGEST
+                            .into_iter()
+                            .filter_map(|field| Some((field, format_number(*digest.largest.get(field)?)))),
+                    );
                     list.extend(AGREED.iter().filter_map(|field| Some((*field, digest.agreed.get(field)?.clone()))));
                 }
                 "persistence" => {
-                    let smallest = SMALLEST.into_iter().filter_map(|field| Some((field, format_number(*digest.smallest.get(field)?))));
+                    let smallest = SMALLEST
+                        .into_iter()
+                        .filter_map(|field| Some((field, format_number(*digest.smallest.get(field)?))));
                     list.splice(0..0, smallest);
                 }
                 "stats" => {
@@ -349,9 +383,11 @@ impl Worker {
                     let cut = total(|w| &w.cut_output) + total(|w| &w.cut_push);
                     list.push(("client_output_buffer_limit_disconnections", cut.to_string()));
                     list.push(("evicted_clients", total(|w| &w.evicted).to_string()));
-                    for (field, kind) in
-                        [("pubsub_channels", Kind::Channel), ("pubsub_patterns", Kind::Pattern), ("pubsubshard_channels", Kind::Shard)]
-                    {
+                    for (field, kind) in [
+                        ("pubsub_channels", Kind::Channel),
+                        ("pubsub_patterns", Kind::Pattern),
+                        ("pubsubshard_channels", Kind::Shard),
+                    ] {
                         list.push((field, self.shared.subscriptions.count(kind).to_string()));
                     }
                     list.push(("tracking_total_keys", total(|w| &w.tracked_keys).to_string()));
@@ -377,7 +413,10 @@ impl Worker {
         sections.push(("keyspace", digest.keyspace(&temporary)));
         let hot_copies = if shows("hot_copies") { hot_copies_fields(self) } else { Vec::new() };
         sections.push(("hot_copies", hot_copies.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()));
-        sections.push(("switchyard", if shows("switchyard") { self.own_fields(digest, total(|w| &w.large)) } else { Vec::new() }));
+        sections.push((
+            "switchyard",
+            if shows("switchyard") { self.own_fields(digest, total(|w| &w.large)) } else { Vec::new() },
+        ));
         for (section, fields) in sections.iter().filter(|(s, _)| shows(s)) {
             let mut title = (*section).to_string();
             title[..1].make_ascii_uppercase();
@@ -390,8 +429,8 @@ impl Worker {
         text
     }
 
-    /// Errors that clients got since the last CONFIG RESETSTAT, by code. Nodes are not asked: they also count what the router asks of
-    /// them for itself, and do not know its own refusals.
+    /// Errors that clients got since the last CONFIG RESETSTAT, by code. Nodes are not asked: they also count what the
+    /// router asks of them for itself, and do not know its own refusals.
     fn errors_told(&self) -> BTreeMap<String, u64> {
         let before = lock(&self.shared.errors_before);
         let since = |(code, count): (String, u64)| {
@@ -414,7 +453,10 @@ impl Worker {
         ];
         let mut limited: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for Limited { command, limit, count } in self.shared.alone.counted() {
-            limited.entry(format!("limited_{}", command.to_ascii_lowercase())).or_default().push(format!("{}={count}", limit.name()));
+            limited
+                .entry(format!("limited_{}", command.to_ascii_lowercase()))
+                .or_default()
+                .push(format!("{}={count}", limit.name()));
         }
         own.extend(limited.into_iter().map(|(name, counts)| (name, counts.join(","))));
         let mut slots = vec![0_u32; topology.node_id_bound()];
@@ -480,7 +522,10 @@ mod tests {
         ]);
         assert_eq!((digest.sums["used_memory"], digest.largest["number_of_functions"]), (7.0, 2.0));
         let agreed: Vec<_> = digest.agreed.into_iter().collect();
-        assert_eq!(agreed, [("maxmemory_policy", "nodes differ".to_owned()), ("mem_allocator", "jemalloc-5.3.0".to_owned())]);
+        assert_eq!(
+            agreed,
+            [("maxmemory_policy", "nodes differ".to_owned()), ("mem_allocator", "jemalloc-5.3.0".to_owned())]
+        );
     }
 
     #[test]
@@ -506,8 +551,10 @@ mod tests {
 
     #[test]
     fn keys_of_all_nodes_add_up() {
-        let texts =
-            ["# Keyspace\r\ndb0:keys=3,expires=1,avg_ttl=10\r\n", "db0:keys=2,expires=3,avg_ttl=30\r\ndb5:keys=1,expires=0,avg_ttl=0\r\n"];
+        let texts = [
+            "# Keyspace\r\ndb0:keys=3,expires=1,avg_ttl=10\r\n",
+            "db0:keys=2,expires=3,avg_ttl=30\r\ndb5:keys=1,expires=0,avg_ttl=0\r\n",
+        ];
         let merged = digest(&texts).keyspace(&BTreeMap::new());
         assert_eq!(merged[0], ("db0".into(), "keys=5,expires=4,avg_ttl=25".into()));
         assert_eq!(merged[1].0, "db5");
@@ -522,7 +569,8 @@ mod tests {
 
     #[test]
     fn a_section_is_shown_where_it_is_named_or_of_those_that_always_are() {
-        let shown = |words: &[&str], section| shows(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>(), section);
+        let shown =
+            |words: &[&str], section| shows(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>(), section);
         assert!(shown(&[], "memory") && !shown(&[], "commandstats") && shown(&["all"], "commandstats"));
         assert!(shown(&["cpu"], "cpu") && !shown(&["cpu"], "memory") && shown(&["cpu", "default"], "memory"));
     }

@@ -1,6 +1,7 @@
 //! What clients send: reading it, finding the commands in it, and what holds a client up.
 //!
-//! A command is looked at as soon as its bytes are there, and again from its beginning when what held it up has ended: so nothing half done has to be kept.
+//! A command is looked at as soon as its bytes are there, and again from its beginning when what held it up has ended:
+//! so nothing half done has to be kept.
 
 use rustix::net::RecvFlags;
 use switchyard_resp::request::{Limits, ProtocolError, Scan, Scanner, inline_to_multibulk};
@@ -18,14 +19,16 @@ use crate::slab::Handle;
 const REQUEST_MAX: usize = 1 << 30;
 
 impl Worker {
-    /// Reads once. What is left in the socket is read in the next turn, so that one busy client does not hold up the others.
+    /// Reads once. What is left in the socket is read in the next turn, so that one busy client does not hold up the
+    /// others.
     pub(super) fn read_client(&mut self, handle: Handle) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         client.readable = true;
         if client.stall != Stall::None || client.closing || client.half_closed {
             if client.closing {
                 self.discard_input(handle);
-            } else if (client.stall == Stall::Blocked || client.is_recalled()) && client.hangup || is_abandoned(client) {
+            } else if (client.stall == Stall::Blocked || client.is_recalled()) && client.hangup || is_abandoned(client)
+            {
                 // As Redis: nobody waits on behalf of a client that has gone, whatever it sent behind the command.
                 self.counters.ended.add(1);
                 self.close_client(handle);
@@ -94,7 +97,8 @@ impl Worker {
                 client.input_at = 0;
             }
         } else {
-            let missing = client.scanner.as_ref().map_or(0, |scanner| scanner.missing(&client.input[client.input_at..]));
+            let missing =
+                client.scanner.as_ref().map_or(0, |scanner| scanner.missing(&client.input[client.input_at..]));
             make_room(&mut client.input, bytes.len(), missing);
             client.input.extend_from_slice(bytes);
             self.process_input(handle);
@@ -135,7 +139,8 @@ impl Worker {
             self.issue_again(handle);
             return;
         }
-        // First of all: between the end of the wait and now, more input may have ended in another stall, which only the repeat's reply ends.
+        // First of all: between the end of the wait and now, more input may have ended in another stall, which only the
+        // repeat's reply ends.
         if client.repeat.is_some() && (client.stall == Stall::Exclusive || !self.run_repeat(handle)) {
             return;
         }
@@ -337,11 +342,13 @@ impl Worker {
     }
 }
 
-/// Makes room for `more` bytes in a buffer that collects a request, of which `missing` are known to be still to come. A vector that grows by itself
-/// doubles: a request of 80 MB would take up to 160, as chance has it, and its client be taken for a bigger one than it is (`memory-max`).
+/// Makes room for `more` bytes in a buffer that collects a request, of which `missing` are known to be still to come. A
+/// vector that grows by itself doubles: a request of 80 MB would take up to 160, as chance has it, and its client be
+/// taken for a bigger one than it is (`memory-max`).
 fn make_room(buffer: &mut Vec<u8>, more: usize, missing: usize) {
     if missing > 0 && buffer.capacity() - buffer.len() < more {
-        // Not all at once, because what is declared need not come. Not too little, because each time all may have to be copied.
+        // Not all at once, because what is declared need not come. Not too little, because each time all may have to be
+        // copied.
         buffer.reserve_exact(missing.clamp(buffer.len() / 4, buffer.len()).max(more));
     }
 }
@@ -362,7 +369,12 @@ mod tests {
                 make_room(&mut buffer, piece, missing);
                 buffer.resize(buffer.len() + piece, 0);
                 grown += usize::from(buffer.capacity() != before);
-                assert!(buffer.capacity() <= (2 * buffer.len()).max(first + (128 << 10)), "{} for {}", buffer.capacity(), buffer.len());
+                assert!(
+                    buffer.capacity() <= (2 * buffer.len()).max(first + (128 << 10)),
+                    "{} for {}",
+                    buffer.capacity(),
+                    buffer.len()
+                );
             }
             assert!(buffer.capacity() <= declared + declared / 4, "{} after {first}", buffer.capacity());
             assert!(grown <= 25, "copied {grown} times after {first}");

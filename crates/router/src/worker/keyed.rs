@@ -1,18 +1,18 @@
 //! The seam: the one place that every command passes when it is handed to a connection, and once more when it is over.
 //!
-//! Features that must know which keys are read or written where attach here, and nowhere else: moves do, and taps. A connection takes a request
-//! only as a [`Request`] and gives it back as an [`Ended`]. Both are made and opened only here and in `upstream`, so no way to a node leads around
-//! this file. It knows plain commands, parts of split ones, transactions, scripts, blocking commands, uploads, rounds, repeats and recalled commands
-//! alike.
+//! Features that must know which keys are read or written where attach here, and nowhere else: moves do, and taps. A
+//! connection takes a request only as a [`Request`] and gives it back as an [`Ended`]. Both are made and opened only
+//! here and in `upstream`, so no way to a node leads around this file. It knows plain commands, parts of split ones,
+//! transactions, scripts, blocking commands, uploads, rounds, repeats and recalled commands alike.
 //!
 //! Three points:
 //! - **sent**: [`Worker::pass`]. None of the bytes has been sent, because a turn of the loop sends at its end.
 //! - **certain**: the node has answered. What a transaction has queued is over when its EXEC is.
-//! - **never**: the connection was lost before, the request was taken back, or the transaction was discarded. Of a connection that was lost after the
-//!   request was sent that is in doubt, until the zombie has ended.
+//! - **never**: the connection was lost before, the request was taken back, or the transaction was discarded. Of a
+//!   connection that was lost after the request was sent that is in doubt, until the zombie has ended.
 //!
-//! Where nobody listens a command pays one predicted branch at each end. Its keys are looked for when somebody asks for them, in the command and
-//! arguments that dispatch has found anyway, or in the bytes.
+//! Where nobody listens a command pays one predicted branch at each end. Its keys are looked for when somebody asks for
+//! them, in the command and arguments that dispatch has found anyway, or in the bytes.
 //!
 //! Not a list of hearers behind a trait: each is called by name, in an order that can be read here.
 
@@ -40,7 +40,8 @@ use crate::tap::{Outcome, SentCommand, Tap};
 /// What is executed: where its keys are found.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Call<'a> {
-    /// A client's command, as dispatch has found it. What is sent may be other bytes with the same keys (a script that is checked).
+    /// A client's command, as dispatch has found it. What is sent may be other bytes with the same keys (a script that
+    /// is checked).
     Found(&'a Command, &'a Args<'a>),
     /// What the router has kept or made.
     Bytes(&'a [u8]),
@@ -205,7 +206,11 @@ impl Worker {
     #[inline]
     pub(super) fn pass<'r>(&mut self, keyed: Keyed<'_>, bytes: &'r [u8], pending: Pending) -> Request<'r> {
         self.hearers.changes.note(&self.plan.commands, keyed);
-        let followed = if self.hearers.telemetry.is_due() { self.hearers.telemetry.note(&self.plan, keyed, bytes.len()) } else { None };
+        let followed = if self.hearers.telemetry.is_due() {
+            self.hearers.telemetry.note(&self.plan, keyed, bytes.len())
+        } else {
+            None
+        };
         if self.hearers.telemetry.is_instant()
             && let Some((key, count)) = self.hearers.telemetry.notice(keyed)
         {
@@ -248,7 +253,9 @@ impl Worker {
     /// A command waits at its node while the map changes: what it may still do counts as sent now.
     pub(super) fn pass_again(&mut self, keyed: Keyed<'_>) {
         if self.hearers.any {
-            self.with_keys(keyed.call, |worker, plan, command, args, places| worker.note_sent(plan, keyed.node, command, args, places));
+            self.with_keys(keyed.call, |worker, plan, command, args, places| {
+                worker.note_sent(plan, keyed.node, command, args, places)
+            });
         }
     }
 
@@ -274,7 +281,10 @@ impl Worker {
         let alone = [pending.end];
         let (commands, ends) = queued.as_ref().map_or((1, &alone[..]), |queued| (queued.commands, &queued.ends));
         let share = |whole: u64| whole / u64::from(commands.max(1));
-        let (bytes, us) = (share(answer.len() as u64 + streamed), share(u64::from((self.now_us as u32).wrapping_sub(pending.sent_us))));
+        let (bytes, us) = (
+            share(answer.len() as u64 + streamed),
+            share(u64::from((self.now_us as u32).wrapping_sub(pending.sent_us))),
+        );
         for &end in ends {
             if outcome == Outcome::Certain {
                 self.hearers.telemetry.answered(end, bytes, us);
@@ -324,12 +334,17 @@ impl Worker {
     }
 
     /// Calls `with` with the command and the places of its keys, where it has some. A channel is no key.
-    fn with_keys<R>(&mut self, call: Call<'_>, with: impl FnOnce(&mut Self, &Plan, &Command, &Args<'_>, &[u32]) -> R) -> Option<R> {
+    fn with_keys<R>(
+        &mut self,
+        call: Call<'_>,
+        with: impl FnOnce(&mut Self, &Plan, &Command, &Args<'_>, &[u32]) -> R,
+    ) -> Option<R> {
         let plan = self.plan.clone();
         let find = |command: &Command, args: &Args<'_>| {
             let mut places = std::mem::take(&mut self.keys);
             places.clear();
-            let found = !command.flags.has(Flags::PUBSUB) && command.find_keys(args, &mut places).is_ok() && !places.is_empty();
+            let found =
+                !command.flags.has(Flags::PUBSUB) && command.find_keys(args, &mut places).is_ok() && !places.is_empty();
             let result = found.then(|| with(self, &plan, command, args, &places));
             self.keys = places;
             result

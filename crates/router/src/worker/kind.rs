@@ -1,4 +1,5 @@
-//! What a connection to a node is: its lane; shared, for subscriptions, to a replica, or exclusive, with who has it and what its node does for that client.
+//! What a connection to a node is: its lane; shared, for subscriptions, to a replica, or exclusive, with who has it and
+//! what its node does for that client.
 
 use std::net::SocketAddr;
 
@@ -19,7 +20,8 @@ pub(crate) enum Lane {
     Slow,
     /// One client's, for large values.
     Large,
-    /// No connection of its own: the lane of a client while a command of it takes several rounds, so that no other command of it is sent.
+    /// No connection of its own: the lane of a client while a command of it takes several rounds, so that no other
+    /// command of it is sent.
     Rounds,
     /// One client's, from WATCH to EXEC; also for transactions while the shared connection is not up.
     Watch,
@@ -207,7 +209,9 @@ impl Link {
 
     /// Whether what is under way on it may take as long as slow commands do.
     pub(super) fn is_slow(&self) -> bool {
-        self.lane == Lane::Slow || self.loan().is_some_and(|loan| loan.slow) || self.head().is_some_and(|head| head.is_long)
+        self.lane == Lane::Slow
+            || self.loan().is_some_and(|loan| loan.slow)
+            || self.head().is_some_and(|head| head.is_long)
     }
 
     /// The replica that it leads to.

@@ -1,10 +1,12 @@
 //! Large values: requests and replies that travel on a connection of their own, piece by piece.
 //!
-//! A shared connection cannot carry them: a client that sends or reads 512 MB slowly would hold up everybody behind it. So
-//! - a request with a large argument is passed on as it comes, over a connection that its client has alone, with a bound on what is
-//!   under way;
-//! - a read whose reply turns out to be large is thrown away on the shared connection (the node sends at full speed, so nobody waits
-//!   for the client) and asked again on a connection of its own; the key is remembered, and goes there at once the next time;
+//! A shared connection cannot carry them: a client that sends or reads 512 MB slowly would hold up everybody behind it.
+//! So
+//! - a request with a large argument is passed on as it comes, over a connection that its client has alone, with a
+//!   bound on what is under way;
+//! - a read whose reply turns out to be large is thrown away on the shared connection (the node sends at full speed, so
+//!   nobody waits for the client) and asked again on a connection of its own; the key is remembered, and goes there at
+//!   once the next time;
 //! - a large reply to a command that must not be asked twice is passed on as it comes, up to the client's output limit.
 
 use std::sync::Arc;
@@ -82,7 +84,8 @@ impl LargeKeys {
 }
 
 impl Worker {
-    /// A command whose next argument is large and not all there: `header` has the arguments before it. Starts to pass it on.
+    /// A command whose next argument is large and not all there: `header` has the arguments before it. Starts to pass
+    /// it on.
     pub(super) fn dispatch_large(
         &mut self,
         plan: &Arc<Plan>,
@@ -97,7 +100,11 @@ impl Worker {
             return Flow::Buffer; // what is special is looked at where whole commands are
         }
         let in_multi = self.clients.get(handle).is_some_and(|c| c.in_multi);
-        if in_multi || command.handling != Handling::Keyed || command.flags.has(Flags::BLOCKING) || !command.arity_ok(args.len()) {
+        if in_multi
+            || command.handling != Handling::Keyed
+            || command.flags.has(Flags::BLOCKING)
+            || !command.arity_ok(args.len())
+        {
             return Flow::Buffer;
         }
         // A script is looked at before it is sent, and may have to be another one there.
@@ -116,8 +123,12 @@ impl Worker {
                 Transit::Instead(flow) => {
                     if let Some(client) = self.clients.get_mut(handle).filter(|_| flow == Flow::Next) {
                         // It was answered with an error: what the client still sends of it is thrown away.
-                        client.upload =
-                            Some(Box::new(Upload { link: None, follower: Follower::new(len, after), writes: false, keys: Box::default() }));
+                        client.upload = Some(Box::new(Upload {
+                            link: None,
+                            follower: Follower::new(len, after),
+                            writes: false,
+                            keys: Box::default(),
+                        }));
                     }
                     return flow;
                 }
@@ -146,7 +157,12 @@ impl Worker {
         }
         if let Some(client) = self.clients.get_mut(handle) {
             client.written.add(node, Since::now(&self.shared, &self.plan));
-            client.upload = Some(Box::new(Upload { link, follower: Follower::new(len, after), writes: may_write(command), keys: written }));
+            client.upload = Some(Box::new(Upload {
+                link,
+                follower: Follower::new(len, after),
+                writes: may_write(command),
+                keys: written,
+            }));
         }
         self.counters.commands[usize::from(class)].add(1);
         Flow::Next
@@ -184,8 +200,9 @@ impl Worker {
         Ok((taken, done))
     }
 
-    /// The client has broken off what it uploads: its node never gets the rest, and says nothing. Gives the number of the command, whose reply is owed; the
-    /// connection ends with the client, behind the replies to what was sent on it before.
+    /// The client has broken off what it uploads: its node never gets the rest, and says nothing. Gives the number of
+    /// the command, whose reply is owed; the connection ends with the client, behind the replies to what was sent on it
+    /// before.
     pub(super) fn give_up_upload(&mut self, handle: Handle) -> Option<u32> {
         let upload = self.clients.get_mut(handle)?.upload.take()?;
         let pending = self.links.get_mut(upload.link?)?.last_mut()?;
@@ -194,7 +211,14 @@ impl Worker {
     }
 
     /// Sends a whole request on a connection of the client's own.
-    pub(super) fn forward_large(&mut self, handle: Handle, command: &Command, args: &Args<'_>, node: NodeId, raw: &[u8]) -> Flow {
+    pub(super) fn forward_large(
+        &mut self,
+        handle: Handle,
+        command: &Command,
+        args: &Args<'_>,
+        node: NodeId,
+        raw: &[u8],
+    ) -> Flow {
         let acquired = match self.take_exclusive(handle, node, Lane::Large) {
             Ok(acquired) => acquired,
             Err(flow) => return flow,
@@ -206,7 +230,8 @@ impl Worker {
         Flow::Next
     }
 
-    /// Puts a request on the connection acquired for it, or answers it with the refusal. `seq` is that of a command already owed.
+    /// Puts a request on the connection acquired for it, or answers it with the refusal. `seq` is that of a command
+    /// already owed.
     fn send_large(
         &mut self,
         handle: Handle,
@@ -265,8 +290,8 @@ impl Worker {
         }
     }
 
-    /// A read's reply on a shared connection is large: asks it again on a connection of its own. Only where nothing of the same client
-    /// is behind it, because that would then overtake it.
+    /// A read's reply on a shared connection is large: asks it again on a connection of its own. Only where nothing of
+    /// the same client is behind it, because that would then overtake it.
     pub(super) fn repeat_on_large(&mut self, handle: Handle, pending: Pending) -> bool {
         let Some(link) = self.links.get(handle) else { return false };
         let node = link.node;
@@ -275,12 +300,14 @@ impl Worker {
         if !client.is_last(pending.seq) || client.stall == Stall::Exclusive || client.upload.is_some() {
             return false;
         }
-        client.repeat = Some(Box::new(Repeat { node, epoch: pending.epoch, seq: pending.seq, class: pending.class, request }));
+        client.repeat =
+            Some(Box::new(Repeat { node, epoch: pending.epoch, seq: pending.seq, class: pending.class, request }));
         // Commands that follow wait for it.
         client.lane = Lane::Large;
         self.remember_large(pending.who);
         let who = pending.who;
-        // Whatever else the client waits for: a barrier or a full pipeline ends only with this very reply, so nothing else would start it.
+        // Whatever else the client waits for: a barrier or a full pipeline ends only with this very reply, so nothing
+        // else would start it.
         self.run_repeat(who);
         true
     }
@@ -314,12 +341,21 @@ impl Worker {
             }
             return false;
         }
-        self.send_large(handle, acquired, Call::Bytes(&repeat.request), &repeat.request, repeat.class, Some(repeat.seq));
+        self.send_large(
+            handle,
+            acquired,
+            Call::Bytes(&repeat.request),
+            &repeat.request,
+            repeat.class,
+            Some(repeat.seq),
+        );
         true
     }
 
     fn remember_large(&mut self, handle: Handle) {
-        let Some(request) = self.clients.get(handle).and_then(|c| c.repeat.as_ref()).map(|r| &r.request) else { return };
+        let Some(request) = self.clients.get(handle).and_then(|c| c.repeat.as_ref()).map(|r| &r.request) else {
+            return;
+        };
         let Some(scanner) = Scanner::again(request) else {
             return;
         };
@@ -333,8 +369,8 @@ impl Worker {
         }
     }
 
-    /// Starts to take a reply of at least `bytes`, of which `part` is there and which is too large to be collected. False where it must be
-    /// collected all the same.
+    /// Starts to take a reply of at least `bytes`, of which `part` is there and which is too large to be collected.
+    /// False where it must be collected all the same.
     pub(super) fn take_large(&mut self, handle: Handle, bytes: usize, part: &[u8]) -> bool {
         let Some(link) = self.links.get_mut(handle) else { return false };
         let Some(pending) = link.head().copied() else { return false };
@@ -359,7 +395,9 @@ impl Worker {
                 self.deliver(pending.who, pending.seq, &error);
             }
             Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::ExecWithoutMulti => {
-                if matches!(link.lane, Lane::Main | Lane::Replica) && pending.again == Again::Reads && self.repeat_on_large(handle, pending)
+                if matches!(link.lane, Lane::Main | Lane::Replica)
+                    && pending.again == Again::Reads
+                    && self.repeat_on_large(handle, pending)
                 {
                     self.skip_head(handle);
                     return true;
@@ -385,7 +423,10 @@ impl Worker {
                 if !too_large {
                     return false;
                 }
-                warn!(client = client.details.id, bytes, "cutting a client whose replies are more than may wait for it (output-limit)");
+                warn!(
+                    client = client.details.id,
+                    bytes, "cutting a client whose replies are more than may wait for it (output-limit)"
+                );
                 self.counters.cut_output.add(1);
                 self.close_client(pending.who);
             }
@@ -403,7 +444,8 @@ impl Worker {
         true
     }
 
-    /// Throws the reply at the head of the connection away as it comes: whoever waited for it has been answered, or will be in another way.
+    /// Throws the reply at the head of the connection away as it comes: whoever waited for it has been answered, or
+    /// will be in another way.
     fn skip_head(&mut self, handle: Handle) {
         if let Some(link) = self.links.get_mut(handle) {
             link.body = Body::Skip(ReplyFollower::default());

@@ -1,8 +1,8 @@
 //! FUNCTION LOAD and FUNCTION RESTORE: what one node refuses is taken back at the others.
 //!
-//! A node may refuse a library that others take: an older version knows not all that it calls, a full one has no room. So each node is asked first what it has, and
-//! one that took the change gets that again where another did not. A node or a client that is lost in the middle leaves them different, and the log says so
-//! (`control/src/care.rs`).
+//! A node may refuse a library that others take: an older version knows not all that it calls, a full one has no room.
+//! So each node is asked first what it has, and one that took the change gets that again where another did not. A node
+//! or a client that is lost in the middle leaves them different, and the log says so (`control/src/care.rs`).
 
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Merge;
@@ -43,7 +43,10 @@ enum Stage {
 
 impl Change {
     fn asks(&self) -> Vec<Ask> {
-        self.nodes.iter().map(|node| Ask { node: *node, lane: self.lane, requests: vec![self.request.clone()] }).collect()
+        self.nodes
+            .iter()
+            .map(|node| Ask { node: *node, lane: self.lane, requests: vec![self.request.clone()] })
+            .collect()
     }
 
     /// What a node has answered that counts, and is such.

@@ -1,6 +1,8 @@
-//! The connections of a worker to the nodes: which there are, which of them is the one for what, and which have something to send.
+//! The connections of a worker to the nodes: which there are, which of them is the one for what, and which have
+//! something to send.
 //!
-//! It knows no client. What connections carry for clients, and what happens to these, is in the rooms that see both sides.
+//! It knows no client. What connections carry for clients, and what happens to these, is in the rooms that see both
+//! sides.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -188,7 +190,8 @@ impl Links {
         &mut self.outages
     }
 
-    /// Whether commands to a node may be handed over: it is up, or is being connected for the first time since it was last up.
+    /// Whether commands to a node may be handed over: it is up, or is being connected for the first time since it was
+    /// last up.
     pub(super) fn takes_commands(&self, node: NodeId) -> bool {
         let mains = self.nodes.get(node.index()).map(|node| node.main).unwrap_or_default();
         mains.iter().flatten().any(|main| self.get(*main).is_some_and(Link::takes_commands))
@@ -208,11 +211,17 @@ impl Links {
     pub(super) fn pools_mut(&mut self) -> impl Iterator<Item = (NodeId, Lane, &mut Pool)> {
         let lanes = [Lane::Large, Lane::Watch, Lane::Blocking];
         let nodes = self.nodes.iter_mut().enumerate();
-        nodes.flat_map(move |(number, node)| node.pools.iter_mut().zip(lanes).map(move |(pool, lane)| (NodeId(number as u16), lane, pool)))
+        nodes.flat_map(move |(number, node)| {
+            node.pools.iter_mut().zip(lanes).map(move |(pool, lane)| (NodeId(number as u16), lane, pool))
+        })
     }
 
     /// What all workers have of exclusive connections to a node; `ask` says it the first time.
-    pub(super) fn exclusive_bounds(&mut self, node: NodeId, ask: impl FnOnce() -> Arc<ExclusiveBounds>) -> Option<&ExclusiveBounds> {
+    pub(super) fn exclusive_bounds(
+        &mut self,
+        node: NodeId,
+        ask: impl FnOnce() -> Arc<ExclusiveBounds>,
+    ) -> Option<&ExclusiveBounds> {
         Some(self.nodes.get_mut(node.index())?.exclusive_bounds.get_or_insert_with(ask))
     }
 
@@ -222,7 +231,8 @@ impl Links {
 
     // ---- which have something to send ----
 
-    /// Hands a request to a connection. One whose connection is gone is over ([`Self::take_strays`]), because somebody waits for its end.
+    /// Hands a request to a connection. One whose connection is gone is over ([`Self::take_strays`]), because somebody
+    /// waits for its end.
     #[inline]
     pub(super) fn push(&mut self, handle: Handle, request: Request<'_>) {
         match self.get_mut(handle) {
@@ -264,7 +274,8 @@ impl Links {
         self.dirty.len()
     }
 
-    /// Those that are marked, each once. One that was flushed in the middle of the turn and has more to send since is listed twice.
+    /// Those that are marked, each once. One that was flushed in the middle of the turn and has more to send since is
+    /// listed twice.
     pub(super) fn marked(&mut self) -> impl Iterator<Item = (Handle, &Link)> {
         let all = &mut self.all;
         self.dirty.retain(|handle| all.get_mut(*handle).is_some_and(|link| std::mem::take(&mut link.dirty)));

@@ -1,7 +1,7 @@
 //! Commands that the router answers itself, as one large server would.
 //!
-//! Those that need no more than the client and a line or two are here; a family of its own (`acl`, `cluster`, `info`, `client_commands`, `config_commands`) has its own
-//! file.
+//! Those that need no more than the client and a line or two are here; a family of its own (`acl`, `cluster`, `info`,
+//! `client_commands`, `config_commands`) has its own file.
 
 use std::sync::Arc;
 
@@ -25,14 +25,24 @@ use crate::shared::{Plan, lock};
 use crate::slab::Handle;
 
 impl Worker {
-    pub(super) fn local(&mut self, plan: &Plan, handle: Handle, command: &Command, local: Local, raw: &[u8], args: &Args<'_>) -> Flow {
+    pub(super) fn local(
+        &mut self,
+        plan: &Plan,
+        handle: Handle,
+        command: &Command,
+        local: Local,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
         let class = command.class() as u8;
         let arg = |index: usize| args.get(index).unwrap_or_default();
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         let resp3 = client.resp3;
         let mut out = Vec::new();
         match local {
-            Local::Ping if args.len() > 2 => return self.refuse(handle, class, &switchyard_resp::command::errors::arity(command)),
+            Local::Ping if args.len() > 2 => {
+                return self.refuse(handle, class, &switchyard_resp::command::errors::arity(command));
+            }
             Local::Ping if !resp3 && client.subscribed() > 0 => {
                 out.extend_from_slice(b"*2\r\n$4\r\npong\r\n");
                 encode::bulk(&mut out, arg(1));
@@ -116,7 +126,9 @@ impl Worker {
             }
             Local::Scan => return self.scan(plan, handle, class, args),
             Local::RandomKey => return self.random_key(handle, class),
-            Local::SlowlogGet | Local::SlowlogLen | Local::SlowlogReset => return self.slowlog(handle, class, local, args),
+            Local::SlowlogGet | Local::SlowlogLen | Local::SlowlogReset => {
+                return self.slowlog(handle, class, local, args);
+            }
             Local::Cluster => return self.cluster(plan, handle, command, args),
             Local::ClusterMode => return self.cluster_mode(plan, handle, class),
             Local::ConfigSet => return self.config_set(plan, handle, class, raw, args),
@@ -125,7 +137,11 @@ impl Worker {
                 return self.info(plan, handle, class, sections);
             }
             Local::Lolwut => {
-                let text = format!("Switchyard {}: one address, {} nodes\n", env!("CARGO_PKG_VERSION"), plan.topology.nodes().len());
+                let text = format!(
+                    "Switchyard {}: one address, {} nodes\n",
+                    env!("CARGO_PKG_VERSION"),
+                    plan.topology.nodes().len()
+                );
                 encode::verbatim(&mut out, text.as_bytes(), resp3);
             }
             Local::Switchyard => return self.switchyard(plan, handle, class, args),
@@ -135,7 +151,13 @@ impl Worker {
             Local::Wait => return self.wait(plan, handle, command, raw, args),
             Local::AclWhoami => encode::bulk(&mut out, client.user.name().as_bytes()),
             Local::AclChange => return self.change_users(handle, class, args),
-            Local::AclList | Local::AclUsers | Local::AclGetuser | Local::AclCat | Local::AclDryrun | Local::AclLog | Local::AclGenpass => {
+            Local::AclList
+            | Local::AclUsers
+            | Local::AclGetuser
+            | Local::AclCat
+            | Local::AclDryrun
+            | Local::AclLog
+            | Local::AclGenpass => {
                 return self.acl(plan, handle, class, local, args);
             }
             Local::Script => return self.refuse(handle, class, "ERR unknown subcommand. Try SCRIPT HELP."),
@@ -208,7 +230,8 @@ impl Worker {
         client.lane = Lane::Rounds;
         let mut request = Vec::new();
         encode::command(&mut request, [&b"SELECT"[..], database.to_string().as_bytes()]);
-        // A node without keys that does not have it must say so before it gets some. One that is down is asked when it comes back.
+        // A node without keys that does not have it must say so before it gets some. One that is down is asked when it
+        // comes back.
         self.gather_every(handle, Lane::Main, Reach::Unanimous, &[request], class, Whole::Select { database });
         // The connections go back to the database that their next command expects them in.
         for node in self.reachable() {
@@ -273,7 +296,8 @@ impl Worker {
                 if user.is_some() {
                     return self.refuse(handle, class, "ERR Syntax error in HELLO option 'AUTH'");
                 }
-                let (who, password) = (args.get(index + 1).unwrap_or_default(), args.get(index + 2).unwrap_or_default());
+                let (who, password) =
+                    (args.get(index + 1).unwrap_or_default(), args.get(index + 2).unwrap_or_default());
                 user = match self.login(plan, handle, who, password) {
                     Login::Wait => return Flow::Stall(Stall::Login),
                     Login::Refused(text) => return self.refuse(handle, class, text),
@@ -334,11 +358,12 @@ impl Worker {
         Flow::Next
     }
 
-    /// What clients are told that they talk to: Valkey where every node is one, and the oldest version, because what it lacks cannot be
-    /// relied on.
+    /// What clients are told that they talk to: Valkey where every node is one, and the oldest version, because what it
+    /// lacks cannot be relied on.
     pub(super) fn fleet_version(&self, plan: &Plan) -> (&'static str, String) {
         let nodes = lock(&self.shared.nodes);
-        let known = || plan.topology.nodes().filter_map(|node| nodes.get(&node.id)).filter(|facts| !facts.version.is_empty());
+        let known =
+            || plan.topology.nodes().filter_map(|node| nodes.get(&node.id)).filter(|facts| !facts.version.is_empty());
         if known().next().is_some() && known().all(|facts| facts.flavour == "valkey") {
             return ("valkey", oldest(known().map(|facts| facts.version.as_str())));
         }
@@ -352,8 +377,8 @@ impl Worker {
         let subcommand = args.get(1).map(|s| String::from_utf8_lossy(s).to_ascii_uppercase());
         match subcommand.as_deref() {
             Some(
-                "MOVE" | "MOVES" | "BALANCE" | "ACCEPT" | "SLOTS" | "WHERE" | "HOTKEYS" | "LOAD" | "HOTCOPIES" | "PLAN" | "AUTOMATION"
-                | "AUTOSCALE",
+                "MOVE" | "MOVES" | "BALANCE" | "ACCEPT" | "SLOTS" | "WHERE" | "HOTKEYS" | "LOAD" | "HOTCOPIES" | "PLAN"
+                | "AUTOMATION" | "AUTOSCALE",
             ) => {
                 return self.ask_operator(handle, class, args);
             }
@@ -368,7 +393,11 @@ impl Worker {
                         ("node", node.name.clone()),
                         (
                             "link",
-                            if up { "up".into() } else { facts.failure.map_or_else(|| "connecting".into(), |f| format!("down: {f}")) },
+                            if up {
+                                "up".into()
+                            } else {
+                                facts.failure.map_or_else(|| "connecting".into(), |f| format!("down: {f}"))
+                            },
                         ),
                         ("version", format!("{} {}", facts.flavour, facts.version)),
                         ("run_id", facts.run_id.as_deref().unwrap_or("").to_string()),
@@ -477,7 +506,8 @@ impl Worker {
     }
 }
 
-/// Closes clients that have selected a database which is not served any more, or are about to select one by a transaction.
+/// Closes clients that have selected a database which is not served any more, or are about to select one by a
+/// transaction.
 pub(super) fn close_clients_elsewhere(worker: &mut Worker) {
     let live = Arc::clone(&worker.plan.live);
     let mut closed = 0_usize;
@@ -491,7 +521,9 @@ pub(super) fn close_clients_elsewhere(worker: &mut Worker) {
     }
     if closed > 0 {
         let (clients, database) = (counted(closed, "client"), live.database);
-        warn!("closed {clients} with another database than {database}: a pool that ejects servers (auto_eject_hosts) serves no other one");
+        warn!(
+            "closed {clients} with another database than {database}: a pool that ejects servers (auto_eject_hosts) serves no other one"
+        );
     }
 }
 

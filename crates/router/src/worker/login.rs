@@ -1,4 +1,5 @@
-//! Who a client is: logging in, being let in without a word, and what a changed users file means for those who are there.
+//! Who a client is: logging in, being let in without a word, and what a changed users file means for those who are
+//! there.
 
 use std::sync::Arc;
 
@@ -12,7 +13,8 @@ use crate::shared::Plan;
 use crate::slab::Handle;
 use crate::users::{Attempt, Bounds, User};
 
-/// Bits of [`Client::guard`]: why a command must be looked at before it is executed. 0 for clients that may do everything.
+/// Bits of [`Client::guard`]: why a command must be looked at before it is executed. 0 for clients that may do
+/// everything.
 pub(super) mod guard {
     /// Not logged in.
     pub(crate) const STRANGER: u8 = 1;
@@ -50,8 +52,8 @@ const WRONG: &str = "WRONGPASS invalid username-password pair or user is disable
 const BUSY: &str = "LIMITED too many logins wait to be checked; try again";
 
 impl Worker {
-    /// Makes a client somebody, or nobody in particular where it has yet to log in. Fails, and changes nothing, where that user has all the
-    /// connections that it may have.
+    /// Makes a client somebody, or nobody in particular where it has yet to log in. Fails, and changes nothing, where
+    /// that user has all the connections that it may have.
     pub(super) fn become_user(&mut self, handle: Handle, user: Arc<User>, authenticated: bool) -> Result<(), String> {
         let counts_keys = !self.plan.live.key_limits.is_empty();
         let Some(client) = self.clients.get_mut(handle) else { return Ok(()) };
@@ -63,7 +65,10 @@ impl Worker {
             let Some(share) = Share::connect(part, bounds.connections) else {
                 self.counters.limited.add(1);
                 let max = bounds.connections.unwrap_or_default();
-                return Err(format!("LIMITED user {} has its {max} connections; close one, or try again later", user.name()));
+                return Err(format!(
+                    "LIMITED user {} has its {max} connections; close one, or try again later",
+                    user.name()
+                ));
             };
             if let Some(client) = self.clients.get_mut(handle) {
                 client.user_share = Some(Box::new(share));
@@ -88,15 +93,17 @@ impl Worker {
         Ok(())
     }
 
-    /// Asks whether `password` is that of `name`. A client that must wait asks again with the same words when the answer is there.
+    /// Asks whether `password` is that of `name`. A client that must wait asks again with the same words when the
+    /// answer is there.
     pub(super) fn login(&mut self, plan: &Plan, handle: Handle, name: &[u8], password: &[u8]) -> Login {
         let Some(client) = self.clients.get_mut(handle) else { return Login::Wait };
         let user = plan.live.users.get(name);
         let from = client.details.peer.map(|peer| peer.ip());
-        let attempt = match client.verdict.take_if(|v| v.attempt != Attempt::Asked && v.name == name && v.password == password) {
-            Some(verdict) => verdict.attempt,
-            None => self.shared.logins.attempt(user, password, from, (self.index, handle)),
-        };
+        let attempt =
+            match client.verdict.take_if(|v| v.attempt != Attempt::Asked && v.name == name && v.password == password) {
+                Some(verdict) => verdict.attempt,
+                None => self.shared.logins.attempt(user, password, from, (self.index, handle)),
+            };
         match (attempt, user) {
             // The user may have gone while it was checked.
             (Attempt::Right, Some(user)) if user.is_on() => Login::As(user.clone()),
@@ -119,7 +126,11 @@ impl Worker {
     /// Counts a failed login, and tells it. A name that nobody has may be a password in the wrong place.
     fn login_failed(&mut self, handle: Handle, user: Option<&str>) {
         self.counters.logins_failed.add(1);
-        let from = self.clients.get(handle).and_then(|c| c.details.peer).map_or_else(|| "a Unix socket".to_owned(), |p| p.to_string());
+        let from = self
+            .clients
+            .get(handle)
+            .and_then(|c| c.details.peer)
+            .map_or_else(|| "a Unix socket".to_owned(), |p| p.to_string());
         if let Some(untold) = self.login_log.tell(self.now_us) {
             tracing::warn!(target: "audit", from, user = user.unwrap_or("(no such user)"), untold = untold.told(), "a login failed");
         }
@@ -172,7 +183,8 @@ impl Worker {
         None
     }
 
-    /// Whether a command of which the end is not there yet can be passed on as it comes. `args` are those before a large one.
+    /// Whether a command of which the end is not there yet can be passed on as it comes. `args` are those before a
+    /// large one.
     pub(super) fn may_begin(&mut self, handle: Handle, command: &Command, args: &Args<'_>) -> bool {
         let Some(client) = self.clients.get(handle) else { return false };
         if client.guard == 0 {
@@ -181,7 +193,8 @@ impl Worker {
         let restricted = client.guard & guard::RESTRICTED != 0;
         self.keys.clear();
         // Asked again when all of it is there, which also gives the error.
-        client.guard & !guard::RESTRICTED == 0 && (!restricted || client.user.check(command, args, &mut self.keys).is_ok())
+        client.guard & !guard::RESTRICTED == 0
+            && (!restricted || client.user.check(command, args, &mut self.keys).is_ok())
     }
 
     /// The users have changed: rules hold at once, and whoever could not log in again as before is closed.
@@ -190,7 +203,8 @@ impl Worker {
         let mut gone = Vec::new();
         for handle in self.clients.handles() {
             let Some(client) = self.clients.get_mut(handle) else { continue };
-            let (authenticated, same) = (client.authenticated, users.get(client.user.name().as_bytes()) == Some(&client.user));
+            let (authenticated, same) =
+                (client.authenticated, users.get(client.user.name().as_bytes()) == Some(&client.user));
             let stays = match users.get(client.user.name().as_bytes()) {
                 // Those who have not said who they are are whoever the default user is now.
                 Some(user) if !authenticated => self.become_user(handle, user.clone(), user.is_open()).is_ok(),

@@ -1,18 +1,21 @@
 //! The budget of memory of the process (`memory-max`): beyond it clients are cut, those that take the most first.
 //!
-//! How much is in use the allocator counts ([`crate::memory`]), so nothing is forgotten. Who takes it is found out only when it is too
-//! much: a worker walks over its clients, what their commands hold at connections and gathers, and what nodes send that is nobody's.
+//! How much is in use the allocator counts ([`crate::memory`]), so nothing is forgotten. Who takes it is found out only
+//! when it is too much: a worker walks over its clients, what their commands hold at connections and gathers, and what
+//! nodes send that is nobody's.
 //!
-//! - **When it is looked at**: at every tick, and after each event in which the worker grew by its share of what is left ([`STEP`] at
-//!   least). One event reads at most 128 KiB from one socket. So the workers together exceed the budget by [`STEP`] each, and by what one
-//!   event makes of a reply or request that is already in memory: a copy of it, or its buffer twice while that grows. All buffers
-//!   together are within the budget before, so what is used never exceeds twice the budget, and with many clients comes nowhere near it.
-//! - **Who goes**: those who have not logged in before all others, or they could have applications cut. One worker at a time evicts, and
-//!   stops as soon as the whole is below. Where another worker has a bigger client it is asked to, but not waited for: from [`PATIENCE`] of the
-//!   budget on, each worker takes its own biggest; from half a budget more on also one that is small beside the other's. Before a client that is
-//!   to go last (CLIENT NO-EVICT) all others are asked first: how much their clients take they say only now and then.
-//! - **What stays**: requests kept until they are answered. What was sent may be executed, also if its client is gone; they end with the
-//!   answer, and are not taken for an excess a second time.
+//! - **When it is looked at**: at every tick, and after each event in which the worker grew by its share of what is
+//!   left ([`STEP`] at least). One event reads at most 128 KiB from one socket. So the workers together exceed the
+//!   budget by [`STEP`] each, and by what one event makes of a reply or request that is already in memory: a copy of
+//!   it, or its buffer twice while that grows. All buffers together are within the budget before, so what is used never
+//!   exceeds twice the budget, and with many clients comes nowhere near it.
+//! - **Who goes**: those who have not logged in before all others, or they could have applications cut. One worker at a
+//!   time evicts, and stops as soon as the whole is below. Where another worker has a bigger client it is asked to, but
+//!   not waited for: from [`PATIENCE`] of the budget on, each worker takes its own biggest; from half a budget more on
+//!   also one that is small beside the other's. Before a client that is to go last (CLIENT NO-EVICT) all others are
+//!   asked first: how much their clients take they say only now and then.
+//! - **What stays**: requests kept until they are answered. What was sent may be executed, also if its client is gone;
+//!   they end with the answer, and are not taken for an excess a second time.
 //!
 //! Not a bound for each client: whoever needs much may have it while there is enough.
 
@@ -46,7 +49,8 @@ const REST_US: u64 = 200_000;
 /// Part of the budget beyond it from which on a worker does not leave it to another one to cut its bigger client.
 const PATIENCE: usize = 8;
 
-/// A client with less than this part of the biggest one is small: it is cut in its place only where that one's worker is very late.
+/// A client with less than this part of the biggest one is small: it is cut in its place only where that one's worker
+/// is very late.
 const SMALL: u64 = 4;
 
 /// How long others may take to give up what goes before a client that goes last, where one of them is busy.
@@ -62,7 +66,8 @@ pub(super) struct Watch {
     mark: i64,
     /// Not before, where it has asked another worker or found nobody, us.
     rest_until_us: u64,
-    /// When all others were asked last, because this worker has only clients that go last, us; and how many answers there are once all have answered.
+    /// When all others were asked last, because this worker has only clients that go last, us; and how many answers
+    /// there are once all have answered.
     asked_all: Option<(u64, u64)>,
     cut_log: Rarely,
     short_log: Rarely,
@@ -123,7 +128,8 @@ struct Holding {
 }
 
 impl Worker {
-    /// Looks at the budget if the worker has grown by much. To be called where no client and no connection is in anybody's hands.
+    /// Looks at the budget if the worker has grown by much. To be called where no client and no connection is in
+    /// anybody's hands.
     #[inline]
     pub(super) fn watch_memory(&mut self) {
         if memory::own() > self.memory.mark {
@@ -165,7 +171,8 @@ impl Worker {
         (used, budget)
     }
 
-    /// At a tick for clients: says who takes the most here, so that another worker knows whom to ask, and gives back what a burst has left.
+    /// At a tick for clients: says who takes the most here, so that another worker knows whom to ask, and gives back
+    /// what a burst has left.
     pub(super) fn tick_memory(&mut self) {
         // What is taken off for those who have gone must be found out anew, also where it makes that little is in use.
         let near = self.memory_in_use() > self.plan.live.memory_max / 2 || self.counters.memory_leaving.get() > 0;
@@ -286,7 +293,8 @@ impl Worker {
 
     /// Who takes how much, whoever goes first last. Also finds out anew what is kept for clients that have gone.
     fn holdings(&mut self) -> Vec<Holding> {
-        let mut clients: HashMap<Handle, (usize, usize)> = self.clients.iter().map(|(h, c)| (h, (c.memory(), 0))).collect();
+        let mut clients: HashMap<Handle, (usize, usize)> =
+            self.clients.iter().map(|(h, c)| (h, (c.memory(), 0))).collect();
         for (_, gather) in self.gathers.iter() {
             if let Some((bytes, _)) = clients.get_mut(&gather.client()) {
                 *bytes += gather.memory();
@@ -336,8 +344,13 @@ impl Worker {
             Some(client) if client.details.no_evict => Rank::Spared,
             _ => Rank::Ordinary,
         };
-        let of_clients =
-            clients.into_iter().map(|(handle, (bytes, kept))| Holding { rank: rank(handle), bytes, kept, holder: Holder::Client, handle });
+        let of_clients = clients.into_iter().map(|(handle, (bytes, kept))| Holding {
+            rank: rank(handle),
+            bytes,
+            kept,
+            holder: Holder::Client,
+            handle,
+        });
         holdings.extend(of_clients);
         holdings.retain(|h| h.bytes >= TAKES_MIN);
         holdings.sort_unstable_by_key(|h| (h.rank, h.bytes, h.holder, h.handle.index));
@@ -368,7 +381,8 @@ impl Worker {
         self.owner_of(pending).is_some_and(|owner| self.clients.get(owner).is_some())
     }
 
-    /// What was collected for a client that has gone: parts of gathers become errors, and what has come of a reply is thrown away.
+    /// What was collected for a client that has gone: parts of gathers become errors, and what has come of a reply is
+    /// thrown away.
     fn drop_replies_of(&mut self, client: Handle) {
         for (_, gather) in self.gathers.iter_mut().filter(|(_, gather)| gather.client() == client) {
             gather.drop_parts();
@@ -391,15 +405,15 @@ fn patience(budget: usize) -> usize {
     budget.saturating_add(budget / PATIENCE)
 }
 
-/// Whether a worker waits until another one has cut its bigger client. That one may be in the middle of one event, or have no processor just now. To cut
-/// somebody small meanwhile frees too little, and it is not their turn.
+/// Whether a worker waits until another one has cut its bigger client. That one may be in the middle of one event, or
+/// have no processor just now. To cut somebody small meanwhile frees too little, and it is not their turn.
 fn leaves_it_to(elsewhere: u64, own: u64, used: usize, budget: usize) -> bool {
     let is_small = own < elsewhere / SMALL;
     elsewhere > own && (own == 0 || used <= patience(budget) || is_small && used <= budget.saturating_add(budget / 2))
 }
 
-/// How big the one is that goes first, to compare it with those of other workers: a stranger is bigger than whoever has logged in. 0 for
-/// who is spared.
+/// How big the one is that goes first, to compare it with those of other workers: a stranger is bigger than whoever has
+/// logged in. 0 for who is spared.
 fn biggest(holdings: &[Holding]) -> u64 {
     const STRANGER: u64 = 1 << 48;
     holdings.last().map_or(0, |h| match h.rank {

@@ -1,4 +1,5 @@
-//! MEMORY STATS of several nodes as of one server: what counts bytes or keys is added, and what is a ratio is made anew from the sums.
+//! MEMORY STATS of several nodes as of one server: what counts bytes or keys is added, and what is a ratio is made anew
+//! from the sums.
 
 use switchyard_resp::{encode, reply};
 
@@ -29,7 +30,12 @@ const RATIOS: &[Ratio] = &[
         under: [('+', "total.allocated"), ('-', "startup.allocated")],
         scale: 100.0,
     },
-    Ratio { name: "peak.percentage", over: [('+', "total.allocated"), NONE], under: [('+', "peak.allocated"), NONE], scale: 100.0 },
+    Ratio {
+        name: "peak.percentage",
+        over: [('+', "total.allocated"), NONE],
+        under: [('+', "peak.allocated"), NONE],
+        scale: 100.0,
+    },
     Ratio {
         name: "allocator-fragmentation.ratio",
         over: [('+', "allocator.allocated"), ('+', "allocator-fragmentation.bytes")],
@@ -75,7 +81,8 @@ pub(super) fn together(parts: &[Vec<u8>], resp3: bool) -> Vec<u8> {
     for part in parts {
         add(&mut sums, part);
     }
-    let ratios: Vec<(usize, f64)> = sums.iter().enumerate().filter_map(|(at, (name, _))| Some((at, ratio(&sums, name)?))).collect();
+    let ratios: Vec<(usize, f64)> =
+        sums.iter().enumerate().filter_map(|(at, (name, _))| Some((at, ratio(&sums, name)?))).collect();
     for (at, value) in ratios {
         let figure = &mut sums[at].1;
         // Some ratios are whole numbers: they stay what they were.
@@ -170,10 +177,14 @@ mod tests {
             let parts = [node(resp3, 200, 0, "db.0"), node(resp3, 400, 4, "db.0"), node(resp3, 300, 1, "db.5")];
             let mut expected = text(node(resp3, 900, 5, "db.0"));
             expected = expected.replacen(if resp3 { "%7" } else { "*14" }, if resp3 { "%8" } else { "*16" }, 1);
-            expected = expected.replace(":100\r\n", ":300\r\n").replace(":8\r\n", ":16\r\n").replace(":7\r\n", ":120\r\n");
+            expected =
+                expected.replace(":100\r\n", ":300\r\n").replace(":8\r\n", ":16\r\n").replace(":7\r\n", ":120\r\n");
             expected = expected.replace("fragmentation.bytes\r\n:300", "fragmentation.bytes\r\n:900");
             expected = if resp3 { expected.replace(",2.5", ",2") } else { expected.replace("$3\r\n2.5", "$1\r\n2") };
-            expected += &format!("$4\r\ndb.5\r\n{}$23\r\noverhead.hashtable.main\r\n:8\r\n", if resp3 { "%1\r\n" } else { "*2\r\n" });
+            expected += &format!(
+                "$4\r\ndb.5\r\n{}$23\r\noverhead.hashtable.main\r\n:8\r\n",
+                if resp3 { "%1\r\n" } else { "*2\r\n" }
+            );
             assert_eq!(text(together(&parts, resp3)), expected);
         }
     }

@@ -1,12 +1,12 @@
-//! A worker: one thread that owns its listeners, its clients and its connections to the nodes, and shares nothing on the path of
-//! a command.
+//! A worker: one thread that owns its listeners, its clients and its connections to the nodes, and shares nothing on
+//! the path of a command.
 //!
-//! A turn of the loop: wait; read from everybody who has something; then one write per node, then one write per client. Everything
-//! that the commands of one turn have in common is paid once per turn: the clock is read once, and a node gets the commands of all
-//! clients in one system call.
+//! A turn of the loop: wait; read from everybody who has something; then one write per node, then one write per client.
+//! Everything that the commands of one turn have in common is paid once per turn: the clock is read once, and a node
+//! gets the commands of all clients in one system call.
 //!
-//! Under load a turn waits a moment before it looks (`Batching`): it then finds more to do, and every system call carries more. With
-//! few active clients it never waits, because that would tax the quiet.
+//! Under load a turn waits a moment before it looks (`Batching`): it then finds more to do, and every system call
+//! carries more. With few active clients it never waits, because that would tax the quiet.
 
 mod accept;
 mod acl;
@@ -114,8 +114,8 @@ const CLIENT_TICK_US: u64 = 200_000;
 /// A client that owes reading this much is given no further command until it has read.
 const OUTPUT_HIGH: usize = 1 << 20;
 
-/// After this long without progress a client over `OUTPUT_HIGH` is taken for one that writes its whole pipeline before it reads:
-/// its commands go on, up to its output limit.
+/// After this long without progress a client over `OUTPUT_HIGH` is taken for one that writes its whole pipeline before
+/// it reads: its commands go on, up to its output limit.
 const OUTPUT_PATIENCE_US: u64 = 200_000;
 
 #[derive(Debug)]
@@ -123,7 +123,8 @@ pub(crate) struct Worker {
     index: usize,
     shared: Arc<Shared>,
     counters: Arc<WorkerCounters>,
-    /// An allocation of this worker's own: counting references to one that all workers have would be a write to memory that all of them read.
+    /// An allocation of this worker's own: counting references to one that all workers have would be a write to memory
+    /// that all of them read.
     plan: Arc<Plan>,
     generation: u64,
     poll: Poll,
@@ -346,7 +347,8 @@ impl Worker {
 
     /// Sends what the turn has produced: to the nodes first, because they have work to do with it.
     fn finish_turn(&mut self) {
-        // A flush can end a stall, and a resumed client has more to send. What is left after some rounds waits for the next turn.
+        // A flush can end a stall, and a resumed client has more to send. What is left after some rounds waits for the
+        // next turn.
         self.flush_monitors();
         for _ in 0..8 {
             let resumed = self.clients.take_resumed();
@@ -401,7 +403,9 @@ impl Worker {
         if limits_changed {
             self.place_prefixes_anew();
         }
-        if limits_changed || (!Arc::ptr_eq(&before.live.users, &self.plan.live.users) && before.live.users != self.plan.live.users) {
+        if limits_changed
+            || (!Arc::ptr_eq(&before.live.users, &self.plan.live.users) && before.live.users != self.plan.live.users)
+        {
             self.readmit_clients();
         }
         if self.plan.live.one_database && !Arc::ptr_eq(&before.live, &self.plan.live) {
@@ -409,7 +413,8 @@ impl Worker {
         }
         self.place_topics_anew();
         self.place_tracking_anew();
-        let learning: Vec<Handle> = self.clients.iter().filter(|(_, c)| c.stall == Stall::Learning).map(|(h, _)| h).collect();
+        let learning: Vec<Handle> =
+            self.clients.iter().filter(|(_, c)| c.stall == Stall::Learning).map(|(h, _)| h).collect();
         for client in learning {
             self.unstall(client);
         }
@@ -452,7 +457,9 @@ impl Worker {
         let (soft, soft_us) = (self.plan.live.push_soft_limit, self.plan.live.push_soft_time.as_micros() as u64);
         let (mut late, mut behind, mut first) = (Vec::new(), Vec::new(), Vec::new());
         for (handle, client) in self.clients.iter() {
-            if client.behind_since_us > 0 && (client.unsent() <= soft || self.now_us.saturating_sub(client.behind_since_us) > soft_us) {
+            if client.behind_since_us > 0
+                && (client.unsent() <= soft || self.now_us.saturating_sub(client.behind_since_us) > soft_us)
+            {
                 behind.push((handle, client.unsent() > soft));
             }
             let stalled = self.now_us.saturating_sub(client.stalled_at_us);
@@ -474,7 +481,9 @@ impl Worker {
             let stranger_us = self.now_us.saturating_sub(client.details.stranger_since_us);
             let overdue = overdue || (!client.authenticated && login_us.is_some_and(|login| stranger_us > login));
             // A pipeline that is written before it is read is a right of those who are somebody.
-            let fills = client.stall == Stall::Output && stalled > OUTPUT_PATIENCE_US && client.guard & login::guard::STRANGER != 0;
+            let fills = client.stall == Stall::Output
+                && stalled > OUTPUT_PATIENCE_US
+                && client.guard & login::guard::STRANGER != 0;
             if fills {
                 self.counters.cut_output.add(1);
             }
@@ -533,7 +542,10 @@ impl Worker {
                 continue;
             }
             // One that waits for a copy is answered in a moment.
-            let idle = client.in_flight() == 0 && client.unsent() == 0 && client.upload.is_none() && client.stall != Stall::Fill;
+            let idle = client.in_flight() == 0
+                && client.unsent() == 0
+                && client.upload.is_none()
+                && client.stall != Stall::Fill;
             if idle || stop {
                 if !idle {
                     self.shared.cut.fetch_add(1, Ordering::Relaxed);
@@ -561,7 +573,9 @@ impl Worker {
                 let reply = self.list_clients(&filter);
                 self.shared.mailboxes[from].send(Message::Answer { gather, part, reply });
             }
-            Message::Unblock { id, error, from, gather, part } => self.unblock_client(id, error, Asker { from, gather, part }),
+            Message::Unblock { id, error, from, gather, part } => {
+                self.unblock_client(id, error, Asker { from, gather, part })
+            }
             Message::Refresh { from, gather, part, settled } => {
                 // A plan that was changed before this was sent is in force when it is answered.
                 if self.shared.generation.load(Ordering::Acquire) != self.generation {
@@ -593,5 +607,6 @@ const LEARNING_PATIENCE_US: u64 = 1_000_000;
 /// A client that is being closed and neither reads nor goes away is dropped after this long.
 const CLOSING_PATIENCE_US: u64 = 10_000_000;
 
-/// A client that holds a connection for large values and neither sends nor reads is cut after this long: others wait for it.
+/// A client that holds a connection for large values and neither sends nor reads is cut after this long: others wait
+/// for it.
 const LARGE_PATIENCE_US: u64 = 60_000_000;

@@ -1,8 +1,9 @@
 //! MONITOR: every command of every client of the router, as one large server would show it.
 //!
-//! The list of monitors is shared ([`crate::shared::Shared::monitors`]); each worker has a copy and writes a line for each command as it
-//! takes effect: to its own monitors at once, to those of other workers once per turn. With no monitor a command costs the look at one
-//! flag. Secrets are never shown, and operators' commands (`ADMIN`) are not shown at all, as in Redis.
+//! The list of monitors is shared ([`crate::shared::Shared::monitors`]); each worker has a copy and writes a line for
+//! each command as it takes effect: to its own monitors at once, to those of other workers once per turn. With no
+//! monitor a command costs the look at one flag. Secrets are never shown, and operators' commands (`ADMIN`) are not
+//! shown at all, as in Redis.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -81,7 +82,10 @@ impl Worker {
     /// Shows a command that has taken effect.
     #[cold]
     pub(super) fn feed_monitors(&mut self, handle: Handle, command: &Command, args: &Args<'_>) {
-        if self.monitors.is_empty() || command.flags.has(Flags::ADMIN) || matches!(command.handling, Handling::Refused(_)) {
+        if self.monitors.is_empty()
+            || command.flags.has(Flags::ADMIN)
+            || matches!(command.handling, Handling::Refused(_))
+        {
             return;
         }
         let Some(client) = self.clients.get(handle) else { return };
@@ -132,7 +136,8 @@ impl Worker {
             return;
         }
         let lines: Arc<[u8]> = std::mem::take(&mut self.monitors.lines).into();
-        let mut workers: Vec<usize> = self.monitors.list.iter().map(|(worker, _)| *worker).filter(|w| *w != self.index).collect();
+        let mut workers: Vec<usize> =
+            self.monitors.list.iter().map(|(worker, _)| *worker).filter(|w| *w != self.index).collect();
         workers.sort_unstable();
         workers.dedup();
         for worker in workers {

@@ -1,5 +1,5 @@
-//! The worker's connections to the nodes: connecting, and commands of our own. What nodes answer is in `replies`, and what happens when a connection
-//! breaks or is silent in `breaking`.
+//! The worker's connections to the nodes: connecting, and commands of our own. What nodes answer is in `replies`, and
+//! what happens when a connection breaks or is silent in `breaking`.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,11 +29,16 @@ impl Worker {
         }
     }
 
-    /// Closes connections to nodes that the topology no longer has. Such a node owns nothing: what may still be in flight there is a part of
-    /// a command to all nodes, and whatever it does reaches nobody, so its zombies are forgotten too.
+    /// Closes connections to nodes that the topology no longer has. Such a node owns nothing: what may still be in
+    /// flight there is a part of a command to all nodes, and whatever it does reaches nobody, so its zombies are
+    /// forgotten too.
     pub(super) fn drop_foreign_links(&mut self) {
-        let gone: Vec<Handle> =
-            self.links.iter().filter(|(_, link)| self.plan.topology.node(link.node).is_none()).map(|(handle, _)| handle).collect();
+        let gone: Vec<Handle> = self
+            .links
+            .iter()
+            .filter(|(_, link)| self.plan.topology.node(link.node).is_none())
+            .map(|(handle, _)| handle)
+            .collect();
         for handle in gone {
             self.break_link(handle, "the node was removed");
             // Where it was not up it would be tried again, for ever.
@@ -49,7 +54,8 @@ impl Worker {
             return handle;
         }
         let mut link = Link::new(node, lane, resp3, self.plan.live.database, self.counters.node(node), self.now_us);
-        // A second connection to a node known to be down waits for its turn like the first. If that is up, this one was never tried.
+        // A second connection to a node known to be down waits for its turn like the first. If that is up, this one was
+        // never tried.
         link.failures = u32::from(!self.links.is_up(node) && self.node_fails(node));
         let handle = self.links.insert_shared(link);
         self.connect(handle);
@@ -61,8 +67,9 @@ impl Worker {
         self.links.get(handle).is_some_and(Link::takes_commands) || self.is_worth_another_try(handle)
     }
 
-    /// Whether commands may be handed to a connection that takes none by itself, because attempts to make it have failed. Another connection, perhaps of
-    /// another worker, may have found the node up since. Then the pause is not sat out: it is made now, and they wait for it.
+    /// Whether commands may be handed to a connection that takes none by itself, because attempts to make it have
+    /// failed. Another connection, perhaps of another worker, may have found the node up since. Then the pause is not
+    /// sat out: it is made now, and they wait for it.
     #[cold]
     pub(super) fn is_worth_another_try(&mut self, handle: Handle) -> bool {
         let Some(node) = self.links.get(handle).map(|link| link.node) else { return false };
@@ -230,7 +237,8 @@ impl Worker {
         let Some(node) = self.links.get(handle).map(|link| link.node) else { return };
         let mut request = Vec::new();
         encode::command(&mut request, args.iter().copied());
-        let request = self.pass_queued(Keyed { call: Call::Bytes(&request), node, database }, &request, self.own_pending());
+        let request =
+            self.pass_queued(Keyed { call: Call::Bytes(&request), node, database }, &request, self.own_pending());
         self.links.push(handle, request);
     }
 
@@ -260,7 +268,12 @@ impl Worker {
     /// Asks the node to kill the connections that broke, on one that is newer than all of them.
     pub(super) fn kill_zombies(&mut self, node: NodeId, handle: Handle, run_id: Option<&str>) {
         for (number, client_id) in self.zombies.ask(node, handle, run_id) {
-            self.push_own(handle, &[b"CLIENT", b"KILL", b"ID", client_id.to_string().as_bytes()], Purpose::Confirm, number);
+            self.push_own(
+                handle,
+                &[b"CLIENT", b"KILL", b"ID", client_id.to_string().as_bytes()],
+                Purpose::Confirm,
+                number,
+            );
         }
         self.count_zombies(node);
     }
@@ -292,8 +305,9 @@ impl Worker {
     }
 }
 
-/// A machine that acknowledges nothing for so long is gone: until then its server may be busy with a slow command, and what waits there does not time out. A busy
-/// server's machine acknowledges. As long as keepalive takes, because a full receive buffer counts, too.
+/// A machine that acknowledges nothing for so long is gone: until then its server may be busy with a slow command, and
+/// what waits there does not time out. A busy server's machine acknowledges. As long as keepalive takes, because a full
+/// receive buffer counts, too.
 const UNACKNOWLEDGED: std::time::Duration = std::time::Duration::from_secs(60);
 
 fn start_connect(address: std::net::SocketAddr) -> io::Result<OwnedFd> {
@@ -301,7 +315,9 @@ fn start_connect(address: std::net::SocketAddr) -> io::Result<OwnedFd> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
     socket.set_tcp_nodelay(true)?;
     socket.set_tcp_keepalive(
-        &TcpKeepalive::new().with_time(std::time::Duration::from_secs(15)).with_interval(std::time::Duration::from_secs(5)),
+        &TcpKeepalive::new()
+            .with_time(std::time::Duration::from_secs(15))
+            .with_interval(std::time::Duration::from_secs(5)),
     )?;
     socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED))?;
     match socket.connect(&address.into()) {
@@ -316,7 +332,10 @@ fn start_connect(address: std::net::SocketAddr) -> io::Result<OwnedFd> {
 /// Ends connections to processes that others have replaced. Connections to replicas lead to servers of their own.
 pub(super) fn leave_other_processes(worker: &mut Worker) {
     for handle in worker.links.handles() {
-        let Some(link) = worker.links.get(handle).filter(|link| link.phase == Phase::Up && link.lane != Lane::Replica) else { continue };
+        let Some(link) = worker.links.get(handle).filter(|link| link.phase == Phase::Up && link.lane != Lane::Replica)
+        else {
+            continue;
+        };
         let node = link.node;
         if worker.shared.with_facts(node, |facts| facts.run_id.is_some() && facts.run_id != link.run_id) {
             worker.break_link(handle, "another process serves the node now");

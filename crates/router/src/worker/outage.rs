@@ -1,15 +1,18 @@
 //! Nodes that this worker has lost, and the commands that wait for their return.
 //!
-//! A server that restarts is away for a moment. Libraries survive that before one server, because a closed connection is what they expect; an error reply in
-//! its place ends some of them. So a command for a lost node waits ([`Stall::Outage`]): until a main connection to the node is up, until another node owns its
-//! keys, or until `nodes.wait-max` after the loss. The bound belongs to the node rather than the command, so a long outage gives `NODEDOWN` at once. With one
-//! node, `NODEDOWN` and `NODELOST` close the client's connection instead.
+//! A server that restarts is away for a moment. Libraries survive that before one server, because a closed connection
+//! is what they expect; an error reply in its place ends some of them. So a command for a lost node waits
+//! ([`Stall::Outage`]): until a main connection to the node is up, until another node owns its keys, or until
+//! `nodes.wait-max` after the loss. The bound belongs to the node rather than the command, so a long outage gives
+//! `NODEDOWN` at once. With one node, `NODEDOWN` and `NODELOST` close the client's connection instead.
 //!
-//! Invariant: a waiting command has had no effect. It is not queued, no part of it is sent, and it is dispatched from its beginning afterwards, by the map of
-//! that moment. A reply in flight that is lost does not wait: the node may have executed its command.
+//! Invariant: a waiting command has had no effect. It is not queued, no part of it is sent, and it is dispatched from
+//! its beginning afterwards, by the map of that moment. A reply in flight that is lost does not wait: the node may have
+//! executed its command.
 //!
-//! Not a queue at the connection: a new owner could not get its commands, and its memory would need a bound. The loss is a fact of the worker rather than one
-//! that workers share, because each loses its own connection, and one of them may find the node up before the others.
+//! Not a queue at the connection: a new owner could not get its commands, and its memory would need a bound. The loss
+//! is a fact of the worker rather than one that workers share, because each loses its own connection, and one of them
+//! may find the node up before the others.
 
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::NodeId;
@@ -83,7 +86,8 @@ pub(super) fn returned(worker: &mut Worker, node: NodeId) {
     }
 }
 
-/// Whether a lost node replies on this connection, but still loads its data. It would refuse commands, so it has not returned yet.
+/// Whether a lost node replies on this connection, but still loads its data. It would refuse commands, so it has not
+/// returned yet.
 pub(super) fn is_loading(worker: &Worker, link: Handle) -> bool {
     let link = worker.links.get(link).filter(|link| link.lane == Lane::Main && link.is_loading);
     link.is_some_and(|link| is_lost(worker, link.node))
@@ -107,7 +111,10 @@ pub(super) fn adopt(worker: &mut Worker) {
     }
     let plan = worker.plan.clone();
     let (now_us, wait_us) = (worker.now_us, wait_us(&plan));
-    worker.links.outages_mut().end(|node, since_us| plan.topology.node(node).is_none() || now_us.saturating_sub(since_us) >= wait_us);
+    worker
+        .links
+        .outages_mut()
+        .end(|node, since_us| plan.topology.node(node).is_none() || now_us.saturating_sub(since_us) >= wait_us);
     go_on(worker);
 }
 
@@ -123,7 +130,8 @@ pub(super) fn is_abandoned(client: &Client) -> bool {
     client.stall == Stall::Outage && client.hangup && client.in_flight() == 0 && client.unsent() == 0
 }
 
-/// Whether an error of the router closes its client's connection instead, as the end of a plain server does: with one node, if commands wait for it at all.
+/// Whether an error of the router closes its client's connection instead, as the end of a plain server does: with one
+/// node, if commands wait for it at all.
 pub(super) fn closes(worker: &Worker, error: &[u8]) -> bool {
     let is_loss = error.starts_with(b"-NODEDOWN ") || error.starts_with(b"-NODELOST ");
     is_loss && worker.plan.topology.nodes().len() == 1 && wait_us(&worker.plan) > 0
@@ -169,14 +177,18 @@ fn needs_lost_node(worker: &mut Worker, plan: &Plan, handle: Handle, command: &C
             });
             position.is_some_and(|position| is_lost(worker, position.node))
         }
-        Handling::Local(Local::Wait) => worker.keepers.all().into_iter().any(|node| written.concerns(node) && is_lost(worker, node)),
+        Handling::Local(Local::Wait) => {
+            worker.keepers.all().into_iter().any(|node| written.concerns(node) && is_lost(worker, node))
+        }
         Handling::Local(Local::Select) => {
             let keepers = worker.keepers.all();
             let database = args.get(1).and_then(parse::<u32>);
-            database.is_some_and(|database| !worker.shared.has_database(&keepers, database)) && is_any_lost(worker, &keepers)
+            database.is_some_and(|database| !worker.shared.has_database(&keepers, database))
+                && is_any_lost(worker, &keepers)
         }
         Handling::Local(Local::ClientTracking) => {
-            args.get(2).is_some_and(|switch| switch.eq_ignore_ascii_case(b"ON")) && is_any_lost(worker, &worker.keepers.all())
+            args.get(2).is_some_and(|switch| switch.eq_ignore_ascii_case(b"ON"))
+                && is_any_lost(worker, &worker.keepers.all())
         }
         Handling::Local(_) | Handling::Refused(_) => false,
     }
@@ -209,8 +221,12 @@ fn needs_of_keys(worker: &mut Worker, plan: &Plan, reader: Option<Handle>, comma
     let keys = places.iter().filter_map(|place| args.get(*place as usize));
     match route(&plan.topology, keys.clone()) {
         Route::Anywhere => needs_any(worker, plan),
-        Route::Owner(_, node) | Route::Together(node) => is_lost(worker, node) && !has_replica(worker, reader, command, args, node),
-        Route::CrossSlot | Route::Parted(_) => keys.map(|key| plan.topology.lives_at(key)).any(|node| is_lost(worker, node)),
+        Route::Owner(_, node) | Route::Together(node) => {
+            is_lost(worker, node) && !has_replica(worker, reader, command, args, node)
+        }
+        Route::CrossSlot | Route::Parted(_) => {
+            keys.map(|key| plan.topology.lives_at(key)).any(|node| is_lost(worker, node))
+        }
     }
 }
 
@@ -219,14 +235,18 @@ fn has_replica(worker: &mut Worker, reader: Option<Handle>, command: &Command, a
     let needs_primary = [Flags::SLOW, Flags::CURSOR, Flags::BLOCKING].into_iter().any(|flag| command.flags.has(flag));
     let is_large = args.get(1).is_some_and(|key| worker.large_keys.suggests(command, key));
     let is_read = command.flags.has(Flags::READONLY) && !needs_primary && !is_large && !worker.detour;
-    let reader = reader.filter(|reader| is_read && worker.clients.get(*reader).is_some_and(|client| client.reads != Reads::Primary));
+    let reader = reader
+        .filter(|reader| is_read && worker.clients.get(*reader).is_some_and(|client| client.reads != Reads::Primary));
     reader.is_some_and(|reader| !matches!(worker.replica_for(reader, node), Ok(None)))
 }
 
-/// Whether what a client has queued needs a lost node. A transaction that is refused, or whose watched keys count as changed, needs none.
+/// Whether what a client has queued needs a lost node. A transaction that is refused, or whose watched keys count as
+/// changed, needs none.
 fn needs_of_exec(worker: &mut Worker, plan: &Plan, handle: Handle) -> bool {
     let Some(client) = worker.clients.get(handle).filter(|client| !client.watches()) else { return false };
-    let Some(multi) = client.session.as_ref().map(|session| &session.multi).filter(|multi| !multi.aborted) else { return false };
+    let Some(multi) = client.session.as_ref().map(|session| &session.multi).filter(|multi| !multi.aborted) else {
+        return false;
+    };
     if multi.commands.is_empty() {
         return false;
     }

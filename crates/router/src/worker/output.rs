@@ -13,8 +13,8 @@ use super::{OUTPUT_HIGH, QUIET_CAPACITY, Worker};
 use crate::metrics::WorkerCounters;
 use crate::slab::Handle;
 
-/// A reply of at least this size is sent from where it was received, if it is its turn: a copy would cost more than the system call
-/// that it might share.
+/// A reply of at least this size is sent from where it was received, if it is its turn: a copy would cost more than the
+/// system call that it might share.
 const DIRECT_MIN: usize = 8 << 10;
 
 /// Takes the reply to command `seq` for the client: what its socket takes of a large one is not copied.
@@ -32,7 +32,8 @@ pub(super) fn give(client: &mut Client, counters: &WorkerCounters, seq: u32, rep
     client.complete(seq, reply, failed, now_us, counters);
 }
 
-/// Sends a client a node's reply to command `seq`. A script may return any error, so an error here is never taken for one of the router.
+/// Sends a client a node's reply to command `seq`. A script may return any error, so an error here is never taken for
+/// one of the router.
 #[inline]
 pub(super) fn deliver_of_node(worker: &mut Worker, handle: Handle, seq: u32, reply: &[u8]) {
     let Some(client) = worker.clients.get_mut(handle) else { return };
@@ -50,7 +51,8 @@ pub(super) fn deliver_of_node(worker: &mut Worker, handle: Handle, seq: u32, rep
     worker.after_delivery(handle);
 }
 
-/// Replies to the command just read with an error about replicas. The connection stays open, because the node itself may be up.
+/// Replies to the command just read with an error about replicas. The connection stays open, because the node itself
+/// may be up.
 pub(super) fn refuse_read(worker: &mut Worker, handle: Handle, class: u8, text: &str) {
     let mut reply = Vec::new();
     encode::error(&mut reply, text);
@@ -75,7 +77,8 @@ impl Worker {
         }
     }
 
-    /// Sends a client the router's reply to command `seq`, and resumes a client that waited for it. Some errors close the connection instead.
+    /// Sends a client the router's reply to command `seq`, and resumes a client that waited for it. Some errors close
+    /// the connection instead.
     pub(super) fn deliver(&mut self, handle: Handle, seq: u32, reply: &[u8]) {
         if reply::is_error(reply) && closes(self, reply) {
             self.close_after_replies(handle);
@@ -190,8 +193,9 @@ impl Worker {
         }
     }
 
-    /// The end of a client that waits in a command for what will not come. A server that goes away ends the connections of such clients, and libraries
-    /// know that; an error in place of the reply they do not know. Replies that are due before it are sent.
+    /// The end of a client that waits in a command for what will not come. A server that goes away ends the connections
+    /// of such clients, and libraries know that; an error in place of the reply they do not know. Replies that are due
+    /// before it are sent.
     pub(super) fn end_as_a_server_would(&mut self, handle: Handle, seq: u32) {
         self.counters.cut_waiting.add(1);
         self.close_after_replies(handle);

@@ -1,8 +1,10 @@
-//! Commands that the router answers itself, in a transaction: they are queued, and answered at their place in EXEC's array.
+//! Commands that the router answers itself, in a transaction: they are queued, and answered at their place in EXEC's
+//! array.
 //!
-//! The node executes the others in one piece and knows nothing of these. One that concerns the client (`CLIENT SETNAME`) is executed when the node's answer to EXEC
-//! is there: a transaction that comes to nothing changes nothing. One for which nodes are asked (`INFO`, `CONFIG GET`) reads only, so it is answered
-//! before EXEC is sent, and no answer of a node is between the others and EXEC's.
+//! The node executes the others in one piece and knows nothing of these. One that concerns the client
+//! (`CLIENT SETNAME`) is executed when the node's answer to EXEC is there: a transaction that comes to nothing changes
+//! nothing. One for which nodes are asked (`INFO`, `CONFIG GET`) reads only, so it is answered before EXEC is sent, and
+//! no answer of a node is between the others and EXEC's.
 //!
 //! Not sent to the node with the others: its answers are about our connection and about one server.
 
@@ -224,7 +226,8 @@ impl Worker {
         self.deliver(handle, seq, answer);
     }
 
-    /// The node's answer to EXEC with the router's own answers at their places; what concerns the client is executed now.
+    /// The node's answer to EXEC with the router's own answers at their places; what concerns the client is executed
+    /// now.
     pub(super) fn with_own_answers(&mut self, handle: Handle, own: OwnAnswers, answer: &[u8]) -> Vec<u8> {
         let plan = self.plan.clone();
         let count = own.count();
@@ -235,7 +238,11 @@ impl Worker {
                 Answer::Given(answer) => Some(answer),
                 Answer::None | Answer::Awaited(..) => self.caught(&plan, handle, &own.request).1,
             };
-            given.push((place, answer.unwrap_or_else(|| b"-ERR switchyard: a command of the transaction was not answered\r\n".to_vec())));
+            given.push((
+                place,
+                answer
+                    .unwrap_or_else(|| b"-ERR switchyard: a command of the transaction was not answered\r\n".to_vec()),
+            ));
         }
         let mut elements = reply::elements(answer);
         let whole = elements.remaining() as usize + count;
@@ -262,7 +269,8 @@ impl Worker {
 mod tests {
     use super::*;
 
-    /// Nodes are asked one after the other, and a long transaction costs as much for each of its commands as a short one.
+    /// Nodes are asked one after the other, and a long transaction costs as much for each of its commands as a short
+    /// one.
     #[test]
     fn what_is_asked_of_nodes_is_asked_in_order_and_once() {
         let mut own = OwnAnswers::default();
@@ -271,7 +279,10 @@ mod tests {
         own.ask_for_database(7);
         own.ask_for_database(7);
         own.queue(3, When::Before, b"CONFIG GET x");
-        assert_eq!((own.count(), own.bytes()), (3, 4 * size_of::<Own>() + own.own.iter().map(|own| own.request.capacity()).sum::<usize>()));
+        assert_eq!(
+            (own.count(), own.bytes()),
+            (3, 4 * size_of::<Own>() + own.own.iter().map(|own| own.request.capacity()).sum::<usize>())
+        );
         let mut asked = Vec::new();
         while let Some(next) = own.unasked() {
             next.answer = Answer::Awaited(5, 0);

@@ -1,7 +1,9 @@
-//! What clients ask when they connect (`INFO`, `COMMAND`) waits for no silent node: they would take the router for dead.
+//! What clients ask when they connect (`INFO`, `COMMAND`) waits for no silent node: they would take the router for
+//! dead.
 //!
-//! A node that has not answered its oldest command for [`PATIENCE_US`] is not asked, and a node that was asked before that is left out then. INFO shows the figures
-//! that such a node gave when its health was asked last, a second earlier at most. COMMAND gives an earlier answer. `HELLO`, `AUTH` and `CLIENT` need no node.
+//! A node that has not answered its oldest command for [`PATIENCE_US`] is not asked, and a node that was asked before
+//! that is left out then. INFO shows the figures that such a node gave when its health was asked last, a second earlier
+//! at most. COMMAND gives an earlier answer. `HELLO`, `AUTH` and `CLIENT` need no node.
 
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Command;
@@ -54,7 +56,14 @@ impl Worker {
 
     /// COMMAND and its subcommands: any node that answers.
     #[cold]
-    pub(super) fn ask_for_commands(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
+    pub(super) fn ask_for_commands(
+        &mut self,
+        plan: &Plan,
+        handle: Handle,
+        command: &Command,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
         let class = command.class() as u8;
         let talks = |worker: &Self, node: NodeId| worker.links.is_up(node) && !worker.is_silent(node, handle);
         let talking = plan.topology.nodes().map(|node| node.id).find(|node| talks(self, *node));
@@ -70,7 +79,9 @@ impl Worker {
             self.answer(handle, class, &answer);
             return Flow::Next;
         }
-        let Some(gather) = self.begin_gather(handle, class, 1, Whole::Commands { request: raw.to_vec() }) else { return Flow::Close };
+        let Some(gather) = self.begin_gather(handle, class, 1, Whole::Commands { request: raw.to_vec() }) else {
+            return Flow::Close;
+        };
         let mut request = Vec::new();
         encode::command(&mut request, args.iter().collect::<Vec<_>>());
         self.send_part(gather, 0, node, Lane::Main, &request, class);
@@ -85,7 +96,10 @@ impl Worker {
             .iter()
             .filter(|(_, gather)| {
                 gather.is_impatient()
-                    && self.clients.get(gather.client()).is_none_or(|client| waited(gather) > client.patience_us(self.now_us))
+                    && self
+                        .clients
+                        .get(gather.client())
+                        .is_none_or(|client| waited(gather) > client.patience_us(self.now_us))
             })
             .map(|(handle, gather)| (handle, waited(gather) > SILENT_US))
             .collect();

@@ -1,7 +1,7 @@
 //! CLIENT PAUSE and UNPAUSE: all workers hold commands back for a time.
 //!
-//! The state is shared ([`crate::shared::Shared::pause`]); each worker has a copy. PAUSE is answered when every worker holds back *and* what it
-//! had sent before has been answered: as with one server, nothing changes after the OK.
+//! The state is shared ([`crate::shared::Shared::pause`]); each worker has a copy. PAUSE is answered when every worker
+//! holds back *and* what it had sent before has been answered: as with one server, nothing changes after the OK.
 
 use std::time::Duration;
 
@@ -37,7 +37,11 @@ pub(super) struct Pauses {
 impl Worker {
     pub(super) fn pause(&mut self, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         if args.len() > 4 {
-            return self.refuse(handle, class, "ERR unknown subcommand or wrong number of arguments for 'PAUSE'. Try CLIENT HELP.");
+            return self.refuse(
+                handle,
+                class,
+                "ERR unknown subcommand or wrong number of arguments for 'PAUSE'. Try CLIENT HELP.",
+            );
         }
         let all = match args.get(3) {
             None => true,
@@ -53,7 +57,10 @@ impl Worker {
         // Two pauses together are as strict and as long as the stricter and the longer.
         let mut pause = lock(&self.shared.pause);
         let before = pause.filter(|p| p.until_us > self.now_us);
-        *pause = Some(Pause { until_us: before.map_or(until_us, |b| b.until_us.max(until_us)), all: all || before.is_some_and(|b| b.all) });
+        *pause = Some(Pause {
+            until_us: before.map_or(until_us, |b| b.until_us.max(until_us)),
+            all: all || before.is_some_and(|b| b.all),
+        });
         // Here from now on: what follows in the pipeline is held, too.
         self.pauses.now = *pause;
         drop(pause);
@@ -67,7 +74,8 @@ impl Worker {
         self.refresh_workers(handle, class, Whole::Merged(switchyard_resp::command::Merge::Same), false)
     }
 
-    /// Looks at what is shared with the other workers, and says so: at once, or when what was sent before has been answered.
+    /// Looks at what is shared with the other workers, and says so: at once, or when what was sent before has been
+    /// answered.
     pub(super) fn refresh(&mut self, from: usize, gather: Handle, part: u32, settled: bool) {
         self.refresh_monitors();
         self.pauses.now = lock(&self.shared.pause).filter(|p| p.until_us > self.now_us);
@@ -102,7 +110,8 @@ impl Worker {
 
     pub(super) fn tick_pause(&mut self) {
         if !self.pauses.settling.is_empty() {
-            let done: Vec<u64> = self.pauses.settling.iter().map(|s| s.since_us).filter(|since| self.has_settled(*since)).collect();
+            let done: Vec<u64> =
+                self.pauses.settling.iter().map(|s| s.since_us).filter(|since| self.has_settled(*since)).collect();
             self.answer_refresh(|s| done.contains(&s.since_us));
         }
         if self.pauses.now.is_some_and(|p| p.until_us <= self.now_us) {
@@ -114,7 +123,8 @@ impl Worker {
 
     /// Lets clients go on whose commands are not held back any more. One that still is comes back to its stall.
     fn end_pauses(&mut self) {
-        let held: Vec<Handle> = self.clients.iter().filter(|(_, c)| c.stall == Stall::Paused).map(|(handle, _)| handle).collect();
+        let held: Vec<Handle> =
+            self.clients.iter().filter(|(_, c)| c.stall == Stall::Paused).map(|(handle, _)| handle).collect();
         for client in held {
             self.unstall(client);
         }
@@ -125,7 +135,8 @@ impl Worker {
         self.pauses.now.is_some_and(|pause| pause.all || writes)
     }
 
-    /// Whether the pause holds this command of a client back. `WRITE` holds back what may write: a transaction as what is queued does.
+    /// Whether the pause holds this command of a client back. `WRITE` holds back what may write: a transaction as what
+    /// is queued does.
     pub(super) fn is_held_back(&self, handle: Handle, command: &Command) -> bool {
         match command.handling {
             Handling::Local(Local::ClientUnpause) => false,

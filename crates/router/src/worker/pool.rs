@@ -1,12 +1,13 @@
-//! Connections to a node that one client at a time has alone: taken late, given back clean, bounded, closed when nobody uses them.
+//! Connections to a node that one client at a time has alone: taken late, given back clean, bounded, closed when nobody
+//! uses them.
 //!
-//! Three pools for each worker and node, because each kind of use would starve the others: large values (seconds), WATCH until EXEC (the
-//! client's thinking time), and commands that wait at the node (for ever, if their timeout says so). Each has its own bound, which holds over all
-//! workers ([`crate::exclusive_bounds`]). A client that finds none free while the bound is reached waits in line, and gets NODEBUSY after
-//! `nodes.command-timeout`.
+//! Three pools for each worker and node, because each kind of use would starve the others: large values (seconds),
+//! WATCH until EXEC (the client's thinking time), and commands that wait at the node (for ever, if their timeout says
+//! so). Each has its own bound, which holds over all workers ([`crate::exclusive_bounds`]). A client that finds none
+//! free while the bound is reached waits in line, and gets NODEBUSY after `nodes.command-timeout`.
 //!
-//! Not a connection for each transaction or blocking command: connecting and greeting cost more than the command, and a node that sees
-//! a thousand new connections a second has no time for anything else.
+//! Not a connection for each transaction or blocking command: connecting and greeting cost more than the command, and a
+//! node that sees a thousand new connections a second has no time for anything else.
 
 use std::collections::VecDeque;
 
@@ -23,8 +24,9 @@ use crate::exclusive_bounds::ExclusiveBounds;
 use crate::shared::Message;
 use crate::slab::Handle;
 
-/// Connections of a pool that are made at the same time. Thousands of clients may begin to wait at once (after a router's start, or a
-/// node's): more attempts than the node's backlog (511) and its one thread take would cost each other the time they have to come up.
+/// Connections of a pool that are made at the same time. Thousands of clients may begin to wait at once (after a
+/// router's start, or a node's): more attempts than the node's backlog (511) and its one thread take would cost each
+/// other the time they have to come up.
 const COMING_MAX: usize = 128;
 
 /// Where no more than so many are free or coming, connections are made for clients that will ask for one soon.
@@ -71,7 +73,8 @@ impl Links {
 }
 
 impl Worker {
-    /// The way to an exclusive connection, the same for every command that needs one: the link, or what becomes of the command instead.
+    /// The way to an exclusive connection, the same for every command that needs one: the link, or what becomes of the
+    /// command instead.
     pub(super) fn take_exclusive(&mut self, handle: Handle, node: NodeId, lane: Lane) -> Result<Acquired, Flow> {
         let Some(client) = self.clients.get_mut(handle) else { return Err(Flow::Close) };
         if !client.may_take(lane) || self.holds_elsewhere(handle, node) {
@@ -83,12 +86,14 @@ impl Worker {
         }
     }
 
-    /// Whether commands of the client are under way on an exclusive connection to another node. It has one such connection at a time: of
-    /// two, one would carry a reply that is not yet due and be paused with nobody to go on with it, and a third command to the first node
-    /// would take a third connection and overtake what is under way on the first.
+    /// Whether commands of the client are under way on an exclusive connection to another node. It has one such
+    /// connection at a time: of two, one would carry a reply that is not yet due and be paused with nobody to go on
+    /// with it, and a third command to the first node would take a third connection and overtake what is under way on
+    /// the first.
     fn holds_elsewhere(&self, handle: Handle, node: NodeId) -> bool {
         self.clients.get(handle).is_some_and(|client| {
-            client.in_flight() > 0 && client.held.and_then(|held| self.links.get(held)).is_some_and(|link| link.node != node)
+            client.in_flight() > 0
+                && client.held.and_then(|held| self.links.get(held)).is_some_and(|link| link.node != node)
         })
     }
 
@@ -113,7 +118,11 @@ impl Worker {
         // Of this kind first. Where the node takes no more at all, one of another kind makes room as well.
         let is_full = self.exclusive_bounds(node).is_some_and(ExclusiveBounds::is_full);
         for lane in [lane, Lane::Large, Lane::Watch, Lane::Blocking].into_iter().take(if is_full { 4 } else { 1 }) {
-            let unused = self.links.pool_mut(node, lane).filter(|pool| pool.waiters.is_empty()).and_then(|pool| pool.free.first().copied());
+            let unused = self
+                .links
+                .pool_mut(node, lane)
+                .filter(|pool| pool.waiters.is_empty())
+                .and_then(|pool| pool.free.first().copied());
             if let Some(unused) = unused {
                 return self.drop_link(unused);
             }
@@ -140,7 +149,9 @@ impl Worker {
     /// Says whether clients of this worker wait for room; true where that is news.
     fn set_waiting_for_room(&mut self, node: NodeId, lane: Lane, waits: bool) -> bool {
         let (worker, place) = (self.index, lane.pool());
-        place.is_some_and(|place| self.exclusive_bounds(node).is_some_and(|bounds| bounds.set_waiting(worker, place, waits)))
+        place.is_some_and(|place| {
+            self.exclusive_bounds(node).is_some_and(|bounds| bounds.set_waiting(worker, place, waits))
+        })
     }
 
     /// A free connection, if there is one; else the client is put in line for one.
@@ -151,7 +162,9 @@ impl Worker {
             return Acquired::Refused(refusal.into());
         }
         if let Some(held) = client.held {
-            let fits = |l: &Link| l.node == node && l.lane == lane && l.resp3 == resp3 && l.phase == Phase::Up && l.holder() == handle;
+            let fits = |l: &Link| {
+                l.node == node && l.lane == lane && l.resp3 == resp3 && l.phase == Phase::Up && l.holder() == handle
+            };
             if self.links.get(held).is_some_and(fits) {
                 return Acquired::Link(held);
             }
@@ -183,7 +196,8 @@ impl Worker {
         self.shared.with_facts(node, |f| f.failure.is_some())
     }
 
-    /// Opens one more connection, if it is wanted and the bound allows it, or a free one of the other protocol can be closed for it.
+    /// Opens one more connection, if it is wanted and the bound allows it, or a free one of the other protocol can be
+    /// closed for it.
     fn grow(&mut self, node: NodeId, lane: Lane, resp3: bool) {
         let Some(pool) = self.links.pool_mut(node, lane) else { return };
         let [of_resp2, of_resp3] = pool.coming;
@@ -226,10 +240,16 @@ impl Worker {
         true
     }
 
-    /// Has connections made for clients that will ask for one soon, but one after the other: each would wait for its own to come up, and all behind it
-    /// with it. Nobody has them before it asks: who is first in a line finds one however many are behind it. `how_many` will ask, as far as that has to
-    /// be known.
-    pub(super) fn make_ahead(&mut self, node: NodeId, lane: Lane, resp3: bool, how_many: impl FnOnce(&Self, usize) -> usize) {
+    /// Has connections made for clients that will ask for one soon, but one after the other: each would wait for its
+    /// own to come up, and all behind it with it. Nobody has them before it asks: who is first in a line finds one
+    /// however many are behind it. `how_many` will ask, as far as that has to be known.
+    pub(super) fn make_ahead(
+        &mut self,
+        node: NodeId,
+        lane: Lane,
+        resp3: bool,
+        how_many: impl FnOnce(&Self, usize) -> usize,
+    ) {
         let (bound, Some(place)) = (self.bound(lane).0, lane.pool()) else { return };
         let Some(room) = self.exclusive_bounds(node).map(|bounds| bounds.left(place, bound)) else { return };
         let Some(pool) = self.links.pool(node, lane) else { return };
@@ -247,7 +267,8 @@ impl Worker {
         }
     }
 
-    /// Puts a request, or its beginning, on the connection that `handle` has acquired. `seq` is that of a command already owed.
+    /// Puts a request, or its beginning, on the connection that `handle` has acquired. `seq` is that of a command
+    /// already owed.
     pub(super) fn push_exclusive(
         &mut self,
         handle: Handle,
@@ -310,7 +331,9 @@ impl Worker {
     pub(super) fn release(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let (node, lane, is_up) = (link.node, link.lane, link.phase == Phase::Up && link.is_idle());
-        let Some(loan) = link.loan_mut().filter(|loan| is_up && loan.task != Task::Watching && loan.tenure != Tenure::Free) else {
+        let Some(loan) =
+            link.loan_mut().filter(|loan| is_up && loan.task != Task::Watching && loan.tenure != Tenure::Free)
+        else {
             return;
         };
         if let Some(unblock) = &mut loan.unblock {
@@ -342,11 +365,14 @@ impl Worker {
         self.wake(node, lane);
     }
 
-    /// Whether a connection that has become free is to be given up, because others have clients in line and this worker has more than its share.
+    /// Whether a connection that has become free is to be given up, because others have clients in line and this worker
+    /// has more than its share.
     fn is_above_share(&mut self, handle: Handle) -> bool {
         let Some((node, lane)) = self.links.get(handle).map(|link| (link.node, link.lane)) else { return false };
         let (worker, bound) = (self.index, self.bound(lane).0);
-        let (Some(place), Some(open)) = (lane.pool(), self.links.pool_mut(node, lane).map(|pool| pool.open)) else { return false };
+        let (Some(place), Some(open)) = (lane.pool(), self.links.pool_mut(node, lane).map(|pool| pool.open)) else {
+            return false;
+        };
         self.exclusive_bounds(node).is_some_and(|bounds| bounds.is_above_share(worker, place, open, bound))
     }
 
@@ -391,8 +417,8 @@ impl Worker {
         }
     }
 
-    /// An attempt to open an exclusive connection failed: it was made for one client in line, who is told. The others go on waiting for
-    /// connections that others give back, unless the node cannot be reached at all.
+    /// An attempt to open an exclusive connection failed: it was made for one client in line, who is told. The others
+    /// go on waiting for connections that others give back, unless the node cannot be reached at all.
     pub(super) fn exclusive_failed(&mut self, handle: Handle, why: &str) {
         let Some(link) = self.links.get(handle) else { return };
         let is_ahead = link.loan().is_some_and(|loan| loan.tenure == Tenure::Coming { is_ahead: true });
@@ -402,7 +428,8 @@ impl Worker {
         if let Some(pool) = self.links.pool_mut(node, lane).filter(|_| is_ahead) {
             pool.ahead_rests_until_us = rests_until_us;
         }
-        // Whoever waits for one by now has another made, and is answered by that one. Where the node is lost who was to wait there ends as at a server.
+        // Whoever waits for one by now has another made, and is answered by that one. Where the node is lost who was to
+        // wait there ends as at a server.
         let is_lost = self.node_fails(node) || lane == Lane::Blocking && !self.links.is_up(node);
         if is_ahead || is_lost {
             self.wake(node, lane);
@@ -424,7 +451,9 @@ impl Worker {
         }
         let (worker, Some(place)) = (self.index, link.lane.pool()) else { return };
         let waiting = self.exclusive_bounds(link.node).map_or(0, |bounds| bounds.give_back(worker, place));
-        for worker in (0..self.shared.mailboxes.len()).filter(|worker| *worker != self.index && waiting & (1 << (worker % 64)) != 0) {
+        for worker in (0..self.shared.mailboxes.len())
+            .filter(|worker| *worker != self.index && waiting & (1 << (worker % 64)) != 0)
+        {
             self.shared.mailboxes.send(worker, Message::Room { node: link.node });
         }
     }
@@ -483,7 +512,8 @@ impl Worker {
         let (node, lane) = (link.node, link.lane);
         let midway = link.paused || !matches!(link.body, Body::Whole(_));
         if link.task() == Task::Uploading {
-            // The node has half a command, which it never executes without the rest. What the client had sent before is whole.
+            // The node has half a command, which it never executes without the rest. What the client had sent before is
+            // whole.
             self.drop_link(handle);
             self.wake(node, lane);
         } else if midway || (lane == Lane::Large && link.unsent() > 0 && !link.is_idle()) {
@@ -507,7 +537,9 @@ impl Worker {
         let mut waited_for = Vec::new();
         for (node, lane, pool) in self.links.pools_mut().filter(|(_, _, pool)| !pool.waiters.is_empty()) {
             pool.waiters.retain(|waiter| {
-                let Some(client) = self.clients.get(*waiter).filter(|c| c.stall == Stall::Exclusive) else { return false };
+                let Some(client) = self.clients.get(*waiter).filter(|c| c.stall == Stall::Exclusive) else {
+                    return false;
+                };
                 let is_late = self.now_us.saturating_sub(client.stalled_at_us) > patience_us
                     && !self.shared.busy.was(node, self.now_us, self.plan.live.command_timeout);
                 if is_late {

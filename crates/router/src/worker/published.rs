@@ -1,9 +1,11 @@
-//! What a worker does with a command of a move by a protocol as published ([`switchyard_policy::migration::published`]): it sends it where the switch's rules say, and
-//! tells the mover of writes at the source.
+//! What a worker does with a command of a move by a protocol as published
+//! ([`switchyard_policy::migration::published`]): it sends it where the switch's rules say, and tells the mover of
+//! writes at the source.
 //!
-//! A read of one key may be asked of both nodes, or of the target and then again when its key was fetched ([`super::double_read`] does that). Any other read whose
-//! keys may be at either node waits until they are fetched. A command of several keys that can be split is sent key by key, each to the target of its own move. All
-//! others go to the source if all their keys do, and else to the target: the papers know no transactions and no scripts.
+//! A read of one key may be asked of both nodes, or of the target and then again when its key was fetched
+//! ([`super::double_read`] does that). Any other read whose keys may be at either node waits until they are fetched. A
+//! command of several keys that can be split is sent key by key, each to the target of its own move. All others go to
+//! the source if all their keys do, and else to the target: the papers know no transactions and no scripts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -49,12 +51,20 @@ pub(super) fn as_published(
         return Some(Transit::Moved(worker.plan_of_moved().clone()));
     }
     let moved = look.moved_to(&plan.topology).into_iter();
-    let topology = moved.fold((*plan.topology).clone(), |topology, (target, keys)| topology.keys_handed_over(&[], &keys, target));
+    let topology =
+        moved.fold((*plan.topology).clone(), |topology, (target, keys)| topology.keys_handed_over(&[], &keys, target));
     Some(Transit::Moved(Arc::new(Plan { topology: Arc::new(topology), ..(**plan).clone() })))
 }
 
-/// The keys that a command may write at the source of such moves, by move. Costs one look while no such move is under way.
-pub(super) fn late_writes(plan: &Plan, node: NodeId, command: &Command, args: &Args<'_>, places: &[u32]) -> BTreeMap<MoveId, Vec<Key>> {
+/// The keys that a command may write at the source of such moves, by move. Costs one look while no such move is under
+/// way.
+pub(super) fn late_writes(
+    plan: &Plan,
+    node: NodeId,
+    command: &Command,
+    args: &Args<'_>,
+    places: &[u32],
+) -> BTreeMap<MoveId, Vec<Key>> {
     let mut late: BTreeMap<MoveId, Vec<Key>> = BTreeMap::new();
     if !plan.moves.legs.values().any(LegView::is_published) || !writes(command) {
         return late;

@@ -123,7 +123,14 @@ enum Queueing {
 impl Worker {
     /// A command of a client that is between MULTI and EXEC.
     #[cold]
-    pub(super) fn in_multi(&mut self, plan: &Arc<Plan>, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
+    pub(super) fn in_multi(
+        &mut self,
+        plan: &Arc<Plan>,
+        handle: Handle,
+        command: &Command,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
         let class = command.class() as u8;
         match command.handling {
             Handling::Local(Local::Exec) => return self.exec(plan, handle, class),
@@ -132,9 +139,13 @@ impl Worker {
                 self.answer(handle, class, b"+OK\r\n");
                 return Flow::Next;
             }
-            Handling::Local(local @ (Local::Quit | Local::Reset)) => return self.local(plan, handle, command, local, raw, args),
+            Handling::Local(local @ (Local::Quit | Local::Reset)) => {
+                return self.local(plan, handle, command, local, raw, args);
+            }
             Handling::Local(Local::Multi) => return self.refuse(handle, class, "ERR MULTI calls can not be nested"),
-            Handling::Local(Local::Watch) => return self.refuse(handle, class, "ERR WATCH inside MULTI is not allowed"),
+            Handling::Local(Local::Watch) => {
+                return self.refuse(handle, class, "ERR WATCH inside MULTI is not allowed");
+            }
             _ => {}
         }
         let mut scan = None;
@@ -147,7 +158,12 @@ impl Worker {
                 (None, None, Some(Limit::EveryNode))
             }
             Queueing::Own(when) => {
-                if let Some(multi) = self.clients.get_mut(handle).map(|client| &mut client.session().multi).filter(|multi| !multi.aborted) {
+                if let Some(multi) = self
+                    .clients
+                    .get_mut(handle)
+                    .map(|client| &mut client.session().multi)
+                    .filter(|multi| !multi.aborted)
+                {
                     multi.own.queue(multi.commands.len() + multi.own.count(), when, raw);
                 }
                 self.answer(handle, class, QUEUED);
@@ -230,11 +246,15 @@ impl Worker {
 
     fn queueing(&mut self, plan: &Plan, handle: Handle, command: &Command, args: &Args<'_>) -> Queueing {
         let name = command.name.replace('|', " ");
-        let Some(session) = self.clients.get(handle).and_then(|c| c.session.as_ref()) else { return Queueing::Queue(None) };
+        let Some(session) = self.clients.get(handle).and_then(|c| c.session.as_ref()) else {
+            return Queueing::Queue(None);
+        };
         let known = session.multi.slot.or(session.watch.as_ref().map(|w| w.slot));
         let is_only = plan.topology.only_node().is_some();
         if session.multi.bytes() > QUEUE_MAX {
-            return Queueing::Refuse(format!("ERR Switchyard queues at most {QUEUE_MAX} bytes of commands in a transaction"));
+            return Queueing::Refuse(format!(
+                "ERR Switchyard queues at most {QUEUE_MAX} bytes of commands in a transaction"
+            ));
         }
         if matches!(&*command.name, "PSYNC" | "SAVE" | "SHUTDOWN" | "SYNC") {
             return Queueing::Refuse("ERR Command not allowed inside a transaction".into());
@@ -263,7 +283,9 @@ impl Worker {
                     (Err(error), _) if error.is_about_places() && is_only => Queueing::Alone(Limit::Unnamed),
                     (Err(error), _) => Queueing::Refuse(error.text(command)),
                     // Where they live is looked at with EXEC.
-                    (Ok(()), Route::Owner(slot, _) | Route::Parted(slot)) if known.is_none_or(|k| k == slot) => Queueing::Queue(Some(slot)),
+                    (Ok(()), Route::Owner(slot, _) | Route::Parted(slot)) if known.is_none_or(|k| k == slot) => {
+                        Queueing::Queue(Some(slot))
+                    }
                     (Ok(()), Route::Owner(..) | Route::Together(_)) if is_only => Queueing::Alone(Limit::Slots),
                     (Ok(()), Route::Owner(..) | Route::Together(_) | Route::Parted(_) | Route::CrossSlot) => {
                         Queueing::Refuse(errors::CROSSSLOT.into())
@@ -278,9 +300,13 @@ impl Worker {
                     && plan.checks_scripts()
                     && args.iter().any(|arg| arg.eq_ignore_ascii_case(b"WITHCODE")) =>
             {
-                Queueing::Refuse("ERR Switchyard does not serve FUNCTION LIST WITHCODE inside MULTI. Call it outside".into())
+                Queueing::Refuse(
+                    "ERR Switchyard does not serve FUNCTION LIST WITHCODE inside MULTI. Call it outside".into(),
+                )
             }
-            Handling::Any | Handling::Local(Local::Ping | Local::Echo | Local::Time | Local::Unwatch) => Queueing::Queue(None),
+            Handling::Any | Handling::Local(Local::Ping | Local::Echo | Local::Time | Local::Unwatch) => {
+                Queueing::Queue(None)
+            }
             Handling::Every(_) | Handling::OnlyNode(_) if is_only => Queueing::Alone(Limit::EveryNode),
             Handling::Every(_) => Queueing::Refuse(format!(
                 "ERR Switchyard does not serve {name} inside MULTI: it concerns every node, and a transaction is executed by one. Call it outside"
@@ -294,16 +320,20 @@ impl Worker {
                 },
             },
             Handling::Local(Local::RandomKey) if is_only => Queueing::Alone(Limit::EveryNode),
-            Handling::Local(Local::Scan) if let Some(node) = plan.topology.only_node() => match self.queued_scan(args, node) {
-                Some((request, scan)) => Queueing::Scan(request, scan),
-                // What is wrong with it, or that its scan is at an end, the router says.
-                None => Queueing::Own(When::Before),
-            },
+            Handling::Local(Local::Scan) if let Some(node) = plan.topology.only_node() => {
+                match self.queued_scan(args, node) {
+                    Some((request, scan)) => Queueing::Scan(request, scan),
+                    // What is wrong with it, or that its scan is at an end, the router says.
+                    None => Queueing::Own(When::Before),
+                }
+            }
             Handling::Local(local) if let Some(when) = answered(local) => Queueing::Own(when),
             Handling::Local(_) => Queueing::Refuse(format!(
                 "ERR Switchyard does not serve {name} inside MULTI: Switchyard answers it, and the node executes the transaction. Call it outside"
             )),
-            Handling::OnlyNode(_) | Handling::Refused(_) => Queueing::Refuse(errors::not_served(command).unwrap_or_default()),
+            Handling::OnlyNode(_) | Handling::Refused(_) => {
+                Queueing::Refuse(errors::not_served(command).unwrap_or_default())
+            }
         }
     }
 }

@@ -1,10 +1,12 @@
 //! Commands about all keys while data moves. The movers are quiet while the nodes execute them.
 //!
-//! FLUSHALL and FLUSHDB: what a mover has read of a node before and stores at another after would bring keys back. DBSIZE and KEYS: between the moment at
-//! which a key is stored at the target and that at which it is gone from the source it is at both, and one that moves between two nodes' answers may be
-//! in neither. While no mover has a batch under way each key is at one node. And what movers make for themselves does not count.
+//! FLUSHALL and FLUSHDB: what a mover has read of a node before and stores at another after would bring keys back.
+//! DBSIZE and KEYS: between the moment at which a key is stored at the target and that at which it is gone from the
+//! source it is at both, and one that moves between two nodes' answers may be in neither. While no mover has a batch
+//! under way each key is at one node. And what movers make for themselves does not count.
 //!
-//! FUNCTION LOAD and the like wait only for whoever copies functions from one node to another (`crate::function_turns`).
+//! FUNCTION LOAD and the like wait only for whoever copies functions from one node to another
+//! (`crate::function_turns`).
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -127,7 +129,9 @@ impl Procedure for Look {
             Merge::Concat => {
                 // As SCAN: what lies at a node that has nothing to do with its slot cannot be used.
                 let plan = &worker.plan;
-                let is_key = |node: NodeId, key: &[u8]| reply::text(key).is_some_and(|key| !is_temporary(key) && belongs(plan, node, key));
+                let is_key = |node: NodeId, key: &[u8]| {
+                    reply::text(key).is_some_and(|key| !is_temporary(key) && belongs(plan, node, key))
+                };
                 let of_nodes = self.nodes.iter().zip(of_nodes);
                 let keys = of_nodes.flat_map(|(node, part)| reply::elements(part).filter(|key| is_key(*node, key)));
                 // Where a mover did not come to rest some may be at two nodes.
@@ -218,7 +222,8 @@ impl Worker {
         }
         let Some(quieting) = self.clients.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
         let nodes = self.keepers.all();
-        let mut asks: Vec<Ask> = nodes.iter().map(|node| Ask { node: *node, lane, requests: vec![raw.to_vec()] }).collect();
+        let mut asks: Vec<Ask> =
+            nodes.iter().map(|node| Ask { node: *node, lane, requests: vec![raw.to_vec()] }).collect();
         if merge == Merge::Sum {
             for mover in plan.moves.by_id.values().filter(|mover| nodes.contains(&mover.target)) {
                 let names = mover.temporary_in(database);
@@ -235,8 +240,8 @@ impl Worker {
         self.begin_alone(handle, class, Box::new(Look { _guard: quieting.guard, merge, nodes }), asks)
     }
 
-    /// A command that is about to change the functions of all nodes: what is copied from one node to another meanwhile would bring back what was there before.
-    /// `None`: nobody copies until what the client begins next is over.
+    /// A command that is about to change the functions of all nodes: what is copied from one node to another meanwhile
+    /// would bring back what was there before. `None`: nobody copies until what the client begins next is over.
     pub(super) fn wait_to_change_functions(&mut self, handle: Handle, class: u8) -> Option<Flow> {
         let now_us = self.now_us;
         let patience = self.plan.live.command_timeout;
@@ -256,10 +261,13 @@ impl Worker {
         }
         client.quieting = None;
         let left = self.shared.fences.with_functions();
-        let left: Vec<&str> = left.iter().filter_map(|(node, _)| Some(&*self.plan.live.nodes.get(node)?.name)).collect();
+        let left: Vec<&str> =
+            left.iter().filter_map(|(node, _)| Some(&*self.plan.live.nodes.get(node)?.name)).collect();
         let text = match left[..] {
             [] => {
-                format!("TRYAGAIN functions are being copied to a node, and that did not end within {patience:?}; no function was changed")
+                format!(
+                    "TRYAGAIN functions are being copied to a node, and that did not end within {patience:?}; no function was changed"
+                )
             }
             [node, ..] => format!(
                 "TRYAGAIN node {node} may still store functions that a move has sent, because it does not confirm the end of a connection \

@@ -1,7 +1,7 @@
 //! RANDOMKEY over all nodes: every key is as likely as any other, as from one server.
 //!
-//! The nodes say how many keys they have, and one of them, as likely as it has keys, names one of its own. Not one key of each node and then one of
-//! these: a key of a small node would be found far more often than one of a large node.
+//! The nodes say how many keys they have, and one of them, as likely as it has keys, names one of its own. Not one key
+//! of each node and then one of these: a key of a small node would be found far more often than one of a large node.
 
 use switchyard_policy::migration::is_temporary;
 use switchyard_policy::topology::NodeId;
@@ -14,7 +14,8 @@ use super::scan::belongs;
 use super::upstream::Lane;
 use crate::slab::Handle;
 
-/// Keys that are nobody's (a move's own, and copies that nobody uses) which a command may meet before it says that there are none.
+/// Keys that are nobody's (a move's own, and copies that nobody uses) which a command may meet before it says that
+/// there are none.
 const STRANGERS_MAX: u32 = 32;
 
 #[derive(Debug)]
@@ -47,11 +48,15 @@ impl Procedure for RandomKey {
             return Next::Done(error.clone());
         }
         if self.keys.is_empty() {
-            self.keys = parts.iter().map(|part| reply::integer(part).and_then(|n| u64::try_from(n).ok()).unwrap_or(0)).collect();
+            self.keys = parts
+                .iter()
+                .map(|part| reply::integer(part).and_then(|n| u64::try_from(n).ok()).unwrap_or(0))
+                .collect();
         } else {
             let answer = parts.pop().unwrap_or_default();
             let node = self.nodes[self.asked];
-            let is_stranger = reply::text(&answer).is_some_and(|key| is_temporary(key) || !belongs(&worker.plan, node, key));
+            let is_stranger =
+                reply::text(&answer).is_some_and(|key| is_temporary(key) || !belongs(&worker.plan, node, key));
             if !reply::is_null(&answer) && !is_stranger {
                 return Next::Done(answer);
             }
@@ -80,7 +85,8 @@ impl Worker {
     pub(super) fn random_key(&mut self, handle: Handle, class: u8) -> Flow {
         self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
         let nodes = self.keepers.all();
-        let size = |node: &NodeId| Ask { node: *node, lane: Lane::Main, requests: vec![b"*1\r\n$6\r\nDBSIZE\r\n".to_vec()] };
+        let size =
+            |node: &NodeId| Ask { node: *node, lane: Lane::Main, requests: vec![b"*1\r\n$6\r\nDBSIZE\r\n".to_vec()] };
         let first: Vec<Ask> = nodes.iter().map(size).collect();
         let random = self.now_us ^ (self.turn_of_nodes as u64).rotate_left(32);
         let procedure = RandomKey { nodes, keys: Vec::new(), asked: 0, strangers: 0, random };

@@ -1,15 +1,18 @@
-//! Commands that wait at a node (BLPOP and relatives) whose keys are moved away from it: their wait is ended there, and they are issued again
-//! where the keys are, with the time that is left, in the order in which they had begun to wait.
+//! Commands that wait at a node (BLPOP and relatives) whose keys are moved away from it: their wait is ended there, and
+//! they are issued again where the keys are, with the time that is left, in the order in which they had begun to wait.
 //!
-//! The wait is ended by `CLIENT UNBLOCK ... ERROR`, because a plain one looks like the command's own time-out. Until the node has answered
-//! the command is in flight and holds up the drain barrier: it may still be served, and then that is its reply.
+//! The wait is ended by `CLIENT UNBLOCK ... ERROR`, because a plain one looks like the command's own time-out. Until
+//! the node has answered the command is in flight and holds up the drain barrier: it may still be served, and then that
+//! is its reply.
 //!
-//! **Order.** Connections have no order between them, and these clients are on several, of several workers. So of each slot one after the
-//! other is issued ([`crate::wait_queues`]): the next one when the node answers the one before, or says that it waits there (`b` among its flags in
-//! `CLIENT LIST ID`). Whoever begins to wait for keys of the slot meanwhile goes to the end of that line. A node that refuses to tell, or does
-//! not for [`LOOKS_US`], holds up nobody: there the order is that of sending.
+//! **Order.** Connections have no order between them, and these clients are on several, of several workers. So of each
+//! slot one after the other is issued ([`crate::wait_queues`]): the next one when the node answers the one before, or
+//! says that it waits there (`b` among its flags in `CLIENT LIST ID`). Whoever begins to wait for keys of the slot
+//! meanwhile goes to the end of that line. A node that refuses to tell, or does not for [`LOOKS_US`], holds up nobody:
+//! there the order is that of sending.
 //!
-//! While it is with us, all that ends a wait is done here: its own time, `CLIENT UNBLOCK`, `CLIENT KILL`, the client going away, a drain, a way that is lost.
+//! While it is with us, all that ends a wait is done here: its own time, `CLIENT UNBLOCK`, `CLIENT KILL`, the client
+//! going away, a drain, a way that is lost.
 
 use std::sync::Arc;
 
@@ -56,7 +59,8 @@ pub(super) struct Waiting {
     /// When its own time is over, us.
     until_us: Option<u64>,
     state: State,
-    /// Streams that it reads from their ends on (`$`), by the place of that argument, and where they ended when its wait was ended.
+    /// Streams that it reads from their ends on (`$`), by the place of that argument, and where they ended when its
+    /// wait was ended.
     ends: Vec<(usize, Option<Vec<u8>>)>,
     /// A client was told that it has ended this wait; with `ERROR`?
     unblocked: Option<bool>,
@@ -110,7 +114,9 @@ fn is_shown_waiting(list: &[u8], client_id: u64) -> bool {
     // In RESP3 the text has a prefix.
     let is_id = |field: &str| field.strip_prefix("txt:").unwrap_or(field).strip_prefix("id=") == Some(&id);
     let mut of_client = lines.find(|fields| fields.clone().any(is_id));
-    of_client.as_mut().is_some_and(|fields| fields.any(|field| field.strip_prefix("flags=").is_some_and(|flags| flags.contains('b'))))
+    of_client
+        .as_mut()
+        .is_some_and(|fields| fields.any(|field| field.strip_prefix("flags=").is_some_and(|flags| flags.contains('b'))))
 }
 
 impl Waiting {
@@ -193,33 +199,64 @@ pub(super) struct Recalls {
 }
 
 impl Worker {
-    /// A client's command has been sent that may wait: it is kept until it is answered. `waits_us`: for how long; `None` without end.
-    pub(super) fn keep_waiting(&mut self, handle: Handle, request: &[u8], seq: u32, ticket: Ticket, waits_us: Option<u64>) {
+    /// A client's command has been sent that may wait: it is kept until it is answered. `waits_us`: for how long;
+    /// `None` without end.
+    pub(super) fn keep_waiting(
+        &mut self,
+        handle: Handle,
+        request: &[u8],
+        seq: u32,
+        ticket: Ticket,
+        waits_us: Option<u64>,
+    ) {
         let until_us = waits_us.map(|us| self.now_us.saturating_add(us));
         if let Some(client) = self.clients.get_mut(handle) {
-            let waiting =
-                Waiting { request: request.to_vec(), seq, ticket, until_us, state: State::There, ends: Vec::new(), unblocked: None };
+            let waiting = Waiting {
+                request: request.to_vec(),
+                seq,
+                ticket,
+                until_us,
+                state: State::There,
+                ends: Vec::new(),
+                unblocked: None,
+            };
             client.waiting = Some(Box::new(waiting));
         }
     }
 
     /// A client's command may not be sent yet that may wait: it is as if it had been recalled.
-    pub(super) fn wait_in_line(&mut self, handle: Handle, request: &[u8], class: u8, ticket: Ticket, waits_us: Option<u64>) {
+    pub(super) fn wait_in_line(
+        &mut self,
+        handle: Handle,
+        request: &[u8],
+        class: u8,
+        ticket: Ticket,
+        waits_us: Option<u64>,
+    ) {
         let Some(seq) = self.clients.get_mut(handle).map(|client| client.owe(self.now_us, class)) else { return };
         self.keep_waiting(handle, request, seq, ticket, waits_us);
         self.is_here(handle);
     }
 
-    /// A client's command may wait, and its keys are on their way to another node. It begins to wait now, wherever they are: so it has its place
-    /// in line, its time runs, and CLIENT UNBLOCK finds it.
+    /// A client's command may wait, and its keys are on their way to another node. It begins to wait now, wherever they
+    /// are: so it has its place in line, its time runs, and CLIENT UNBLOCK finds it.
     #[cold]
-    pub(super) fn wait_on_the_way(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
+    pub(super) fn wait_on_the_way(
+        &mut self,
+        plan: &Plan,
+        handle: Handle,
+        command: &Command,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
         let later = Flow::Stall(Stall::Keys);
         let mut keys = Vec::new();
         if !command.blocks(args) || command.find_keys(args, &mut keys).is_err() {
             return later;
         }
-        let Route::Owner(slot, _) = route(&plan.topology, keys.iter().filter_map(|k| args.get(*k as usize))) else { return later };
+        let Route::Owner(slot, _) = route(&plan.topology, keys.iter().filter_map(|k| args.get(*k as usize))) else {
+            return later;
+        };
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if client.in_flight() > 0 {
             return later; // behind what it has asked before
@@ -244,7 +281,9 @@ impl Worker {
     /// The map changes while the command on a connection waits: it may create keys once it is served.
     pub(super) fn note_kept(&mut self, holder: Handle, node: NodeId) {
         let Some(client) = self.clients.get(holder) else { return };
-        let (database, Some(request)) = (client.database, client.waiting.as_ref().map(|p| p.request.clone())) else { return };
+        let (database, Some(request)) = (client.database, client.waiting.as_ref().map(|p| p.request.clone())) else {
+            return;
+        };
         self.pass_again(Keyed { call: Call::Bytes(&request), node, database });
     }
 
@@ -259,12 +298,15 @@ impl Worker {
         self.unblock(link, true, None);
     }
 
-    /// A recalled XREAD that begins at the ends of streams: what was added while it waits nowhere would be missed. So it is found out where the
-    /// streams end when its wait ends. The database and the streams.
+    /// A recalled XREAD that begins at the ends of streams: what was added while it waits nowhere would be missed. So
+    /// it is found out where the streams end when its wait ends. The database and the streams.
     pub(super) fn streams_to_look_at(&self, holder: Handle) -> Option<(u32, Vec<Vec<u8>>)> {
         let client = self.clients.get(holder)?;
         let waiting = client.waiting.as_ref().filter(|w| w.state == State::Ending && !w.ends.is_empty())?;
-        let streams = open_ends(&waiting.request).into_iter().filter_map(|(_, stream)| argument(&waiting.request, stream)).collect();
+        let streams = open_ends(&waiting.request)
+            .into_iter()
+            .filter_map(|(_, stream)| argument(&waiting.request, stream))
+            .collect();
         Some((client.database, streams))
     }
 
@@ -275,7 +317,8 @@ impl Worker {
         let ended = reply::integer(unblocked) == Some(1);
         if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()).filter(|_| ended) {
             for ((_, end), stream) in waiting.ends.iter_mut().zip(parts) {
-                let fields: Vec<&[u8]> = reply::elements(stream).map(|field| reply::text(field).unwrap_or_default()).collect();
+                let fields: Vec<&[u8]> =
+                    reply::elements(stream).map(|field| reply::text(field).unwrap_or_default()).collect();
                 let at = fields.iter().position(|field| *field == b"last-generated-id");
                 // Where there is no stream, everything is new.
                 *end = Some(at.and_then(|at| fields.get(at + 1)).map_or_else(|| b"0-0".to_vec(), |id| id.to_vec()));
@@ -288,22 +331,30 @@ impl Worker {
     /// The node does not say where streams end: the command is issued again as it was.
     pub(super) fn streams_unseen(&mut self, holder: Option<Handle>) {
         let Some(holder) = holder else { return };
-        if let Some(waiting) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()).filter(|w| !w.ends.is_empty()) {
+        if let Some(waiting) =
+            self.clients.get_mut(holder).and_then(|c| c.waiting.as_mut()).filter(|w| !w.ends.is_empty())
+        {
             waiting.ends = Vec::new();
             self.clients.resume(holder);
         }
     }
 
-    /// The reply at the head of a connection is an error. True where it only says that a wait has been ended because we asked for it.
+    /// The reply at the head of a connection is an error. True where it only says that a wait has been ended because we
+    /// asked for it.
     pub(super) fn take_recalled(&mut self, link_handle: Handle, answer: &[u8]) -> bool {
-        let Some(link) = self.links.get(link_handle).filter(|l| l.lane == Lane::Blocking && answer.starts_with(b"-UNBLOCKED")) else {
+        let Some(link) =
+            self.links.get(link_handle).filter(|l| l.lane == Lane::Blocking && answer.starts_with(b"-UNBLOCKED"))
+        else {
             return false;
         };
-        let Some(pending) = link.head().copied().filter(|p| p.purpose == Purpose::Client && !link.is_head_expired()) else {
+        let Some(pending) = link.head().copied().filter(|p| p.purpose == Purpose::Client && !link.is_head_expired())
+        else {
             return false;
         };
         let Some(client) = self.clients.get_mut(pending.who) else { return false };
-        let Some(waiting) = client.waiting.as_ref().filter(|p| p.state == State::Ending && p.seq == pending.seq) else { return false };
+        let Some(waiting) = client.waiting.as_ref().filter(|p| p.state == State::Ending && p.seq == pending.seq) else {
+            return false;
+        };
         client.held = None;
         let (resp3, unblocked) = (client.resp3, waiting.unblocked);
         let mut askers = Vec::new();
@@ -323,7 +374,8 @@ impl Worker {
             }
         }
         for (number, (asker, _)) in askers.into_iter().enumerate() {
-            asker.answer(&self.shared.mailboxes, if number == 0 && unblocked.is_none() { b":1\r\n" } else { b":0\r\n" });
+            asker
+                .answer(&self.shared.mailboxes, if number == 0 && unblocked.is_none() { b":1\r\n" } else { b":0\r\n" });
         }
         self.after_exclusive_reply(link_handle);
         true
@@ -336,7 +388,8 @@ impl Worker {
             return; // until it is known where its streams ended
         }
         let (request, seq, ticket, until_us) = (waiting.request.clone(), waiting.seq, waiting.ticket, waiting.until_us);
-        let request = if waiting.ends.is_empty() { request } else { with_arguments(&request, &waiting.ends).unwrap_or(request) };
+        let request =
+            if waiting.ends.is_empty() { request } else { with_arguments(&request, &waiting.ends).unwrap_or(request) };
         let (node, waited) = match self.place_again(handle, &request) {
             Ok(Some(place)) => place,
             Ok(None) => return,
@@ -380,7 +433,8 @@ impl Worker {
 
     /// How many clients of this protocol have a recalled command that is with us; `most` are as good as all.
     fn recalled_of(&self, resp3: bool, most: usize) -> usize {
-        let is = |h: &&Handle| self.clients.get(**h).is_some_and(|client| client.resp3 == resp3 && client.is_recalled());
+        let is =
+            |h: &&Handle| self.clients.get(**h).is_some_and(|client| client.resp3 == resp3 && client.is_recalled());
         self.recalls.clients.iter().filter(is).take(most).count()
     }
 
@@ -438,7 +492,11 @@ impl Worker {
         let clients = &self.clients;
         self.recalls.clients.retain(|h| clients.get(*h).is_some_and(Client::is_recalled));
         let is_over = |h: &Handle| {
-            clients.get(*h).and_then(|c| c.waiting.as_ref()).and_then(|w| w.until_us).is_some_and(|until_us| until_us <= self.now_us)
+            clients
+                .get(*h)
+                .and_then(|c| c.waiting.as_ref())
+                .and_then(|w| w.until_us)
+                .is_some_and(|until_us| until_us <= self.now_us)
         };
         let over: Vec<Handle> = self.recalls.clients.iter().copied().filter(is_over).collect();
         for handle in over {
@@ -453,9 +511,17 @@ impl Worker {
         let Some(main) = self.links.main_to(link.node, run_id.as_deref()) else { return self.is_there(holder) };
         self.recalls.last_look = self.recalls.last_look.wrapping_add(1);
         let number = self.recalls.last_look;
-        if let Some(Waiting { state: State::Sent { look, .. }, .. }) = self.clients.get_mut(holder).and_then(|c| c.waiting.as_deref_mut()) {
+        if let Some(Waiting { state: State::Sent { look, .. }, .. }) =
+            self.clients.get_mut(holder).and_then(|c| c.waiting.as_deref_mut())
+        {
             *look = number;
-            self.push_own_for(main, link_handle, &[b"CLIENT", b"LIST", b"ID", client_id.as_bytes()], Purpose::Look, number);
+            self.push_own_for(
+                main,
+                link_handle,
+                &[b"CLIENT", b"LIST", b"ID", client_id.as_bytes()],
+                Purpose::Look,
+                number,
+            );
         }
     }
 
@@ -468,7 +534,10 @@ impl Worker {
             Some(State::Sent { look, since_us }) if look == number => since_us,
             _ => return,
         };
-        if reply::is_error(answer) || is_shown_waiting(answer, client_id) || self.now_us.saturating_sub(since_us) > LOOKS_US {
+        if reply::is_error(answer)
+            || is_shown_waiting(answer, client_id)
+            || self.now_us.saturating_sub(since_us) > LOOKS_US
+        {
             self.is_there(holder);
         } else {
             self.look_whether_it_waits(link_handle);

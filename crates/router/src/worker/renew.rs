@@ -1,8 +1,8 @@
 //! New credentials for a node: its connections are made anew, one by one, and no command is lost.
 //!
-//! A shared connection is renewed between two commands: what is in flight on it is answered on it, what comes meanwhile waits in its
-//! buffer and goes out on the new one. So a client's commands keep their order, as they do when a connection is first made. It costs a
-//! pause of the longest command in flight plus a connect.
+//! A shared connection is renewed between two commands: what is in flight on it is answered on it, what comes meanwhile
+//! waits in its buffer and goes out on the new one. So a client's commands keep their order, as they do when a
+//! connection is first made. It costs a pause of the longest command in flight plus a connect.
 //!
 //! Not a second connection beside the old one: two connections to a node have no order between them.
 
@@ -19,13 +19,19 @@ impl Worker {
     pub(super) fn mark_stale(&mut self, before: &Live) {
         let live = self.plan.live.clone();
         let changed = |node: NodeId| match (before.nodes.get(&node), live.nodes.get(&node)) {
-            (Some(old), Some(new)) => (&old.username, &old.password, &old.tls) != (&new.username, &new.password, &new.tls),
+            (Some(old), Some(new)) => {
+                (&old.username, &old.password, &old.tls) != (&new.username, &new.password, &new.tls)
+            }
             _ => false,
         };
         for handle in self.links.handles() {
             // A connection with subscriptions stays: made anew it would miss what is published meanwhile.
-            let renews = |lane: Lane| lane.is_exclusive() || matches!(lane, Lane::Main | Lane::Slow | Lane::Replica | Lane::Fills);
-            if let Some(link) = self.links.get_mut(handle).filter(|l| l.phase == Phase::Up && renews(l.lane) && changed(l.node)) {
+            let renews = |lane: Lane| {
+                lane.is_exclusive() || matches!(lane, Lane::Main | Lane::Slow | Lane::Replica | Lane::Fills)
+            };
+            if let Some(link) =
+                self.links.get_mut(handle).filter(|l| l.phase == Phase::Up && renews(l.lane) && changed(l.node))
+            {
                 link.stale = true;
             }
         }

@@ -1,8 +1,8 @@
 //! Nodes that have replicas: going where the primary is now, and reading from replicas.
 //!
-//! Who is who is decided elsewhere (`policy::failover`) and arrives with the plan. A change of primary is a hard cut: connections to the old one
-//! are given up at once, because whatever it still acknowledges is lost when it becomes a replica. A replica that is no longer fit
-//! to be read gets no new commands; those in flight are answered.
+//! Who is who is decided elsewhere (`policy::failover`) and arrives with the plan. A change of primary is a hard cut:
+//! connections to the old one are given up at once, because whatever it still acknowledges is lost when it becomes a
+//! replica. A replica that is no longer fit to be read gets no new commands; those in flight are answered.
 
 use std::net::SocketAddr;
 
@@ -68,11 +68,14 @@ impl Worker {
         }
     }
 
-    /// The connection on which a read of `client` is to be asked: one to a replica, or `None` for the primary. An error where its policy
-    /// allows only replicas and none can be reached. A client that watches reads the primary: what a replica has may be older than the WATCH,
-    /// and EXEC would succeed although the client has not seen the value that it replaces.
+    /// The connection on which a read of `client` is to be asked: one to a replica, or `None` for the primary. An error
+    /// where its policy allows only replicas and none can be reached. A client that watches reads the primary: what a
+    /// replica has may be older than the WATCH, and EXEC would succeed although the client has not seen the value that
+    /// it replaces.
     pub(super) fn replica_for(&mut self, client: Handle, node: NodeId) -> Result<Option<Handle>, String> {
-        let Some((reads, resp3)) = self.clients.get(client).filter(|c| !c.watches()).map(|c| (c.reads, c.resp3)) else { return Ok(None) };
+        let Some((reads, resp3)) = self.clients.get(client).filter(|c| !c.watches()).map(|c| (c.reads, c.resp3)) else {
+            return Ok(None);
+        };
         if self.clients.get(client).is_some_and(|c| c.tracked.is_some()) {
             return Ok(None); // a replica may still answer what the client was told to forget
         }
@@ -82,7 +85,8 @@ impl Worker {
         if reads == Reads::Primary || (reads == Reads::Nearest && servers.is_none_or(|s| s.primary_is_nearest)) {
             return Ok(None);
         }
-        // A client stays with one replica as long as it can: another one may be further behind, and time would run backwards.
+        // A client stays with one replica as long as it can: another one may be further behind, and time would run
+        // backwards.
         let first = if reads == Reads::Nearest { 0 } else { client.index as usize };
         for place in 0..readable.len() {
             let link = self.replica_link(node, readable[(first + place) % readable.len()], resp3, reads);
@@ -91,7 +95,9 @@ impl Worker {
             }
         }
         match reads {
-            Reads::Replica => Err(format!("NODEDOWN no replica of {} can be read (reads = \"replica\")", self.node_name(node))),
+            Reads::Replica => {
+                Err(format!("NODEDOWN no replica of {} can be read (reads = \"replica\")", self.node_name(node)))
+            }
             _ => Ok(None),
         }
     }
@@ -101,7 +107,8 @@ impl Worker {
         if let Some(handle) = self.links.replica(node, address, resp3) {
             return handle;
         }
-        let link = Link::new(node, Lane::Replica, resp3, self.plan.live.database, self.counters.replicas(node), self.now_us);
+        let link =
+            Link::new(node, Lane::Replica, resp3, self.plan.live.database, self.counters.replicas(node), self.now_us);
         let mut link = Link::to_replica(address, link);
         // Who may ask the primary does so until the connection is there.
         link.failures = u32::from(reads != Reads::Replica);

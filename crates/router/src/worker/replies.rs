@@ -1,7 +1,8 @@
 //! What nodes answer: each whole reply is pulled out of its connection and given to whoever asked.
 //!
-//! A connection knows no client: it says what has come ([`Link::arrival`](super::upstream::Link::arrival)), with the `Pending` that it answers. This
-//! is the place that sees both. Nothing is copied on the way, and no queue is between them.
+//! A connection knows no client: it says what has come ([`Link::arrival`](super::upstream::Link::arrival)), with the
+//! `Pending` that it answers. This is the place that sees both. Nothing is copied on the way, and no queue is between
+//! them.
 
 use std::io;
 
@@ -74,7 +75,8 @@ impl Worker {
         while pos < bytes.len() {
             let Some(link) = self.links.get_mut(handle) else { return bytes.len() };
             if !matches!(link.phase, Phase::Up | Phase::Greeting) {
-                return bytes.len(); // given up because of an earlier reply of the same read; a main connection is on its way again
+                // given up because of an earlier reply of the same read; a main connection is on its way again
+                return bytes.len();
             }
             let rest = &bytes[pos..];
             match link.arrival(rest, &self.plan.live) {
@@ -141,7 +143,8 @@ impl Worker {
         self.after_exclusive_reply(handle);
     }
 
-    /// What a client is told in place of an error that would send it to another address: past the router, and with its password.
+    /// What a client is told in place of an error that would send it to another address: past the router, and with its
+    /// password.
     #[cold]
     fn in_place_of_redirect(&self, handle: Handle, error: &[u8]) -> Option<Vec<u8>> {
         let text = reply::text(error)?;
@@ -152,7 +155,9 @@ impl Worker {
         let mut out = Vec::new();
         encode::error(
             &mut out,
-            &format!("ERR {node} would send this client to another server: it runs in cluster mode, as no node of Switchyard may"),
+            &format!(
+                "ERR {node} would send this client to another server: it runs in cluster mode, as no node of Switchyard may"
+            ),
         );
         Some(out)
     }
@@ -191,7 +196,9 @@ impl Worker {
         }
         let instead = if is_error { self.in_place_of_redirect(handle, answer) } else { None };
         let answer = instead.as_deref().unwrap_or(answer);
-        if is_error && (answer.starts_with(b"-NOSCRIPT") && self.heal_script(handle) || self.take_recalled(handle, answer)) {
+        if is_error
+            && (answer.starts_with(b"-NOSCRIPT") && self.heal_script(handle) || self.take_recalled(handle, answer))
+        {
             return;
         }
         let Some(link) = self.links.get_mut(handle) else { return };
@@ -211,7 +218,9 @@ impl Worker {
                     let shown = self.scripts_met.with_own_sha(answer);
                     deliver_of_node(self, pending.who, pending.seq, &shown);
                 }
-                Purpose::Client | Purpose::Wait if is_error && lane == Lane::Blocking && self.is_end_of_waits(answer) => {
+                Purpose::Client | Purpose::Wait
+                    if is_error && lane == Lane::Blocking && self.is_end_of_waits(answer) =>
+                {
                     self.forget_waiting(pending.who);
                     self.end_as_a_server_would(pending.who, pending.seq);
                 }
@@ -222,7 +231,12 @@ impl Worker {
                 Purpose::Wait => self.on_wait(handle, pending, answer),
                 Purpose::Fill => filled(self, pending.seq, answer, false),
                 Purpose::FillTtl => told_ttl(self, node, pending.seq, answer),
-                Purpose::Nobody | Purpose::Learn | Purpose::Confirm | Purpose::Queued | Purpose::Unblock | Purpose::Look => {}
+                Purpose::Nobody
+                | Purpose::Learn
+                | Purpose::Confirm
+                | Purpose::Queued
+                | Purpose::Unblock
+                | Purpose::Look => {}
                 Purpose::Subscribe | Purpose::Sync | Purpose::Track | Purpose::Beat => {}
             }
         }

@@ -1,9 +1,11 @@
 //! Commands that take several rounds of questions to the nodes: what is asked next depends on what was answered before.
 //!
-//! A round is a gather like any other. When its last part has come, the procedure says what to ask next, or what the client gets.
-//! Nothing is held at a node between two rounds, so a client or a node that leaves in the middle leaves nothing to clean up.
+//! A round is a gather like any other. When its last part has come, the procedure says what to ask next, or what the
+//! client gets. Nothing is held at a node between two rounds, so a client or a node that leaves in the middle leaves
+//! nothing to clean up.
 //!
-//! Not a task or a coroutine: the state between two rounds is small and plain, and a worker has no runtime to drive them.
+//! Not a task or a coroutine: the state between two rounds is small and plain, and a worker has no runtime to drive
+//! them.
 
 use std::fmt::Debug;
 
@@ -15,8 +17,8 @@ use super::{Stall, Worker};
 use crate::slab::Handle;
 use crate::worker::dispatch::Flow;
 
-/// One question of a round. Several requests go to the node in one piece, so that nothing comes between them; the reply to the last
-/// one counts.
+/// One question of a round. Several requests go to the node in one piece, so that nothing comes between them; the reply
+/// to the last one counts.
 #[derive(Debug)]
 pub(super) struct Ask {
     pub(super) node: NodeId,
@@ -45,9 +47,15 @@ pub(super) trait Procedure: Debug + Send {
 }
 
 impl Worker {
-    /// Begins a procedure whose rounds must not be mixed with other commands of the client: it starts when the client is owed nothing,
-    /// and what follows waits for its end.
-    pub(super) fn begin_alone(&mut self, handle: Handle, class: u8, procedure: Box<dyn Procedure>, first: Vec<Ask>) -> Flow {
+    /// Begins a procedure whose rounds must not be mixed with other commands of the client: it starts when the client
+    /// is owed nothing, and what follows waits for its end.
+    pub(super) fn begin_alone(
+        &mut self,
+        handle: Handle,
+        class: u8,
+        procedure: Box<dyn Procedure>,
+        first: Vec<Ask>,
+    ) -> Flow {
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if client.in_flight() > 0 {
             return Flow::Stall(Stall::Barrier);
@@ -57,8 +65,16 @@ impl Worker {
     }
 
     /// Begins a procedure; the caller has seen to the order among the client's commands.
-    pub(super) fn begin_rounds(&mut self, handle: Handle, class: u8, procedure: Box<dyn Procedure>, first: Vec<Ask>) -> Flow {
-        let Some(gather) = self.begin_gather(handle, class, first.len(), Whole::Rounds(procedure)) else { return Flow::Close };
+    pub(super) fn begin_rounds(
+        &mut self,
+        handle: Handle,
+        class: u8,
+        procedure: Box<dyn Procedure>,
+        first: Vec<Ask>,
+    ) -> Flow {
+        let Some(gather) = self.begin_gather(handle, class, first.len(), Whole::Rounds(procedure)) else {
+            return Flow::Close;
+        };
         self.ask(gather, first, class);
         Flow::Next
     }

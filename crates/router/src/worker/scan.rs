@@ -1,8 +1,8 @@
 //! SCAN over all nodes: one after the other, each with its own cursor, in cursors that a client can carry.
 //!
-//! Where a node's keys end before the client has as many as it asked for, the next node is asked in the same call: a small keyspace
-//! comes in one reply, as from one server, and nodes without keys cost the client no round trips.
-//! What is asked next, and what a cursor means, says `policy::scan`.
+//! Where a node's keys end before the client has as many as it asked for, the next node is asked in the same call: a
+//! small keyspace comes in one reply, as from one server, and nodes without keys cost the client no round trips. What
+//! is asked next, and what a cursor means, says `policy::scan`.
 
 use switchyard_policy::migration::is_temporary;
 use switchyard_policy::scan::{Pass, Position, SlotSet};
@@ -78,7 +78,8 @@ fn failed(text: &str) -> Vec<u8> {
 }
 
 impl Scan {
-    /// Takes the keys that a node has found. What is next, `None` where the scan is at its end; or the error for the client.
+    /// Takes the keys that a node has found. What is next, `None` where the scan is at its end; or the error for the
+    /// client.
     fn take(&mut self, worker: &Worker, answer: &[u8]) -> Result<Option<Position>, Vec<u8>> {
         if reply::is_error(answer) {
             return Err(answer.to_vec());
@@ -95,7 +96,10 @@ impl Scan {
             let Some(key) = reply::text(element) else { continue };
             // What lies at a node that has nothing to do with its slot cannot be used.
             let is_astray = may_be_astray && !belongs(&plan, self.at.node, key);
-            if is_astray || is_temporary(key) || self.about.as_ref().is_some_and(|slots| !slots.has(plan.topology.slot_of(key))) {
+            if is_astray
+                || is_temporary(key)
+                || self.about.as_ref().is_some_and(|slots| !slots.has(plan.topology.slot_of(key)))
+            {
                 continue;
             }
             self.keys.extend_from_slice(element);
@@ -140,14 +144,17 @@ impl Procedure for Scan {
     }
 }
 
-/// Whether a key of this name can be used at a node. While keys are only listed or copied ahead, nobody uses them at the target.
+/// Whether a key of this name can be used at a node. While keys are only listed or copied ahead, nobody uses them at
+/// the target.
 pub(super) fn belongs(plan: &Plan, node: NodeId, key: &[u8]) -> bool {
-    let is_on_its_way = |transit: &Transit| transit.source == node || transit.target == node && transit.stage != Stage::Observed;
+    let is_on_its_way =
+        |transit: &Transit| transit.source == node || transit.target == node && transit.stage != Stage::Observed;
     plan.topology.lives_at(key) == node || plan.topology.transit(plan.topology.slot_of(key)).is_some_and(is_on_its_way)
 }
 
 impl Worker {
-    /// A SCAN in a transaction of the only node: with the node's own cursor. `None`: its cursor is none that this node would go on with.
+    /// A SCAN in a transaction of the only node: with the node's own cursor. `None`: its cursor is none that this node
+    /// would go on with.
     pub(super) fn queued_scan(&self, args: &Args<'_>, node: NodeId) -> Option<(Vec<u8>, QueuedScan)> {
         let cursor = args.get(1).and_then(parse::<u64>)?;
         let now = self.shared.scan_tick();
@@ -162,7 +169,8 @@ impl Worker {
 
     /// The node's answer to that, with a cursor that the client can carry.
     pub(super) fn scanned(&self, scan: &QueuedScan, answer: &[u8]) -> Vec<u8> {
-        let mut scan = Scan { at: scan.0, about: None, args: Vec::new(), wanted: 0, rounds_later: 0, found: 0, keys: Vec::new() };
+        let mut scan =
+            Scan { at: scan.0, about: None, args: Vec::new(), wanted: 0, rounds_later: 0, found: 0, keys: Vec::new() };
         match scan.take(self, answer) {
             Ok(next) => scan.reply(self, next),
             Err(error) => error,
@@ -177,8 +185,13 @@ impl Worker {
         if !client.may_take(Lane::Main) {
             return Flow::Stall(Stall::Barrier);
         }
-        let count = args.iter().position(|a| a.eq_ignore_ascii_case(b"COUNT")).and_then(|at| args.get(at + 1)).and_then(parse::<usize>);
-        let names: Vec<Vec<u8>> = args.iter().enumerate().filter(|(index, _)| *index != 1).map(|(_, a)| a.to_vec()).collect();
+        let count = args
+            .iter()
+            .position(|a| a.eq_ignore_ascii_case(b"COUNT"))
+            .and_then(|at| args.get(at + 1))
+            .and_then(parse::<usize>);
+        let names: Vec<Vec<u8>> =
+            args.iter().enumerate().filter(|(index, _)| *index != 1).map(|(_, a)| a.to_vec()).collect();
         let now = self.shared.scan_tick();
         let mut scans = lock(&self.shared.scans);
         // As Redis: a cursor that was never given out ends the scan.
@@ -202,7 +215,8 @@ impl Worker {
         let wanted = count.unwrap_or(COUNT);
         let scan = Scan { at, about, args: names, wanted, rounds_later: 0, found: 0, keys: Vec::new() };
         let ask = scan.ask();
-        // No barrier: a key that is there from the beginning of an iteration to its end is found whatever other commands do.
+        // No barrier: a key that is there from the beginning of an iteration to its end is found whatever other
+        // commands do.
         self.begin_rounds(handle, class, Box::new(scan), vec![ask])
     }
 }

@@ -1,8 +1,9 @@
 //! Scripts and functions: the same at every node, and kept to their keys.
 //!
-//! The router remembers the scripts that pass through it, because no server tells its own. So EVALSHA works at every node, also at one
-//! that has just joined or restarted. What a script may touch is judged once per script and worker ([`crate::lua`]); one that must be
-//! checked while it runs is executed as another script, with a prelude and a hash of its own, which clients never see.
+//! The router remembers the scripts that pass through it, because no server tells its own. So EVALSHA works at every
+//! node, also at one that has just joined or restarted. What a script may touch is judged once per script and worker
+//! ([`crate::lua`]); one that must be checked while it runs is executed as another script, with a prelude and a hash of
+//! its own, which clients never see.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -28,14 +29,14 @@ use crate::scripts::{Script, sha_of};
 use crate::shared::{Plan, lock};
 use crate::slab::Handle;
 
-/// Scripts that a worker remembers its judgement of, and the memory that these may take beside those that all workers know.
+/// Scripts that a worker remembers its judgement of, and the memory that these may take beside those that all workers
+/// know.
 const MET_MAX: usize = 10_000;
 const MET_BYTES_MAX: usize = 16 << 20;
 
 const NOSCRIPT: &str = "NOSCRIPT No matching script. Please use EVAL.";
 /// Of a library nothing is known but at nodes, and these check by slots of Redis Cluster.
-const NO_FUNCTIONS: &str =
-    "ERR Switchyard: functions are not served where twemproxy's rule places the keys; use a script (EVAL) that declares its keys";
+const NO_FUNCTIONS: &str = "ERR Switchyard: functions are not served where twemproxy's rule places the keys; use a script (EVAL) that declares its keys";
 
 /// The scripts that a worker has met. The texts are those of [`Scripts`](crate::scripts::Scripts), while it has room.
 #[derive(Debug, Default)]
@@ -71,7 +72,8 @@ impl ScriptsMet {
 
     /// A reply to EXEC in which the errors of scripts name the hashes that the client knows; `None` where they do.
     pub(super) fn with_own_shas(&self, answer: &[u8]) -> Option<Vec<u8>> {
-        let named = |element| if reply::is_error(element) { self.with_own_sha(element) } else { Cow::Borrowed(element) };
+        let named =
+            |element| if reply::is_error(element) { self.with_own_sha(element) } else { Cow::Borrowed(element) };
         reply::elements(answer).any(|element| matches!(named(element), Cow::Owned(_))).then(|| {
             let mut out = Vec::with_capacity(answer.len() + 16);
             encode::header(&mut out, b'*', reply::elements(answer).remaining() as usize);
@@ -83,7 +85,15 @@ impl ScriptsMet {
 
 impl Worker {
     /// Sends a script or function call to the node that has its keys.
-    pub(super) fn script(&mut self, plan: &Plan, handle: Handle, command: &Command, node: NodeId, raw: &[u8], args: &Args<'_>) -> Flow {
+    pub(super) fn script(
+        &mut self,
+        plan: &Plan,
+        handle: Handle,
+        command: &Command,
+        node: NodeId,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
         let flow = match self.checked_script(plan, command, args) {
             Ok(None) => self.forward(handle, command, args, node, raw),
             Ok(Some(request)) => self.forward(handle, command, args, node, &request),
@@ -116,7 +126,12 @@ impl Worker {
     }
 
     /// What is sent in place of a script call: `None`, where it is sent as it is.
-    pub(super) fn checked_script(&mut self, plan: &Plan, command: &Command, args: &Args<'_>) -> Result<Option<Vec<u8>>, String> {
+    pub(super) fn checked_script(
+        &mut self,
+        plan: &Plan,
+        command: &Command,
+        args: &Args<'_>,
+    ) -> Result<Option<Vec<u8>>, String> {
         let text = args.get(1).unwrap_or_default();
         let check = plan.checks_scripts();
         let by_sha = command.name.starts_with("EVALSHA");
@@ -198,7 +213,13 @@ impl Worker {
     }
 
     /// SCRIPT and FUNCTION subcommands that concern every node and need more than passing on; `None` for the others.
-    pub(super) fn every_script(&mut self, handle: Handle, lane: Lane, command: &Command, args: &Args<'_>) -> Option<Flow> {
+    pub(super) fn every_script(
+        &mut self,
+        handle: Handle,
+        lane: Lane,
+        command: &Command,
+        args: &Args<'_>,
+    ) -> Option<Flow> {
         let plan = self.plan.clone();
         let check = plan.checks_scripts();
         let class = command.class() as u8;
@@ -210,7 +231,8 @@ impl Worker {
                     Verdict::Wrapped(_) if check => {}
                     _ => return None,
                 }
-                // The wrapped one beside it, so that a call behind this command finds it. The reply is the script's own hash.
+                // The wrapped one beside it, so that a call behind this command finds it. The reply is the script's own
+                // hash.
                 let mut requests = vec![Vec::new(), Vec::new()];
                 encode::command(&mut requests[0], [&b"SCRIPT"[..], b"LOAD", &script.wrapped().concat()]);
                 encode::command(&mut requests[1], [&b"SCRIPT"[..], b"LOAD", &script.body]);
@@ -230,7 +252,8 @@ impl Worker {
                 Some(Flow::Next)
             }
             "SCRIPT|EXISTS" => {
-                // The router gives a node what it knows; and what every node has runs, whether or not it went through the router.
+                // The router gives a node what it knows; and what every node has runs, whether or not it went through
+                // the router.
                 let scripts = lock(&self.shared.scripts);
                 let known = args.iter().skip(2).map(|sha| scripts.named(sha).is_some()).collect();
                 drop(scripts);
@@ -259,8 +282,14 @@ impl Worker {
         }
     }
 
-    /// What is queued in place of a command that runs or brings code, in a transaction: `None`, where it is queued as it is.
-    pub(super) fn checked_code(&mut self, plan: &Plan, command: &Command, args: &Args<'_>) -> Result<Option<Vec<u8>>, String> {
+    /// What is queued in place of a command that runs or brings code, in a transaction: `None`, where it is queued as
+    /// it is.
+    pub(super) fn checked_code(
+        &mut self,
+        plan: &Plan,
+        command: &Command,
+        args: &Args<'_>,
+    ) -> Result<Option<Vec<u8>>, String> {
         if command.flags.has(Flags::SCRIPT) {
             return self.checked_script(plan, command, args);
         }
@@ -276,7 +305,14 @@ impl Worker {
     }
 
     /// FUNCTION LIST: libraries as their authors wrote them.
-    pub(super) fn function_list(&mut self, handle: Handle, command: &Command, node: NodeId, raw: &[u8], args: &Args<'_>) -> Flow {
+    pub(super) fn function_list(
+        &mut self,
+        handle: Handle,
+        command: &Command,
+        node: NodeId,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
         let with_code = args.iter().skip(2).any(|a| a.eq_ignore_ascii_case(b"WITHCODE"));
         if !with_code || !self.plan.live.check_scripts {
             return self.forward(handle, command, args, node, raw);
@@ -285,8 +321,8 @@ impl Worker {
         self.begin_alone(handle, command.class() as u8, Box::new(Unwrap), vec![ask])
     }
 
-    /// The node lost a script that went through us: gives it back and asks again. Only where nothing of the same client is behind the
-    /// command, which would overtake it; else the client sees NOSCRIPT, as it would from the node.
+    /// The node lost a script that went through us: gives it back and asks again. Only where nothing of the same client
+    /// is behind the command, which would overtake it; else the client sees NOSCRIPT, as it would from the node.
     pub(super) fn heal_script(&mut self, link_handle: Handle) -> bool {
         let Some(link) = self.links.get(link_handle) else { return false };
         let Some(pending) = link.head().copied() else { return false };
@@ -321,7 +357,8 @@ impl Worker {
     }
 }
 
-/// The first hash in an error that stands for another one, wherever it is: Redis 7 ends with it, earlier ones name a function by it.
+/// The first hash in an error that stands for another one, wherever it is: Redis 7 ends with it, earlier ones name a
+/// function by it.
 fn with_sha(error: &[u8], other: impl Fn(&[u8; 40]) -> Option<[u8; 40]>) -> Cow<'_, [u8]> {
     for (at, window) in error.windows(40).enumerate() {
         if window.iter().all(u8::is_ascii_hexdigit)
@@ -333,12 +370,15 @@ fn with_sha(error: &[u8], other: impl Fn(&[u8; 40]) -> Option<[u8; 40]>) -> Cow<
     Cow::Borrowed(error)
 }
 
-/// FUNCTION LOAD and RESTORE with libraries that are checked: `None`, where it is another command, or nothing is checked.
+/// FUNCTION LOAD and RESTORE with libraries that are checked: `None`, where it is another command, or nothing is
+/// checked.
 fn checked_libraries(plan: &Plan, command: &Command, args: &Args<'_>) -> Result<Option<Vec<u8>>, String> {
     let checked = |code: &[u8]| wrapped_library(code, &plan.commands);
     let (place, with) = match &*command.name {
         _ if !plan.checks_scripts() => return Ok(None),
-        "FUNCTION|LOAD" | "FUNCTION|RESTORE" if !plan.topology.placement().is_crc16() => return Err(NO_FUNCTIONS.into()),
+        "FUNCTION|LOAD" | "FUNCTION|RESTORE" if !plan.topology.placement().is_crc16() => {
+            return Err(NO_FUNCTIONS.into());
+        }
         "FUNCTION|LOAD" => (args.len() - 1, checked(args.get(args.len() - 1).unwrap_or_default())),
         "FUNCTION|RESTORE" => match functions_dump::with_code(args.get(2).unwrap_or_default(), checked) {
             Some(payload) => (2, payload),
@@ -368,7 +408,8 @@ impl Procedure for Unwrap {
     }
 }
 
-/// Copies a reply, with libraries' preludes taken off wherever a string has one. Replies to FUNCTION LIST nest four deep.
+/// Copies a reply, with libraries' preludes taken off wherever a string has one. Replies to FUNCTION LIST nest four
+/// deep.
 fn without_preludes(value: &[u8], out: &mut Vec<u8>) {
     match value.first() {
         Some(b'*' | b'%' | b'~') => {

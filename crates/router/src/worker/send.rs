@@ -1,7 +1,8 @@
 //! What a turn has to send, in one system call where the kernel lets it.
 //!
-//! This only sends ahead: `flush_links` and `flush_clients` come after it, find nothing left where all was taken, and do the rest.
-//! What goes through TLS is sealed there, and sent one by one. So there is one place each that handles a full or broken socket, with the batch and without.
+//! This only sends ahead: `flush_links` and `flush_clients` come after it, find nothing left where all was taken, and
+//! do the rest. What goes through TLS is sealed there, and sent one by one. So there is one place each that handles a
+//! full or broken socket, with the batch and without.
 
 use std::os::fd::AsFd;
 

@@ -1,7 +1,7 @@
 //! SLOWLOG: the router's own, in which every entry names the client that sent the command.
 //!
-//! SLOWLOG GET has exactly the six fields of Redis, because some clients count them. SWITCHYARD SLOWLOG has the rest: the user, the
-//! node, and where the time went.
+//! SLOWLOG GET has exactly the six fields of Redis, because some clients count them. SWITCHYARD SLOWLOG has the rest:
+//! the user, the node, and where the time went.
 
 use std::sync::TryLockError;
 
@@ -65,7 +65,11 @@ impl Worker {
     /// The command at the head of a shared connection took long, and its reply is there: enters it into the log.
     #[cold]
     pub(super) fn note_slow(&mut self, link_handle: Handle) {
-        let Some(link) = self.links.get(link_handle).filter(|l| matches!(l.lane, Lane::Main | Lane::Slow | Lane::Replica)) else { return };
+        let Some(link) =
+            self.links.get(link_handle).filter(|l| matches!(l.lane, Lane::Main | Lane::Slow | Lane::Replica))
+        else {
+            return;
+        };
         let Some(pending) = link.head().copied() else { return };
         if !is_logged(pending.purpose) || !self.may_enter() {
             return;
@@ -81,8 +85,9 @@ impl Worker {
         self.enter(link_handle, pending, took, args);
     }
 
-    /// A command on an exclusive connection has been answered: enters it into the log if it took long. What a command waits at the node
-    /// because it was asked to (BLPOP) does not count, as in Redis; what it waited in line for a connection does.
+    /// A command on an exclusive connection has been answered: enters it into the log if it took long. What a command
+    /// waits at the node because it was asked to (BLPOP) does not count, as in Redis; what it waited in line for a
+    /// connection does.
     pub(super) fn note_slow_exclusive(&mut self, link_handle: Handle, pending: Pending) {
         let Some(link) = self.links.get(link_handle).filter(|_| self.slow.is_on()) else { return };
         let mut took = (self.now_us as u32).wrapping_sub(pending.sent_us);
@@ -111,8 +116,8 @@ impl Worker {
         client.filter(|c| c.waited.0 == pending.seq).map_or(0, |c| c.waited.1)
     }
 
-    /// Whether one more entry may be made now. Where a node stands still for a moment all that is in flight took long, and entries of all of it would
-    /// hold up what comes next.
+    /// Whether one more entry may be made now. Where a node stands still for a moment all that is in flight took long,
+    /// and entries of all of it would hold up what comes next.
     fn may_enter(&mut self) -> bool {
         match PER_SECOND.take(self.slow.full_at_ns, self.now_us * 1000) {
             Ok(full_at_ns) => {
@@ -232,7 +237,9 @@ impl Worker {
             }
             encode::bulk(out, b"command");
             arguments(out, &entry);
-            for (name, value) in [("client", &entry.address), ("name", &entry.name), ("user", &entry.user), ("node", &entry.node)] {
+            for (name, value) in
+                [("client", &entry.address), ("name", &entry.name), ("user", &entry.user), ("node", &entry.node)]
+            {
                 encode::bulk(out, name.as_bytes());
                 encode::bulk(out, value.as_bytes());
             }
@@ -242,7 +249,10 @@ impl Worker {
 
 /// Whether commands of this kind are entered: those of clients.
 fn is_logged(purpose: Purpose) -> bool {
-    matches!(purpose, Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::ExecWithoutMulti | Purpose::Gather)
+    matches!(
+        purpose,
+        Purpose::Client | Purpose::ClientHealed | Purpose::Exec | Purpose::ExecWithoutMulti | Purpose::Gather
+    )
 }
 
 fn arguments(out: &mut Vec<u8>, entry: &SlowEntry) {

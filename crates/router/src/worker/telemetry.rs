@@ -1,7 +1,9 @@
-//! What a worker counts of the keys that it sends to nodes: one command in some, chosen at random, so that no pattern of a client decides which.
+//! What a worker counts of the keys that it sends to nodes: one command in some, chosen at random, so that no pattern
+//! of a client decides which.
 //!
-//! A command that is not chosen costs one number that is counted down. Every form of command comes by here, because all pass the seam ([`super::keyed`]). A command that is
-//! chosen is followed to its answer: how many bytes that has, and how long the node had the command.
+//! A command that is not chosen costs one number that is counted down. Every form of command comes by here, because all
+//! pass the seam ([`super::keyed`]). A command that is chosen is followed to its answer: how many bytes that has, and
+//! how long the node had the command.
 
 use switchyard_policy::load::SlotCount;
 use switchyard_policy::migration::{Fingerprinter, is_temporary};
@@ -15,19 +17,22 @@ use super::transit::parsed;
 use crate::shared::Plan;
 use crate::telemetry::Counted;
 
-/// Keys that are known of all nodes together, and of each at least and at most. Of the 20 hottest of 10,000 by Zipf 0.9 the least are enough to find 18. More are for hot
-/// copies, of which there may be thousands; before many nodes they would take too much memory.
+/// Keys that are known of all nodes together, and of each at least and at most. Of the 20 hottest of 10,000 by Zipf 0.9
+/// the least are enough to find 18. More are for hot copies, of which there may be thousands; before many nodes they
+/// would take too much memory.
 const KEYS: usize = 12_288;
 const KEYS_OF_NODE: (usize, usize) = (256, 4096);
 
 /// How long a segment is, microseconds.
 const SEGMENT_US: u64 = 1_000_000;
 
-/// Commands that are counted in a second where there are more: each costs about a microsecond, mostly for memory that is not in the processor's caches. The precision
-/// of an estimate depends on how many were counted, and not on which share of all they were. A key with a hundredth of the load is known to within a tenth or so.
+/// Commands that are counted in a second where there are more: each costs about a microsecond, mostly for memory that
+/// is not in the processor's caches. The precision of an estimate depends on how many were counted, and not on which
+/// share of all they were. A key with a hundredth of the load is known to within a tenth or so.
 const COUNTED_PER_SECOND: u64 = 4096;
 
-/// Commands that are looked at in a second for instant reports, where there are more. The last 200 of a sample show a key as surely, after a few milliseconds.
+/// Commands that are looked at in a second for instant reports, where there are more. The last 200 of a sample show a
+/// key as surely, after a few milliseconds.
 const NOTICED_PER_SECOND: f64 = 8192.0;
 
 /// At most one command in so few is counted, whatever the load.
@@ -36,7 +41,8 @@ const ONE_IN_MAX: u64 = 4096;
 /// How often it is looked whether nodes have much to do, microseconds.
 const LOAD_US: u64 = 100_000;
 
-/// Commands that are followed to their answers. Where more are under way, of the older ones nothing is known but that they were sent.
+/// Commands that are followed to their answers. Where more are under way, of the older ones nothing is known but that
+/// they were sent.
 const FOLLOWED: usize = 1024;
 
 /// A command with more keys is not followed: what of the answer is of which is not known anyway.
@@ -57,7 +63,14 @@ pub(super) struct Followed {
 impl Followed {
     /// No key yet.
     const fn at(node: NodeId, waits: bool) -> Self {
-        Self { end: EndNumber::NONE, node, waits, keys: 0, hashes: [0; FOLLOWED_KEYS], slots: [Slot::FIRST; FOLLOWED_KEYS] }
+        Self {
+            end: EndNumber::NONE,
+            node,
+            waits,
+            keys: 0,
+            hashes: [0; FOLLOWED_KEYS],
+            slots: [Slot::FIRST; FOLLOWED_KEYS],
+        }
     }
 }
 
@@ -79,10 +92,16 @@ impl Slots {
         if *count == SlotCount::default() {
             self.used.push(slot);
         }
-        count.add(SlotCount { commands: 1, writes: u64::from(used.how == How::Write), bytes: u64::from(used.bytes), samples: 1 });
+        count.add(SlotCount {
+            commands: 1,
+            writes: u64::from(used.how == How::Write),
+            bytes: u64::from(used.bytes),
+            samples: 1,
+        });
     }
 
-    /// A command was counted here, and so many bytes have answered it. They may belong to a count that is handed over by now: then they begin the next one.
+    /// A command was counted here, and so many bytes have answered it. They may belong to a count that is handed over
+    /// by now: then they begin the next one.
     fn answered(&mut self, slot: Slot, bytes: u64) {
         let count = &mut self.counts[slot.index()];
         if *count == SlotCount::default() {
@@ -175,7 +194,8 @@ impl Telemetry {
         }
     }
 
-    /// A segment of so many microseconds has ended: in the next one of this load about [`COUNTED_PER_SECOND`] are counted, if that many come.
+    /// A segment of so many microseconds has ended: in the next one of this load about [`COUNTED_PER_SECOND`] are
+    /// counted, if that many come.
     fn adapt(&mut self, us: u64) {
         let commands = std::mem::take(&mut self.counted) * u64::from(self.one_in);
         let wanted = commands * 1_000_000 / us.max(1) / COUNTED_PER_SECOND;
@@ -216,17 +236,26 @@ impl Telemetry {
         match keyed.call {
             Call::Found(command, args) => self.note_keys(&plan.topology, keyed, command, args, bytes),
             Call::Bytes(request) => {
-                parsed(plan, request, |command, args| self.note_keys(&plan.topology, keyed, command, args, bytes)).flatten()
+                parsed(plan, request, |command, args| self.note_keys(&plan.topology, keyed, command, args, bytes))
+                    .flatten()
             }
         }
     }
 
-    fn note_keys(&mut self, topology: &Topology, keyed: Keyed<'_>, command: &Command, args: &Args<'_>, bytes: usize) -> Option<Followed> {
+    fn note_keys(
+        &mut self,
+        topology: &Topology,
+        keyed: Keyed<'_>,
+        command: &Command,
+        args: &Args<'_>,
+        bytes: usize,
+    ) -> Option<Followed> {
         let mut places = std::mem::take(&mut self.places);
         places.clear();
         let mut followed = None;
         if !command.flags.has(Flags::PUBSUB) && command.find_keys(args, &mut places).is_ok() && !places.is_empty() {
-            followed = (places.len() <= FOLLOWED_KEYS).then(|| Followed::at(keyed.node, command.flags.has(Flags::BLOCKING)));
+            followed =
+                (places.len() <= FOLLOWED_KEYS).then(|| Followed::at(keyed.node, command.flags.has(Flags::BLOCKING)));
             let how = if writes(command) { How::Write } else { How::Read };
             let used = Use { how, bytes: (bytes / places.len()).min(u32::MAX as usize) as u32 };
             for key in places.iter().filter_map(|place| args.get(*place as usize)).filter(|key| !is_temporary(key)) {
@@ -298,7 +327,8 @@ impl Telemetry {
         }
     }
 
-    /// Whether this command is looked at: some node has so much to do that a key is reported as soon as it makes up a part of that.
+    /// Whether this command is looked at: some node has so much to do that a key is reported as soon as it makes up a
+    /// part of that.
     #[inline]
     pub(super) fn is_instant(&mut self) -> bool {
         let instant = &mut self.instant;
@@ -315,13 +345,22 @@ impl Telemetry {
         let recent = self.instant.recent.get_mut(keyed.node.index())?.as_mut()?;
         let Call::Found(command, args) = keyed.call else { return None };
         let key = args.get(command.first_key_only(args)?)?;
-        // Which of its cells a key falls into nobody outside learns, and what is reported is looked at again by its periodic report.
+        // Which of its cells a key falls into nobody outside learns, and what is reported is looked at again by its
+        // periodic report.
         let count = recent.note(rapidhash::v3::rapidhash_v3(key))?;
         (!is_temporary(key)).then_some((key, count))
     }
 
-    /// Looks now and then which nodes have more to do than `least` commands in a second, of which one in `workers` goes by here. `sent`: how many were sent to a node in all.
-    pub(super) fn look_at_load(&mut self, now_us: u64, least: Option<usize>, workers: usize, nodes: usize, sent: impl Fn(NodeId) -> u64) {
+    /// Looks now and then which nodes have more to do than `least` commands in a second, of which one in `workers` goes
+    /// by here. `sent`: how many were sent to a node in all.
+    pub(super) fn look_at_load(
+        &mut self,
+        now_us: u64,
+        least: Option<usize>,
+        workers: usize,
+        nodes: usize,
+        sent: impl Fn(NodeId) -> u64,
+    ) {
         let instant = &mut self.instant;
         if now_us < instant.looks_at_us {
             return;

@@ -1,17 +1,18 @@
 //! MULTI, EXEC, DISCARD, WATCH, UNWATCH.
 //!
-//! **The router queues.** Between MULTI and EXEC a command is checked (it exists, its arity, its keys share one slot with those before it)
-//! and kept; EXEC sends MULTI, the commands and EXEC to the node in one piece. So a transaction needs no connection of its own: on a shared
-//! connection nothing comes between its commands, and a client that goes away between MULTI and EXEC leaves nothing at a node. What only
-//! the node can refuse (its own access rules, no memory) it refuses when it queues, and so EXEC fails with EXECABORT, as in Redis; the
-//! error names that reason, because the client has not seen it.
+//! **The router queues.** Between MULTI and EXEC a command is checked (it exists, its arity, its keys share one slot
+//! with those before it) and kept; EXEC sends MULTI, the commands and EXEC to the node in one piece. So a transaction
+//! needs no connection of its own: on a shared connection nothing comes between its commands, and a client that goes
+//! away between MULTI and EXEC leaves nothing at a node. What only the node can refuse (its own access rules, no
+//! memory) it refuses when it queues, and so EXEC fails with EXECABORT, as in Redis; the error names that reason,
+//! because the client has not seen it.
 //!
-//! **WATCH takes a connection**, because the node keeps watches by connection. It is held until EXEC, DISCARD or UNWATCH. If it is lost, or
-//! a key lives elsewhere by then, EXEC answers nil: the transaction did not happen, and the client tries again. It never succeeds
-//! without the watch.
+//! **WATCH takes a connection**, because the node keeps watches by connection. It is held until EXEC, DISCARD or
+//! UNWATCH. If it is lost, or a key lives elsewhere by then, EXEC answers nil: the transaction did not happen, and the
+//! client tries again. It never succeeds without the watch.
 //!
-//! Not a connection from MULTI on with each command sent at once: it would cost a round trip for each command and a connection for each
-//! client in the middle of a transaction.
+//! Not a connection from MULTI on with each command sent at once: it would cost a round trip for each command and a
+//! connection for each client in the middle of a transaction.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -71,7 +72,8 @@ struct UnderWay {
 }
 
 impl Session {
-    /// What the node's answer lacks of the transaction whose EXEC has this number. Of those before it none will be answered any more.
+    /// What the node's answer lacks of the transaction whose EXEC has this number. Of those before it none will be
+    /// answered any more.
     fn take_under_way(&mut self, seq: u32) -> Option<UnderWay> {
         let place = self.under_way.iter().position(|(exec, _)| *exec == seq)?;
         self.under_way.drain(..=place).next_back().map(|(_, under_way)| under_way)
@@ -92,7 +94,8 @@ pub(super) struct Watch {
     pub(super) link: Handle,
 }
 
-/// Keys have other slots than before, at the same nodes. Queued commands and watched keys are placed as if they came now.
+/// Keys have other slots than before, at the same nodes. Queued commands and watched keys are placed as if they came
+/// now.
 pub(super) fn place_anew(worker: &mut Worker) {
     let one_of = |slots: BTreeSet<Slot>| slots.first().copied().filter(|_| slots.len() == 1);
     let plan = Arc::clone(&worker.plan);
@@ -129,7 +132,9 @@ impl Client {
 
     /// Whether the reply to its EXEC of this number has answers of the router, so that it must be whole.
     pub(super) fn has_own_answers(&self, seq: u32) -> bool {
-        self.session.as_ref().is_some_and(|s| s.under_way.iter().any(|(exec, under_way)| *exec == seq && !under_way.own.is_empty()))
+        self.session
+            .as_ref()
+            .is_some_and(|s| s.under_way.iter().any(|(exec, under_way)| *exec == seq && !under_way.own.is_empty()))
     }
 
     /// EXEC is answered: `executed` where the node did what was queued.
@@ -280,9 +285,9 @@ impl Worker {
         Flow::Next
     }
 
-    /// A WATCH failed, and its client gets the error. EXEC will answer nil, once: the client may have sent its transaction without waiting
-    /// for the answer to WATCH, and then relies on it. Whether it has seen the error is not known, however late MULTI comes. UNWATCH and
-    /// DISCARD end the doubt, as they end every watch.
+    /// A WATCH failed, and its client gets the error. EXEC will answer nil, once: the client may have sent its
+    /// transaction without waiting for the answer to WATCH, and then relies on it. Whether it has seen the error is not
+    /// known, however late MULTI comes. UNWATCH and DISCARD end the doubt, as they end every watch.
     pub(super) fn fail_watch(&mut self, handle: Handle) {
         self.unwatch(handle);
         if let Some(client) = self.clients.get_mut(handle) {
@@ -297,10 +302,12 @@ impl Worker {
         }
     }
 
-    /// The map has changed. A key that is watched where it is not used any more may change without that node's knowing, also in such a way that it is
-    /// back there, and as it was, when EXEC comes. So the watch counts no more from now on.
+    /// The map has changed. A key that is watched where it is not used any more may change without that node's knowing,
+    /// also in such a way that it is back there, and as it was, when EXEC comes. So the watch counts no more from now
+    /// on.
     pub(super) fn fail_watches_left_behind(&mut self) {
-        let holders = self.links.iter().filter(|(_, link)| link.task() == Task::Watching).map(|(_, link)| link.holder());
+        let holders =
+            self.links.iter().filter(|(_, link)| link.task() == Task::Watching).map(|(_, link)| link.holder());
         let is_left = |watch: &Watch| !self.are_used_at(watch.keys.iter().map(|key| &**key), watch.node);
         let watch = |client: &Client| client.session.as_ref().and_then(|s| s.watch.as_ref()).is_some_and(is_left);
         let left: Vec<Handle> = holders.filter(|holder| self.clients.get(*holder).is_some_and(watch)).collect();
@@ -383,7 +390,11 @@ impl Worker {
             return self.send_transaction(handle, link, class);
         }
         if multi.commands.is_empty() {
-            let own = self.clients.get_mut(handle).map(|client| std::mem::take(&mut client.session().multi.own)).unwrap_or_default();
+            let own = self
+                .clients
+                .get_mut(handle)
+                .map(|client| std::mem::take(&mut client.session().multi.own))
+                .unwrap_or_default();
             self.discard(handle);
             let reply = self.with_own_answers(handle, own, b"*0\r\n");
             self.answer(handle, class, &reply);
@@ -424,8 +435,15 @@ impl Worker {
         self.send_transaction(handle, link_handle, class)
     }
 
-    /// Where what is queued is executed, in a slot of which some keys may live elsewhere; `watched`: where it watches. The error is that of EXEC.
-    fn exec_elsewhere(&mut self, plan: &Arc<Plan>, handle: Handle, slot: Slot, watched: Option<NodeId>) -> Result<NodeId, String> {
+    /// Where what is queued is executed, in a slot of which some keys may live elsewhere; `watched`: where it watches.
+    /// The error is that of EXEC.
+    fn exec_elsewhere(
+        &mut self,
+        plan: &Arc<Plan>,
+        handle: Handle,
+        slot: Slot,
+        watched: Option<NodeId>,
+    ) -> Result<NodeId, String> {
         if !plan.topology.is_exceptional(slot) {
             return Ok(watched.unwrap_or_else(|| plan.topology.owner(slot)));
         }
@@ -441,8 +459,8 @@ impl Worker {
         }
     }
 
-    /// What is queued needs keys together that are not: EXEC waits until they are home. Where that takes away a key that is watched, it is answered by nil
-    /// then, as after every change of a watched key.
+    /// What is queued needs keys together that are not: EXEC waits until they are home. Where that takes away a key
+    /// that is watched, it is answered by nil then, as after every change of a watched key.
     #[cold]
     fn exec_at_home(&mut self, plan: &Arc<Plan>, handle: Handle, slot: Slot, class: u8, text: String) -> Flow {
         let Some(session) = self.clients.get(handle).and_then(|c| c.session.as_ref()) else { return Flow::Close };
@@ -484,7 +502,12 @@ impl Worker {
             self.after_exclusive_reply(link_handle);
             return self.refuse(handle, class, &self.no_multi_text(node, &why));
         }
-        let scripts = self.clients.get(handle).and_then(|c| c.session.as_ref()).map(|s| s.multi.scripts.clone()).unwrap_or_default();
+        let scripts = self
+            .clients
+            .get(handle)
+            .and_then(|c| c.session.as_ref())
+            .map(|s| s.multi.scripts.clone())
+            .unwrap_or_default();
         for sha in scripts {
             // In a transaction NOSCRIPT comes too late to be healed.
             let body = lock(&self.shared.scripts).text(&sha);
@@ -504,8 +527,10 @@ impl Worker {
         }
         // One that is not known is none: the node says so.
         let keepers = self.keepers.all();
-        client.session().select = multi.selects.iter().copied().rfind(|database| self.shared.has_database(&keepers, *database));
-        let under_way = UnderWay { published: std::mem::take(&mut multi.published), own: std::mem::take(&mut multi.own) };
+        client.session().select =
+            multi.selects.iter().copied().rfind(|database| self.shared.has_database(&keepers, *database));
+        let under_way =
+            UnderWay { published: std::mem::take(&mut multi.published), own: std::mem::take(&mut multi.own) };
         let has_own = !under_way.own.is_empty();
         if has_own || !under_way.published.is_empty() {
             client.session().under_way.push_back((seq, under_way));
@@ -552,7 +577,8 @@ impl Worker {
             self.stall(handle, Stall::Barrier);
         }
         if multi.has_select {
-            // Whether or not it was executed: the next command finds the connection in the database that we believe it to be in.
+            // Whether or not it was executed: the next command finds the connection in the database that we believe it
+            // to be in.
             self.push_own(link_handle, &[b"SELECT", database.to_string().as_bytes()], Purpose::Nobody, 0);
             self.stall(handle, Stall::Barrier);
         }
@@ -564,11 +590,14 @@ impl Worker {
     }
 
     pub(super) fn no_multi_text(&self, node: NodeId, why: &str) -> String {
-        format!("ERR {} refuses transactions ({why}): allow MULTI and EXEC to Switchyard's user there", self.node_name(node))
+        format!(
+            "ERR {} refuses transactions ({why}): allow MULTI and EXEC to Switchyard's user there",
+            self.node_name(node)
+        )
     }
 
-    /// A shared connection has come up, and the node refuses transactions. Those that wait for it are refused as a whole; sent, their commands would
-    /// be executed one by one.
+    /// A shared connection has come up, and the node refuses transactions. Those that wait for it are refused as a
+    /// whole; sent, their commands would be executed one by one.
     pub(super) fn refuse_waiting_transactions(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let (Some(why), node) = (link.no_multi.clone(), link.node) else { return };
@@ -605,7 +634,9 @@ impl Worker {
         let (refused, no_multi, node) = (link.refused.take(), link.no_multi.clone(), link.node);
         let executed = answer.starts_with(b"*") && !reply::is_null(answer);
         if executed {
-            reply::elements(answer).filter(|element| reply::is_error(element)).for_each(|error| self.counters.errors.count(error));
+            reply::elements(answer)
+                .filter(|element| reply::is_error(element))
+                .for_each(|error| self.counters.errors.count(error));
         }
         let (mut text, mut own) = (Vec::new(), OwnAnswers::default());
         if let Some(client) = self.clients.get_mut(pending.who) {
@@ -641,7 +672,8 @@ impl Worker {
         self.deliver(pending.who, pending.seq, &whole);
     }
 
-    /// A reply to EXEC with our clients counted in the place of our workers, as PUBLISH outside of a transaction has it.
+    /// A reply to EXEC with our clients counted in the place of our workers, as PUBLISH outside of a transaction has
+    /// it.
     fn with_counts(&self, node: NodeId, published: &[Published], answer: &[u8]) -> Vec<u8> {
         let elements = reply::elements(answer);
         let mut out = Vec::with_capacity(answer.len() + 16);
@@ -656,7 +688,8 @@ impl Worker {
         out
     }
 
-    /// Others wait for a connection: takes back those of clients that watch and have been quiet for long. Their EXEC will answer nil.
+    /// Others wait for a connection: takes back those of clients that watch and have been quiet for long. Their EXEC
+    /// will answer nil.
     pub(super) fn recall_watches(&mut self, node: NodeId) {
         let now_us = self.now_us;
         let is_quiet = |c: &Client| c.in_flight() == 0 && now_us.saturating_sub(c.last_used_us) > RECALL_US;

@@ -1,10 +1,11 @@
 //! Slots on their way to another node: where their commands go, and who waits.
 //!
-//! Without moves all of this is one predicted branch per command (`Topology::is_settled`). With them `policy::migration` says of a command for a moving
-//! slot what of it is not there yet ([`Look`]). Where nothing is missing it is executed as if the slots had been handed over, by a plan in which they
-//! have ([`Worker::plan_of_moved`]): no other code has to know. Otherwise its client waits (`Stall::Keys`, [`Waits`]), the mover is told which keys are
-//! wanted, and the command is looked at again from its beginning. What is written where keys are being listed the mover hears when it is handed to
-//! a connection ([`super::keyed`]).
+//! Without moves all of this is one predicted branch per command (`Topology::is_settled`). With them
+//! `policy::migration` says of a command for a moving slot what of it is not there yet ([`Look`]). Where nothing is
+//! missing it is executed as if the slots had been handed over, by a plan in which they have
+//! ([`Worker::plan_of_moved`]): no other code has to know. Otherwise its client waits (`Stall::Keys`, [`Waits`]), the
+//! mover is told which keys are wanted, and the command is looked at again from its beginning. What is written where
+//! keys are being listed the mover hears when it is handed to a connection ([`super::keyed`]).
 //!
 //! Not a queue of commands at the mover: see docs/decisions/0011-keys-are-handed-over-not-commands.md.
 
@@ -112,12 +113,19 @@ impl Worker {
     /// A new plan: the one by which commands are executed whose keys have moved.
     pub(super) fn place_moving_anew(&mut self) {
         let moved = moved(&self.plan.topology, &self.plan.moves.legs);
-        self.transit.moved = moved.map(|topology| Arc::new(Plan { topology: Arc::new(topology), ..(*self.plan).clone() }));
+        self.transit.moved =
+            moved.map(|topology| Arc::new(Plan { topology: Arc::new(topology), ..(*self.plan).clone() }));
     }
 
     /// Looks at a command while slots are in transit.
     #[cold]
-    pub(super) fn in_transit(&mut self, plan: &Arc<Plan>, handle: Handle, command: &Command, args: &Args<'_>) -> Transit {
+    pub(super) fn in_transit(
+        &mut self,
+        plan: &Arc<Plan>,
+        handle: Handle,
+        command: &Command,
+        args: &Args<'_>,
+    ) -> Transit {
         let class = command.class() as u8;
         let Some(client) = self.clients.get_mut(handle) else { return Transit::Instead(Flow::Close) };
         let is_exec = command.handling == Handling::Local(Local::Exec);
@@ -138,7 +146,12 @@ impl Worker {
         loop {
             let mut look = Look::default();
             if is_exec {
-                let queue = self.clients.get(handle).and_then(|c| c.session.as_ref()).map(|s| s.multi.requests()).unwrap_or_default();
+                let queue = self
+                    .clients
+                    .get(handle)
+                    .and_then(|c| c.session.as_ref())
+                    .map(|s| s.multi.requests())
+                    .unwrap_or_default();
                 for request in queue {
                     parsed(plan, &request, |command, args| self.look_at(plan, command, args, &mut look));
                 }
@@ -154,7 +167,8 @@ impl Worker {
             }
             if look.is_over() {
                 self.end_hold(handle);
-                // Where nothing has another place yet (keys go back to where they are looked for), replicas are not read all the same.
+                // Where nothing has another place yet (keys go back to where they are looked for), replicas are not
+                // read all the same.
                 return if look.is_moving() {
                     Transit::Moved(self.transit.moved.as_ref().unwrap_or(plan).clone())
                 } else {
@@ -171,19 +185,24 @@ impl Worker {
         }
     }
 
-    /// A command is handed to a connection to `node`: notes for the movers which keys it may create or change in slots whose keys are being listed.
+    /// A command is handed to a connection to `node`: notes for the movers which keys it may create or change in slots
+    /// whose keys are being listed.
     pub(super) fn note_sent(&mut self, plan: &Plan, node: NodeId, command: &Command, args: &Args<'_>, places: &[u32]) {
         if plan.topology.is_settled() || !writes(command) {
             return;
         }
         let mut undeclared = None;
-        for (number, key) in places.iter().enumerate().filter_map(|(number, place)| Some((number, args.get(*place as usize)?))) {
+        for (number, key) in
+            places.iter().enumerate().filter_map(|(number, place)| Some((number, args.get(*place as usize)?)))
+        {
             let Some(transit) = observed(&plan.topology, key, node) else { continue };
             let mover = plan.moves.by_id.get(&transit.move_id);
             match mover.filter(|mover| mover.is_staged(key)) {
                 Some(mover) => match command.touched(args, number) {
                     Touched::Nothing => {}
-                    Touched::Elements(elements) => mover.note_touched(key.into(), Some(elements.into_iter().map(Box::from).collect())),
+                    Touched::Elements(elements) => {
+                        mover.note_touched(key.into(), Some(elements.into_iter().map(Box::from).collect()))
+                    }
                     Touched::Everything => mover.note_touched(key.into(), None),
                 },
                 None => match self.transit.written.iter_mut().find(|(known, _)| *known == transit.move_id) {
@@ -232,20 +251,18 @@ impl Worker {
             return !self.is_proved(plan, command, args);
         }
         command.name.starts_with("SORT")
-            && args
-                .iter()
-                .skip(2)
-                .zip(args.iter().skip(3))
-                .any(|(option, pattern)| (is_option(option, b"BY") || is_option(option, b"GET")) && pattern.contains(&b'*'))
+            && args.iter().skip(2).zip(args.iter().skip(3)).any(|(option, pattern)| {
+                (is_option(option, b"BY") || is_option(option, b"GET")) && pattern.contains(&b'*')
+            })
     }
 
     /// Has a client wait for what is missing. False where it is there by now: to be looked at again.
     fn wait_for(&mut self, handle: Handle, look: Look<SharedLeg>) -> bool {
         let now_us = self.now_us;
         let Some(client) = self.clients.get_mut(handle) else { return true };
-        let moving = client
-            .moving
-            .get_or_insert_with(|| Box::new(Moving { since_us: now_us, move_id: None, waits: Waits::default(), refusal: None }));
+        let moving = client.moving.get_or_insert_with(|| {
+            Box::new(Moving { since_us: now_us, move_id: None, waits: Waits::default(), refusal: None })
+        });
         let wanted = moving.waits.begin(look, self.index);
         moving.move_id = moving.waits.first_move().or(moving.move_id);
         let Some(wanted) = wanted else { return false };
@@ -332,7 +349,9 @@ impl Worker {
                 continue;
             }
             let between = moving.move_id.and_then(|id| Some((id, self.plan.moves.by_id.get(&id)?)));
-            if between.is_some_and(|(_, m)| [m.source, m.target].iter().any(|node| self.shared.busy.was(*node, self.now_us, patience))) {
+            if between.is_some_and(|(_, m)| {
+                [m.source, m.target].iter().any(|node| self.shared.busy.was(*node, self.now_us, patience))
+            }) {
                 continue;
             }
             let what = between.map_or_else(
@@ -346,7 +365,9 @@ impl Worker {
                     )
                 },
             );
-            let text = format!("NODETIMEOUT {what}, and they were not there within {patience:?}; the command was not executed");
+            let text = format!(
+                "NODETIMEOUT {what}, and they were not there within {patience:?}; the command was not executed"
+            );
             if let Some(moving) = self.clients.get_mut(handle).and_then(|c| c.moving.as_mut()) {
                 moving.refusal = Some(text.into());
             }
@@ -354,8 +375,8 @@ impl Worker {
         self.look_again(false);
     }
 
-    /// Where a request of a client that was sent before, or waited at a node, belongs now. `None`: the client waits for its keys.
-    /// `Err`: it waits no more.
+    /// Where a request of a client that was sent before, or waited at a node, belongs now. `None`: the client waits for
+    /// its keys. `Err`: it waits no more.
     pub(super) fn place_again(&mut self, handle: Handle, request: &[u8]) -> Result<Option<(NodeId, Waited)>, Arc<str>> {
         let plan = self.plan.clone();
         if let Some(text) = self.clients.get_mut(handle).and_then(|c| c.moving.as_mut()?.refusal.take()) {
@@ -373,19 +394,25 @@ impl Worker {
                 let now = self.transit.moved.as_ref().filter(|_| !is_at_source).unwrap_or(&plan);
                 match route(&now.topology, keys.clone()) {
                     Route::Owner(slot, node) => Some(Ok((node, Waited::Of(slot)))),
-                    Route::Together(node) => {
-                        Some(Ok((node, keys.clone().next().map_or(Waited::Nothing, |key| Waited::OfSeveral(now.topology.slot_of(key))))))
-                    }
+                    Route::Together(node) => Some(Ok((
+                        node,
+                        keys.clone().next().map_or(Waited::Nothing, |key| Waited::OfSeveral(now.topology.slot_of(key))),
+                    ))),
                     Route::Parted(_) => Some(Err(self.not_together(now, keys))),
                     Route::CrossSlot => {
                         // Wherever they go, they are not together.
                         look = Look::default();
-                        Some(Err(format!("{}, and another node has joined since this command began to wait", errors::CROSSSLOT)))
+                        Some(Err(format!(
+                            "{}, and another node has joined since this command began to wait",
+                            errors::CROSSSLOT
+                        )))
                     }
                     Route::Anywhere => None,
                 }
             });
-            let Some(place) = place.flatten() else { return Err("ERR switchyard: a command cannot be understood again".into()) };
+            let Some(place) = place.flatten() else {
+                return Err("ERR switchyard: a command cannot be understood again".into());
+            };
             if look.is_over() {
                 self.end_hold(handle);
                 return Ok(Some(place?));
@@ -401,8 +428,8 @@ impl Worker {
 
     /// The drain barrier: publishes the oldest epoch under which something is in flight, and the same by node.
     ///
-    /// A gather counts as long as it lives, under the epoch in which it began, for every node: what it asks in a later round goes where it
-    /// chose then.
+    /// A gather counts as long as it lives, under the epoch in which it began, for every node: what it asks in a later
+    /// round goes where it chose then.
     pub(super) fn publish_drained(&self) {
         let epoch = self.plan.topology.epoch();
         // Epochs in flight are near the current one: their low bits say which.
@@ -415,7 +442,8 @@ impl Worker {
             }
         };
         for (_, link) in self.links.iter() {
-            // Not only the first: a script that was given back to its node is sent again under the epoch that it was first sent under.
+            // Not only the first: a script that was given back to its node is sent again under the epoch that it was
+            // first sent under.
             if let Some(low) = link.oldest_epoch() {
                 oldest = oldest.min(whole(low));
                 count(&mut by_node, link.node, whole(low));

@@ -1,8 +1,9 @@
 //! RESP3 clients in front of a node that does not speak RESP3.
 //!
-//! A connection for RESP3 clients whose node refuses `HELLO 3` (Redis before 6, a renamed or forbidden command) is kept in RESP2 and marked
-//! ([`super::upstream::Link::downgraded`]); its replies are given the form that RESP3 has for them. Everything else about the connection is as
-//! ever, so nothing on the way of a command knows of it. The next connection to the node asks for RESP3 again.
+//! A connection for RESP3 clients whose node refuses `HELLO 3` (Redis before 6, a renamed or forbidden command) is kept
+//! in RESP2 and marked ([`super::upstream::Link::downgraded`]); its replies are given the form that RESP3 has for them.
+//! Everything else about the connection is as ever, so nothing on the way of a command knows of it. The next connection
+//! to the node asks for RESP3 again.
 
 use switchyard_resp::command::Lookup;
 use switchyard_resp::request::{Limits, Scanner};
@@ -14,7 +15,8 @@ use super::Worker;
 use super::upstream::{Phase, Purpose};
 use crate::slab::Handle;
 
-/// Whether a node's answer to `HELLO 3` means that it cannot, or may not, speak RESP3: not that our credentials are wrong.
+/// Whether a node's answer to `HELLO 3` means that it cannot, or may not, speak RESP3: not that our credentials are
+/// wrong.
 pub(super) fn refuses_resp3(error: &str) -> bool {
     ["ERR unknown command", "NOPROTO", "NOPERM"].iter().any(|start| error.starts_with(start))
 }
@@ -77,7 +79,8 @@ impl Worker {
         Some(out)
     }
 
-    /// A transaction goes out on a connection that keeps no requests: notes the shapes of its parts. `lengths` are those of the commands.
+    /// A transaction goes out on a connection that keeps no requests: notes the shapes of its parts. `lengths` are
+    /// those of the commands.
     pub(super) fn note_transaction(&mut self, handle: Handle, queue: &[u8], lengths: impl Iterator<Item = usize>) {
         if self.links.get(handle).is_none_or(|l| !l.downgraded || !l.lane.is_exclusive()) {
             return;

@@ -1,10 +1,13 @@
-//! What a connection's bytes go through: nothing, or TLS. The one place where sockets of clients and nodes are read and written.
+//! What a connection's bytes go through: nothing, or TLS. The one place where sockets of clients and nodes are read and
+//! written.
 //!
-//! A plain connection pays one branch that is always predicted. TLS is rustls' buffered `Connection` on the same non-blocking socket: its
-//! buffers are bounded, because a read takes no more ciphertext than the caller has room for in plaintext, and a write takes no more
-//! plaintext than [`CHUNK`] before what it has sealed is on the socket. So the rules of backpressure are those of plain connections.
+//! A plain connection pays one branch that is always predicted. TLS is rustls' buffered `Connection` on the same
+//! non-blocking socket: its buffers are bounded, because a read takes no more ciphertext than the caller has room for
+//! in plaintext, and a write takes no more plaintext than [`CHUNK`] before what it has sealed is on the socket. So the
+//! rules of backpressure are those of plain connections.
 //!
-//! Not rustls' unbuffered API: it saves one copy and costs a state machine of our own in the place where a mistake is worst.
+//! Not rustls' unbuffered API: it saves one copy and costs a state machine of our own in the place where a mistake is
+//! worst.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice, Read, Write};
@@ -46,7 +49,10 @@ pub(crate) struct Tls {
 
 impl std::fmt::Debug for Tls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tls").field("handshaking", &self.session.is_handshaking()).field("failure", &self.failure).finish()
+        f.debug_struct("Tls")
+            .field("handshaking", &self.session.is_handshaking())
+            .field("failure", &self.failure)
+            .finish()
     }
 }
 
@@ -80,8 +86,9 @@ pub(crate) fn send(fd: &OwnedFd, tls: &mut Option<Box<Tls>>, bytes: &[u8]) -> Re
     }
 }
 
-/// The same for what is the last: it may stay back until [`finish`], and goes in one packet with the end of the connection. A client that has read it then
-/// knows of the end as well, and sends nothing more; many look only at what is there already.
+/// The same for what is the last: it may stay back until [`finish`], and goes in one packet with the end of the
+/// connection. A client that has read it then knows of the end as well, and sends nothing more; many look only at what
+/// is there already.
 pub(crate) fn send_last(fd: &OwnedFd, tls: &mut Option<Box<Tls>>, bytes: &[u8]) -> Result<usize, Errno> {
     match tls {
         None => rustix::net::send(fd, bytes, SendFlags::NOSIGNAL | SendFlags::MORE),
@@ -170,7 +177,9 @@ impl Tls {
                 (Ok(_), Ok(()) | Err(Errno::AGAIN)) => {}
                 (Err(Errno::AGAIN), _) if count > 0 => return Ok(Received { count, more: false }),
                 // What was received before still counts; the error comes again with the next read.
-                (Ok(_), Err(error)) | (Err(error), _) => return if count > 0 { Ok(Received { count, more: true }) } else { Err(error) },
+                (Ok(_), Err(error)) | (Err(error), _) => {
+                    return if count > 0 { Ok(Received { count, more: true }) } else { Err(error) };
+                }
             }
         }
     }
@@ -215,8 +224,8 @@ impl Tls {
         count
     }
 
-    /// An error means that nothing of `bytes` has gone out. Where some has before the connection failed, all that was sealed counts as sent, because the
-    /// peer may execute it: the error comes again with the next call.
+    /// An error means that nothing of `bytes` has gone out. Where some has before the connection failed, all that was
+    /// sealed counts as sent, because the peer may execute it: the error comes again with the next call.
     fn send(&mut self, socket: &mut impl Write, bytes: &[u8]) -> Result<usize, Errno> {
         let (mut taken, mut written_before) = (0, self.written);
         loop {
@@ -292,13 +301,18 @@ mod tests {
 
     /// The client's side of a session.
     fn session() -> Box<Tls> {
-        let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+        let CertifiedKey { cert, signing_key } =
+            generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
         let key = PrivateKeyDer::try_from(signing_key.serialize_der()).expect("a key");
-        let server = ServerConfig::builder().with_no_client_auth().with_single_cert(vec![cert.der().clone()], key).expect("a pair");
+        let server = ServerConfig::builder()
+            .with_no_client_auth()
+            .with_single_cert(vec![cert.der().clone()], key)
+            .expect("a pair");
         let mut roots = RootCertStore::empty();
         roots.add(cert.der().clone()).expect("a root");
         let client = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
-        let mut ours = Tls::connect(Arc::new(client), ServerName::try_from("localhost").expect("a name")).expect("a session");
+        let mut ours =
+            Tls::connect(Arc::new(client), ServerName::try_from("localhost").expect("a name")).expect("a session");
         let mut theirs = Tls::accept(Arc::new(server)).expect("a session");
         let (here, there) = UnixStream::pair().expect("a pair");
         here.set_nonblocking(true).and(there.set_nonblocking(true)).expect("they do not block");

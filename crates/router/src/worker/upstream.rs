@@ -1,9 +1,9 @@
 //! A connection to a node: what waits to be sent, and what is in flight, in order.
 //!
-//! A command is in flight from the moment its bytes are handed to the connection until its reply comes, or until the node has
-//! confirmed that the connection is dead. Closing a socket ends nothing: the node executes what it has received. So a link that
-//! breaks with commands in flight leaves a [`Zombie`](super::zombies::Zombie) behind, which only an answered `CLIENT KILL ID` on a newer connection (or
-//! another `run_id`) lays to rest.
+//! A command is in flight from the moment its bytes are handed to the connection until its reply comes, or until the
+//! node has confirmed that the connection is dead. Closing a socket ends nothing: the node executes what it has
+//! received. So a link that breaks with commands in flight leaves a [`Zombie`](super::zombies::Zombie) behind, which
+//! only an answered `CLIENT KILL ID` on a newer connection (or another `run_id`) lays to rest.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -34,14 +34,16 @@ pub(super) const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
 pub(super) const UNSENT_HIGH: usize = 8 << 20;
 const UNSENT_LOW: usize = UNSENT_HIGH / 2;
 
-/// Bytes of an upload that may wait for the node's socket; then the client is not read from. And below which it is again.
+/// Bytes of an upload that may wait for the node's socket; then the client is not read from. And below which it is
+/// again.
 pub(super) const UPLOAD_HIGH: usize = 256 << 10;
 const UPLOAD_LOW: usize = 64 << 10;
 
 /// Bytes of requests that a shared connection keeps until they are answered; then clients that want to add to it wait.
 const KEPT_MAX: usize = 64 << 20;
 
-/// What a node answers to a question of our own is shorter; also whatever it says while it is greeted, and where nobody asked.
+/// What a node answers to a question of our own is shorter; also whatever it says while it is greeted, and where nobody
+/// asked.
 const SHORT_MAX: usize = 1 << 20;
 
 /// The list of a node's commands is shorter.
@@ -67,7 +69,8 @@ pub(super) enum Purpose {
     Nobody,
     /// A topic of the worker: subscribes to it.
     Subscribe,
-    /// A client's UNSUBSCRIBE: what was published before it has come when this is answered. `seq` is the command's number.
+    /// A client's UNSUBSCRIBE: what was published before it has come when this is answered. `seq` is the command's
+    /// number.
     Sync,
     /// CLIENT TRACKING ON on a connection of subscriptions. `seq` is the generation of what is tracked.
     Track,
@@ -85,7 +88,8 @@ pub(super) enum Purpose {
     Wait,
     /// The answer to CLIENT UNBLOCK for the connection `who`.
     Unblock,
-    /// The answer to the question whether the client on the connection `who` waits at the node; `seq` is the question's number.
+    /// The answer to the question whether the client on the connection `who` waits at the node; `seq` is the question's
+    /// number.
     Look,
     /// What is to become a hot copy; `seq` is the fill's number.
     Fill,
@@ -93,7 +97,8 @@ pub(super) enum Purpose {
     FillTtl,
     /// PING on a connection for fills: its reply extends the lease of hot copies.
     Beat,
-    /// The answer to CLIENT KILL ID for a broken connection: confirms that its commands have ended. `seq` is the zombie's number.
+    /// The answer to CLIENT KILL ID for a broken connection: confirms that its commands have ended. `seq` is the
+    /// zombie's number.
     Confirm,
 }
 
@@ -165,7 +170,8 @@ pub(super) enum Arrival {
     Reply(usize),
     /// The beginning of a reply that will have so many bytes at least: more than is collected without need.
     Large(usize),
-    /// So many bytes of a reply that is taken as it comes: whether they are passed on, and whether they are its last ones.
+    /// So many bytes of a reply that is taken as it comes: whether they are passed on, and whether they are its last
+    /// ones.
     Piece { len: usize, passes: bool, is_last: bool },
     /// No reply, or one that nobody can have asked for.
     Senseless(String),
@@ -202,8 +208,8 @@ pub(super) struct Link {
     pub(super) failures: u32,
     pub(super) fd: Option<OwnedFd>,
     pub(super) tls: Option<Box<Tls>>,
-    /// Requests from the oldest unanswered one on (shared lanes keep them until their reply comes, to repeat reads and heal
-    /// scripts); `acked..sent` is in flight, `sent..` waits for the socket.
+    /// Requests from the oldest unanswered one on (shared lanes keep them until their reply comes, to repeat reads and
+    /// heal scripts); `acked..sent` is in flight, `sent..` waits for the socket.
     out: Vec<u8>,
     acked: usize,
     sent: usize,
@@ -231,8 +237,8 @@ pub(super) struct Link {
     pub(super) is_loading: bool,
     /// It keeps its data on disk.
     pub(super) persists: bool,
-    /// Database that the greeting selects: the one that the first command in `out` expects to find. Kept, because commands may be waiting
-    /// in `out` before there is a connection, and a reload may change the settings meanwhile.
+    /// Database that the greeting selects: the one that the first command in `out` expects to find. Kept, because
+    /// commands may be waiting in `out` before there is a connection, and a reload may change the settings meanwhile.
     pub(super) start_database: u32,
     /// Database selected at the end of `out`.
     pub(super) database: u32,
@@ -247,7 +253,8 @@ pub(super) struct Link {
     pub(super) retiring: bool,
     /// It was up, and is being made anew.
     pub(super) renewing: bool,
-    /// When the connection came up, or last took bytes again after it had been full: commands before that waited for it.
+    /// When the connection came up, or last took bytes again after it had been full: commands before that waited for
+    /// it.
     pub(super) flowed_us: u64,
     pub(super) writable: bool,
     pub(super) dirty: bool,
@@ -267,7 +274,14 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(node: NodeId, lane: Lane, resp3: bool, database: u32, counters: Arc<NodeCounters>, now_us: u64) -> Self {
+    pub(super) fn new(
+        node: NodeId,
+        lane: Lane,
+        resp3: bool,
+        database: u32,
+        counters: Arc<NodeCounters>,
+        now_us: u64,
+    ) -> Self {
         counters.mains_down.add(u64::from(lane == Lane::Main));
         Self {
             node,
@@ -352,14 +366,15 @@ impl Link {
         self.out.len() - self.sent + self.tls.as_ref().map_or(0, |tls| usize::from(tls.has_unsent()))
     }
 
-    /// Whether less than `high` bytes wait for the socket, and requests kept until they are answered leave room for more.
+    /// Whether less than `high` bytes wait for the socket, and requests kept until they are answered leave room for
+    /// more.
     #[inline]
     pub(super) fn has_room(&self, high: usize) -> bool {
         self.unsent() < high && self.out.len() - self.acked < KEPT_MAX
     }
 
-    /// How large a reply that is collected may become where that is not for the client that gets it to say: a node that sends without end is
-    /// given up.
+    /// How large a reply that is collected may become where that is not for the client that gets it to say: a node that
+    /// sends without end is given up.
     pub(super) fn reply_max(&self, live: &Live) -> usize {
         if self.phase != Phase::Up {
             return SHORT_MAX;
@@ -372,7 +387,9 @@ impl Link {
             Some(Purpose::Learn) => LEARN_MAX,
             // What is nobody's is thrown away as it comes.
             Some(Purpose::Nobody | Purpose::Queued | Purpose::Fill) => usize::MAX,
-            Some(Purpose::Client | Purpose::ClientHealed | Purpose::Gather | Purpose::Exec | Purpose::ExecWithoutMulti) => usize::MAX,
+            Some(
+                Purpose::Client | Purpose::ClientHealed | Purpose::Gather | Purpose::Exec | Purpose::ExecWithoutMulti,
+            ) => usize::MAX,
             _ => SHORT_MAX,
         }
     }
@@ -571,7 +588,8 @@ impl Link {
         self.expired > 0
     }
 
-    /// Takes note of the commands that have waited for longer than `timeout_us`, and gives them: whoever waits is told. They stay under way.
+    /// Takes note of the commands that have waited for longer than `timeout_us`, and gives them: whoever waits is told.
+    /// They stay under way.
     pub(super) fn expire(&mut self, now_us: u64, timeout_us: u32) -> Vec<Pending> {
         let sent_whole = self.pending.len() - usize::from(self.task() == Task::Uploading && !self.pending.is_empty());
         let mut late = Vec::new();
@@ -731,8 +749,8 @@ impl Link {
         }
     }
 
-    /// Gives back memory that a burst has left behind. To be called every tick: what was needed lately decides, so that a connection in steady use
-    /// keeps what it uses.
+    /// Gives back memory that a burst has left behind. To be called every tick: what was needed lately decides, so that
+    /// a connection in steady use keeps what it uses.
     pub(super) fn shrink(&mut self, now_us: u64) {
         self.needed.0 = self.needed.0.max(self.out.len());
         self.needed.1 = self.needed.1.max(self.pending.len());
@@ -763,8 +781,9 @@ impl Link {
         Some(first.wrapping_add(least as u32))
     }
 
-    /// How many of `pending`, from the front, the node may execute although the connection ends now. Of a request that is still being
-    /// uploaded it has a part, which it never executes; that is the last one, and all before it are whole.
+    /// How many of `pending`, from the front, the node may execute although the connection ends now. Of a request that
+    /// is still being uploaded it has a part, which it never executes; that is the last one, and all before it are
+    /// whole.
     pub(super) fn may_be_executed(&self) -> usize {
         if self.phase != Phase::Up {
             0

@@ -1,18 +1,21 @@
 //! WAIT and WAITAOF: how many replicas have what this client has written.
 //!
-//! A node answers for the connection that asks: it compares what replicas have acknowledged with the replication offset after the last
-//! write *of that connection*. Our writes travel on shared connections, and WAIT there would hold up everybody's pipeline; on a connection
-//! that has written nothing it would say yes at once, which is false. So a connection of the blocking pool makes a write of its own first
-//! that changes nothing, `SWAPDB 0 0`: it is propagated to replicas and to the append-only file, and the client's writes, which have been
-//! answered before, are older than it. Redis up to 7 would take any command for that; Valkey takes only what is propagated.
+//! A node answers for the connection that asks: it compares what replicas have acknowledged with the replication offset
+//! after the last write *of that connection*. Our writes travel on shared connections, and WAIT there would hold up
+//! everybody's pipeline; on a connection that has written nothing it would say yes at once, which is false. So a
+//! connection of the blocking pool makes a write of its own first that changes nothing, `SWAPDB 0 0`: it is propagated
+//! to replicas and to the append-only file, and the client's writes, which have been answered before, are older than
+//! it. Redis up to 7 would take any command for that; Valkey takes only what is propagated.
 //!
-//! Several nodes: each that the client has written to is queried, one at a time, with the time that remains; the reply is the minimum. One at a time, because a client
-//! that held one connection while it waited for another could wait in a circle.
+//! Several nodes: each that the client has written to is queried, one at a time, with the time that remains; the reply
+//! is the minimum. One at a time, because a client that held one connection while it waited for another could wait in a
+//! circle.
 //!
-//! Invariant: a reply confirms a write only by a process that has it. If another process has replaced one that the client has written to ([`Written`]), the reply is 0: it may
-//! lack the write. If keys have changed their node since the first write, or are moving, all nodes with keys are queried, and a replaced process of any node counts: a key may have
-//! been at a node without keys. While keys move, twice: the key of a write is at its
-//! source when that is queried first, or at its target when that is queried last.
+//! Invariant: a reply confirms a write only by a process that has it. If another process has replaced one that the
+//! client has written to ([`Written`]), the reply is 0: it may lack the write. If keys have changed their node since
+//! the first write, or are moving, all nodes with keys are queried, and a replaced process of any node counts: a key
+//! may have been at a node without keys. While keys move, twice: the key of a write is at its source when that is
+//! queried first, or at its target when that is queried last.
 
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Command;
@@ -57,7 +60,8 @@ pub(super) enum Written {
     Nothing,
     /// Writes to these nodes (as bits), since the first of them.
     At { nodes: u64, since: Since },
-    /// A process that has a write may have been replaced, and the client has received 0 for it. Later replies are 0 too, until the next write.
+    /// A process that has a write may have been replaced, and the client has received 0 for it. Later replies are 0
+    /// too, until the next write.
     Lost,
 }
 
@@ -118,7 +122,9 @@ impl Worker {
         let class = command.class() as u8;
         let last = args.len() - 1;
         let counts = (1..last).all(|i| args.get(i).and_then(parse::<i64>).is_some());
-        let Some(timeout_ms) = args.get(last).and_then(parse::<u64>).filter(|ms| counts && *ms < i64::MAX as u64 / 2000) else {
+        let Some(timeout_ms) =
+            args.get(last).and_then(parse::<u64>).filter(|ms| counts && *ms < i64::MAX as u64 / 2000)
+        else {
             // The error is the node's. But not on a shared connection: what makes no sense to us may be a time to it.
             return match self.choose_node(plan) {
                 Some(node) => self.block(handle, command, node, Waited::Nothing, raw, args),
@@ -156,17 +162,21 @@ impl Worker {
         let seq = client.owe(self.now_us, class);
         let until_us = (timeout_ms > 0).then(|| self.now_us + timeout_ms * 1000);
         let args = args.iter().take(last).map(<[u8]>::to_vec).collect();
-        client.session.get_or_insert_default().wait = Some(Wait { args, until_us, nodes, about, least: Vec::new(), due: true, seq, class });
+        client.session.get_or_insert_default().wait =
+            Some(Wait { args, until_us, nodes, about, least: Vec::new(), due: true, seq, class });
         self.ask_next(handle);
         Flow::Next
     }
 
-    /// Goes on with a WAIT where one node has answered, or a connection for the next has been found. Whatever else the client waits for:
-    /// more input may have been looked at since, and have ended in a barrier, which only the reply to WAIT ends.
+    /// Goes on with a WAIT where one node has answered, or a connection for the next has been found. Whatever else the
+    /// client waits for: more input may have been looked at since, and have ended in a barrier, which only the reply to
+    /// WAIT ends.
     #[inline]
     pub(super) fn go_on_waiting(&mut self, handle: Handle) {
         let Some(client) = self.clients.get(handle) else { return };
-        if client.stall != Stall::Exclusive && client.session.as_ref().is_some_and(|s| s.wait.as_ref().is_some_and(|w| w.due)) {
+        if client.stall != Stall::Exclusive
+            && client.session.as_ref().is_some_and(|s| s.wait.as_ref().is_some_and(|w| w.due))
+        {
             self.ask_next(handle);
         }
     }
@@ -232,7 +242,9 @@ impl Worker {
         let refused = self.links.get_mut(link).and_then(|l| l.refused.take());
         let handle = pending.who;
         let Some(client) = self.clients.get_mut(handle) else { return };
-        let Some(wait) = client.session.as_mut().and_then(|s| s.wait.as_mut()).filter(|w| w.seq == pending.seq) else { return };
+        let Some(wait) = client.session.as_mut().and_then(|s| s.wait.as_mut()).filter(|w| w.seq == pending.seq) else {
+            return;
+        };
         if reply::is_error(answer) {
             let answer = answer.to_vec();
             self.end_waiting(handle, &answer);
@@ -243,7 +255,8 @@ impl Worker {
             encode::line(
                 &mut out,
                 b'-',
-                &[b"ERR the node refuses SWAPDB 0 0, without which WAIT would be answered falsely: ", &why[..]].concat(),
+                &[b"ERR the node refuses SWAPDB 0 0, without which WAIT would be answered falsely: ", &why[..]]
+                    .concat(),
             );
             self.end_waiting(handle, &out);
             return;

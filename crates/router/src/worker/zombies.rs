@@ -1,7 +1,7 @@
 //! Broken connections whose commands a node may still execute.
 //!
-//! Each is counted as in flight until the node has answered a `CLIENT KILL ID` for it on a connection that it greeted later, or until another
-//! process has taken the node's place.
+//! Each is counted as in flight until the node has answered a `CLIENT KILL ID` for it on a connection that it greeted
+//! later, or until another process has taken the node's place.
 
 use switchyard_policy::topology::{NodeId, Topology};
 
@@ -54,8 +54,8 @@ impl Zombies {
         self.all.push(Zombie { number: self.last, connection, epoch, armed, asked: Handle::NONE });
     }
 
-    /// Those that `link` is to ask the node to kill: numbers and client ids. Another process than theirs has none of them, and is asked first should it return
-    /// ([`Connections`](crate::connections::Connections)).
+    /// Those that `link` is to ask the node to kill: numbers and client ids. Another process than theirs has none of
+    /// them, and is asked first should it return ([`Connections`](crate::connections::Connections)).
     pub(super) fn ask(&mut self, node: NodeId, link: Handle, run_id: Option<&str>) -> Vec<(u32, u64)> {
         self.all.retain(|z| z.node() != node || z.connection.run_id.as_deref() == run_id);
         let due = self.all.iter_mut().filter(|z| z.node() == node);

@@ -129,11 +129,15 @@ fn big_keys_of_later_legs_are_known_in_time() {
     // More than the first leg takes.
     let mut mine = vec![false; SLOT_COUNT];
     owned.iter().for_each(|slot| mine[slot.index()] = true);
-    let small: Vec<String> =
-        (0..).map(|n| format!("small:{n}")).filter(|key| mine[crc16_slot(key.as_bytes()).index()]).take(70_000).collect();
+    let small: Vec<String> = (0..)
+        .map(|n| format!("small:{n}"))
+        .filter(|key| mine[crc16_slot(key.as_bytes()).index()])
+        .take(70_000)
+        .collect();
     let mut direct = fleet.servers[0].client();
     for some in small.chunks(500) {
-        let args: Vec<&[u8]> = std::iter::once(&b"MSET"[..]).chain(some.iter().flat_map(|key| [key.as_bytes(), b"value"])).collect();
+        let args: Vec<&[u8]> =
+            std::iter::once(&b"MSET"[..]).chain(some.iter().flat_map(|key| [key.as_bytes(), b"value"])).collect();
         direct.send(&args);
         assert_eq!(direct.reply(), "OK");
     }
@@ -185,7 +189,8 @@ fn writes_to_a_big_hash_while_it_is_copied_are_all_there() {
                         }
                         1 => {
                             let counter = format!("counter{writer}-{}", (state >> 40) % 100);
-                            let last: u64 = changed.get(&counter).cloned().flatten().map_or(0, |n| n.parse().expect("a number"));
+                            let last: u64 =
+                                changed.get(&counter).cloned().flatten().map_or(0, |n| n.parse().expect("a number"));
                             assert_eq!(client.cmd(&format!("HINCRBY {key} {counter} 1")), (last + 1).to_string());
                             changed.insert(counter, Some((last + 1).to_string()));
                         }
@@ -203,7 +208,10 @@ fn writes_to_a_big_hash_while_it_is_copied_are_all_there() {
                                 let number = field.trim_start_matches("field");
                                 Some(format!("value{number}-{}", "x".repeat(80)))
                             });
-                            assert_eq!(client.cmd(&format!("HGET {key} {field}")), expected.unwrap_or_else(|| "(nil)".to_owned()));
+                            assert_eq!(
+                                client.cmd(&format!("HGET {key} {field}")),
+                                expected.unwrap_or_else(|| "(nil)".to_owned())
+                            );
                         }
                         _ => {
                             assert!(!client.cmd(&format!("HSET {key} {field} single{writes}")).starts_with('-'));
@@ -247,7 +255,10 @@ fn writes_to_big_sets_while_they_are_copied_are_all_there() {
         ["SADD".to_owned(), set.clone()].into_iter().chain((from..to).map(|n| format!("m{n}-{pad}"))).collect()
     });
     pour(&mut client, count, |from, to| {
-        ["ZADD".to_owned(), zset.clone()].into_iter().chain((from..to).flat_map(|n| [n.to_string(), format!("m{n}-{pad}")])).collect()
+        ["ZADD".to_owned(), zset.clone()]
+            .into_iter()
+            .chain((from..to).flat_map(|n| [n.to_string(), format!("m{n}-{pad}")]))
+            .collect()
     });
     let stop = AtomicBool::new(false);
     let mut members: BTreeMap<usize, bool> = (0..count).map(|n| (n, true)).collect();
@@ -302,13 +313,15 @@ fn writes_to_big_sets_while_they_are_copied_are_all_there() {
     }
     let numbers: Vec<usize> = scores.keys().copied().collect();
     for some in numbers.chunks(500) {
-        let expected: Vec<String> = some.iter().map(|n| scores[n].map_or_else(|| "(nil)".to_owned(), |score| score.to_string())).collect();
+        let expected: Vec<String> =
+            some.iter().map(|n| scores[n].map_or_else(|| "(nil)".to_owned(), |score| score.to_string())).collect();
         assert_eq!(ask(&mut client, "ZMSCORE", &zset, some), expected);
     }
     no_temporary_keys(&fleet.servers[1]);
 }
 
-/// It is deleted and made again, expires, or becomes another type while it is copied: what counts is what it is at the end.
+/// It is deleted and made again, expires, or becomes another type while it is copied: what counts is what it is at the
+/// end.
 #[test]
 fn a_key_that_becomes_another_one_while_it_is_copied() {
     let fleet = Fleet::new(2);
@@ -346,7 +359,10 @@ fn what_changes_as_a_whole_all_the_time_moves_whole_and_that_is_reported() {
     let key = key_of(&fleet, 0, "list");
     let count = 40_000_usize;
     pour(&mut client, count, |from, to| {
-        ["RPUSH".to_owned(), key.clone()].into_iter().chain((from..to).map(|n| format!("{n}-{}", "x".repeat(60)))).collect()
+        ["RPUSH".to_owned(), key.clone()]
+            .into_iter()
+            .chain((from..to).map(|n| format!("{n}-{}", "x".repeat(60))))
+            .collect()
     });
     let stop = AtomicBool::new(false);
     let pushed = std::thread::scope(|scope| {
@@ -371,7 +387,8 @@ fn what_changes_as_a_whole_all_the_time_moves_whole_and_that_is_reported() {
     no_temporary_keys(&fleet.servers[1]);
 }
 
-/// Whoever is killed while a big key is copied, and whenever: nothing that was acknowledged is missing, and nothing of ours stays.
+/// Whoever is killed while a big key is copied, and whenever: nothing that was acknowledged is missing, and nothing of
+/// ours stays.
 #[test]
 fn a_big_key_survives_the_death_of_anybody() {
     let durable = ["--appendonly", "yes", "--appendfsync", "always", "--no-appendfsync-on-rewrite", "no"];
@@ -516,7 +533,11 @@ fn what_is_staged_ends_by_itself_whoever_dies() {
         let (is_over, begins) = (line.contains("\"enough\""), line.contains("\"MULTI\""));
         if is_over || begins {
             if let Some(last) = last.take() {
-                assert!(last.contains("\"PEXPIRE\"") || last.contains("\"UNLINK\""), "{}", &last[..last.len().min(200)]);
+                assert!(
+                    last.contains("\"PEXPIRE\"") || last.contains("\"UNLINK\""),
+                    "{}",
+                    &last[..last.len().min(200)]
+                );
                 transactions += 1;
             }
         } else if line.contains("\"switchyard:temporary:") && !line.contains("\"HLEN\"") {
@@ -559,8 +580,8 @@ fn where_clients_use_nodes_directly_big_keys_move_whole() {
     assert_eq!(client.cmd(&format!("HLEN {key}")), "20000");
 }
 
-/// What was copied is counted before it is used: where it is not all there, the key is read once more, whole. What has its name in another database is not:
-/// that was stored with it.
+/// What was copied is counted before it is used: where it is not all there, the key is read once more, whole. What has
+/// its name in another database is not: that was stored with it.
 #[test]
 fn a_copy_that_is_not_whole_is_not_used() {
     let fleet = Fleet::new(2);

@@ -27,7 +27,8 @@ fn scripts_and_functions_are_at_the_target_before_it_serves() {
     fill(&mut client, 1000);
     // Keys of the target's own slots need its functions already.
     let owned = fleet.slots_of(fleet.node(0));
-    let moving: Vec<usize> = (0..200).filter(|n| owned.contains(&crc16_slot(n.to_string().as_bytes()))).take(50).collect();
+    let moving: Vec<usize> =
+        (0..200).filter(|n| owned.contains(&crc16_slot(n.to_string().as_bytes()))).take(50).collect();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let caller = scope.spawn(|| {

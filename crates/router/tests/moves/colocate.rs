@@ -1,4 +1,5 @@
-//! Commands that wait for keys to come home, with somebody in the place of the control plane who answers when the test wants.
+//! Commands that wait for keys to come home, with somebody in the place of the control plane who answers when the test
+//! wants.
 
 use std::sync::{Arc, Mutex};
 

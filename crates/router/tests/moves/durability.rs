@@ -40,7 +40,8 @@ fn with_replica_nothing_leaves_the_source_before_a_replica_of_the_target_has_it(
     let mut looks = 0;
     while fleet.progress(2).end.is_none() {
         let (left, there) = (keys(&fleet.servers[0]), keys(&copy));
-        let all: std::collections::BTreeSet<String> = left.into_iter().chain(there).filter(|key| key.starts_with('{')).collect();
+        let all: std::collections::BTreeSet<String> =
+            left.into_iter().chain(there).filter(|key| key.starts_with('{')).collect();
         assert_eq!(all.len(), 4000, "after {} keys", fleet.progress(2).keys_moved);
         looks += 1;
         if looks == 5 {
@@ -52,7 +53,8 @@ fn with_replica_nothing_leaves_the_source_before_a_replica_of_the_target_has_it(
     assert_eq!(keys(&copy).len(), 4000);
 }
 
-/// Whoever reads from replicas does so again when the slots have been handed over: these must have what has moved by then.
+/// Whoever reads from replicas does so again when the slots have been handed over: these must have what has moved by
+/// then.
 #[test]
 fn slots_are_handed_over_when_replicas_have_what_has_moved() {
     let fleet = Fleet::new(2);
@@ -85,7 +87,12 @@ fn slots_are_handed_over_when_replicas_have_what_has_moved() {
     all_there(&mut fleet.client(), 1000);
     let needs = fleet.keeper.needs.lock().expect("lock");
     assert_eq!(needs.len() + before.0, fleet.keeper.handed_over.load(Ordering::SeqCst), "asked once for each leg");
-    assert!(needs.iter().enumerate().all(|(place, (node, _, handed_over))| *node == fleet.node(0) && *handed_over == before.0 + place));
+    assert!(
+        needs
+            .iter()
+            .enumerate()
+            .all(|(place, (node, _, handed_over))| *node == fleet.node(0) && *handed_over == before.0 + place)
+    );
     // The last leg's position is behind all that was stored.
     assert!(copy.client().replication_offset() >= needs[needs.len() - 1].1.offset);
     assert!(needs[0].1.offset > before.1 && keys(&copy).len() == 1000);
@@ -121,8 +128,12 @@ fn of_several_replicas_all_that_are_there_must_have_it() {
     let fleet = Fleet::new(2);
     fill(&mut fleet.client(), 2000);
     let copies = [replica(&fleet.servers[1]), replica(&fleet.servers[1])];
-    until("both are in step", || fleet.servers[1].client().cmd("INFO replication").matches("state=online").count() == 2);
-    let task = |id, goal| with(fleet.task(id, 0, 1), |order| (order.how.durability, order.how.goal) = (Durability::Replica, goal));
+    until("both are in step", || {
+        fleet.servers[1].client().cmd("INFO replication").matches("state=online").count() == 2
+    });
+    let task = |id, goal| {
+        with(fleet.task(id, 0, 1), |order| (order.how.durability, order.how.goal) = (Durability::Replica, goal))
+    };
     fleet.begin(task(1, Goal::Gentle));
     until("some keys have moved", || fleet.progress(1).keys_moved > 50);
     copies[0].signal(rustix::process::Signal::STOP);

@@ -107,9 +107,11 @@ fn a_source_that_is_killed_and_shows_old_keys_again_brings_nothing_back() {
     // Keys that have moved are changed and deleted where they are now.
     let mut direct = fleet.servers[1].client();
     let owned = fleet.slots_of(fleet.node(0));
+    let moved: Vec<usize> = (0..4000)
+        .filter(|n| owned.contains(&switchyard_policy::topology::crc16_slot(format!("{{{n}}}").as_bytes())))
+        .collect();
     let moved: Vec<usize> =
-        (0..4000).filter(|n| owned.contains(&switchyard_policy::topology::crc16_slot(format!("{{{n}}}").as_bytes()))).collect();
-    let moved: Vec<usize> = moved.into_iter().filter(|n| direct.cmd(&format!("EXISTS {{{n}}}")) == "1").take(50).collect();
+        moved.into_iter().filter(|n| direct.cmd(&format!("EXISTS {{{n}}}")) == "1").take(50).collect();
     assert!(moved.len() > 10);
     for (place, n) in moved.iter().enumerate() {
         let line = if place % 2 == 0 { format!("DEL {{{n}}}") } else { format!("SET {{{n}}} changed") };
@@ -178,8 +180,10 @@ fn who_waits_too_long_for_a_key_is_told_so_and_nothing_else_breaks() {
     fleet.keeper.stuck.store(true, Ordering::SeqCst);
     std::thread::sleep(Duration::from_millis(50));
     let owned = fleet.slots_of(fleet.node(0));
-    let there: Vec<usize> =
-        (0..4000).filter(|n| owned.contains(&switchyard_policy::topology::crc16_slot(format!("{{{n}}}").as_bytes()))).take(90).collect();
+    let there: Vec<usize> = (0..4000)
+        .filter(|n| owned.contains(&switchyard_policy::topology::crc16_slot(format!("{{{n}}}").as_bytes())))
+        .take(90)
+        .collect();
     let value = vec![b'x'; 2 << 20];
     let told: usize = std::thread::scope(|scope| {
         let clients: Vec<_> = there
@@ -204,7 +208,10 @@ fn who_waits_too_long_for_a_key_is_told_so_and_nothing_else_breaks() {
                             assert_eq!((client.reply(), client.reply()), ("OK".to_owned(), "QUEUED".to_owned()));
                             let executed = client.reply();
                             if watched.starts_with('-') {
-                                assert!(executed == "(nil)" || executed.starts_with('-'), "{executed} without the watch");
+                                assert!(
+                                    executed == "(nil)" || executed.starts_with('-'),
+                                    "{executed} without the watch"
+                                );
                             }
                             watched
                         }
@@ -266,12 +273,14 @@ fn a_target_that_runs_full_gives_back_what_it_has() {
     all_there(&mut fleet.client(), 4000);
 }
 
-/// MIGRATE is refused and the leg goes back, while the map cannot be stored: until it says who the owner is nothing is executed anywhere.
+/// MIGRATE is refused and the leg goes back, while the map cannot be stored: until it says who the owner is nothing is
+/// executed anywhere.
 #[test]
 fn no_command_runs_at_the_target_of_a_leg_that_has_migrated_back() {
     let fleet = Fleet::new(2);
     let source = fleet.node(0);
-    let is_ours = |name: &String| fleet.keeper.topology.lock().expect("lock").owner(crc16_slot(name.as_bytes())) == source;
+    let is_ours =
+        |name: &String| fleet.keeper.topology.lock().expect("lock").owner(crc16_slot(name.as_bytes())) == source;
     let counter = (0..).map(|n| format!("{{{n}}}")).find(is_ours).expect("half of all names");
     let mut client = fleet.client();
     assert_eq!(client.cmd(&format!("SET {counter} 1000")), "OK");
@@ -289,7 +298,8 @@ fn no_command_runs_at_the_target_of_a_leg_that_has_migrated_back() {
     assert!(is_ours(&counter), "the slots are where they were");
 }
 
-/// Nodes change their machine and clocks are set: they are asked again before each leg, and before one that was under way is gone on with.
+/// Nodes change their machine and clocks are set: they are asked again before each leg, and before one that was under
+/// way is gone on with.
 #[test]
 fn clocks_are_asked_again_before_each_leg_and_after_a_restart() {
     let mut fleet = Fleet::new(2);
@@ -329,7 +339,10 @@ fn source_behind(passes: impl Fn(&[u8]) -> bool + Send + Sync + 'static) -> (Fle
 /// Keys of one slot at the source, and a move of that slot that is in the middle of them. Gives their tag.
 fn in_the_middle_of_a_slot(fleet: &Fleet) -> String {
     let task = fleet.task(1, 0, 1);
-    let tag = (0..).map(|n| format!("t{n}")).find(|tag| task.order.slots.contains(&crc16_slot(tag.as_bytes()))).expect("a tag");
+    let tag = (0..)
+        .map(|n| format!("t{n}"))
+        .find(|tag| task.order.slots.contains(&crc16_slot(tag.as_bytes())))
+        .expect("a tag");
     let mut client = fleet.client();
     for n in 0..OF_ONE_SLOT {
         assert_eq!(client.cmd(&format!("SET {{{tag}}}{n} {}", "x".repeat(100))), "OK");
@@ -351,13 +364,16 @@ fn all_of_the_slot(fleet: &Fleet, tag: &str) {
     assert_eq!(there, OF_ONE_SLOT);
 }
 
-/// The leg was under way when the router ended, so its keys may be anywhere: a connection that breaks before it is under way again ends nothing.
+/// The leg was under way when the router ended, so its keys may be anywhere: a connection that breaks before it is
+/// under way again ends nothing.
 #[test]
 fn a_source_that_is_lost_while_a_leg_is_taken_up_does_not_end_the_move() {
     let (armed, clocks) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
     let (is_armed, asked) = (armed.clone(), clocks.clone());
     // The first time the mover asks what time it is it connects; the second time it looks whether the leg can go on.
-    let breaks = move |bytes: &[u8]| is_armed.load(Ordering::SeqCst) && asks(bytes, &["TIME"]) && asked.fetch_add(1, Ordering::SeqCst) == 1;
+    let breaks = move |bytes: &[u8]| {
+        is_armed.load(Ordering::SeqCst) && asks(bytes, &["TIME"]) && asked.fetch_add(1, Ordering::SeqCst) == 1
+    };
     let (mut fleet, _) = source_behind(move |bytes| !breaks(bytes));
     let tag = in_the_middle_of_a_slot(&fleet);
     armed.store(true, Ordering::SeqCst);
@@ -367,7 +383,8 @@ fn a_source_that_is_lost_while_a_leg_is_taken_up_does_not_end_the_move() {
     all_of_the_slot(&fleet, &tag);
 }
 
-/// The source was asked for keys, and before it had enough of them the leg has turned: what the target has comes back, all of it.
+/// The source was asked for keys, and before it had enough of them the leg has turned: what the target has comes back,
+/// all of it.
 #[test]
 fn keys_come_back_also_where_more_of_the_source_were_asked_for_when_the_leg_turned() {
     let hold = Arc::<Hold>::default();

@@ -14,7 +14,8 @@ use switchyard_policy::migration::record::Replay;
 use switchyard_policy::migration::{Cause, Fingerprint, Fingerprinter, Goal, How, Key, MoveOrder, Record};
 use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Stage, Topology, Transit};
 use switchyard_router::{
-    Done, Host, ListenerSettings, Live, MoveEnd, MoveProgress, MoveTask, NodeAccess, Ports, Router, Secret, Settings, SoFar, Threads,
+    Done, Host, ListenerSettings, Live, MoveEnd, MoveProgress, MoveTask, NodeAccess, Ports, Router, Secret, Settings,
+    SoFar, Threads,
 };
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -85,8 +86,9 @@ impl Drop for Server {
 }
 
 pub(crate) fn default_program() -> String {
-    let program =
-        ["redis-server", "valkey-server"].into_iter().find(|p| Command::new(p).arg("--version").stdout(Stdio::null()).status().is_ok());
+    let program = ["redis-server", "valkey-server"]
+        .into_iter()
+        .find(|p| Command::new(p).arg("--version").stdout(Stdio::null()).status().is_ok());
     program.expect("redis-server or valkey-server is installed").to_owned()
 }
 
@@ -95,7 +97,9 @@ pub(crate) fn other_programs() -> Vec<String> {
     let named = std::env::var("SWITCHYARD_TEST_SERVERS").unwrap_or_default();
     let programs: Vec<String> = named.split(':').filter(|path| !path.is_empty()).map(str::to_owned).collect();
     if programs.is_empty() {
-        eprintln!("skipped: SWITCHYARD_TEST_SERVERS names no other servers (paths of redis-server or valkey-server, with colons between)");
+        eprintln!(
+            "skipped: SWITCHYARD_TEST_SERVERS names no other servers (paths of redis-server or valkey-server, with colons between)"
+        );
     }
     programs
 }
@@ -126,7 +130,9 @@ impl Client {
     /// How far a server is in its primary's history, or in its own.
     pub(crate) fn replication_offset(&mut self) -> u64 {
         let info = self.cmd("INFO replication");
-        let field = |name: &str| info.split(name).nth(1).and_then(|rest| rest.split("\\r").next()).and_then(|number| number.parse().ok());
+        let field = |name: &str| {
+            info.split(name).nth(1).and_then(|rest| rest.split("\\r").next()).and_then(|number| number.parse().ok())
+        };
         field("slave_repl_offset:").or_else(|| field("master_repl_offset:")).expect("an offset")
     }
 
@@ -209,7 +215,8 @@ pub(crate) type Transits = Vec<(Transit, Vec<Slot>)>;
 /// Keeps what a control plane would keep.
 #[derive(Debug)]
 pub(crate) struct Keeper {
-    /// One change of the map after the other, from what it is made of until it is published: two moves at once would undo each other's.
+    /// One change of the map after the other, from what it is made of until it is published: two moves at once would
+    /// undo each other's.
     pub(crate) changing: Mutex<()>,
     pub(crate) router: Mutex<Option<Weak<Router>>>,
     pub(crate) topology: Mutex<Topology>,
@@ -220,10 +227,12 @@ pub(crate) struct Keeper {
     /// No record becomes durable while it is set; and then `is_stuck` says that there is one.
     pub(crate) stuck: AtomicBool,
     pub(crate) is_stuck: AtomicBool,
-    /// The record that a leg has drained does not become durable while it is set; and then `is_held` says that there is one.
+    /// The record that a leg has drained does not become durable while it is set; and then `is_held` says that there is
+    /// one.
     pub(crate) holds_moving: AtomicBool,
     pub(crate) is_held: AtomicBool,
-    /// That keys have moved, or all of a leg, is never on record while it is set, nor what comes behind it; and then `is_losing` says that there was such a record.
+    /// That keys have moved, or all of a leg, is never on record while it is set, nor what comes behind it; and then
+    /// `is_losing` says that there was such a record.
     pub(crate) loses_moved: AtomicBool,
     pub(crate) is_losing: AtomicBool,
     /// What replicas were to have before slots were handed over, and how often that was done by then.
@@ -264,7 +273,9 @@ impl Host for Keeper {
             }
         }
         let moved = |record: &Record| matches!(record, Record::Moved { .. } | Record::CutOver { .. });
-        if self.loses_moved.load(Ordering::SeqCst) && (self.is_losing.load(Ordering::SeqCst) || records.iter().any(moved)) {
+        if self.loses_moved.load(Ordering::SeqCst)
+            && (self.is_losing.load(Ordering::SeqCst) || records.iter().any(moved))
+        {
             self.is_losing.store(true, Ordering::SeqCst);
             return;
         }
@@ -316,7 +327,8 @@ impl Host for Keeper {
         let mut all = self.transits.lock().expect("lock");
         all.insert(move_id, transits);
         let topology = self.topology.lock().expect("lock").clone();
-        let next = topology.with_transits(all.values().flatten().map(|(t, s)| (*t, &s[..]))).map_err(|e| e.to_string())?;
+        let next =
+            topology.with_transits(all.values().flatten().map(|(t, s)| (*t, &s[..]))).map_err(|e| e.to_string())?;
         drop(all);
         Ok(self.publish(next))
     }
@@ -406,7 +418,13 @@ impl Fleet {
         for (id, open) in &replay.open {
             let Some(leg) = open.leg.as_ref().filter(|leg| leg.moving) else { continue };
             let stage = Stage::Moving { leg: leg.leg };
-            let transit = Transit { move_id: *id, source: open.source, target: open.target, stage, keys_only: open.keys.is_some() };
+            let transit = Transit {
+                move_id: *id,
+                source: open.source,
+                target: open.target,
+                stage,
+                keys_only: open.keys.is_some(),
+            };
             self.keeper.transits.lock().expect("lock").insert(*id, vec![(transit, leg.slots.clone())]);
             topology = topology.with_transits([(transit, &leg.slots[..])]).expect("few");
         }
@@ -499,7 +517,14 @@ impl Fleet {
         let how = How { goal: Goal::Fast, ..How::default() };
         MoveTask {
             id: MoveId(id),
-            order: MoveOrder { source, target, slots: self.slots_of(source), keys: None, how, cause: Cause::Asked(None) },
+            order: MoveOrder {
+                source,
+                target,
+                slots: self.slots_of(source),
+                keys: None,
+                how,
+                cause: Cause::Asked(None),
+            },
             leftovers: Vec::new(),
             leftovers_at_source: Vec::new(),
             databases: 0,
@@ -528,7 +553,8 @@ impl Fleet {
         self.router().moves().into_iter().find(|m| m.id == MoveId(id)).expect("a move")
     }
 
-    /// Begins a move, calls `with` when its first leg has drained and before anything of it is copied, and waits for its end.
+    /// Begins a move, calls `with` when its first leg has drained and before anything of it is copied, and waits for
+    /// its end.
     #[track_caller]
     pub(crate) fn interrupt(&self, task: MoveTask, with: impl FnOnce()) -> MoveEnd {
         let id = task.id.0;

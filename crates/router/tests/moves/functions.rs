@@ -13,7 +13,8 @@ fn library(answer: u32) -> String {
     format!("#!lua name=library\nredis.register_function('f', function() return {answer} end)")
 }
 
-/// The source's functions have been read, and the target's have not been answered: a client replaces them. What it was told is done stays done.
+/// The source's functions have been read, and the target's have not been answered: a client replaces them. What it was
+/// told is done stays done.
 #[test]
 fn a_function_that_was_replaced_does_not_come_back_at_the_target() {
     let source = Server::start(&[]);

@@ -1,4 +1,5 @@
-//! Moves of a router between real servers, with a host that keeps everything in memory: what clients see while keys change servers.
+//! Moves of a router between real servers, with a host that keeps everything in memory: what clients see while keys
+//! change servers.
 //!
 //! Beside the end-to-end tests, because here a test can look into the journal and hold things up where it wants.
 

@@ -20,7 +20,8 @@ fn on_their_way(fleet: &Fleet) -> Vec<usize> {
     (0..KEYS).filter(|n| has(&mut source, *n) && has(&mut target, *n)).collect()
 }
 
-/// Deletes them, as clients do: those for whom that was acknowledged. What is written instead would not show much: a copy is never stored over a key.
+/// Deletes them, as clients do: those for whom that was acknowledged. What is written instead would not show much: a
+/// copy is never stored over a key.
 fn deleted(fleet: &Fleet, keys: &[usize]) -> Vec<usize> {
     let mut clients: Vec<(usize, Client)> = keys.iter().map(|n| (*n, fleet.client())).collect();
     clients.iter_mut().for_each(|(n, client)| client.post(&format!("DEL {{{n}}}")));
@@ -51,7 +52,8 @@ fn a_key_is_used_by_nobody_until_the_source_has_removed_it() {
     until("a leg has drained", || fleet.keeper.is_held.load(Ordering::SeqCst));
     assert_eq!(source.cmd("ACL SETUSER default -unlink"), "OK");
     fleet.keeper.holds_moving.store(false, Ordering::SeqCst);
-    let is_on_record = || fleet.keeper.records.lock().expect("lock").iter().any(|record| matches!(record, Record::Moved { .. }));
+    let is_on_record =
+        || fleet.keeper.records.lock().expect("lock").iter().any(|record| matches!(record, Record::Moved { .. }));
     until("keys are stored and on record", || is_on_record() && !on_their_way(&fleet).is_empty());
     let keys = on_their_way(&fleet);
     let deleted = deleted(&fleet, &keys);
@@ -71,7 +73,9 @@ fn a_key_is_used_by_nobody_until_it_is_on_record() {
     fill(&mut fleet.client(), KEYS);
     fleet.keeper.loses_moved.store(true, Ordering::SeqCst);
     fleet.begin_on_record(fleet.task(1, 0, 1));
-    until("keys are stored and not on record", || fleet.keeper.is_losing.load(Ordering::SeqCst) && !on_their_way(&fleet).is_empty());
+    until("keys are stored and not on record", || {
+        fleet.keeper.is_losing.load(Ordering::SeqCst) && !on_their_way(&fleet).is_empty()
+    });
     let deleted = deleted(&fleet, &on_their_way(&fleet));
     fleet.restart();
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
@@ -87,7 +91,8 @@ fn what_a_target_shows_that_was_killed_before_a_leg_is_not_believed() {
     let big = key_of(&fleet, 0, "hash");
     hash(&mut client, &big, 60_000);
     let owned = fleet.slots_of(fleet.node(0));
-    let small: Vec<String> = (0..KEYS).map(|n| format!("{{{n}}}")).filter(|key| owned.contains(&crc16_slot(key.as_bytes()))).collect();
+    let small: Vec<String> =
+        (0..KEYS).map(|n| format!("{{{n}}}")).filter(|key| owned.contains(&crc16_slot(key.as_bytes()))).collect();
     let mut direct = fleet.servers[1].client();
     for key in &small {
         assert_eq!(client.cmd(&format!("SET {key} today")), "OK");

@@ -22,7 +22,8 @@ fn names_at(fleet: &Fleet, place: usize) -> impl Iterator<Item = String> {
     (0..).map(|n| format!("{{{n}}}")).filter(move |name| slots.contains(&crc16_slot(name.as_bytes())))
 }
 
-/// Does everything that changes a key, on keys of its own, and checks every reply. Gives the counter and the list as they are at the end.
+/// Does everything that changes a key, on keys of its own, and checks every reply. Gives the counter and the list as
+/// they are at the end.
 fn work(client: &mut Client, key: &str, stop: &AtomicBool) -> (u64, u64) {
     let (mut count, mut pushed, mut round) = (0_u64, 0_u64, 0_u64);
     while !stop.load(Ordering::Relaxed) {
@@ -151,7 +152,9 @@ fn an_end_before_the_cut_leaves_the_source_as_it_is_and_nothing_at_the_target() 
         let mut client = fleet.client();
         fill(&mut client, 2000);
         let before = fleet.servers[1].client().cmd("DBSIZE");
-        let task = with(by(&fleet, 1, 0, 1, protocol), |order| (order.how.goal, order.how.max_rate) = (Goal::Gentle, Some(4_000)));
+        let task = with(by(&fleet, 1, 0, 1, protocol), |order| {
+            (order.how.goal, order.how.max_rate) = (Goal::Gentle, Some(4_000))
+        });
         fleet.begin(task);
         until("keys are copied", || fleet.progress(1).keys_moved > 0);
         // Where everybody waits it would be answered when all is over.
@@ -177,7 +180,9 @@ fn a_router_that_ends_before_the_cut_is_on_record_leaves_the_source_the_owner() 
         fleet.begin_on_record(by(&fleet, 1, 0, 1, protocol));
         until("the cut was to be recorded", || fleet.keeper.is_losing.load(Ordering::SeqCst));
         fleet.restart();
-        let MoveEnd::Stopped(why) = fleet.wait_for(1) else { panic!("{protocol:?}: nobody knows what was written since") };
+        let MoveEnd::Stopped(why) = fleet.wait_for(1) else {
+            panic!("{protocol:?}: nobody knows what was written since")
+        };
         assert!(why.contains("router was restarted"), "{why}");
         all_there(&mut fleet.client(), 1000);
         assert!(!fleet.slots_of(fleet.node(0)).is_empty());
@@ -227,7 +232,9 @@ fn a_node_that_restarts_while_it_is_copied_begins_the_leg_again() {
         fleet.begin(task);
         until("keys are copied", || fleet.progress(1).keys_moved > 0);
         fleet.servers[restarted].crash(&keeps);
-        until("it is back", || fleet.client().cmd("SET {0} value0") == "OK" && fleet.client().cmd("SET {1} value1") == "OK");
+        until("it is back", || {
+            fleet.client().cmd("SET {0} value0") == "OK" && fleet.client().cmd("SET {1} value1") == "OK"
+        });
         fleet.router().steer_move(MoveId(1), Steer::MaxRate(None));
         fleet.router().steer_move(MoveId(1), Steer::Goal(Goal::Fast));
         assert_eq!(fleet.wait_for(1), MoveEnd::Done);
@@ -286,7 +293,8 @@ fn copies_that_the_target_evicts_before_the_cut_are_noticed() {
     fleet.router().steer_move(MoveId(1), Steer::Goal(Goal::Fast));
     fleet.router().steer_move(MoveId(1), Steer::MaxRate(None));
     // It began again, or it was noticed when everybody waited already.
-    let is_there = |client: &mut Client| names.iter().for_each(|name| assert_eq!(client.cmd(&format!("GET {name}")), "v"));
+    let is_there =
+        |client: &mut Client| names.iter().for_each(|name| assert_eq!(client.cmd(&format!("GET {name}")), "v"));
     if let MoveEnd::Stopped(why) = fleet.wait_for(1) {
         assert!(why.contains("has evicted keys since copying began"), "{why}");
         is_there(&mut client);

@@ -1,4 +1,5 @@
-//! Protocols as published (`--mode paper`), on real servers: nothing is lost to those who only read, and the holes are there.
+//! Protocols as published (`--mode paper`), on real servers: nothing is lost to those who only read, and the holes are
+//! there.
 
 use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::tracker::Kind;
@@ -42,7 +43,9 @@ fn a_client_that_only_reads_sees_everything() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     fill(&mut client, KEYS);
-    for (id, protocol) in [(1, Protocol::NetMigrate), (3, Protocol::Rocksteady), (5, Protocol::Fulva), (7, Protocol::Bloom)] {
+    for (id, protocol) in
+        [(1, Protocol::NetMigrate), (3, Protocol::Rocksteady), (5, Protocol::Fulva), (7, Protocol::Bloom)]
+    {
         // Bloom telemetry believes its filter: that finds what is not there.
         fleet.begin(published(&fleet, id, protocol, |paper| {
             paper.tracker = if protocol == Protocol::Bloom { Kind::Exact } else { paper.tracker }
@@ -50,7 +53,8 @@ fn a_client_that_only_reads_sees_everything() {
         until("keys move", || fleet.progress(id).keys_moved > 10);
         all_there(&mut client, KEYS);
         // Key by key.
-        let (keys, values): (Vec<String>, Vec<String>) = (0..20).map(|n| (format!("{{{n}}}"), format!("value{n}"))).unzip();
+        let (keys, values): (Vec<String>, Vec<String>) =
+            (0..20).map(|n| (format!("{{{n}}}"), format!("value{n}"))).unzip();
         if matches!(protocol, Protocol::Bloom) {
             assert_eq!(client.cmd(&format!("MGET {}", keys.join(" "))), format!("[{}]", values.join(", ")));
         }

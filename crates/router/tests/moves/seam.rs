@@ -1,7 +1,8 @@
-//! What the seam sees of commands with keys is what nodes execute: for every command of the table, in every form in which it can reach a node.
+//! What the seam sees of commands with keys is what nodes execute: for every command of the table, in every form in
+//! which it can reach a node.
 //!
-//! A tap listens at the seam, and `MONITOR` at each node. Where the keys of an executed command are, the node says itself (`COMMAND GETKEYS`), so
-//! that a mistake of ours is not made twice.
+//! A tap listens at the seam, and `MONITOR` at each node. Where the keys of an executed command are, the node says
+//! itself (`COMMAND GETKEYS`), so that a mistake of ours is not made twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -66,8 +67,11 @@ impl Recorder {
     fn at(&self, node: NodeId) -> Vec<Seen> {
         let (sent, ended) = (self.sent.lock().expect("lock"), self.ended.lock().expect("lock"));
         let is_executed = |number: &(usize, u64)| ended.get(number) == Some(&Outcome::Certain);
-        let mut seen: Vec<Seen> =
-            sent.iter().filter(|(number, at, _)| *at == node && is_executed(number)).map(|(.., seen)| seen.clone()).collect();
+        let mut seen: Vec<Seen> = sent
+            .iter()
+            .filter(|(number, at, _)| *at == node && is_executed(number))
+            .map(|(.., seen)| seen.clone())
+            .collect();
         seen.sort();
         seen
     }
@@ -162,7 +166,8 @@ fn keys_at_node(asker: &mut Client, args: &[Vec<u8>]) -> Vec<Vec<u8>> {
     }
 }
 
-/// Checks that what the tap saw for each node is what that node executed, of commands for which `counts`. Gives the names of those that never were.
+/// Checks that what the tap saw for each node is what that node executed, of commands for which `counts`. Gives the
+/// names of those that never were.
 fn compare(fleet: &Fleet, recorder: &Recorder, monitors: &mut Monitors, counts: impl Fn(&str) -> bool) -> Vec<String> {
     until("all have ended", || recorder.ended.lock().expect("lock").len() == recorder.sent.lock().expect("lock").len());
     for place in 0..fleet.servers.len() {
@@ -174,7 +179,10 @@ fn compare(fleet: &Fleet, recorder: &Recorder, monitors: &mut Monitors, counts: 
             let name = String::from_utf8_lossy(&line.args[0]).to_ascii_uppercase();
             let keys = keys_at_node(&mut asker, &line.args);
             if line.by_script {
-                assert!(keys.iter().all(|key| declared.contains(key)), "{line:?} of a script that declares {declared:?}");
+                assert!(
+                    keys.iter().all(|key| declared.contains(key)),
+                    "{line:?} of a script that declares {declared:?}"
+                );
                 continue;
             }
             if matches!(&*name, "EVAL" | "EVAL_RO" | "EVALSHA" | "EVALSHA_RO" | "FCALL" | "FCALL_RO") {
@@ -188,7 +196,10 @@ fn compare(fleet: &Fleet, recorder: &Recorder, monitors: &mut Monitors, counts: 
         let seen: Vec<Seen> = recorder.at(fleet.node(place)).into_iter().filter(|seen| counts(&seen.1)).collect();
         let missed: Vec<&Seen> = executed.iter().filter(|of| count(&executed, of) > count(&seen, of)).collect();
         let imagined: Vec<&Seen> = seen.iter().filter(|of| count(&seen, of) > count(&executed, of)).collect();
-        assert!(missed.is_empty() && imagined.is_empty(), "node {place}: the seam missed {missed:?}, and saw without cause {imagined:?}");
+        assert!(
+            missed.is_empty() && imagined.is_empty(),
+            "node {place}: the seam missed {missed:?}, and saw without cause {imagined:?}"
+        );
     }
     let (sent, ended) = (recorder.sent.lock().expect("lock"), recorder.ended.lock().expect("lock"));
     assert!(ended.values().all(|outcome| *outcome != Outcome::Doubtful), "nothing was lost");
@@ -199,7 +210,8 @@ fn count(of: &[Seen], what: &Seen) -> usize {
     of.iter().filter(|seen| *seen == what).count()
 }
 
-/// A call of a command on keys of one slot. What it does with them does not matter: a node that answers an error has executed it as well.
+/// A call of a command on keys of one slot. What it does with them does not matter: a node that answers an error has
+/// executed it as well.
 fn call_of(command: &Command, tag: &str) -> Option<Vec<Vec<u8>>> {
     let key = |number: usize| format!("{{{tag}}}{number}").into_bytes();
     let other = if command.flags.has(Flags::BLOCKING) { "0.01" } else { "1" };
@@ -260,8 +272,9 @@ fn ask(client: &mut Client, args: &[Vec<u8>]) -> String {
 fn commands_with_keys(fleet: &Fleet) -> Vec<Command> {
     let mut asker = fleet.servers[0].client();
     let table = CommandTable::builtin();
-    let is_sent =
-        |command: &&Command| matches!(command.handling, Handling::Keyed | Handling::Split(_)) && !command.flags.has(Flags::PUBSUB);
+    let is_sent = |command: &&Command| {
+        matches!(command.handling, Handling::Keyed | Handling::Split(_)) && !command.flags.has(Flags::PUBSUB)
+    };
     let is_shown = |command: &&Command| {
         let info = asker.cmd(&format!("COMMAND INFO {}", command.name));
         info != "[(nil)]" && !info.contains("admin")
@@ -295,7 +308,8 @@ fn every_command_of_the_table_passes_the_seam_in_every_form() {
         // In a script.
         let args = call("script");
         let keys = keys_at_node(&mut fleet.servers[0].client(), &args);
-        let mut script: Vec<Vec<u8>> = ["EVAL", "return redis.pcall(unpack(ARGV))", &keys.len().to_string()].map(Into::into).to_vec();
+        let mut script: Vec<Vec<u8>> =
+            ["EVAL", "return redis.pcall(unpack(ARGV))", &keys.len().to_string()].map(Into::into).to_vec();
         script.extend(keys);
         script.extend(args);
         ask(&mut client, &script);
@@ -320,7 +334,15 @@ fn whatever_becomes_of_a_command_on_its_way_passes_the_seam() {
     recorder.forget();
     let [a, b] = [0, 1].map(|place| key_at(&fleet, place, "x"));
     // Split over nodes.
-    for line in ["MSET %a 1 %b 2", "MGET %a %b %a", "EXISTS %a %b", "TOUCH %a %b", "DEL %a %b", "MSET %a 1 %b 2", "UNLINK %a %b"] {
+    for line in [
+        "MSET %a 1 %b 2",
+        "MGET %a %b %a",
+        "EXISTS %a %b",
+        "TOUCH %a %b",
+        "DEL %a %b",
+        "MSET %a 1 %b 2",
+        "UNLINK %a %b",
+    ] {
         client.cmd(&line.replace("%a", &a).replace("%b", &b));
     }
     // In rounds: values are brought together.
@@ -358,8 +380,11 @@ fn whatever_becomes_of_a_command_on_its_way_passes_the_seam() {
     let large = vec![b'v'; 2 << 20];
     for key in [&a, &b] {
         let key = key.as_bytes();
-        for args in [vec![&b"SET"[..], key, &large], vec![&b"APPEND"[..], key, &large], vec![&b"MSET"[..], a.as_bytes(), &large, key, b"2"]]
-        {
+        for args in [
+            vec![&b"SET"[..], key, &large],
+            vec![&b"APPEND"[..], key, &large],
+            vec![&b"MSET"[..], a.as_bytes(), &large, key, b"2"],
+        ] {
             client.send(&args);
             client.reply();
         }

@@ -69,8 +69,8 @@ fn every_type_time_to_live_and_database_arrives() {
     assert_eq!(look(&mut client), before);
 }
 
-/// Where nearly all keys are strings they are read by GET and stored by SET; what is none among them, what expires, is empty or is no text
-/// must not suffer from it, and the nodes must have been asked in that way.
+/// Where nearly all keys are strings they are read by GET and stored by SET; what is none among them, what expires, is
+/// empty or is no text must not suffer from it, and the nodes must have been asked in that way.
 #[test]
 fn strings_move_as_strings_and_what_is_among_them_as_it_is() {
     let fleet = Fleet::new(2);
@@ -88,8 +88,14 @@ fn strings_move_as_strings_and_what_is_among_them_as_it_is() {
         }
     }
     let look = |client: &mut Client| -> Vec<String> {
-        let of =
-            |n: usize| [format!("GET s{n}"), format!("PEXPIRETIME s{n}"), format!("LRANGE l{n} 0 -1"), format!("OBJECT ENCODING s{n}")];
+        let of = |n: usize| {
+            [
+                format!("GET s{n}"),
+                format!("PEXPIRETIME s{n}"),
+                format!("LRANGE l{n} 0 -1"),
+                format!("OBJECT ENCODING s{n}"),
+            ]
+        };
         (0..4000).flat_map(of).map(|line| client.cmd(&line)).collect()
     };
     let before = look(&mut client);
@@ -107,7 +113,8 @@ fn strings_move_as_strings_and_what_is_among_them_as_it_is() {
     assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
 }
 
-/// Where one of the keys that are stored together is there already, and the move did not store it, no value of a client is given up for it.
+/// Where one of the keys that are stored together is there already, and the move did not store it, no value of a client
+/// is given up for it.
 #[test]
 fn what_is_at_the_target_takes_the_place_of_no_key() {
     let fleet = Fleet::new(2);
@@ -127,7 +134,8 @@ fn what_is_at_the_target_takes_the_place_of_no_key() {
     assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), (0..4000).filter(of_source).count().to_string());
 }
 
-/// That no key expires was true when the leg had drained. Clients past the router make it untrue, where they are allowed.
+/// That no key expires was true when the leg had drained. Clients past the router make it untrue, where they are
+/// allowed.
 #[test]
 fn a_time_to_live_that_a_direct_client_gives_is_kept() {
     let fleet = Fleet::new(2);
@@ -145,7 +153,8 @@ fn a_time_to_live_that_a_direct_client_gives_is_kept() {
     }
 }
 
-/// Counters, lists and transactions while everything moves to and fro: every acknowledged change is there once, and nobody sees an error.
+/// Counters, lists and transactions while everything moves to and fro: every acknowledged change is there once, and
+/// nobody sees an error.
 #[test]
 fn nobody_sees_a_move_but_by_its_speed() {
     let fleet = Fleet::new(2);
@@ -171,7 +180,8 @@ fn nobody_sees_a_move_but_by_its_speed() {
                             assert_eq!(client.cmd(&format!("INCR {key}")), counts[place].to_string());
                         }
                         2 => {
-                            let expected = if counts[place] == 0 { "(nil)".to_owned() } else { counts[place].to_string() };
+                            let expected =
+                                if counts[place] == 0 { "(nil)".to_owned() } else { counts[place].to_string() };
                             assert_eq!(client.cmd(&format!("GET {key}")), expected);
                         }
                         3 => {
@@ -306,7 +316,10 @@ fn a_scan_misses_no_key_that_was_there_all_the_time() {
         let mut steps = 0;
         loop {
             let reply = client.cmd(&format!("SCAN {cursor} COUNT 50"));
-            let pair = reply.strip_prefix('[').and_then(|reply| reply.strip_suffix("]]")).and_then(|reply| reply.split_once(", ["));
+            let pair = reply
+                .strip_prefix('[')
+                .and_then(|reply| reply.strip_suffix("]]"))
+                .and_then(|reply| reply.split_once(", ["));
             let (next, keys) = pair.unwrap_or_else(|| panic!("step {steps}, cursor {cursor}: {reply}"));
             seen.extend(keys.split(", ").filter(|k| !k.is_empty()).map(str::to_owned));
             cursor = next.to_owned();
@@ -337,7 +350,10 @@ fn hundreds_of_moves_during_one_scan_cost_it_no_key() {
     let (mut cursor, mut moves) = ("0".to_owned(), 0);
     loop {
         let reply = client.cmd(&format!("SCAN {cursor} COUNT 10"));
-        let pair = reply.strip_prefix('[').and_then(|reply| reply.strip_suffix("]]")).and_then(|reply| reply.split_once(", ["));
+        let pair = reply
+            .strip_prefix('[')
+            .and_then(|reply| reply.strip_suffix("]]"))
+            .and_then(|reply| reply.split_once(", ["));
         let (next, keys) = pair.unwrap_or_else(|| panic!("after {moves} moves, cursor {cursor}: {reply}"));
         seen.extend(keys.split(", ").filter(|k| !k.is_empty()).map(str::to_owned));
         cursor = next.to_owned();
@@ -349,7 +365,9 @@ fn hundreds_of_moves_during_one_scan_cost_it_no_key() {
             let (from, to) = [(2, 0), (0, 1), (1, 2), (0, 2), (1, 0), (2, 1)][moves as usize % 6];
             // Of the slots that have keys: one of the first few, or another one each time.
             let nth = if moves % 2 == 0 { moves % 7 } else { moves };
-            let of = |n: &usize| fleet.slots_of(fleet.node(from)).binary_search(&crc16_slot(format!("{{{n}}}").as_bytes())).is_ok();
+            let of = |n: &usize| {
+                fleet.slots_of(fleet.node(from)).binary_search(&crc16_slot(format!("{{{n}}}").as_bytes())).is_ok()
+            };
             let Some(n) = (0..1000).filter(of).nth(nth as usize % 200) else { continue };
             let slots = vec![crc16_slot(format!("{{{n}}}").as_bytes())];
             fleet.begin(with(fleet.task(moves, from, to), |order| order.slots = slots));
@@ -455,7 +473,8 @@ fn nothing_published_on_a_shard_channel_is_missed() {
     for (n, subscriber) in subscribers.iter_mut().enumerate() {
         // Around a hand-over messages come from two nodes, whose connections are not ordered among each other.
         let heard: BTreeSet<String> = (0..published).map(|_| subscriber.reply()).collect();
-        let expected: BTreeSet<String> = (1..=published).map(|count| format!("[smessage, {{c{n}}}, {count}]")).collect();
+        let expected: BTreeSet<String> =
+            (1..=published).map(|count| format!("[smessage, {{c{n}}}, {count}]")).collect();
         assert!(heard == expected, "missed: {:?}", expected.difference(&heard).take(10).collect::<Vec<_>>());
     }
 }
@@ -471,7 +490,10 @@ fn subscribers_to_keyspace_events_do_not_see_a_move() {
     fleet.completes(fleet.task(1, 0, 1));
     assert_eq!(client.cmd("DEL {7}"), "1");
     let seen = [subscriber.reply(), subscriber.reply()];
-    assert_eq!(seen, ["[pmessage, __key*__:*, __keyspace@0__:{7}, del]", "[pmessage, __key*__:*, __keyevent@0__:del, {7}]"]);
+    assert_eq!(
+        seen,
+        ["[pmessage, __key*__:*, __keyspace@0__:{7}, del]", "[pmessage, __key*__:*, __keyevent@0__:del, {7}]"]
+    );
 }
 
 #[test]
@@ -497,7 +519,10 @@ fn who_waits_at_the_end_of_a_stream_gets_what_is_added_next() {
             .collect();
         let waiting = |server: &Server| {
             let info = server.client().cmd("INFO clients");
-            info.split("blocked_clients:").nth(1).and_then(|rest| rest.split('\\').next()?.parse::<usize>().ok()).expect("a number")
+            info.split("blocked_clients:")
+                .nth(1)
+                .and_then(|rest| rest.split('\\').next()?.parse::<usize>().ok())
+                .expect("a number")
         };
         until("all of them wait", || fleet.servers.iter().map(waiting).sum::<usize>() == 60);
         std::thread::scope(|scope| {
@@ -518,13 +543,17 @@ fn who_waits_at_the_end_of_a_stream_gets_what_is_added_next() {
     }
 }
 
-/// A script creates a key that it does not name while a leg is about to begin: after the list of its keys was looked at, and before the drain.
+/// A script creates a key that it does not name while a leg is about to begin: after the list of its keys was looked
+/// at, and before the drain.
 #[test]
 fn a_key_that_no_command_names_goes_with_a_leg_that_is_about_to_begin() {
     let fleet = Fleet::new(2);
     let mut client = fleet.client();
     let task = fleet.task(1, 0, 1);
-    let tag = (0..).map(|n| format!("t{n}")).find(|tag| task.order.slots.contains(&crc16_slot(tag.as_bytes()))).expect("a tag");
+    let tag = (0..)
+        .map(|n| format!("t{n}"))
+        .find(|tag| task.order.slots.contains(&crc16_slot(tag.as_bytes())))
+        .expect("a tag");
     assert_eq!(client.cmd(&format!("SET {{{tag}}} value")), "OK");
     fleet.keeper.stuck.store(true, Ordering::SeqCst);
     fleet.begin(with(task, |order| order.slots = vec![crc16_slot(tag.as_bytes())]));
@@ -535,7 +564,11 @@ fn a_key_that_no_command_names_goes_with_a_leg_that_is_about_to_begin() {
     fleet.keeper.stuck.store(false, Ordering::SeqCst);
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
     assert_eq!(client.cmd(&format!("GET {key}:unnamed")), "value");
-    assert_eq!(fleet.progress(1).late, switchyard_router::LateKeys::default(), "until it was found late, clients did not find it");
+    assert_eq!(
+        fleet.progress(1).late,
+        switchyard_router::LateKeys::default(),
+        "until it was found late, clients did not find it"
+    );
 }
 
 /// A cursor into a value means something to one server only.
@@ -551,13 +584,21 @@ fn no_element_is_missed_by_an_iteration_whose_key_moves() {
         client.cmd(&format!("ZADD {{v}}zset{}", of(|n| format!(" {n} f{n}"))));
     }
     let mut at = usize::from(fleet.servers[0].client().cmd("EXISTS {v}hash") == "0");
-    for (id, (command, key)) in [("HSCAN", "{v}hash"), ("SSCAN", "{v}set"), ("ZSCAN", "{v}zset")].into_iter().enumerate() {
+    for (id, (command, key)) in
+        [("HSCAN", "{v}hash"), ("SSCAN", "{v}set"), ("ZSCAN", "{v}zset")].into_iter().enumerate()
+    {
         let (mut cursor, mut pages) = ("0".to_owned(), 0);
         let mut found = std::collections::HashSet::new();
         loop {
             let page = client.cmd(&format!("{command} {key} {cursor} COUNT 100"));
             let (next, elements) = page.trim_start_matches('[').split_once(", [").expect("a page");
-            found.extend(elements.trim_end_matches(']').split(", ").filter(|element| element.starts_with('f')).map(str::to_owned));
+            found.extend(
+                elements
+                    .trim_end_matches(']')
+                    .split(", ")
+                    .filter(|element| element.starts_with('f'))
+                    .map(str::to_owned),
+            );
             cursor = next.to_owned();
             pages += 1;
             assert!(cursor.parse::<i64>().is_ok() && pages < 1000, "{cursor}");

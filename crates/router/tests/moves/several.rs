@@ -9,7 +9,8 @@ use switchyard_router::{MoveEnd, Steer};
 
 use super::fleet::{Fleet, all_there, fill, until, with};
 
-/// A node is the target of two, the source of two, and both at once; clients count meanwhile, also in two slots of different moves together.
+/// A node is the target of two, the source of two, and both at once; clients count meanwhile, also in two slots of
+/// different moves together.
 #[test]
 fn moves_that_share_a_node_do_not_disturb_each_other() {
     let fleet = Fleet::new(3);
@@ -25,7 +26,8 @@ fn moves_that_share_a_node_do_not_disturb_each_other() {
                     let mut state = number + 1;
                     while !stop.load(Ordering::Relaxed) {
                         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1442695040888963407);
-                        let (one, other) = ((state >> 33) as usize % counts.len(), (state >> 45) as usize % counts.len());
+                        let (one, other) =
+                            ((state >> 33) as usize % counts.len(), (state >> 45) as usize % counts.len());
                         let name = |place: usize| format!("w{number}:{place}");
                         match (state >> 20) % 3 {
                             0 => {
@@ -33,7 +35,9 @@ fn moves_that_share_a_node_do_not_disturb_each_other() {
                                 assert_eq!(client.cmd(&format!("INCR {}", name(one))), counts[one].to_string());
                             }
                             1 => {
-                                let seen = |place: usize| if counts[place] == 0 { "(nil)".to_owned() } else { counts[place].to_string() };
+                                let seen = |place: usize| {
+                                    if counts[place] == 0 { "(nil)".to_owned() } else { counts[place].to_string() }
+                                };
                                 let expected = format!("[{}, {}]", seen(one), seen(other));
                                 assert_eq!(client.cmd(&format!("MGET {} {}", name(one), name(other))), expected);
                             }
@@ -52,7 +56,8 @@ fn moves_that_share_a_node_do_not_disturb_each_other() {
             for (id, (from, to)) in ids.iter().zip(pairs) {
                 let task = fleet.task(*id, from, to);
                 // Half of what the source has, where it gives to two.
-                let slots: Vec<_> = task.order.slots.iter().copied().filter(|slot| slot.number() % 2 == (*id % 2) as u16).collect();
+                let slots: Vec<_> =
+                    task.order.slots.iter().copied().filter(|slot| slot.number() % 2 == (*id % 2) as u16).collect();
                 assert!(slots.iter().all(|slot| taken.insert(*slot)), "each slot in one move");
                 fleet.begin(with(task, |order| {
                     order.slots = slots;
@@ -75,6 +80,7 @@ fn moves_that_share_a_node_do_not_disturb_each_other() {
         }
     });
     all_there(&mut fleet.client(), 3000);
-    let counts: Vec<u64> = fleet.servers.iter().map(|server| server.client().cmd("DBSIZE").parse().expect("a number")).collect();
+    let counts: Vec<u64> =
+        fleet.servers.iter().map(|server| server.client().cmd("DBSIZE").parse().expect("a number")).collect();
     assert_eq!(counts.iter().sum::<u64>().to_string(), fleet.client().cmd("DBSIZE"));
 }

@@ -42,7 +42,8 @@ fn all_there(client: &mut Client) {
     }
 }
 
-/// From any server to any other: done, or refused before anything has moved because the target cannot read what the source dumps.
+/// From any server to any other: done, or refused before anything has moved because the target cannot read what the
+/// source dumps.
 #[test]
 fn servers_of_other_versions_take_part() {
     let ours = default_program();
@@ -71,7 +72,10 @@ fn servers_of_other_versions_take_part() {
                     assert_eq!(fleet.servers[0].client().cmd("DBSIZE"), "0");
                 }
                 MoveEnd::Stopped(why) => {
-                    assert!(source != target && why.contains("is of an older version than") && why.contains("Upgrade"), "{why}");
+                    assert!(
+                        source != target && why.contains("is of an older version than") && why.contains("Upgrade"),
+                        "{why}"
+                    );
                     assert_eq!(fleet.progress(1).keys_moved, 0);
                 }
             }
@@ -92,7 +96,8 @@ fn how_often_or_lately_a_key_was_used_goes_with_it() {
         }
         // What it has at the source is written over with something that no use of the keys meanwhile could give.
         let mut source = fleet.servers[0].client();
-        let keys: Vec<String> = (0..200).map(|n| format!("{{{n}}}")).filter(|key| source.cmd(&format!("EXISTS {key}")) == "1").collect();
+        let keys: Vec<String> =
+            (0..200).map(|n| format!("{{{n}}}")).filter(|key| source.cmd(&format!("EXISTS {key}")) == "1").collect();
         let mut restore = |key: &str, used: u64| {
             source.send(&[
                 b"EVAL",
@@ -163,7 +168,9 @@ fn a_big_hash_whose_fields_have_times_to_live_moves_whole() {
             if !meanwhile {
                 assert_eq!(client.cmd(&dies), "[1, 1]");
             }
-            fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = if meanwhile { Goal::Gentle } else { Goal::Fast }));
+            fleet.begin(with(fleet.task(1, 0, 1), |order| {
+                order.how.goal = if meanwhile { Goal::Gentle } else { Goal::Fast }
+            }));
             if meanwhile {
                 until("it is being copied", || fleet.progress(1).big.under_way.iter().any(|big| big.copied > 0));
                 assert_eq!(client.cmd(&dies), "[1, 1]");
@@ -194,12 +201,16 @@ fn fields_that_expire_while_their_hash_moves_stay_away() {
         assert_eq!(client.cmd(&format!("HPEXPIRE {key} 1 FIELDS 2 field1 field2")), "[1, 1]");
         assert_eq!(client.cmd(&format!("HPEXPIRE {key} 300 FIELDS 2 field3 field4")), "[1, 1]");
         fleet.begin(with(fleet.task(1, 0, 1), |order| order.how.goal = Goal::Gentle));
-        until("fields have expired", || client.cmd(&format!("HMGET {key} field1 field2 field3 field4")) == "[(nil), (nil), (nil), (nil)]");
+        until("fields have expired", || {
+            client.cmd(&format!("HMGET {key} field1 field2 field3 field4")) == "[(nil), (nil), (nil), (nil)]"
+        });
         assert_eq!(client.cmd(&format!("HSET {key} field1 again")), "1");
         fleet.router().steer_move(MoveId(1), Steer::Goal(Goal::Fast));
         assert_eq!(fleet.wait_for(1), MoveEnd::Done);
         assert_eq!(client.cmd(&format!("HMGET {key} field1 field2 field3 field4 field5")).split("value5-").count(), 2);
-        assert!(client.cmd(&format!("HMGET {key} field1 field2 field3 field4")).ends_with("[again, (nil), (nil), (nil)]"));
+        assert!(
+            client.cmd(&format!("HMGET {key} field1 field2 field3 field4")).ends_with("[again, (nil), (nil), (nil)]")
+        );
         // Counted are those that nobody has removed yet, too.
         until("all others are there, and no more", || client.cmd(&format!("HLEN {key}")) == (COUNT - 3).to_string());
         eprintln!("{program}: they do");

@@ -1,4 +1,5 @@
-//! Clients that wait for an element while its list changes its node: in which order they get it, and what else ends their wait.
+//! Clients that wait for an element while its list changes its node: in which order they get it, and what else ends
+//! their wait.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -58,7 +59,8 @@ fn all_that_ends_a_wait_ends_it_also_while_its_list_is_on_the_way() {
     let fleet = Fleet::new(2);
     fill(&mut fleet.client(), 100);
     let owned = fleet.slots_of(fleet.node(0));
-    let key = (0..).map(|n| format!("{{q{n}}}list")).find(|key| owned.contains(&crc16_slot(key.as_bytes()))).expect("one");
+    let key =
+        (0..).map(|n| format!("{{q{n}}}list")).find(|key| owned.contains(&crc16_slot(key.as_bytes()))).expect("one");
     let forever = format!("BLPOP {key} 0");
     let mut other = fleet.client();
     let mut recalled: Vec<(String, Client)> = Vec::new();
@@ -73,7 +75,9 @@ fn all_that_ends_a_wait_ends_it_also_while_its_list_is_on_the_way() {
     // Two more come while the list is nowhere.
     let mut late = vec![waiter(&fleet, &format!("BLPOP {key} 1")), waiter(&fleet, &forever), waiter(&fleet, &forever)];
     until("they are shown as waiting", || {
-        late.iter().chain(&recalled[1..]).all(|(number, _)| other.cmd(&format!("CLIENT LIST ID {number}")).contains("flags=b"))
+        late.iter()
+            .chain(&recalled[1..])
+            .all(|(number, _)| other.cmd(&format!("CLIENT LIST ID {number}")).contains("flags=b"))
     });
     for waiters in [&mut late, &mut recalled] {
         assert_eq!(waiters[0].1.reply(), "(nil)", "its time is over");
@@ -92,7 +96,9 @@ fn all_that_ends_a_wait_ends_it_also_while_its_list_is_on_the_way() {
     assert_eq!(blocked(&fleet.servers[1]), 0);
     fleet.keeper.holds_moving.store(false, Ordering::SeqCst);
     assert_eq!(fleet.wait_for(1), MoveEnd::Done);
-    for (place, client) in recalled.iter_mut().skip(4).chain(late.iter_mut().skip(2)).map(|(_, client)| client).enumerate() {
+    for (place, client) in
+        recalled.iter_mut().skip(4).chain(late.iter_mut().skip(2)).map(|(_, client)| client).enumerate()
+    {
         other.cmd(&format!("RPUSH {key} element{place}"));
         assert_eq!(client.reply(), format!("[{key}, element{place}]"));
     }
@@ -105,7 +111,8 @@ fn client_unblock_works_wherever_its_client_waits_just_then() {
     let fleet = Fleet::new(2);
     fill(&mut fleet.client(), 500);
     for id in 1..=4_u64 {
-        let mut waiting: Vec<(String, Client)> = (0..30).map(|n| waiter(&fleet, &format!("BLPOP {{u{n}}}list 60"))).collect();
+        let mut waiting: Vec<(String, Client)> =
+            (0..30).map(|n| waiter(&fleet, &format!("BLPOP {{u{n}}}list 60"))).collect();
         std::thread::sleep(Duration::from_millis(50));
         let (from, to) = if id % 2 == 1 { (0, 1) } else { (1, 0) };
         fleet.begin(fleet.task(id, from, to));
@@ -121,13 +128,15 @@ fn client_unblock_works_wherever_its_client_waits_just_then() {
     }
 }
 
-/// A node takes so many one after the other, on connections that are made while others go; clients of both protocols and of all workers.
+/// A node takes so many one after the other, on connections that are made while others go; clients of both protocols
+/// and of all workers.
 #[test]
 fn hundreds_who_wait_for_one_list_are_served_in_the_order_in_which_they_came() {
     const WAITERS: usize = 300;
     let fleet = Fleet::new(2);
     let owned = fleet.slots_of(fleet.node(0));
-    let key = (0..).map(|n| format!("{{q{n}}}list")).find(|key| owned.contains(&crc16_slot(key.as_bytes()))).expect("one");
+    let key =
+        (0..).map(|n| format!("{{q{n}}}list")).find(|key| owned.contains(&crc16_slot(key.as_bytes()))).expect("one");
     let mut waiting: Vec<Client> = Vec::new();
     for place in 0..WAITERS {
         let mut client = fleet.client();

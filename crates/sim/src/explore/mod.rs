@@ -1,11 +1,14 @@
-//! Every order in which things can happen, for one leg, two workers, two nodes and one or two keys: breadth first through all states of a small world in which
-//! the leg's machine is the real one. What it finds it finds with the fewest steps; what it does not find is not there, within its bounds.
+//! Every order in which things can happen, for one leg, two workers, two nodes and one or two keys: breadth first
+//! through all states of a small world in which the leg's machine is the real one. What it finds it finds with the
+//! fewest steps; what it does not find is not there, within its bounds.
 //!
-//! Beside the world with seeds ([`crate::run`]) because chance reaches some orders never. Not the same world: that one has time, and states with clocks in
-//! them never come twice. Here are no clocks, no lives of keys and no refusals; nodes keep what they have, and what may go wrong is counted in advance.
+//! Beside the world with seeds ([`crate::run`]) because chance reaches some orders never. Not the same world: that one
+//! has time, and states with clocks in them never come twice. Here are no clocks, no lives of keys and no refusals;
+//! nodes keep what they have, and what may go wrong is counted in advance.
 //!
-//! The rule that is checked needs no history: there is one truth about each key, which is what the command that was executed last has left. Whoever executes
-//! a command on a key, wherever, must have that truth. At the end the owner has all of it and the other node nothing.
+//! The rule that is checked needs no history: there is one truth about each key, which is what the command that was
+//! executed last has left. Whoever executes a command on a key, wherever, must have that truth. At the end the owner
+//! has all of it and the other node nothing.
 
 mod model;
 

@@ -1,14 +1,16 @@
 //! The small world of a search: what can happen next in a state, and what comes of it.
 //!
-//! A worker has one client, which asks one command after the other. Commands and the mover's requests wait in pipes until their node executes them; a pipe
-//! that broke stays until the node has been told to end it, and until then what is in it may be executed.
+//! A worker has one client, which asks one command after the other. Commands and the mover's requests wait in pipes
+//! until their node executes them; a pipe that broke stays until the node has been told to end it, and until then what
+//! is in it may be executed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{Hash, Hasher};
 
 use switchyard_policy::migration::record::{Record, Replay};
 use switchyard_policy::migration::{
-    Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Leg, Machine, Orders, Outcome, Process, Side, Stored,
+    Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Leg, Machine, Orders, Outcome, Process, Side,
+    Stored,
 };
 use switchyard_policy::topology::{MoveId, NodeId, crc16_slot};
 
@@ -304,7 +306,10 @@ impl State {
             }
         }
         if let Some(epoch) = self.barrier
-            && self.workers.iter().all(|worker| worker.epoch >= epoch && worker.flying.iter().all(|flying| flying.epoch >= epoch))
+            && self
+                .workers
+                .iter()
+                .all(|worker| worker.epoch >= epoch && worker.flying.iter().all(|flying| flying.epoch >= epoch))
         {
             all.push(Choice::Drained);
         }
@@ -507,7 +512,9 @@ impl State {
         let key = op.key();
         let (has, truth) = (self.nodes[node][key], self.truth[key]);
         if has != truth {
-            return Err(format!("worker {w}: {op:?} is executed at node {node}, which has {has} where {truth} is the truth"));
+            return Err(format!(
+                "worker {w}: {op:?} is executed at node {node}, which has {has} where {truth} is the truth"
+            ));
         }
         match op {
             Op::Read(_) => {}
@@ -546,7 +553,8 @@ impl State {
         self.step(Event::Met { source, target })
     }
 
-    /// A connection is gone, with what was on its way to the mover; what was on its way to the node may still arrive, unless that is gone, too.
+    /// A connection is gone, with what was on its way to the mover; what was on its way to the node may still arrive,
+    /// unless that is gone, too.
     fn lose(&mut self, side: usize, alive: bool) -> Result<(), String> {
         let Link::Up { requests, .. } = std::mem::replace(&mut self.links[side], Link::Down) else { return Ok(()) };
         if alive && !requests.is_empty() {
@@ -573,7 +581,8 @@ impl State {
         }
         let open = self.replay.open.values().next();
         // A leg that has ended by the journal: with the target, or back with the source.
-        let ended = open.filter(|open| open.leg.is_none() && open.next_leg > 0).map(|open| !open.handed_over.is_empty());
+        let ended =
+            open.filter(|open| open.leg.is_none() && open.next_leg > 0).map(|open| !open.handed_over.is_empty());
         let moving = open.is_some_and(|open| open.leg.as_ref().is_some_and(|leg| leg.moving));
         self.epoch += 1;
         let view = if moving { View::Moving } else { View::Settled(usize::from(ended == Some(true))) };
@@ -637,7 +646,9 @@ impl State {
         let id = BatchId(request.batch);
         let event = match request.kind {
             Kind::Copy => {
-                let outcome = |value: &Option<Value>| if value.unwrap_or(0) == 0 { Copied::Absent } else { Copied::Taken { bytes: 1 } };
+                let outcome = |value: &Option<Value>| {
+                    if value.unwrap_or(0) == 0 { Copied::Absent } else { Copied::Taken { bytes: 1 } }
+                };
                 Event::Copied { batch: id, outcomes: batch.answers.iter().map(outcome).collect() }
             }
             // Whether there was one already makes no difference to the machine.
@@ -671,7 +682,10 @@ impl State {
         Ok(())
     }
 
-    fn away(&self, fingerprints: &std::collections::BTreeSet<switchyard_policy::migration::Fingerprint>) -> [bool; KEYS] {
+    fn away(
+        &self,
+        fingerprints: &std::collections::BTreeSet<switchyard_policy::migration::Fingerprint>,
+    ) -> [bool; KEYS] {
         keys().map(|key| fingerprints.contains(&Fingerprinter::new(7).of(&key)))
     }
 
@@ -757,7 +771,11 @@ impl State {
             ));
         }
         if begun && self.nodes[1 - owner] != [0; KEYS] {
-            return Err(format!("the leg is over ({:?}), and the other node still has {:?}", self.ended, self.nodes[1 - owner]));
+            return Err(format!(
+                "the leg is over ({:?}), and the other node still has {:?}",
+                self.ended,
+                self.nodes[1 - owner]
+            ));
         }
         Ok(())
     }

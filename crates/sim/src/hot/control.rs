@@ -170,7 +170,10 @@ impl World {
         of.copies.limit(LIMITS.0, LIMITS.1);
         waiting.into_iter().for_each(|number| self.waits_no_more(ix, number));
         let is_its = |owner| match owner {
-            Owner::Worker(worker) | Owner::Blocking(worker, _) | Owner::Watching(worker, _) | Owner::Filling(worker) => worker == ix,
+            Owner::Worker(worker)
+            | Owner::Blocking(worker, _)
+            | Owner::Watching(worker, _)
+            | Owner::Filling(worker) => worker == ix,
             Owner::Mover(_) => false,
         };
         for conn in 0..self.conns.len() {

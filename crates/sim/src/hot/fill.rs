@@ -40,7 +40,8 @@ impl World {
         say!(self, "worker {ix}: fill {number} ends with {reply:?}: {filled:?}");
         self.hot.kept += u64::from(filled.is_ok());
         // What was read before another has asked is no answer for that one, unless nothing was written since.
-        let is_answer = matches!(filled, Ok(()) | Err(Discarded::Large | Discarded::Refused)) || self.bug(Bug::WaitersAreToldThePast);
+        let is_answer = matches!(filled, Ok(()) | Err(Discarded::Large | Discarded::Refused))
+            || self.bug(Bug::WaitersAreToldThePast);
         if is_answer {
             let waiting = self.workers[ix].hot.fills.remove(&number).map(|(_, waiting)| waiting);
             waiting.into_iter().flatten().for_each(|op| self.client_told(op, node, reply.clone()));

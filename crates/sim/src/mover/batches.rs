@@ -1,5 +1,5 @@
-//! Batches: what the leg's machine asks for of some keys, as commands, and what their answers mean. Of keys that were copied in pieces "copy" reads the tail,
-//! and "store" does what the machine of staging says.
+//! Batches: what the leg's machine asks for of some keys, as commands, and what their answers mean. Of keys that were
+//! copied in pieces "copy" reads the tail, and "store" does what the machine of staging says.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,8 @@ pub(super) struct Batch {
     fields: BTreeMap<KeyIx, Vec<u32>>,
 }
 
-/// What was asked to be read whole before the batch was begun again. The source answers it all the same: only the target was lost.
+/// What was asked to be read whole before the batch was begun again. The source answers it all the same: only the
+/// target was lost.
 #[derive(Debug)]
 pub(super) struct Late {
     id: BatchId,
@@ -83,10 +84,13 @@ impl World {
             self.drop_unusable(lane);
         }
         let databases: Vec<usize> = match &self.movers[lane].driver {
-            Some(driver) if !driver.databases().is_empty() => driver.databases().iter().map(|database| *database as usize).collect(),
+            Some(driver) if !driver.databases().is_empty() => {
+                driver.databases().iter().map(|database| *database as usize).collect()
+            }
             _ => vec![0],
         };
-        let of_key = |key: &Key| databases.iter().map(|database| self.key_ix(key) + database * self.names()).collect::<Vec<_>>();
+        let of_key =
+            |key: &Key| databases.iter().map(|database| self.key_ix(key) + database * self.names()).collect::<Vec<_>>();
         let numbers: Vec<KeyIx> = keys.iter().flat_map(of_key).collect();
         match kind {
             Kind::Dump => drop(self.stager_step(lane, OfStaged::Copying { batch: id })),
@@ -113,13 +117,15 @@ impl World {
         let mut fields = BTreeMap::new();
         for (at, key) in keys.iter().enumerate() {
             let cmd = match (kind, content.get(key)) {
-                (Kind::Dump | Kind::DumpAgain, _) => match self.tail_of(lane, *key).filter(|_| kind == Kind::Dump && side == 0) {
-                    Some((cmd, of_key)) => {
-                        fields.insert(*key, of_key);
-                        cmd
+                (Kind::Dump | Kind::DumpAgain, _) => {
+                    match self.tail_of(lane, *key).filter(|_| kind == Kind::Dump && side == 0) {
+                        Some((cmd, of_key)) => {
+                            fields.insert(*key, of_key);
+                            cmd
+                        }
+                        None => Cmd::Dump(*key),
                     }
-                    None => Cmd::Dump(*key),
-                },
+                }
                 (Kind::Remove, _) => Cmd::Unlink(*key),
                 (Kind::Restore | Kind::RestoreAgain, Some(Content::Whole(entry, read_us))) => {
                     let mut entry = entry.clone();
@@ -130,9 +136,14 @@ impl World {
                 }
                 (Kind::Overwrite, Some(Content::Whole(entry, _))) => Cmd::Replace(*key, entry.clone()),
                 // It is finished afterwards; or it is gone.
-                (Kind::Restore, Some(Content::Last { .. })) | (Kind::Restore | Kind::RestoreAgain, Some(Content::Gone)) => continue,
-                (Kind::Finish(Step::Write), Some(Content::Last { name, elements, .. })) => Cmd::Count(*name, *key, elements.clone()),
-                (Kind::Finish(Step::Rename), Some(Content::Last { name, expires_us, .. })) => Cmd::Rename(*name, *key, *expires_us),
+                (Kind::Restore, Some(Content::Last { .. }))
+                | (Kind::Restore | Kind::RestoreAgain, Some(Content::Gone)) => continue,
+                (Kind::Finish(Step::Write), Some(Content::Last { name, elements, .. })) => {
+                    Cmd::Count(*name, *key, elements.clone())
+                }
+                (Kind::Finish(Step::Rename), Some(Content::Last { name, expires_us, .. })) => {
+                    Cmd::Rename(*name, *key, *expires_us)
+                }
                 // It has nothing in this database.
                 (Kind::Restore, None) if self.has_elsewhere(&content, *key) => continue,
                 (Kind::Overwrite, None) if self.has_elsewhere(&content, *key) => Cmd::Unlink(*key),
@@ -152,7 +163,9 @@ impl World {
         let (left, replies) = (cmds.len(), vec![None; keys.len().max(1)]);
         self.movers[lane].rounds += 1;
         let round = self.movers[lane].rounds;
-        self.movers[lane].batches.insert(id, Batch { kind, round, side, keys, of_name, replies, left, content, fields });
+        self.movers[lane]
+            .batches
+            .insert(id, Batch { kind, round, side, keys, of_name, replies, left, content, fields });
         if left == 0 {
             self.batch_done(lane, id);
         }
@@ -219,7 +232,11 @@ impl World {
         let event = match kind {
             Kind::Dump => {
                 // Of another type than what was copied.
-                let others = keys.iter().zip(&replies).filter(|(_, reply)| **reply == Some(Reply::Error)).map(|(key, _)| self.place(*key));
+                let others = keys
+                    .iter()
+                    .zip(&replies)
+                    .filter(|(_, reply)| **reply == Some(Reply::Error))
+                    .map(|(key, _)| self.place(*key));
                 let others: Vec<Place> = others.collect();
                 if !others.is_empty() {
                     for place in others {
@@ -229,7 +246,8 @@ impl World {
                     self.begin_batch(lane, id, if side == 0 { Side::Source } else { Side::Target }, &keys, Kind::Dump);
                     return;
                 }
-                let is_there = |reply: &Option<Reply>| matches!(reply, Some(Reply::Dumped(Some(_)) | Reply::Tail(Some(_))));
+                let is_there =
+                    |reply: &Option<Reply>| matches!(reply, Some(Reply::Dumped(Some(_)) | Reply::Tail(Some(_))));
                 let outcome = |of_key: &[Option<Reply>]| match of_key.iter().any(is_there) {
                     true => Copied::Taken { bytes: 1 },
                     false => Copied::Absent,
@@ -319,7 +337,8 @@ impl World {
 
     /// Whether the name of this key was read in another database.
     fn has_elsewhere(&self, content: &BTreeMap<KeyIx, Content>, key: KeyIx) -> bool {
-        (0..self.scenario.databases as usize).any(|database| content.contains_key(&(key % self.names() + database * self.names())))
+        (0..self.scenario.databases as usize)
+            .any(|database| content.contains_key(&(key % self.names() + database * self.names())))
     }
 
     fn staged_answered(&mut self, lane: Lane, id: BatchId, keys: &[KeyIx], replies: Vec<Option<Reply>>) {
@@ -327,7 +346,12 @@ impl World {
         let shown = |(key, reply): (&KeyIx, Option<Reply>)| {
             let shown = match (batch.content.get(key), reply) {
                 (Some(Content::Last { count, .. }), Some(Reply::Counted(key_was_there, staging_was_there, there))) => {
-                    Shown::Counted(Counted { key_was_there, staging_was_there, there: there as i64, at_source: *count as i64 })
+                    Shown::Counted(Counted {
+                        key_was_there,
+                        staging_was_there,
+                        there: there as i64,
+                        at_source: *count as i64,
+                    })
                 }
                 (_, Some(Reply::Renamed(seen))) => Shown::Renamed(seen),
                 (_, reply) => Shown::Refused(format!("{reply:?}")),

@@ -1,5 +1,5 @@
-//! What outlives the mover: the journal, what follows from it after a crash of the router, and what the checker must know of it. And FLUSHALL, which
-//! stops the mover.
+//! What outlives the mover: the journal, what follows from it after a crash of the router, and what the checker must
+//! know of it. And FLUSHALL, which stops the mover.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -131,7 +131,8 @@ impl World {
     // A crash of the router, and what comes after.
 
     pub(crate) fn mover_killed(&mut self) {
-        // Some of what was written and not synced is on the disk all the same. What is given together is there together.
+        // Some of what was written and not synced is on the disk all the same. What is given together is there
+        // together.
         let writing = std::mem::replace(&mut self.fleet.queue, queue(self.planted)).written();
         let kept = self.random.below(writing.len() as u64 + 1);
         for given in writing.into_iter().take(kept as usize) {
@@ -313,7 +314,8 @@ impl World {
 
     // For the checker.
 
-    /// A leg of a protocol that copies first goes back without its target: what that has of it stays there until keys move there again.
+    /// A leg of a protocol that copies first goes back without its target: what that has of it stays there until keys
+    /// move there again.
     pub(super) fn note_left_at_target(&mut self, lane: Lane, outcome: &Outcome) {
         let m = &self.movers[lane];
         if m.protocol.copies_first() && matches!(outcome, Outcome::Returned { .. }) && !m.links[1].ready {
@@ -323,8 +325,8 @@ impl World {
         }
     }
 
-    /// One owner: when a leg ends nothing of its slots is left at the side that they leave, if the process there is still the one that
-    /// the machine knew when it said so.
+    /// One owner: when a leg ends nothing of its slots is left at the side that they leave, if the process there is
+    /// still the one that the machine knew when it said so.
     pub(super) fn look_for_what_is_left(&mut self, lane: Lane, outcome: &Outcome) {
         let side = match outcome {
             Outcome::Moved => 0,
@@ -335,16 +337,23 @@ impl World {
         let node = &self.nodes[self.movers[lane].node_of(side)];
         let known = self.movers[lane].watched.met_at_end[side] == Some(node.process);
         let now = self.clock(self.movers[lane].node_of(side));
-        let left = node.keys.range(..STAGING).filter(|(_, entry)| entry.expires_us.is_none_or(|end| end > now)).map(|(key, _)| *key);
+        let left = node
+            .keys
+            .range(..STAGING)
+            .filter(|(_, entry)| entry.expires_us.is_none_or(|end| end > now))
+            .map(|(key, _)| *key);
         let apart = &self.movers[lane].watched.apart;
-        let left: Vec<KeyIx> = left.filter(|key| self.is_own(lane, *key) && !apart.contains(key) && !left_at.contains(key)).collect();
+        let left: Vec<KeyIx> =
+            left.filter(|key| self.is_own(lane, *key) && !apart.contains(key) && !left_at.contains(key)).collect();
         if node.up && known && !left.is_empty() {
-            self.violated(format!("the leg has ended ({outcome:?}), and keys {left:?} are left at the side that the slots have left"));
+            self.violated(format!(
+                "the leg has ended ({outcome:?}), and keys {left:?} are left at the side that the slots have left"
+            ));
         }
     }
 
-    /// Both nodes have been killed since the leg began: what is on record, the source still shows, and the target has not, may be moved again (the machine
-    /// reports it).
+    /// Both nodes have been killed since the leg began: what is on record, the source still shows, and the target has
+    /// not, may be moved again (the machine reports it).
     pub(crate) fn note_moved_again(&mut self, node: usize) {
         (0..self.movers.len()).for_each(|lane| self.note_moved_again_by(lane, node));
     }
@@ -364,7 +373,8 @@ impl World {
         for key in 0..self.keys.len() {
             let eras = leg.away.get(&self.fleet.fingerprints.of(&self.keys[key]));
             let entry = has(m.source, key).filter(|_| eras.is_some()).map(|entry| self.in_time(m.source, entry));
-            // Both are other processes than those of its record: it is moved again, and what it is then replaces what a target shows that restarts once more.
+            // Both are other processes than those of its record: it is moved again, and what it is then replaces what a
+            // target shows that restarts once more.
             let is_doubtful = eras.is_some_and(|eras| eras.source != leg.eras.source && eras.target != leg.eras.target);
             // One whose time is over is gone at the target, too.
             let there = has(m.target, key).filter(|_| !is_doubtful).map(|entry| self.in_time(m.target, entry));
@@ -376,12 +386,16 @@ impl World {
         }
     }
 
-    /// Whether the move under way may end without asking its source for a key: it is connected to the process that it has listed, the list does not have
-    /// the key, and nobody has to notice that the process is gone. Then the key is what it was, and not what the node says that comes back.
+    /// Whether the move under way may end without asking its source for a key: it is connected to the process that it
+    /// has listed, the list does not have the key, and nobody has to notice that the process is gone. Then the key is
+    /// what it was, and not what the node says that comes back.
     fn passes_over(&self, lane: Lane, key: KeyIx) -> bool {
         let m = &self.movers[lane];
         let is_listed = m.list.of.is_some() && m.list.of == m.links[0].process.map(|(process, _)| process);
-        is_listed && m.list.of == Some(self.nodes[m.source].process) && self.is_left(lane, key) && !m.list.keys.contains(&key)
+        is_listed
+            && m.list.of == Some(self.nodes[m.source].process)
+            && self.is_left(lane, key)
+            && !m.list.keys.contains(&key)
     }
 
     /// Where a key is, by the journal, when a node forgets.
@@ -405,7 +419,8 @@ impl World {
         let Some(leg) = open.and_then(|open| open.leg.as_ref()) else {
             // A leg that has ended, by the journal, whatever the topology says.
             let ended = of_move.filter(|open| open.handed_over.contains(&slot));
-            let owner = ended.filter(|open| is_about(open.keys.as_deref())).map_or(lives_at, |open| usize::from(open.target.0));
+            let owner =
+                ended.filter(|open| is_about(open.keys.as_deref())).map_or(lives_at, |open| usize::from(open.target.0));
             let is_of_leg = m.leg_slots.contains(&slot);
             let pending = is_of_leg && of_this().any(|record| matches!(record, Record::LegMoving { .. }));
             return if pending || node == owner && self.passes_over(lane, key) {
@@ -425,31 +440,40 @@ impl World {
             return match (node == m.target, leg.cut_over) {
                 (true, true) if is_decided => Place::Here,
                 (false, true) => Place::Elsewhere,
-                (true, false) if !of_this().any(|record| matches!(record, Record::CutOver { .. })) => Place::UntilNoticed,
+                (true, false) if !of_this().any(|record| matches!(record, Record::CutOver { .. })) => {
+                    Place::UntilNoticed
+                }
                 _ => Place::Doubtful,
             };
         }
         let pending = of_this().any(|record| match record {
-            Record::Moved { keys, .. } | Record::Committed { keys, .. } | Record::Returned { keys, .. } => keys.contains(&fingerprint),
+            Record::Moved { keys, .. } | Record::Committed { keys, .. } | Record::Returned { keys, .. } => {
+                keys.contains(&fingerprint)
+            }
             Record::LegEnded { .. } => true,
             _ => false,
         });
-        let there = |ix: usize| self.nodes[ix].keys.contains_key(&key) || self.nodes[ix].disk.contains_key(&key) && !self.nodes[ix].up;
+        let there = |ix: usize| {
+            self.nodes[ix].keys.contains_key(&key) || self.nodes[ix].disk.contains_key(&key) && !self.nodes[ix].up
+        };
         // It is another process by now, or will be, though that is not on record.
         let is_gone = |met: &Process, ix: usize| !self.nodes[ix].up || self.nodes[ix].process.to_string() != met.run_id;
         if let Some(eras) = leg.away.get(&fingerprint) {
             if node == m.target {
                 // What was read of it may outlive the node.
                 let read = m.watched.in_hand.contains(&(key % self.names()));
-                // A leg that goes back may have seen already that it is not there, which is on record with the end of the leg only.
+                // A leg that goes back may have seen already that it is not there, which is on record with the end of
+                // the leg only.
                 let seen_absent = leg.rolled_back.is_some() && !had;
                 if pending || read || there(m.source) || seen_absent { Place::Doubtful } else { Place::Here }
-            } else if pending || eras.source == leg.eras.source && (eras.target != leg.eras.target || is_gone(&leg.target, m.target)) {
+            } else if pending
+                || eras.source == leg.eras.source && (eras.target != leg.eras.target || is_gone(&leg.target, m.target))
+            {
                 // Its removal may not have been done; then it is moved as if it had not been.
                 Place::Doubtful
             } else {
-                // If the leg goes back keys come to it again. A node that forgets, comes back, and is not noticed before the leg ends shows what it
-                // showed before.
+                // If the leg goes back keys come to it again. A node that forgets, comes back, and is not noticed
+                // before the leg ends shows what it showed before.
                 Place::UntilNoticed
             }
         } else if node == m.source || pending || had {

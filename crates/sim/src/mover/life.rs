@@ -1,4 +1,5 @@
-//! The life of a move: does step after step of it (`switchyard_policy::migration::life`), as the thread of the router's mover does, and tells what came of it.
+//! The life of a move: does step after step of it (`switchyard_policy::migration::life`), as the thread of the router's
+//! mover does, and tells what came of it.
 //!
 //! Its rests are longer than the worlds here last. So its clock goes a hundred times as fast.
 
@@ -66,7 +67,8 @@ impl World {
 
     /// A move is on record, and begins.
     pub(super) fn live(&mut self, lane: Lane, resume: Option<OpenMove>) {
-        let resume = if self.bug(Bug::OpenLegForgotten) { resume.map(|open| OpenMove { leg: None, ..open }) } else { resume };
+        let resume =
+            if self.bug(Bug::OpenLegForgotten) { resume.map(|open| OpenMove { leg: None, ..open }) } else { resume };
         let m = &mut self.movers[lane];
         (m.tries, m.list) = (0, super::List::default());
         let names = ["source", "target"].map(str::to_owned);

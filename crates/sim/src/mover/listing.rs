@@ -20,7 +20,8 @@ impl World {
     }
 
     pub(super) fn listed(&mut self, lane: Lane, keys: Vec<KeyIx>, next: Option<KeyIx>) {
-        let own: Vec<KeyIx> = keys.into_iter().filter(|key| self.is_left(lane, *key)).map(|key| key % self.names()).collect();
+        let own: Vec<KeyIx> =
+            keys.into_iter().filter(|key| self.is_left(lane, *key)).map(|key| key % self.names()).collect();
         self.movers[lane].list.keys.extend(own);
         if self.movers[lane].stage != Stage::Listing {
             return;
@@ -36,7 +37,8 @@ impl World {
     }
 
     pub(crate) fn mover_notes(&mut self, lane: Lane, keys: &[KeyIx]) {
-        let own: Vec<KeyIx> = keys.iter().filter(|key| self.is_left(lane, **key)).map(|key| key % self.names()).collect();
+        let own: Vec<KeyIx> =
+            keys.iter().filter(|key| self.is_left(lane, **key)).map(|key| key % self.names()).collect();
         self.movers[lane].list.keys.extend(own);
     }
 

@@ -1,4 +1,5 @@
-//! A side of a leg is lost for good and the user gives it up: what is then in flight for nobody, and what the checker must know is gone.
+//! A side of a leg is lost for good and the user gives it up: what is then in flight for nobody, and what the checker
+//! must know is gone.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +27,10 @@ impl World {
 
     fn gives_up(&mut self, lane: Lane, node: usize) -> bool {
         let Some(side) = (0..2).find(|side| self.movers[lane].node_of(*side) == node) else { return false };
-        if self.movers[lane].driver.is_none() || self.movers[lane].stage != Stage::Running || self.movers[lane].links[side].ready {
+        if self.movers[lane].driver.is_none()
+            || self.movers[lane].stage != Stage::Running
+            || self.movers[lane].links[side].ready
+        {
             return false;
         }
         say!(self, "the user gives up node {node}");
@@ -41,7 +45,8 @@ impl World {
         self.movers[lane].driver.as_ref().and_then(|driver| driver.progress().given_up)
     }
 
-    /// Commands that wait for a connection to a node that is given up fail, as they do at the router where a node is down.
+    /// Commands that wait for a connection to a node that is given up fail, as they do at the router where a node is
+    /// down.
     pub(crate) fn fail_what_waits_for_the_lost(&mut self, lane: Lane) {
         let Some(side) = self.given_up(lane) else { return };
         let node = self.movers[lane].node_of(ix(side));
@@ -76,7 +81,8 @@ impl World {
             }
             away
         };
-        let is_gone = |key: &KeyIx| away.contains(&self.fleet.fingerprints.of(&self.keys[*key])) == (side == Side::Target);
+        let is_gone =
+            |key: &KeyIx| away.contains(&self.fleet.fingerprints.of(&self.keys[*key])) == (side == Side::Target);
         let doubtful = (0..self.keys.len()).filter(|key| self.is_own(lane, *key)).filter(is_gone).collect();
         let m = &mut self.movers[lane];
         m.life.iter_mut().for_each(|life| life.lose(side, away.len() as u64));
@@ -85,7 +91,8 @@ impl World {
         }
     }
 
-    /// It is on record that the leg has ended: what the owner does not have of what the lost side may have had is gone. All that it has counts.
+    /// It is on record that the leg has ended: what the owner does not have of what the lost side may have had is gone.
+    /// All that it has counts.
     pub(super) fn note_lost(&mut self, lane: Lane, owner: Side) {
         let (node, now) = (self.movers[lane].node_of(ix(owner)), self.now);
         let own: BTreeSet<KeyIx> = (0..self.keys.len()).filter(|key| self.is_own(lane, *key)).collect();

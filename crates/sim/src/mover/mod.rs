@@ -1,5 +1,6 @@
-//! I/O for the driver of a leg (`switchyard_policy::migration::driver`), as the router's mover is: connections, batches, journal, the stored topology, and
-//! recovery after a crash. What it must get right itself is what the planted bugs of [`crate::planted`] break.
+//! I/O for the driver of a leg (`switchyard_policy::migration::driver`), as the router's mover is: connections,
+//! batches, journal, the stored topology, and recovery after a crash. What it must get right itself is what the planted
+//! bugs of [`crate::planted`] break.
 
 mod batches;
 mod journal;
@@ -19,8 +20,8 @@ use switchyard_policy::migration::life::Step;
 use switchyard_policy::migration::published::{Paper, Rules};
 use switchyard_policy::migration::record::{OpenMove, Queue, Record, Replay};
 use switchyard_policy::migration::{
-    BatchId, Begin, Driver, Durability, Event, Fingerprinter, Happened, Key, LegView, Legs, Life, Orders, Outcome, Pace, Process, Protocol,
-    Scope, Side, tracker,
+    BatchId, Begin, Driver, Durability, Event, Fingerprinter, Happened, Key, LegView, Legs, Life, Orders, Outcome,
+    Pace, Process, Protocol, Scope, Side, tracker,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage as SlotStage, Topology, Transit, crc16_slot};
 
@@ -181,7 +182,8 @@ pub(crate) struct Watched {
     killed: [bool; 2],
     /// The processes that the machine knew when it said that a leg is over.
     met_at_end: [Option<u32>; 2],
-    /// The process that has answered when the leg had nothing left to do: what it shows should it restart from then on, nobody notices.
+    /// The process that has answered when the leg had nothing left to do: what it shows should it restart from then on,
+    /// nobody notices.
     pub(crate) confirmed: Option<u32>,
     /// The machine has said that the leg is over: it does nothing about a process that is met later.
     is_ending: bool,
@@ -321,11 +323,17 @@ impl Mover {
 
     /// How the slots of the move are in transit.
     fn transits(&self) -> Vec<(SlotStage, Vec<Slot>)> {
-        let rest = Some((SlotStage::Observed, self.rest())).filter(|(_, slots)| self.list.is_whole && !slots.is_empty());
+        let rest =
+            Some((SlotStage::Observed, self.rest())).filter(|(_, slots)| self.list.is_whole && !slots.is_empty());
         match self.shown {
             Shown::Nothing => Vec::new(),
-            Shown::Observed => Some((SlotStage::Observed, self.slots.clone())).filter(|(_, slots)| !slots.is_empty()).into_iter().collect(),
-            Shown::Moving => std::iter::once((SlotStage::Moving { leg: self.leg }, self.leg_slots.clone())).chain(rest).collect(),
+            Shown::Observed => Some((SlotStage::Observed, self.slots.clone()))
+                .filter(|(_, slots)| !slots.is_empty())
+                .into_iter()
+                .collect(),
+            Shown::Moving => {
+                std::iter::once((SlotStage::Moving { leg: self.leg }, self.leg_slots.clone())).chain(rest).collect()
+            }
             Shown::Rest => rest.into_iter().collect(),
         }
     }
@@ -377,10 +385,9 @@ impl World {
                 let keys = self.keys.iter().filter(|key| m.leg_slots.contains(&crc16_slot(key)));
                 map = map.keys_handed_over(&[], keys, NodeId(m.source as u16));
             }
-            let of_move = m
-                .transits()
-                .into_iter()
-                .filter(|(stage, _)| !(is_moving && *stage == SlotStage::Observed && self.bug(Bug::LaterSlotsNotObserved)));
+            let of_move = m.transits().into_iter().filter(|(stage, _)| {
+                !(is_moving && *stage == SlotStage::Observed && self.bug(Bug::LaterSlotsNotObserved))
+            });
             transits.extend(of_move.map(|(stage, slots)| (m.transit(stage), slots)));
             legs.extend(m.view.iter().filter(|_| is_moving).map(|view| (m.leg(), view.clone())));
         }
@@ -505,7 +512,8 @@ impl World {
         m.batches.clear();
         m.late.clear();
         m.inbox.clear();
-        // A side that is not there is met when it is there again. Until then the process is there that was, and is lost.
+        // A side that is not there is met when it is there again. Until then the process is there that was, and is
+        // lost.
         let met = |side: usize| match (&m.links[side], &was) {
             (Link { ready: false, .. }, Some(was)) => was[side].clone(),
             (link, _) => {
@@ -520,7 +528,8 @@ impl World {
         }
         if self.movers[lane].paper.is_some() {
             // Some keys after others, so that there is a time at which some are there.
-            let pace = Pace { batch_keys: 1 + self.random.below(3) as u32, batches: 1, interval_us: self.random.below(2_000) };
+            let pace =
+                Pace { batch_keys: 1 + self.random.below(3) as u32, batches: 1, interval_us: self.random.below(2_000) };
             self.mover_event(lane, Event::Pace(pace));
         }
         self.mover_event(lane, Event::Met { source, target });
@@ -593,7 +602,9 @@ impl World {
     }
 
     pub(crate) fn dial_mover(&mut self, lane: Lane, side: usize) {
-        if self.movers[lane].links[side].conn.is_some() || !matches!(self.movers[lane].stage, Stage::Connecting | Stage::Running) {
+        if self.movers[lane].links[side].conn.is_some()
+            || !matches!(self.movers[lane].stage, Stage::Connecting | Stage::Running)
+        {
             return;
         }
         let node = self.movers[lane].node_of(side);
@@ -621,7 +632,8 @@ impl World {
         let is_resumed = self.movers[lane].has_open_leg();
         let link = &mut self.movers[lane].links[side];
         link.process = Some((process, number));
-        let ids: Vec<u64> = self.fleet.broken[node].iter().filter(|(at, _)| *at == process).map(|(_, id)| *id).collect();
+        let ids: Vec<u64> =
+            self.fleet.broken[node].iter().filter(|(at, _)| *at == process).map(|(_, id)| *id).collect();
         link.kills = 0;
         link.ends.clone_from(&ids);
         if !ids.is_empty() && !self.bug(Bug::ReplacedWithoutKill) {
@@ -665,7 +677,8 @@ impl World {
         }
     }
 
-    /// The machine knows which process is there: what that shows of keys that are not there by the journal must not count.
+    /// The machine knows which process is there: what that shows of keys that are not there by the journal must not
+    /// count.
     fn noticed(&mut self, lane: Lane, node: usize) {
         self.noticed_if(lane, |unnoticed| unnoticed.node == node);
     }
@@ -682,14 +695,20 @@ impl World {
             let mut away = open.is_some_and(|leg| leg.cut_over || leg.away.contains_key(&fingerprint));
             for record in self.fleet.pending() {
                 match record {
-                    Record::Moved { keys, .. } | Record::Committed { keys, .. } if keys.contains(&fingerprint) => away = true,
+                    Record::Moved { keys, .. } | Record::Committed { keys, .. } if keys.contains(&fingerprint) => {
+                        away = true
+                    }
                     Record::CutOver { .. } => away = true,
                     Record::Returned { keys, .. } if keys.contains(&fingerprint) => away = false,
                     _ => {}
                 }
             }
             // It came here, by the journal, before anybody noticed.
-            let stays = if node == self.movers[lane].target { away } else { !away && open.is_some_and(|leg| leg.rolled_back.is_some()) };
+            let stays = if node == self.movers[lane].target {
+                away
+            } else {
+                !away && open.is_some_and(|leg| leg.rolled_back.is_some())
+            };
             if !stays && self.nodes[node].up {
                 self.history.forget(&vec![mark]);
             }
@@ -737,7 +756,8 @@ impl World {
             (What::Staging(part), reply) => self.staging_answered(lane, part, reply),
             (What::List, Reply::Scanned(keys, next)) => self.listed(lane, keys, next),
             (What::Scan(walk), Reply::Scanned(keys, next)) => {
-                let names: Vec<Key> = keys.into_iter().filter(|key| *key < STAGING).map(|key| self.keys[key].clone()).collect();
+                let names: Vec<Key> =
+                    keys.into_iter().filter(|key| *key < STAGING).map(|key| self.keys[key].clone()).collect();
                 let (map, now) = (self.fleet.map.clone(), self.now);
                 let cursor = next.unwrap_or_default().to_string();
                 let Some(driver) = &mut self.movers[lane].driver else { return };
@@ -758,8 +778,9 @@ impl World {
     /// A mover's connection on which the removal of a key that should not be there is under way.
     pub(crate) fn removal_under_way(&self) -> Option<(Lane, u32)> {
         let removes = |pending: &crate::world::Pending| matches!(pending.what, Sent::Mover(What::PurgeRemove(_)));
-        let of =
-            |(lane, mover): (Lane, &Mover)| mover.links.iter().filter_map(|link| link.conn).map(|conn| (lane, conn)).collect::<Vec<_>>();
+        let of = |(lane, mover): (Lane, &Mover)| {
+            mover.links.iter().filter_map(|link| link.conn).map(|conn| (lane, conn)).collect::<Vec<_>>()
+        };
         let mut conns = self.movers.iter().enumerate().flat_map(of);
         conns.find(|(_, conn)| self.conns[*conn as usize].pending.iter().any(removes))
     }

@@ -114,8 +114,14 @@ impl World {
             }
             Do::Scan { walk, side, database, cursor } => {
                 let first = database as usize * self.names();
-                let from: KeyIx = String::from_utf8(cursor).ok().and_then(|digits| digits.parse().ok()).unwrap_or_default();
-                self.demand(lane, ix(side), Cmd::Scan(from.max(first), SCAN_KEYS, first + self.names()), What::Scan(walk));
+                let from: KeyIx =
+                    String::from_utf8(cursor).ok().and_then(|digits| digits.parse().ok()).unwrap_or_default();
+                self.demand(
+                    lane,
+                    ix(side),
+                    Cmd::Scan(from.max(first), SCAN_KEYS, first + self.names()),
+                    What::Scan(walk),
+                );
             }
             Do::Unlink { walk, side, database, keys } => {
                 let first = database as usize * self.names();

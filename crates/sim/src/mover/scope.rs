@@ -1,5 +1,5 @@
-//! What a move is about: its slot, or only some keys of it; and where keys live, by the map that is stored. The map is the router's own
-//! (`switchyard_policy::topology`).
+//! What a move is about: its slot, or only some keys of it; and where keys live, by the map that is stored. The map is
+//! the router's own (`switchyard_policy::topology`).
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -38,7 +38,8 @@ impl World {
 
     /// Whether the last leg was about this key.
     pub(crate) fn has_left(&self, lane: Lane, key: KeyIx) -> bool {
-        self.is_of_leg(lane, key) && self.movers[lane].scope.as_ref().is_none_or(|scope| scope.contains(&(key % self.names())))
+        self.is_of_leg(lane, key)
+            && self.movers[lane].scope.as_ref().is_none_or(|scope| scope.contains(&(key % self.names())))
     }
 
     /// Whether a key is in a slot of the leg under way.
@@ -93,10 +94,12 @@ impl World {
         }
         let goes_home = self.random.chance(400);
         let from = if goes_home { 1 - owner } else { owner };
-        let there: Vec<KeyIx> = (0..self.names()).filter(|key| self.lane_of(*key) == lane && self.lives_at(*key) == from).collect();
+        let there: Vec<KeyIx> =
+            (0..self.names()).filter(|key| self.lane_of(*key) == lane && self.lives_at(*key) == from).collect();
         let scope: BTreeSet<KeyIx> = there.into_iter().filter(|_| self.random.chance(600)).collect();
         if !scope.is_empty() {
-            let slots = all.into_iter().filter(|slot| scope.iter().any(|key| crc16_slot(&self.keys[*key]) == *slot)).collect();
+            let slots =
+                all.into_iter().filter(|slot| scope.iter().any(|key| crc16_slot(&self.keys[*key]) == *slot)).collect();
             let m = &mut self.movers[lane];
             (m.source, m.target, m.scope, m.slots) = (from, 1 - from, Some(Rc::new(scope)), slots);
         }

@@ -1,5 +1,6 @@
-//! Big keys: what surrounds the machine of copying in pieces (`switchyard_policy::migration::staging`) in the router. It reads and writes pieces as the machine
-//! says, and takes what workers tell; when only the tails are missing the leg begins ([`super::batches`]).
+//! Big keys: what surrounds the machine of copying in pieces (`switchyard_policy::migration::staging`) in the router.
+//! It reads and writes pieces as the machine says, and takes what workers tell; when only the tails are missing the leg
+//! begins ([`super::batches`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -180,7 +181,8 @@ impl World {
         for told in std::mem::take(&mut self.movers[lane].stager.told) {
             let event = match told {
                 Told::Touched(key, fields) => {
-                    let elements = fields.map(|fields| fields.into_iter().map(|field| Element::from([field as u8])).collect());
+                    let elements =
+                        fields.map(|fields| fields.into_iter().map(|field| Element::from([field as u8])).collect());
                     Event::Touched { key: self.keys[key].clone(), elements }
                 }
                 Told::Written(key) => Event::Written { key: self.keys[key].clone() },
@@ -201,7 +203,11 @@ impl World {
         }
         self.movers[lane].stage = Stage::Staging;
         let own: Vec<KeyIx> = (0..self.keys.len()).filter(|key| self.is_own(lane, *key)).collect();
-        let big = own.into_iter().filter(|key| !self.movers[lane].stager.wholes.contains(key)).map(|key| self.place(key)).collect();
+        let big = own
+            .into_iter()
+            .filter(|key| !self.movers[lane].stager.wholes.contains(key))
+            .map(|key| self.place(key))
+            .collect();
         let process = |side: usize| {
             let (process, client_id) = self.movers[lane].links[side].process.unwrap_or_default();
             Process { run_id: process.to_string(), client_id }
@@ -213,7 +219,8 @@ impl World {
         None
     }
 
-    /// A connection broke while keys were copied: what was asked at the other side must not be answered to what is asked next.
+    /// A connection broke while keys were copied: what was asked at the other side must not be answered to what is
+    /// asked next.
     pub(super) fn staging_broke(&mut self, lane: Lane, side: usize) {
         if self.movers[lane].stage != Stage::Staging {
             return;
@@ -251,8 +258,12 @@ impl World {
         }
         let barrier = self.random.chance(500);
         let actions = self.stager_step(lane, Event::Go { barrier });
-        let asks =
-            |action: &Action| matches!(action, Action::Look { .. } | Action::Read { .. } | Action::ReadAgain { .. } | Action::Write { .. });
+        let asks = |action: &Action| {
+            matches!(
+                action,
+                Action::Look { .. } | Action::Read { .. } | Action::ReadAgain { .. } | Action::Write { .. }
+            )
+        };
         let is_idle = !actions.iter().any(asks);
         if actions.contains(&Action::Ready) {
             self.share_staged(lane);
@@ -332,7 +343,9 @@ impl World {
                     stager.names += 1;
                     let name = STAGING + stager.names;
                     let nothing = Elements::default;
-                    stager.copies.insert(key, Copying { of_hash, name, cursor: Some(0), piece: nothing(), again: nothing() });
+                    stager
+                        .copies
+                        .insert(key, Copying { of_hash, name, cursor: Some(0), piece: nothing(), again: nothing() });
                 }
                 let seen = if of_hash.is_some() { Seen::Fit } else { Seen::Gone };
                 Event::Looked { place: self.place(key), seen }
@@ -379,7 +392,9 @@ impl World {
             link.process.filter(|_| link.conn.is_some()).map(|(process, _)| process.to_string())
         };
         let (source, target) = (run_id(0), run_id(1));
-        self.stager_steps(lane, |machine, actions| machine.drop_unusable(source.as_deref(), target.as_deref(), |_| true, actions));
+        self.stager_steps(lane, |machine, actions| {
+            machine.drop_unusable(source.as_deref(), target.as_deref(), |_| true, actions)
+        });
     }
 
     pub(super) fn unusable(&mut self, lane: Lane, place: Place, why: &str) {

@@ -1,4 +1,5 @@
-//! What goes wrong in a run, when its time has come: nodes and the router are killed and come back, connections break, nodes are silent, deaf, stopped or full.
+//! What goes wrong in a run, when its time has come: nodes and the router are killed and come back, connections break,
+//! nodes are silent, deaf, stopped or full.
 
 use super::{Ev, Fault, Owner, SWEEP_US, World, say};
 use switchyard_policy::migration::Steer;
@@ -31,9 +32,15 @@ impl World {
                 }
             }
             Fault::Cut => {
-                let open: Vec<u32> = (0..self.conns.len()).filter(|conn| self.conns[*conn].owner_alive).map(|conn| conn as u32).collect();
-                let movers: Vec<u32> =
-                    open.iter().copied().filter(|conn| matches!(self.conns[*conn as usize].owner, Owner::Mover(_))).collect();
+                let open: Vec<u32> = (0..self.conns.len())
+                    .filter(|conn| self.conns[*conn].owner_alive)
+                    .map(|conn| conn as u32)
+                    .collect();
+                let movers: Vec<u32> = open
+                    .iter()
+                    .copied()
+                    .filter(|conn| matches!(self.conns[*conn as usize].owner, Owner::Mover(_)))
+                    .collect();
                 let choice = if self.random.chance(500) && !movers.is_empty() { movers } else { open };
                 if !choice.is_empty() {
                     let conn = choice[self.random.below(choice.len() as u64) as usize];
@@ -41,7 +48,8 @@ impl World {
                 }
             }
             Fault::CutAll(ix) => {
-                let open = (0..self.conns.len()).filter(|conn| self.conns[*conn].owner_alive && self.conns[*conn].node == ix);
+                let open =
+                    (0..self.conns.len()).filter(|conn| self.conns[*conn].owner_alive && self.conns[*conn].node == ix);
                 for conn in open.collect::<Vec<_>>() {
                     self.cut(conn as u32);
                 }
@@ -69,7 +77,11 @@ impl World {
                 self.steer(lane, Steer::Abort);
             }
             Fault::FullDisk | Fault::BrokenDisk => {
-                *(if fault == Fault::FullDisk { &mut self.fleet.disk_is_full } else { &mut self.fleet.disk_is_broken }) = true;
+                *(if fault == Fault::FullDisk {
+                    &mut self.fleet.disk_is_full
+                } else {
+                    &mut self.fleet.disk_is_broken
+                }) = true;
                 let long = self.random.chance(300);
                 let when = self.random.between(5_000, if long { 1_000_000 } else { 60_000 });
                 self.after(when, Ev::DiskIsWell);

@@ -1,5 +1,5 @@
-//! The network between processes: connections, what is under way on them, and how long it takes. Bytes of a connection keep their order, and a message that was sent may
-//! arrive after its connection was lost.
+//! The network between processes: connections, what is under way on them, and how long it takes. Bytes of a connection
+//! keep their order, and a message that was sent may arrive after its connection was lost.
 
 use std::collections::VecDeque;
 
@@ -46,7 +46,8 @@ impl World {
     /// How long something takes on a connection. Those of fills are slow now and then: moves begin and end meanwhile.
     pub(super) fn delay_on(&mut self, conn: u32) -> u64 {
         let delay = self.random.delay_us();
-        let is_slow = matches!(self.conns[conn as usize].owner, Owner::Filling(_)) && self.random.chance(self.scenario.slow_fills);
+        let is_slow = matches!(self.conns[conn as usize].owner, Owner::Filling(_))
+            && self.random.chance(self.scenario.slow_fills);
         if is_slow { delay + self.random.between(500, 12_000) } else { delay }
     }
 

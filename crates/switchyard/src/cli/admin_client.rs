@@ -13,25 +13,31 @@ use switchyard_control::admin::{Token, TokenReport};
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
 use super::Failure;
-use crate::config::{ADMIN_PORT, Config, Endpoint, SecretSource, Sources, certificates_in, default_file, provider, trusted_certificates};
+use crate::config::{
+    ADMIN_PORT, Config, Endpoint, SecretSource, Sources, certificates_in, default_file, provider, trusted_certificates,
+};
 
 /// Which router to ask.
 // Global: they may also stand before the name of a subcommand (`switchyard nodes --admin HOST:PORT remove NODE`).
 #[derive(Debug, Default, Args)]
 pub(super) struct AdminFlags {
-    /// Admin address of the router, with https:// in front where it speaks HTTPS [default: that of --config, else 127.0.0.1:6381]
+    /// Admin address of the router, with https:// in front where it speaks HTTPS [default: that of --config, else
+    /// 127.0.0.1:6381]
     #[arg(long, global = true, value_name = "HOST:PORT")]
     admin: Option<String>,
 
-    /// Configuration file of the router, for the address and the token of its admin port [default: /etc/switchyard.toml, if it is there and no --admin is given]
+    /// Configuration file of the router, for the address and the token of its admin port [default:
+    /// /etc/switchyard.toml, if it is there and no --admin is given]
     #[arg(short, long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// File with the token of the admin port [default: $SWITCHYARD_ADMIN_TOKEN, else that of --config, else the one that the router has made]
+    /// File with the token of the admin port [default: $SWITCHYARD_ADMIN_TOKEN, else that of --config, else the one
+    /// that the router has made]
     #[arg(long, global = true, value_name = "FILE")]
     admin_token_file: Option<PathBuf>,
 
-    /// Authorities that the certificate of the admin port is checked against, PEM; implies HTTPS [default: those that the system trusts]
+    /// Authorities that the certificate of the admin port is checked against, PEM; implies HTTPS [default: those that
+    /// the system trusts]
     #[arg(long, global = true, value_name = "FILE")]
     admin_ca_file: Option<PathBuf>,
 
@@ -80,9 +86,11 @@ impl AdminFlags {
             .map_err(|why| anyhow!("{why}; --admin-ca-file names the authority of the admin port's certificate"))?;
         let own = match (&self.admin_cert_file, &self.admin_key_file) {
             (Some(chain), Some(key)) => {
-                let chain: Vec<_> = certificates_in(chain).map_err(|why| anyhow!("{why}"))?.iter().map(|c| owned(c)).collect();
+                let chain: Vec<_> =
+                    certificates_in(chain).map_err(|why| anyhow!("{why}"))?.iter().map(|c| owned(c)).collect();
                 let bytes = std::fs::read(key).with_context(|| format!("cannot read {}", key.display()))?;
-                let key = PrivateKey::from_pem(&bytes).with_context(|| format!("{} has no private key in PEM", key.display()))?;
+                let key = PrivateKey::from_pem(&bytes)
+                    .with_context(|| format!("{} has no private key in PEM", key.display()))?;
                 Some(ClientCert::new_with_certs(&chain, key))
             }
             _ => None,
@@ -134,7 +142,8 @@ impl AdminClient {
         Self::of_at(config, &config.admin_listen, PATIENCE)
     }
 
-    /// The same, where its admin port is known: the configuration may leave the choice to the system. `patience`: how long an answer may take.
+    /// The same, where its admin port is known: the configuration may leave the choice to the system. `patience`: how
+    /// long an answer may take.
     pub(crate) fn at(config: &Config, admin: SocketAddr, patience: Duration) -> anyhow::Result<Self> {
         Self::of_at(config, &Endpoint::new(&admin.ip().to_string(), admin.port()), patience)
     }
@@ -149,20 +158,28 @@ impl AdminClient {
         Self::to(&Endpoint::new("127.0.0.1", port), None, None, PATIENCE)
     }
 
-    /// The folder of the token that the router has made: its state directory. `None` where the configuration gives a token.
+    /// The folder of the token that the router has made: its state directory. `None` where the configuration gives a
+    /// token.
     pub(super) fn state_dir(&self) -> anyhow::Result<Option<PathBuf>> {
         let token: TokenReport = self.read(&self.get("/api/v1/token")?)?;
         Ok(token.file.as_deref().and_then(Path::parent).map(Path::to_owned))
     }
 
     /// `tls`: it speaks HTTPS.
-    fn to(endpoint: &Endpoint, token: Option<&SecretSource>, tls: Option<TlsConfig>, patience: Duration) -> anyhow::Result<Self> {
+    fn to(
+        endpoint: &Endpoint,
+        token: Option<&SecretSource>,
+        tls: Option<TlsConfig>,
+        patience: Duration,
+    ) -> anyhow::Result<Self> {
         let token = match token {
             Some(source) => Some(source.read().map_err(|error| anyhow!("the token of the admin port: {error}"))?.0),
             None => None,
         };
         let https = tls.is_some();
-        let mut agent = ureq::Agent::config_builder().timeout_global(Some(patience)).http_status_as_error(false).proxy(None); // the router is near; a proxy for the web is not the way to it
+        let mut agent =
+            // the router is near; a proxy for the web is not the way to it
+            ureq::Agent::config_builder().timeout_global(Some(patience)).http_status_as_error(false).proxy(None);
         if let Some(tls) = tls {
             agent = agent.tls_config(tls);
         }
@@ -218,7 +235,8 @@ impl AdminClient {
         }
     }
 
-    /// The proof that we may read the token that the router has made; `None` where another token is given, or the router has made none.
+    /// The proof that we may read the token that the router has made; `None` where another token is given, or the
+    /// router has made none.
     fn proof(&self, method: &str, path: &str, body: &[u8]) -> anyhow::Result<Option<String>> {
         if self.token.is_some() {
             return Ok(None);
@@ -288,7 +306,11 @@ impl AdminClient {
     }
 
     /// Prints an answer, as `text` puts it unless JSON was asked for.
-    pub(super) fn print<T: DeserializeOwned>(&self, body: &str, text: impl FnOnce(&T) -> String) -> Result<(), Failure> {
+    pub(super) fn print<T: DeserializeOwned>(
+        &self,
+        body: &str,
+        text: impl FnOnce(&T) -> String,
+    ) -> Result<(), Failure> {
         if self.json {
             println!("{}", body.trim_end());
         } else {
@@ -305,7 +327,8 @@ impl AdminClient {
 
     /// What the JSON says; an answer that is none comes from something else than a router.
     pub(super) fn read<T: DeserializeOwned>(&self, body: &str) -> anyhow::Result<T> {
-        serde_json::from_str(body).with_context(|| format!("what answers on {} is no Switchyard of this version", self.base))
+        serde_json::from_str(body)
+            .with_context(|| format!("what answers on {} is no Switchyard of this version", self.base))
     }
 }
 

@@ -47,7 +47,9 @@ enum Command {
 }
 
 #[derive(Debug, Args)]
-#[command(after_long_help = "Examples:\n  switchyard autoscale history --json\n\nExit codes: 0 it worked; 1 it did not")]
+#[command(
+    after_long_help = "Examples:\n  switchyard autoscale history --json\n\nExit codes: 0 it worked; 1 it did not"
+)]
 struct Flags {
     #[command(flatten)]
     flags: AdminFlags,

@@ -41,7 +41,8 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let client = AdminClient::new(&arguments.flags)?;
-    let request = BalanceRequest { dry_run: arguments.dry_run, by: Some(arguments.by.clone()), how: arguments.how.request() };
+    let request =
+        BalanceRequest { dry_run: arguments.dry_run, by: Some(arguments.by.clone()), how: arguments.how.request() };
     let body = client.post_json("/api/v1/balance", &request)?;
     finish(&client, &body, arguments.wait, arguments.flags.json)
 }

@@ -1,4 +1,5 @@
-//! `switchyard bench capacity`: how many requests in a second a server answers in time: where Makris et al. have their threshold T (figure 1).
+//! `switchyard bench capacity`: how many requests in a second a server answers in time: where Makris et al. have their
+//! threshold T (figure 1).
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -104,7 +105,12 @@ pub(super) fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()
         }
         let answered = summary.total.replies as f64 / summary.elapsed.as_secs_f64();
         let mean = summary.total.mean();
-        table.row([thousands(rate as u64), thousands(answered as u64), millis(mean), millis(summary.total.quantile(0.99))]);
+        table.row([
+            thousands(rate as u64),
+            thousands(answered as u64),
+            millis(mean),
+            millis(summary.total.quantile(0.99)),
+        ]);
         eprintln!("{} requests/s: mean {}", thousands(rate as u64), millis(mean));
         ensure!(summary.total.errors == 0, "the server answers errors: {}", summary.complaints.join("; "));
         // Requests that the step does not see answered are late, too.
@@ -135,10 +141,13 @@ pub(super) fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()
 fn refuse_if_served(target: &str, address: SocketAddr) -> anyhow::Result<()> {
     let list = Client::connect(address)?.text(&[b"CLIENT", b"LIST"])?;
     let names = list.split_whitespace().filter_map(|field| field.strip_prefix("name="));
-    let mut routers = names.filter(|name| name.starts_with(ROUTER) && !OTHERS.iter().any(|other| name.starts_with(other)));
+    let mut routers =
+        names.filter(|name| name.starts_with(ROUTER) && !OTHERS.iter().any(|other| name.starts_with(other)));
     match routers.next() {
         Some(name) => {
-            bail!("a router serves {target} ({name} is connected to it): its clients would wait. Measure a server like it that nobody uses")
+            bail!(
+                "a router serves {target} ({name} is connected to it): its clients would wait. Measure a server like it that nobody uses"
+            )
         }
         None => Ok(()),
     }

@@ -24,7 +24,8 @@ use super::known_fleet::KnownFleet;
 use crate::config::{Config, Resolved};
 use crate::doctor::{Finding, Level, Needs, examine, examine_commands, look};
 
-/// Check the nodes (versions, persistence, memory, clocks, limits, rights, functions), and the commands that are called there
+/// Check the nodes (versions, persistence, memory, clocks, limits, rights, functions), and the commands that are called
+/// there
 #[derive(Debug, Args)]
 #[command(
     long_about = "Check the nodes of a configuration, with their replicas: whether they can be reached with its credentials, and their versions, roles, \
@@ -133,8 +134,13 @@ fn find(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Finding
 
 /// Findings about the directories of servers that the autoscaler starts on this machine.
 fn local_servers(config: &Config) -> Vec<Finding> {
-    let finding =
-        |level, found: String, advice: &str| Finding { level, node: None, check: "local servers", found, advice: advice.to_owned() };
+    let finding = |level, found: String, advice: &str| Finding {
+        level,
+        node: None,
+        check: "local servers",
+        found,
+        advice: advice.to_owned(),
+    };
     let folder = config.autoscale.local.directory.clone().unwrap_or_else(|| default_directory(&config.state_dir));
     let mut findings = Vec::new();
     if !config.autoscale.local.command.is_empty() && is_on_one_disk(&folder, &config.state_dir) {
@@ -158,14 +164,16 @@ fn is_on_one_disk(one: &Path, other: &Path) -> bool {
     device(one).is_some_and(|found| device(other) == Some(found))
 }
 
-/// What a running router says of its nodes: which it does not use, and where keys are that its slot map looks for elsewhere.
+/// What a running router says of its nodes: which it does not use, and where keys are that its slot map looks for
+/// elsewhere.
 fn running(report: &NodesReport, misplaced: &anyhow::Result<MisplacedReport>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut add = |level, node: Option<&String>, check, found: String, advice: &str| {
         findings.push(Finding { level, node: node.cloned(), check, found, advice: advice.to_owned() });
     };
     for LimitedReport { command, limit, count } in report.limited.iter().filter(|_| report.nodes.len() == 1) {
-        let found = format!("{} of {command} that two nodes would not serve as one does: {limit}", counted(*count, "call"));
+        let found =
+            format!("{} of {command} that two nodes would not serve as one does: {limit}", counted(*count, "call"));
         let advice = "before a second node joins: give keys that are used together a common hash tag, and scripts all of their keys in KEYS (docs/commands.md)";
         add(Level::Note, None, "one node", found, advice);
     }
@@ -192,26 +200,47 @@ fn running(report: &NodesReport, misplaced: &anyhow::Result<MisplacedReport>) ->
 
 /// What is to be said of the slot map: that of a first start, or the one that is stored.
 fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Finding> {
-    let finding = |level, found: String, advice: &str| Finding { level, node: None, check: "slot map", found, advice: advice.to_owned() };
+    let finding = |level, found: String, advice: &str| Finding {
+        level,
+        node: None,
+        check: "slot map",
+        found,
+        advice: advice.to_owned(),
+    };
     let patience = resolved.live.connect_timeout;
     match fleet {
         KnownFleet::Running { report, misplaced } => running(report, misplaced),
         KnownFleet::Hidden(why) => {
             let advice = "name its state directory and admin address (--state-dir, --admin), and run this as a user who may read both";
-            vec![finding(Level::Warning, format!("only nodes that the configuration lists were looked at: {why}"), advice)]
+            vec![finding(
+                Level::Warning,
+                format!("only nodes that the configuration lists were looked at: {why}"),
+                advice,
+            )]
         }
-        KnownFleet::Unplaced => match first_start(&primaries(&resolved.nodes), patience, &|progress| eprintln!("{progress}")) {
+        KnownFleet::Unplaced => match first_start(&primaries(&resolved.nodes), patience, &|progress| {
+            eprintln!("{progress}")
+        }) {
             Ok(FirstStart::Place { owner: None, .. }) => Vec::new(),
             Ok(FirstStart::Place { owner: Some((name, keys)), .. }) => {
-                let found = format!("{name} has all keys ({keys}): a first start gives it all slots, and the other nodes none");
+                let found =
+                    format!("{name} has all keys ({keys}): a first start gives it all slots, and the other nodes none");
                 vec![finding(Level::Note, found, "fine; `switchyard balance` spreads them while clients use them")]
             }
             Ok(FirstStart::Refused(why)) => {
-                vec![finding(Level::Error, format!("a first start would be refused: {why}"), "choose one of these ways")]
+                vec![finding(
+                    Level::Error,
+                    format!("a first start would be refused: {why}"),
+                    "choose one of these ways",
+                )]
             }
             Ok(FirstStart::Unknown(why)) => {
                 let found = format!("a first start serves no key before it has looked at every node: {why}");
-                vec![finding(Level::Warning, found, "see to that node, or leave it out and add it later (`switchyard nodes add`)")]
+                vec![finding(
+                    Level::Warning,
+                    found,
+                    "see to that node, or leave it out and add it later (`switchyard nodes add`)",
+                )]
             }
             Err(error) => vec![finding(Level::Error, error.to_string(), "correct the list of nodes")],
         },
@@ -223,11 +252,13 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
                     "correct the list of nodes, or --state-dir",
                 )];
             }
-            // What moves have left or have in transit is in the journal, which nobody reads but the router. A key that its owner has, too, may be left of one.
+            // What moves have left or have in transit is in the journal, which nobody reads but the router. A key that
+            // its owner has, too, may be left of one.
             let left = |_| Slot::all().collect();
             match processes.recognise(&config.state_dir, topology, &primaries(&resolved.nodes), patience, left, false) {
                 Ok(doubts) => {
-                    let advice = "no harm where a move was under way when the router ended; else see where these keys come from";
+                    let advice =
+                        "no harm where a move was under way when the router ended; else see where these keys come from";
                     doubts.into_iter().map(|doubt| finding(Level::Warning, doubt, advice)).collect()
                 }
                 Err(why) => vec![finding(

@@ -1,6 +1,7 @@
 //! The flags that set keys of the configuration, shared by `serve` and `check-config`.
 //!
-//! They stay text here: the key reads, bounds and explains its value, so that a flag and a line of the file cannot differ.
+//! They stay text here: the key reads, bounds and explains its value, so that a flag and a line of the file cannot
+//! differ.
 
 use std::path::PathBuf;
 
@@ -8,7 +9,8 @@ use clap::{Args, Command};
 
 use crate::config::{DATA_PORT, Override, Raw, Sources, default_file};
 
-/// Flags that are of use to `serve` alone. Others take them too, so that the words of a command line can be tried elsewhere, and do not show them.
+/// Flags that are of use to `serve` alone. Others take them too, so that the words of a command line can be tried
+/// elsewhere, and do not show them.
 const OF_SERVE: &str = "listen port bind workers pin password_file password_env allow_open_listener database max_clients shutdown_timeout cluster \
      log_level log_format";
 
@@ -20,7 +22,8 @@ pub(crate) fn hide_flags_of_serve(command: Command) -> Command {
 /// `-c FILE`, and a flag for each key that is often given by hand; `--set` reaches the rest.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ConfigFlags {
-    /// Configuration file (TOML); flags win over it [default: /etc/switchyard.toml, if it is there and no --node is given]
+    /// Configuration file (TOML); flags win over it [default: /etc/switchyard.toml, if it is there and no --node is
+    /// given]
     #[arg(short, long, value_name = "FILE", visible_alias = "conf-file")]
     config: Option<PathBuf>,
 
@@ -190,7 +193,11 @@ impl ConfigFlags {
         }
         let names_nodes = !self.node.is_empty() || self.twemproxy_config.is_some();
         let file = self.config.clone().or_else(|| if names_nodes { None } else { default_file() });
-        Sources { file, overrides, twemproxy: self.twemproxy_config.clone().map(|path| (path, self.twemproxy_pool.clone())) }
+        Sources {
+            file,
+            overrides,
+            twemproxy: self.twemproxy_config.clone().map(|path| (path, self.twemproxy_pool.clone())),
+        }
     }
 }
 
@@ -201,7 +208,11 @@ fn join(host: &str, port: u16) -> String {
 /// `clients.idle-timeout=5m`; what has no `=` becomes a key that does not exist, and is told as such.
 fn set(assignment: &str) -> Override {
     let (path, value) = assignment.split_once('=').unwrap_or((assignment, ""));
-    Override { flag: format!("--set {}", path.trim()), path: path.trim().to_owned(), value: Raw::from_flag(value.trim()) }
+    Override {
+        flag: format!("--set {}", path.trim()),
+        path: path.trim().to_owned(),
+        value: Raw::from_flag(value.trim()),
+    }
 }
 
 #[cfg(test)]
@@ -235,14 +246,19 @@ mod tests {
         assert_eq!(config.node_names(), ["127.0.0.1:7001", "127.0.0.1:7002"]);
         assert_eq!((config.workers, config.state_dir.to_str()), (2, Some("/tmp/s")));
         let resolved = resolved(&arguments);
-        assert_eq!(resolved.listen, [switchyard_router::ListenerSettings::tcp("127.0.0.1:6390".parse().expect("address"))]);
+        assert_eq!(
+            resolved.listen,
+            [switchyard_router::ListenerSettings::tcp("127.0.0.1:6390".parse().expect("address"))]
+        );
         assert_eq!(resolved.admin, "127.0.0.1:6391".parse().expect("address"));
     }
 
     #[test]
     fn redis_servers_flags() {
         let node = ["--node", "127.0.0.1"];
-        let listen = |more: &[&str]| resolved(&[&node[..], more].concat()).listen.iter().map(|l| l.address.to_string()).collect::<Vec<_>>();
+        let listen = |more: &[&str]| {
+            resolved(&[&node[..], more].concat()).listen.iter().map(|l| l.address.to_string()).collect::<Vec<_>>()
+        };
         assert_eq!(listen(&["-p", "7000"]), ["127.0.0.1:7000"]);
         assert_eq!(listen(&["--bind", "127.0.0.1", "--bind", "::1"]), ["127.0.0.1:6380", "[::1]:6380"]);
         assert_eq!(listen(&["--bind", "127.0.0.1", "--port", "1"]), ["127.0.0.1:1"]);

@@ -97,7 +97,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Some(Command::Off(SwitchArguments { flags })) => {
             (flags, HotCopiesRequest { verb: "off".to_owned(), ..HotCopiesRequest::default() })
         }
-        Some(Command::On(SwitchArguments { flags })) => (flags, HotCopiesRequest { verb: "on".to_owned(), ..HotCopiesRequest::default() }),
+        Some(Command::On(SwitchArguments { flags })) => {
+            (flags, HotCopiesRequest { verb: "on".to_owned(), ..HotCopiesRequest::default() })
+        }
     };
     let client = AdminClient::new(flags)?;
     client.print(&client.post_json(PATH, &request)?, |done: &HotCopiesDone| format!("{}\n", done.says))
@@ -117,8 +119,12 @@ fn render(report: &HotCopiesReport) -> String {
     out.push_str(&line("answered", &counted(report.hits, "command")));
     out.push_str(&line("nodes were asked", &counted(report.fills, "time")));
     out.push_str(&line("nodes told of", &counted(report.invalidations, "change")));
-    let discarded: Vec<String> =
-        report.discarded.iter().filter(|(_, times)| **times > 0).map(|(why, times)| format!("{why} {}", count(*times))).collect();
+    let discarded: Vec<String> = report
+        .discarded
+        .iter()
+        .filter(|(_, times)| **times > 0)
+        .map(|(why, times)| format!("{why} {}", count(*times)))
+        .collect();
     if !discarded.is_empty() {
         out.push_str(&line("not kept", &discarded.join(", ")));
     }
@@ -160,6 +166,8 @@ mod tests {
                 "a:1 gives no copies: NOPERM",
             ]
         );
-        assert!(render(&HotCopiesReport { state: "suspended".to_owned(), ..report }).starts_with("hot copies: SUSPENDED"));
+        assert!(
+            render(&HotCopiesReport { state: "suspended".to_owned(), ..report }).starts_with("hot copies: SUSPENDED")
+        );
     }
 }

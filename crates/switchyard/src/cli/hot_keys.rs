@@ -92,9 +92,18 @@ fn render(report: &HotKeysReport) -> String {
     format!("{keys}\n{}", render_nodes(report))
 }
 
-/// One list of the keys of all nodes, the hottest first, in a window of this many rows. The nodes follow if they leave half of the rows to the keys.
+/// One list of the keys of all nodes, the hottest first, in a window of this many rows. The nodes follow if they leave
+/// half of the rows to the keys.
 fn render_window(report: &HotKeysReport, rows: usize) -> String {
-    let columns = [number("READS/S"), number("WRITES/S"), number("HITS/S"), number("SHARE"), text("NODE"), number("DB"), text("KEY")];
+    let columns = [
+        number("READS/S"),
+        number("WRITES/S"),
+        number("HITS/S"),
+        number("SHARE"),
+        text("NODE"),
+        number("DB"),
+        text("KEY"),
+    ];
     let mut keys: Vec<_> = report.nodes.iter().flat_map(|node| node.keys.iter().map(move |key| (node, key))).collect();
     let uses = |key: &HotKeyReport| key.reads_per_second + key.writes_per_second + key.hits_per_second;
     keys.sort_by(|(_, one), (_, other)| uses(other).total_cmp(&uses(one)));
@@ -154,7 +163,8 @@ fn render_keys(report: &HotKeysReport) -> String {
             describe_time(Duration::from_secs(key.since_seconds as u64)),
         ]
     };
-    let rows: Vec<Vec<String>> = report.nodes.iter().flat_map(|node| node.keys.iter().map(move |key| row(node, key))).collect();
+    let rows: Vec<Vec<String>> =
+        report.nodes.iter().flat_map(|node| node.keys.iter().map(move |key| row(node, key))).collect();
     table(&columns, &rows)
 }
 
@@ -198,16 +208,25 @@ mod tests {
             hits_per_second: hits,
             ..HotKeyReport::default()
         };
-        let node = |name: &str, keys: Vec<HotKeyReport>| HotNodeReport { node: name.to_owned(), keys, ..HotNodeReport::default() };
+        let node = |name: &str, keys: Vec<HotKeyReport>| HotNodeReport {
+            node: name.to_owned(),
+            keys,
+            ..HotNodeReport::default()
+        };
         let first = (0..10).map(|n| key(&format!("a{n}"), f64::from(100 - n), 0.0, 0.0)).collect();
-        let second = vec![key("written", 0.0, 5_000.0, 0.0), key("copied", 1.0, 0.0, 9_000.0), key("cold", 1.0, 0.0, 0.0)];
+        let second =
+            vec![key("written", 0.0, 5_000.0, 0.0), key("copied", 1.0, 0.0, 9_000.0), key("cold", 1.0, 0.0, 0.0)];
         let report = HotKeysReport { nodes: vec![node("a:1", first), node("b:1", second)] };
         let names = |shown: &str| -> Vec<String> {
             let keys = shown.lines().skip(1).take_while(|line| !line.is_empty());
             keys.map(|line| line.rsplit(' ').next().expect("a name").to_owned()).collect()
         };
         let small = render_window(&report, 5);
-        assert_eq!((small.lines().count(), names(&small)), (5, ["copied", "written", "a0", "a1"].map(str::to_owned).to_vec()), "{small}");
+        assert_eq!(
+            (small.lines().count(), names(&small)),
+            (5, ["copied", "written", "a0", "a1"].map(str::to_owned).to_vec()),
+            "{small}"
+        );
         let large = render_window(&report, 12);
         assert_eq!((large.lines().count(), names(&large).len()), (12, 7), "{large}");
         assert!(large.contains("\n\nNODE  REQUESTS/S") && large.ends_with('\n'), "{large}");
@@ -243,7 +262,10 @@ mod tests {
         };
         let idle = HotNodeReport { node: "b:1".to_owned(), memory_max_bytes: Some(2_000_000), ..<_>::default() };
         let shown = render(&HotKeysReport { nodes: vec![node, idle.clone()] });
-        assert!(shown.contains("user:1   3  12.3%    2 000         0   5 000   71%") && shown.contains("1 234 us  1m 1s"), "{shown}");
+        assert!(
+            shown.contains("user:1   3  12.3%    2 000         0   5 000   71%") && shown.contains("1 234 us  1m 1s"),
+            "{shown}"
+        );
         let nodes = "\n\nNODE  REQUESTS/S  USES/S  HITS/S  CPU    ANSWER  MEMORY  MAXMEMORY\n\
                      a:1       17 000  16 000       9  97%  1 250 us  1.5 MB       none\n\
                      b:1            -       0       0    -         -       -     2.0 MB\n";

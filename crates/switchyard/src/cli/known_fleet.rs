@@ -1,6 +1,8 @@
-//! Which nodes a fleet has beside those that its configuration lists: what `doctor` and `recover` must know before they look.
+//! Which nodes a fleet has beside those that its configuration lists: what `doctor` and `recover` must know before they
+//! look.
 //!
-//! The state directory knows, and where a router runs on it, that router says it. Nothing is changed here, and nothing made.
+//! The state directory knows, and where a router runs on it, that router says it. Nothing is changed here, and nothing
+//! made.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -80,7 +82,10 @@ fn router_on(config: &Config) -> anyhow::Result<AdminClient> {
     let client = AdminClient::of(config)?;
     let is_ours = |folder: &PathBuf| folder.canonicalize().ok() == config.state_dir.canonicalize().ok();
     if let Some(folder) = client.state_dir()?.filter(|folder| !is_ours(folder)) {
-        bail!("the router at the admin address has another state directory, {}; give the right one with --admin", folder.display());
+        bail!(
+            "the router at the admin address has another state directory, {}; give the right one with --admin",
+            folder.display()
+        );
     }
     Ok(client)
 }

@@ -54,7 +54,12 @@ impl Live {
             }
             None => {
                 // A pipe that nobody reads any more is no reason to end a load.
-                let _ = writeln!(std::io::stdout(), "{:>3.0}/{:.0} s  {numbers}", elapsed.as_secs_f64(), self.duration.as_secs_f64());
+                let _ = writeln!(
+                    std::io::stdout(),
+                    "{:>3.0}/{:.0} s  {numbers}",
+                    elapsed.as_secs_f64(),
+                    self.duration.as_secs_f64()
+                );
             }
         }
     }
@@ -72,8 +77,11 @@ impl Live {
 impl Bars {
     fn new(duration: Duration) -> Self {
         let all = MultiProgress::with_draw_target(ProgressDrawTarget::stdout());
-        let style =
-            |template: &str| ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ");
+        let style = |template: &str| {
+            ProgressStyle::with_template(template)
+                .unwrap_or_else(|_| ProgressStyle::default_bar())
+                .progress_chars("=> ")
+        };
         let time = all.add(ProgressBar::new(duration.as_millis() as u64));
         time.set_style(style("load       {elapsed_precise} [{bar:40}] {percent}%"));
         let numbers = all.add(ProgressBar::new_spinner());

@@ -56,13 +56,17 @@ pub(crate) fn whereabouts(arguments: &WhereArguments) -> Result<(), Failure> {
 const RANGES: usize = 80;
 
 fn render_slots(report: &SlotsReport) -> String {
-    let rows: Vec<Vec<String>> =
-        report.nodes.iter().map(|node| vec![node.node.clone(), count(node.slots), shortened(&node.ranges, RANGES)]).collect();
+    let rows: Vec<Vec<String>> = report
+        .nodes
+        .iter()
+        .map(|node| vec![node.node.clone(), count(node.slots), shortened(&node.ranges, RANGES)])
+        .collect();
     let mut out = table(&[text("NODE"), number("SLOTS"), text("RANGES")], &rows);
     if !report.in_transit.is_empty() {
         let columns = [number("MOVE"), text("FROM"), text("TO"), number("SLOTS"), text("STAGE"), text("WHICH")];
         let row = |transit: &TransitReport| {
-            let stage = if transit.keys_only { format!("{}, single keys", transit.stage) } else { transit.stage.clone() };
+            let stage =
+                if transit.keys_only { format!("{}, single keys", transit.stage) } else { transit.stage.clone() };
             vec![
                 transit.move_id.to_string(),
                 transit.from.clone(),
@@ -93,12 +97,21 @@ fn render_keys(report: &WhereReport) -> String {
         (Some(transit), _) if transit.stage == "moving" && transit.keys_only => {
             format!("move {} takes some keys of its slot to {}", transit.move_id, transit.to)
         }
-        (Some(transit), _) if transit.stage == "moving" => format!("in transit to {} (move {})", transit.to, transit.move_id),
+        (Some(transit), _) if transit.stage == "moving" => {
+            format!("in transit to {} (move {})", transit.to, transit.move_id)
+        }
         (_, true) => format!("moved alone; its slot is at {}", key.owner),
         _ => String::new(),
     };
-    let row =
-        |key: &KeyReport| vec![key.key.clone(), key.slot.to_string(), key.node.clone(), key.hash_tag.clone().unwrap_or_default(), now(key)];
+    let row = |key: &KeyReport| {
+        vec![
+            key.key.clone(),
+            key.slot.to_string(),
+            key.node.clone(),
+            key.hash_tag.clone().unwrap_or_default(),
+            now(key),
+        ]
+    };
     let columns = [text("KEY"), number("SLOT"), text("NODE"), text("HASH TAG"), text("NOW")];
     table(&columns, &report.keys.iter().map(row).collect::<Vec<_>>())
 }
@@ -111,12 +124,23 @@ mod tests {
 
     #[test]
     fn the_map_shows_what_is_needed_to_find_a_key() {
-        let node = |name: &str, slots, ranges: &str| NodeSlotsReport { node: name.into(), slots, ranges: ranges.into(), exceptions: 0 };
-        let mut map = SlotsReport { nodes: vec![node("a:1", 16384, "0-16383"), node("b:1", 0, "none")], ..SlotsReport::default() };
+        let node = |name: &str, slots, ranges: &str| NodeSlotsReport {
+            node: name.into(),
+            slots,
+            ranges: ranges.into(),
+            exceptions: 0,
+        };
+        let mut map = SlotsReport {
+            nodes: vec![node("a:1", 16384, "0-16383"), node("b:1", 0, "none")],
+            ..SlotsReport::default()
+        };
         assert_eq!(render_slots(&map), "NODE   SLOTS  RANGES\na:1   16 384  0-16383\nb:1        0  none\n");
         let many: Vec<String> = (0..1000).map(|number| (number * 2).to_string()).collect();
         let scattered = SlotsReport { nodes: vec![node("a:1", 1000, &many.join(","))], ..SlotsReport::default() };
-        assert!(render_slots(&scattered).lines().all(|line| line.len() < 110) && render_slots(&scattered).ends_with("...\n"));
+        assert!(
+            render_slots(&scattered).lines().all(|line| line.len() < 110)
+                && render_slots(&scattered).ends_with("...\n")
+        );
         let transit = TransitReport {
             move_id: 3,
             from: "a:1".into(),
@@ -129,7 +153,11 @@ mod tests {
         map.in_transit.push(transit.clone());
         map.exceptions.push(ExceptionsReport { slot: 9, owner: "a:1".into(), node: "b:1".into(), keys: 2 });
         let shown = render_slots(&map);
-        assert!(shown.contains("   3  a:1   b:1      1  moving  5\n") && shown.contains("   9  a:1    b:1              2\n"), "{shown}");
+        assert!(
+            shown.contains("   3  a:1   b:1      1  moving  5\n")
+                && shown.contains("   9  a:1    b:1              2\n"),
+            "{shown}"
+        );
 
         let key = KeyReport {
             key: "{t}k".into(),
@@ -145,7 +173,8 @@ mod tests {
         let lines: Vec<&str> = shown.lines().collect();
         assert_eq!(lines[1].trim_end(), "{t}k     5  a:1   t");
         assert!(
-            lines[2].ends_with("in transit to b:1 (move 3)") && lines[3].ends_with("b:1   t         moved alone; its slot is at a:1"),
+            lines[2].ends_with("in transit to b:1 (move 3)")
+                && lines[3].ends_with("b:1   t         moved alone; its slot is at a:1"),
             "{shown}"
         );
     }

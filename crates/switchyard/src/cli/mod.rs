@@ -191,9 +191,18 @@ mod tests {
     #[test]
     fn the_router_may_be_named_before_and_behind_what_is_asked_of_it() {
         for (line, is_heard) in [
-            ("nodes --admin a:1 --json remove n", "RemoveArguments { address: \"n\", flags: AdminFlags { admin: Some(\"a:1\")"),
-            ("nodes remove n --admin a:1 --json", "RemoveArguments { address: \"n\", flags: AdminFlags { admin: Some(\"a:1\")"),
-            ("nodes --json remove --admin a:1 n", "RemoveArguments { address: \"n\", flags: AdminFlags { admin: Some(\"a:1\")"),
+            (
+                "nodes --admin a:1 --json remove n",
+                "RemoveArguments { address: \"n\", flags: AdminFlags { admin: Some(\"a:1\")",
+            ),
+            (
+                "nodes remove n --admin a:1 --json",
+                "RemoveArguments { address: \"n\", flags: AdminFlags { admin: Some(\"a:1\")",
+            ),
+            (
+                "nodes --json remove --admin a:1 n",
+                "RemoveArguments { address: \"n\", flags: AdminFlags { admin: Some(\"a:1\")",
+            ),
             ("moves --json --admin a:1 pause 7", "IdArguments { id: 7, flags: AdminFlags { admin: Some(\"a:1\")"),
         ] {
             let line = std::iter::once("switchyard").chain(line.split(' '));
@@ -202,7 +211,10 @@ mod tests {
             let (flags, _) = flags.split_once('}').expect("their end");
             assert!(flags.contains("json: true"), "{command}");
         }
-        let nodes = format!("{:?}", Cli::try_parse_from(["switchyard", "nodes", "--admin", "a:1"]).expect("it is understood").command);
+        let nodes = format!(
+            "{:?}",
+            Cli::try_parse_from(["switchyard", "nodes", "--admin", "a:1"]).expect("it is understood").command
+        );
         assert!(nodes.contains("Some(\"a:1\")"), "{nodes}");
     }
 
@@ -218,7 +230,10 @@ mod tests {
                 assert!(help.contains(flag), "{verb} without {flag}:\n{help}");
             }
             for flag in ["--listen", "--port", "--workers", "--log-level", "--cluster", "--allow-open-listener"] {
-                assert!(!help.contains(&format!("{flag} <")) && !help.contains(&format!("{flag}\n")), "{verb} with {flag}:\n{help}");
+                assert!(
+                    !help.contains(&format!("{flag} <")) && !help.contains(&format!("{flag}\n")),
+                    "{verb} with {flag}:\n{help}"
+                );
             }
         }
         assert!(help("serve").contains("--listen <") && help("serve").contains("--log-level <"));

@@ -31,8 +31,9 @@ pub(super) struct HowFlags {
     #[arg(long, value_name = "NAME", value_parser = Protocol::ALL.map(|(_, name)| name))]
     protocol: Option<String>,
 
-    /// The protocol with what makes it correct, or with --allow-key-loss as its paper has it (netmigrate, rocksteady, fulva, bloom): copies overwrite newer
-    /// writes, deleted keys come back, INCR begins with nothing, and filters are believed
+    /// The protocol with what makes it correct, or with --allow-key-loss as its paper has it (netmigrate, rocksteady,
+    /// fulva, bloom): copies overwrite newer writes, deleted keys come back, INCR begins with nothing, and filters are
+    /// believed
     #[arg(long, value_name = "MODE", value_parser = ["safe", "paper"])]
     mode: Option<String>,
 
@@ -40,7 +41,8 @@ pub(super) struct HowFlags {
     #[arg(long, value_name = "NAME", value_parser = Kind::ALL.map(Kind::name), requires = "mode")]
     tracker: Option<String>,
 
-    /// With --mode paper: ranges of hashes that move one after the other; for bloom the number of keys that its filter is made for
+    /// With --mode paper: ranges of hashes that move one after the other; for bloom the number of keys that its filter
+    /// is made for
     #[arg(long, value_name = "COUNT", requires = "mode")]
     groups: Option<u32>,
 
@@ -60,7 +62,8 @@ pub(super) struct HowFlags {
     #[arg(long)]
     purge_target: bool,
 
-    /// Go on by a protocol that loses keys: stop-and-copy when a node restarts in the middle of the move, and --mode paper
+    /// Go on by a protocol that loses keys: stop-and-copy when a node restarts in the middle of the move, and --mode
+    /// paper
     #[arg(long)]
     allow_key_loss: bool,
 }
@@ -73,7 +76,8 @@ impl HowFlags {
             durability: self.durability.clone(),
             protocol: self.protocol.clone(),
             paper: (self.mode.as_deref() == Some("paper")).then(|| {
-                let (tracker, groups, bits, no_forwarding) = (self.tracker.clone(), self.groups, self.bits, self.no_forwarding);
+                let (tracker, groups, bits, no_forwarding) =
+                    (self.tracker.clone(), self.groups, self.bits, self.no_forwarding);
                 Box::new(PaperRequest { tracker, groups, bits, no_forwarding })
             }),
             allow_direct_clients: self.allow_direct_clients,
@@ -119,11 +123,13 @@ pub(crate) struct Arguments {
     #[arg(long, conflicts_with_all = ["keys", "home"])]
     all: bool,
 
-    /// Not slots but the keys (at the source, if it is given) that match this pattern, as KEYS has it, or one key by its name
+    /// Not slots but the keys (at the source, if it is given) that match this pattern, as KEYS has it, or one key by
+    /// its name
     #[arg(long, value_name = "PATTERN")]
     keys: Option<String>,
 
-    /// Keys that live (at the source, if it is given) without their slots go to the owners of these (with --keys: those that match)
+    /// Keys that live (at the source, if it is given) without their slots go to the owners of these (with --keys: those
+    /// that match)
     #[arg(long)]
     home: bool,
 
@@ -144,7 +150,9 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.slots.is_none() && arguments.keys.is_none() && !arguments.all && !arguments.home {
-        let text = "say what to move: --slots RANGES, --all, --keys PATTERN or --home. Examples: switchyard move --help".to_owned();
+        let text =
+            "say what to move: --slots RANGES, --all, --keys PATTERN or --home. Examples: switchyard move --help"
+                .to_owned();
         return Err(Problems(vec![Problem { place: None, text }]).into());
     }
     let client = AdminClient::new(&arguments.flags)?;
@@ -227,19 +235,36 @@ mod tests {
 
     #[test]
     fn a_plan_is_a_table() {
-        let planned =
-            |id, ranges: &str| PlannedReport { id, from: "a:1".into(), to: "b:1".into(), slots: 1234, ranges: ranges.into(), keys: None };
-        let shown = render(&PlanReport { dry_run: false, moves: vec![planned(Some(7), "0-1233")], notes: Vec::new() }, false);
+        let planned = |id, ranges: &str| PlannedReport {
+            id,
+            from: "a:1".into(),
+            to: "b:1".into(),
+            slots: 1234,
+            ranges: ranges.into(),
+            keys: None,
+        };
+        let shown =
+            render(&PlanReport { dry_run: false, moves: vec![planned(Some(7), "0-1233")], notes: Vec::new() }, false);
         assert!(shown.contains("   7  a:1   b:1  1 234  0-1233\n"), "{shown}");
         let many = (0..100).map(|i| (i * 2).to_string()).collect::<Vec<_>>().join(",");
-        let shown = render(&PlanReport { dry_run: true, moves: vec![planned(None, &many)], notes: vec!["think twice".to_owned()] }, false);
+        let shown = render(
+            &PlanReport { dry_run: true, moves: vec![planned(None, &many)], notes: vec!["think twice".to_owned()] },
+            false,
+        );
         assert!(
-            shown.contains("0,2,4,6,8,10,12,14,16,18,20,22,24,26,28...\n") && shown.contains("NOTE: think twice\nonly planned"),
+            shown.contains("0,2,4,6,8,10,12,14,16,18,20,22,24,26,28...\n")
+                && shown.contains("NOTE: think twice\nonly planned"),
             "{shown}"
         );
         let of_keys = PlannedReport { keys: Some(7), ..planned(None, "5") };
-        let shown = render(&PlanReport { dry_run: true, moves: vec![of_keys, planned(None, "6")], ..PlanReport::default() }, false);
-        assert!(shown.contains("   -  a:1   b:1     7  1 234  5\n") && shown.contains("b:1   all  1 234  6"), "{shown}");
+        let shown = render(
+            &PlanReport { dry_run: true, moves: vec![of_keys, planned(None, "6")], ..PlanReport::default() },
+            false,
+        );
+        assert!(
+            shown.contains("   -  a:1   b:1     7  1 234  5\n") && shown.contains("b:1   all  1 234  6"),
+            "{shown}"
+        );
         assert_eq!(render(&PlanReport::default(), false), "nothing is to be moved\n");
     }
 }

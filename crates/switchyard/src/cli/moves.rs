@@ -90,7 +90,8 @@ struct AbortArguments {
     #[arg(long, conflicts_with = "lose_source")]
     lose_target: bool,
 
-    /// The source is lost for good: what the target has of the slots being moved now is served there, the rest of them is lost
+    /// The source is lost for good: what the target has of the slots being moved now is served there, the rest of them
+    /// is lost
     #[arg(long)]
     lose_source: bool,
 
@@ -268,7 +269,8 @@ fn render(report: &MovesReport) -> String {
     } else {
         out.push_str(&table(&columns, &report.moves.iter().map(row).collect::<Vec<_>>()));
     }
-    for (id, text) in report.moves.iter().chain(&report.ended).filter_map(|report| Some((report.id, big_keys(report)?))) {
+    for (id, text) in report.moves.iter().chain(&report.ended).filter_map(|report| Some((report.id, big_keys(report)?)))
+    {
         out.push_str(&format!("move {id}: {text}\n"));
     }
     let latest: Vec<Vec<String>> = report.ended.iter().rev().take(10).map(row).collect();
@@ -277,8 +279,12 @@ fn render(report: &MovesReport) -> String {
         out.push_str(&table(&columns, &latest));
     }
     if !report.brought_home.is_empty() {
-        let by_command: Vec<String> = report.brought_home.iter().map(|home| format!("{} {}", home.command, count(home.keys))).collect();
-        out.push_str(&format!("\nkeys brought home because commands needed them with others: {}\n", by_command.join(", ")));
+        let by_command: Vec<String> =
+            report.brought_home.iter().map(|home| format!("{} {}", home.command, count(home.keys))).collect();
+        out.push_str(&format!(
+            "\nkeys brought home because commands needed them with others: {}\n",
+            by_command.join(", ")
+        ));
     }
     if let Some(trouble) = &report.journal.trouble {
         out.push_str(&format!("\n{trouble}\n"));
@@ -309,16 +315,22 @@ pub(super) fn watch(client: &AdminClient, ids: Option<&[u64]>, json: bool) -> Re
     let interrupted = interrupt::flag()?;
     loop {
         if interrupted.load(Ordering::Relaxed) {
-            let what = if watched.as_ref().is_some_and(|watched| watched.len() == 1) { "the move goes" } else { "moves go" };
+            let what =
+                if watched.as_ref().is_some_and(|watched| watched.len() == 1) { "the move goes" } else { "moves go" };
             return Err(Failure::Failed(anyhow!(
                 "stopped watching, and {what} on: `switchyard moves watch` shows how far, `switchyard moves abort ID` ends one"
             )));
         }
         let body = match client.get("/api/v1/moves") {
             Ok(body) => body,
-            Err(error) if watched.is_some() && away_since.is_none_or(|since: Instant| since.elapsed() < AWAY_PATIENCE) => {
+            Err(error)
+                if watched.is_some() && away_since.is_none_or(|since: Instant| since.elapsed() < AWAY_PATIENCE) =>
+            {
                 if away_since.is_none() {
-                    eprintln!("{error:#}. Waits for the router for {} s: moves go on when it serves again", AWAY_PATIENCE.as_secs());
+                    eprintln!(
+                        "{error:#}. Waits for the router for {} s: moves go on when it serves again",
+                        AWAY_PATIENCE.as_secs()
+                    );
                 }
                 away_since.get_or_insert_with(Instant::now);
                 std::thread::sleep(LOOK);
@@ -389,11 +401,20 @@ fn numbers(report: &MoveReport) -> String {
     let holds = match report.holds {
         0 => String::new(),
         _ => {
-            format!(", commands waited p50 {} p99 {} max {}", held(report.hold_p50_us), held(report.hold_p99_us), held(report.hold_max_us))
+            format!(
+                ", commands waited p50 {} p99 {} max {}",
+                held(report.hold_p50_us),
+                held(report.hold_p99_us),
+                held(report.hold_max_us)
+            )
         }
     };
     // A move of named keys takes no slots.
-    let slots = if report.keys.is_some() { String::new() } else { format!("{}/{} slots, ", count(report.slots_done), count(report.slots)) };
+    let slots = if report.keys.is_some() {
+        String::new()
+    } else {
+        format!("{}/{} slots, ", count(report.slots_done), count(report.slots))
+    };
     let known = |text: String| if bytes_are_known(report) { text + ", " } else { String::new() };
     format!(
         "{slots}{} keys, {}{:.0}%, {}{} keys/s{left}{pulled}{holds}: {}{}",
@@ -421,11 +442,19 @@ fn big_keys(report: &MoveReport) -> Option<String> {
     }
     if report.big_whole > 0 {
         let longest = millis(Duration::from_micros(report.big_whole_max_us));
-        parts.push(format!("{} moved whole, up to {longest} each (the last: {})", count(report.big_whole), report.big_whole_last));
+        parts.push(format!(
+            "{} moved whole, up to {longest} each (the last: {})",
+            count(report.big_whole),
+            report.big_whole_last
+        ));
     }
     for big in &report.big {
         let again = if big.restarts > 0 { format!(", begun {} times", big.restarts + 1) } else { String::new() };
-        let state = if big.is_read { "copied, following writes".to_owned() } else { format!("{} copied", describe_size(big.copied)) };
+        let state = if big.is_read {
+            "copied, following writes".to_owned()
+        } else {
+            format!("{} copied", describe_size(big.copied))
+        };
         parts.push(format!("a {} of {} {state}{again}", big.kind, describe_size(big.bytes)));
     }
     (!parts.is_empty()).then(|| format!("big keys: {}", parts.join("; ")))
@@ -434,7 +463,8 @@ fn big_keys(report: &MoveReport) -> Option<String> {
 /// Where there is no terminal: a line for each that has changed.
 fn lines(shown: &[&MoveReport], said: &mut BTreeMap<u64, String>) {
     for report in shown {
-        let line = format!("move {} {} -> {} {}: {}", report.id, report.from, report.to, state(report), numbers(report));
+        let line =
+            format!("move {} {} -> {} {}: {}", report.id, report.from, report.to, state(report), numbers(report));
         if said.get(&report.id) != Some(&line) {
             // A pipe that nobody reads any more is no reason to stop waiting.
             let _ = writeln!(std::io::stdout(), "{line}");
@@ -456,7 +486,9 @@ impl Bars {
         for report in shown {
             let (bar, line) = self.by_move.entry(report.id).or_insert_with(|| {
                 let style = |template: &str| {
-                    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ")
+                    ProgressStyle::with_template(template)
+                        .unwrap_or_else(|_| ProgressStyle::default_bar())
+                        .progress_chars("=> ")
                 };
                 let bar = all.add(ProgressBar::new(1000));
                 bar.set_style(style("{prefix} [{bar:40}] {percent}% {msg}"));
@@ -513,18 +545,32 @@ mod tests {
     #[test]
     fn what_moves_is_seen_at_a_glance() {
         let stopped = MoveReport { id: 6, state: MoveState::Stopped, doing: "the target is full".into(), ..running() };
-        let journal = switchyard_control::admin::JournalReport { trouble: Some("no room".into()), ..Default::default() };
+        let journal =
+            switchyard_control::admin::JournalReport { trouble: Some("no room".into()), ..Default::default() };
         let home = |command: &str, keys| HomeReport { command: command.to_owned(), keys };
         let colocations = MoveReport { id: 8, home_for: vec![home("RENAME", 1)], ..running() };
         let brought_home = vec![home("EVAL", 1200), home("RENAME", 3)];
-        let shown =
-            render(&MovesReport { moves: vec![running(), colocations], ended: vec![stopped], journal, brought_home, ..Default::default() });
+        let shown = render(&MovesReport {
+            moves: vec![running(), colocations],
+            ended: vec![stopped],
+            journal,
+            brought_home,
+            ..Default::default()
+        });
         let lines: Vec<&str> = shown.lines().collect();
         assert!(lines[1].contains("a:1   b:1  running  25/100  1 500/6 000  12.0 kB   25%"), "{shown}");
-        assert!(lines[1].contains("2.5 MB/s") && lines[1].contains("1m 15s") && lines[1].contains("0.400 ms/2.00 ms/12.0 ms"), "{shown}");
+        assert!(
+            lines[1].contains("2.5 MB/s")
+                && lines[1].contains("1m 15s")
+                && lines[1].contains("0.400 ms/2.00 ms/12.0 ms"),
+            "{shown}"
+        );
         assert!(lines[2].contains("moving (brings home what RENAME needs)"), "{shown}");
         assert!(shown.contains("with others: EVAL 1 200, RENAME 3\n"), "{shown}");
-        assert!(shown.contains("STOPPED") && shown.contains("the target is full") && shown.ends_with("no room\n"), "{shown}");
+        assert!(
+            shown.contains("STOPPED") && shown.contains("the target is full") && shown.ends_with("no room\n"),
+            "{shown}"
+        );
         assert_eq!(render(&MovesReport::default()), "no moves are under way\n");
     }
 

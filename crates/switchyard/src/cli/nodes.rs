@@ -1,7 +1,9 @@
 //! `switchyard nodes`: the nodes behind a running router, and how one joins and goes.
 
 use clap::{Args, Subcommand};
-use switchyard_control::admin::{AddNodeRequest, BalanceRequest, LinkReport, NodeReport, NodesReport, PlanReport, Silence};
+use switchyard_control::admin::{
+    AddNodeRequest, BalanceRequest, LinkReport, NodeReport, NodesReport, PlanReport, Silence,
+};
 use switchyard_control::nodes::parse_endpoint;
 
 use super::Failure;
@@ -183,8 +185,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             // With the port, which may have been left out.
             let name = parse_endpoint(&given.address).unwrap_or_else(|_| given.address.clone());
             let notes = notes(&client.read(&body)?);
-            return client
-                .say(&body, &format!("{name} has joined; it owns no slots until `switchyard balance` or `switchyard move`{notes}"));
+            return client.say(
+                &body,
+                &format!("{name} has joined; it owns no slots until `switchyard balance` or `switchyard move`{notes}"),
+            );
         }
         Some(Command::Drain(given)) => {
             let client = AdminClient::new(&given.flags)?;
@@ -194,13 +198,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         Some(Command::Undrain(given)) => {
             let client = AdminClient::new(&given.flags)?;
-            let body = client.post_json(&format!("/api/v1/nodes/{}/undrain", encoded(&given.address)), &serde_json::json!({}))?;
+            let body = client
+                .post_json(&format!("/api/v1/nodes/{}/undrain", encoded(&given.address)), &serde_json::json!({}))?;
             let notes = notes(&client.read(&body)?);
-            return client.say(&body, &format!("{} may get slots again; `switchyard balance` gives it its share{notes}", given.address));
+            return client.say(
+                &body,
+                &format!("{} may get slots again; `switchyard balance` gives it its share{notes}", given.address),
+            );
         }
         Some(Command::Remove(given)) => {
             let client = AdminClient::new(&given.flags)?;
-            let body = client.post_json(&format!("/api/v1/nodes/{}/remove", encoded(&given.address)), &serde_json::json!({}))?;
+            let body = client
+                .post_json(&format!("/api/v1/nodes/{}/remove", encoded(&given.address)), &serde_json::json!({}))?;
             return client.say(&body, &format!("{} is gone", given.address));
         }
     };
@@ -261,11 +270,18 @@ pub(super) fn render(nodes: &[NodeReport]) -> String {
             out.push_str(&format!("{}: {condition}\n", node.address));
         }
         if node.drained {
-            out.push_str(&format!("{0}: drained; it gets no slots before `switchyard nodes undrain {0}`\n", node.address));
+            out.push_str(&format!(
+                "{0}: drained; it gets no slots before `switchyard nodes undrain {0}`\n",
+                node.address
+            ));
         }
         if node.exceptions > 0 {
             let keys = if node.exceptions == 1 { "key" } else { "keys" };
-            out.push_str(&format!("{}: also holds {} {keys} moved there alone\n", node.address, count(node.exceptions)));
+            out.push_str(&format!(
+                "{}: also holds {} {keys} moved there alone\n",
+                node.address,
+                count(node.exceptions)
+            ));
         }
         if let Some(primary) = node.primary {
             let replicas: Vec<String> = node.replicas.iter().map(ToString::to_string).collect();
@@ -301,7 +317,8 @@ mod tests {
             silence: None,
             refuses_writes: None,
         };
-        let shown = render(&[node(1, LinkReport::Up), node(2, LinkReport::Down { reason: "connection refused".to_owned() })]);
+        let shown =
+            render(&[node(1, LinkReport::Up), node(2, LinkReport::Down { reason: "connection refused".to_owned() })]);
         let lines: Vec<&str> = shown.lines().collect();
         assert_eq!(lines[0], "ID  NODE            LINK  SLOTS  SERVER        REQUESTS  ERRORS  IN FLIGHT");
         assert_eq!(lines[1], " 1  127.0.0.1:7001  up    8 192  redis 7.0.15    12 345       0          2");
@@ -317,13 +334,19 @@ mod tests {
         silent.silence = Some(Silence::Silent { seconds: 3.2 });
         silent.refuses_writes = Some("MISCONF it cannot save".to_owned());
         let shown = render(&[silent]);
-        assert!(shown.contains("  SILENT  ") && shown.contains("127.0.0.1:7002: silent: it has not answered for 3 s\n"), "{shown}");
+        assert!(
+            shown.contains("  SILENT  ") && shown.contains("127.0.0.1:7002: silent: it has not answered for 3 s\n"),
+            "{shown}"
+        );
         assert!(shown.ends_with("127.0.0.1:7002: refuses writes: MISCONF it cannot save\n"), "{shown}");
 
         let mut with_replicas = node(3, LinkReport::Up);
         with_replicas.primary = Some("127.0.0.1:7103".parse().expect("an address"));
         let shown = render(&[with_replicas.clone()]);
-        assert!(shown.ends_with("127.0.0.1:7003: its primary is 127.0.0.1:7103; replicas fit to be read: none\n"), "{shown}");
+        assert!(
+            shown.ends_with("127.0.0.1:7003: its primary is 127.0.0.1:7103; replicas fit to be read: none\n"),
+            "{shown}"
+        );
         with_replicas.replicas = vec!["127.0.0.1:7003".parse().expect("an address")];
         assert!(render(&[with_replicas]).ends_with("replicas fit to be read: 127.0.0.1:7003\n"));
     }

@@ -2,8 +2,8 @@
 
 use clap::{Args, Subcommand};
 use switchyard_control::admin::{
-    AlternativeReport, AutomationReport, AutomationRequest, DecisionReport, HistoryReport, NodeOutlookReport, PlanRequest, PriceReport,
-    StepReport,
+    AlternativeReport, AutomationReport, AutomationRequest, DecisionReport, HistoryReport, NodeOutlookReport,
+    PlanRequest, PriceReport, StepReport,
 };
 use switchyard_resp::units::{counted, describe_size};
 
@@ -76,7 +76,9 @@ struct HistoryArguments {
 }
 
 #[derive(Debug, Args)]
-#[command(after_long_help = "Examples:\n  switchyard plan replay 12\n\nExit codes: 0 it worked; 1 there is no such decision")]
+#[command(
+    after_long_help = "Examples:\n  switchyard plan replay 12\n\nExit codes: 0 it worked; 1 there is no such decision"
+)]
 struct ReplayArguments {
     /// Number of the decision
     #[arg(value_name = "ID")]
@@ -123,7 +125,10 @@ pub(crate) struct AutomationArguments {
 
 fn times(text: &str) -> Result<f64, String> {
     let number = text.strip_prefix(['x', '×']).unwrap_or(text).parse::<f64>();
-    number.ok().filter(|times| (0.0..=1000.0).contains(times)).ok_or_else(|| format!("{text:?} is no factor: write x2, or 0.5"))
+    number
+        .ok()
+        .filter(|times| (0.0..=1000.0).contains(times))
+        .ok_or_else(|| format!("{text:?} is no factor: write x2, or 0.5"))
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -138,7 +143,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         Some(Command::Undo(UndoArguments { id, flags })) => {
             let client = AdminClient::new(flags)?;
-            return client.print(&client.post_json(PATH, &PlanRequest { undo: Some(*id), ..PlanRequest::default() })?, decision);
+            return client
+                .print(&client.post_json(PATH, &PlanRequest { undo: Some(*id), ..PlanRequest::default() })?, decision);
         }
         None => {}
     }
@@ -171,7 +177,9 @@ fn automation(report: &AutomationReport) -> String {
     match (&*report.mode, &report.rests) {
         (_, Some(why)) => format!("automation rests: {why}"),
         ("on", None) => "automation acts: [planner] mode is \"on\" (the autoscaler: `switchyard autoscale`)".to_owned(),
-        (mode, None) => format!("the planner does not act: [planner] mode is {mode:?} (the autoscaler: `switchyard autoscale`)"),
+        (mode, None) => {
+            format!("the planner does not act: [planner] mode is {mode:?} (the autoscaler: `switchyard autoscale`)")
+        }
     }
 }
 
@@ -183,14 +191,20 @@ fn history(report: &HistoryReport) -> String {
     for decision in &report.decisions {
         let outcome = decision.outcome.as_deref().unwrap_or("not carried out");
         let id = decision.id.unwrap_or_default();
-        out.push_str(&format!("\n{id}  {}  by {}\n    {}\n    {outcome}\n", ago(decision.at), decision.by, decision.says));
+        out.push_str(&format!(
+            "\n{id}  {}  by {}\n    {}\n    {outcome}\n",
+            ago(decision.at),
+            decision.by,
+            decision.says
+        ));
     }
     out
 }
 
 /// The age of a time.
 pub(super) fn ago(seconds: u64) -> String {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(seconds, |since| since.as_secs());
+    let now =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(seconds, |since| since.as_secs());
     match now.saturating_sub(seconds) {
         seconds @ 0..120 => format!("{seconds} s ago"),
         seconds @ 120..7200 => format!("{} min ago", seconds / 60),
@@ -206,7 +220,10 @@ fn decision(report: &DecisionReport) -> String {
         vec![node.clone(), rate(*requests_per_second), rate(*limit_per_second), rate(*after_per_second)]
     };
     let rows: Vec<Vec<String>> = report.nodes.iter().map(row).collect();
-    out.push_str(&format!("\n{}", table(&[text("node"), number("requests/s"), number("limit"), number("then")], &rows)));
+    out.push_str(&format!(
+        "\n{}",
+        table(&[text("node"), number("requests/s"), number("limit"), number("then")], &rows)
+    ));
     if !report.steps.is_empty() {
         let row = |step: &StepReport| {
             let StepReport { what, key, slots, from, to, requests_per_second, bytes } = step;
@@ -239,7 +256,8 @@ fn decision(report: &DecisionReport) -> String {
         out.push_str(&format!("{outcome}\n"));
     }
     if let Some(applied) = &report.applied {
-        let moves: Vec<String> = applied.moves.iter().filter_map(|planned| planned.id).map(|id| id.to_string()).collect();
+        let moves: Vec<String> =
+            applied.moves.iter().filter_map(|planned| planned.id).map(|id| id.to_string()).collect();
         let id = report.id.unwrap_or_default();
         out.push_str(&format!(
             "decision {id} is begun as {} ({}); `switchyard moves watch` shows how far it is\n",

@@ -1,8 +1,9 @@
 //! `switchyard recover`: makes a lost slot map anew from where the keys are.
 //!
-//! It reads the names of all keys of all nodes and writes nothing but a state directory that has no slot map. Where keys of one slot are at
-//! several nodes (a move was under way, or keys had been moved alone) the slot goes to the node with the most, and the others are keys that live alone.
-//! Of a key that is at several nodes the names do not tell which copy counts: then it stops and says so.
+//! It reads the names of all keys of all nodes and writes nothing but a state directory that has no slot map. Where
+//! keys of one slot are at several nodes (a move was under way, or keys had been moved alone) the slot goes to the node
+//! with the most, and the others are keys that live alone. Of a key that is at several nodes the names do not tell
+//! which copy counts: then it stops and says so.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -81,10 +82,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let listed: Vec<&str> = resolved.nodes.iter().map(|node| node.name.as_str()).collect();
     for node in &resolved.nodes {
         let Some(primary) = servers(node).into_iter().next() else { continue };
-        let mut connection =
-            NodeConnection::open(&primary.access, PATIENCE).map_err(|why| anyhow!("node {} {why}: every node must answer", node.name))?;
-        let routers =
-            connection.ask(&["CLIENT", "LIST"]).map(|list| routers(&list.text())).with_context(|| format!("node {}", node.name))?;
+        let mut connection = NodeConnection::open(&primary.access, PATIENCE)
+            .map_err(|why| anyhow!("node {} {why}: every node must answer", node.name))?;
+        let routers = connection
+            .ask(&["CLIENT", "LIST"])
+            .map(|list| routers(&list.text()))
+            .with_context(|| format!("node {}", node.name))?;
         if !routers.is_empty() {
             return Err(anyhow!(
                 "a router uses node {}, and keys may move while they are counted: stop it. Its state directory has the slot map (--state-dir), and knows all nodes",
@@ -158,7 +161,8 @@ fn count_keys(node: &mut NodeConnection) -> anyhow::Result<Vec<u64>> {
     Ok(keys)
 }
 
-/// The slot map that fits the keys best, and the slots whose keys are at several nodes. Numbers of nodes follow the order of the list.
+/// The slot map that fits the keys best, and the slots whose keys are at several nodes. Numbers of nodes follow the
+/// order of the list.
 fn assign(nodes: &[Counted]) -> anyhow::Result<(Topology, BTreeSet<Slot>)> {
     let names: Vec<String> = nodes.iter().map(|node| node.name.clone()).collect();
     let mut topology = Topology::even(&names)?;
@@ -188,14 +192,16 @@ struct Strays {
     too_many: bool,
 }
 
-/// So many names are remembered, at most: about 2 GB. An aborted copy may have left a node's keys at another one, and only one of the two counts.
+/// So many names are remembered, at most: about 2 GB. An aborted copy may have left a node's keys at another one, and
+/// only one of the two counts.
 const STRAYS_MAX: usize = 10_000_000;
 
 /// Visits the names of all keys of the node of this number.
 type EachKey<'a> = &'a mut dyn FnMut(&[u8]) -> ControlFlow<()>;
 
 impl Strays {
-    /// Looks for them by name: first at the nodes that do not get their slot, and then which of these are at the one that does.
+    /// Looks for them by name: first at the nodes that do not get their slot, and then which of these are at the one
+    /// that does.
     fn find(
         topology: &Topology,
         shared: &BTreeSet<Slot>,
@@ -275,7 +281,10 @@ fn settle(topology: Topology, strays: Strays, take_most: bool) -> anyhow::Result
         );
     }
     if !alone.is_empty() {
-        println!("{} elsewhere than most keys of the slot, and found there; `switchyard move --home` moves such keys", are(alone.len()));
+        println!(
+            "{} elsewhere than most keys of the slot, and found there; `switchyard move --home` moves such keys",
+            are(alone.len())
+        );
     }
     Ok(topology.with_stored_exceptions(alone)?)
 }
@@ -306,9 +315,14 @@ mod tests {
         let nodes = [node("a:1", &[(16383, 5)]), node("b:1", &[(0, 1), (1, 2)])];
         let (topology, shared) = assign(&nodes).expect("a map");
         assert_eq!([0, 1, 16383].map(|s| topology.owner(slot(s))), [NodeId(1), NodeId(1), NodeId(0)]);
-        assert_eq!((topology.owner(slot(2)), topology.owner(slot(16382))), (NodeId(0), NodeId(1)), "slots without keys are even");
+        assert_eq!(
+            (topology.owner(slot(2)), topology.owner(slot(16382))),
+            (NodeId(0), NodeId(1)),
+            "slots without keys are even"
+        );
         assert!(shared.is_empty());
-        let (topology, shared) = assign(&[node("a:1", &[(7, 5), (8, 1)]), node("b:1", &[(7, 2), (8, 9)])]).expect("a map");
+        let (topology, shared) =
+            assign(&[node("a:1", &[(7, 5), (8, 1)]), node("b:1", &[(7, 2), (8, 9)])]).expect("a map");
         assert_eq!([7, 8].map(|s| topology.owner(slot(s))), [NodeId(0), NodeId(1)]);
         assert_eq!(shared, BTreeSet::from([slot(7), slot(8)]));
     }
@@ -345,7 +359,8 @@ mod tests {
         let owned: Vec<&str> = copied.iter().copied().chain(["more"]).collect();
         let topology = settled(&[&copied, &owned], true).expect("each is at the node of its slot");
         assert_eq!(["{a}1", "{a}more"].map(|key| topology.lives_at(key.as_bytes()).0), [1, 1]);
-        let error = settled(&[&copied, &["x"; EXCEPTIONS_MAX + 2]], true).expect_err("they are only elsewhere").to_string();
+        let error =
+            settled(&[&copied, &["x"; EXCEPTIONS_MAX + 2]], true).expect_err("they are only elsewhere").to_string();
         assert!(error.contains("only elsewhere"), "{error}");
     }
 }

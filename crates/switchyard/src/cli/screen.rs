@@ -1,6 +1,7 @@
 //! `--watch` on a terminal: each frame replaces the one before, and fits the window.
 //!
-//! Lines that are too long or too many are cut rather than wrapped: a frame that scrolls moves its most important lines out of the window.
+//! Lines that are too long or too many are cut rather than wrapped: a frame that scrolls moves its most important lines
+//! out of the window.
 
 use std::io::{IsTerminal as _, Write as _, stdout};
 
@@ -34,8 +35,9 @@ impl Window {
         let _ = out.write_all(self.frame(text).as_bytes()).and_then(|()| out.flush());
     }
 
-    /// The bytes of a frame, for one write: the window is cleared, and filled from its top left corner. Without a line break after the last line, which would
-    /// scroll. The terminal does not wrap in the meantime, because a character may be wider than one column.
+    /// The bytes of a frame, for one write: the window is cleared, and filled from its top left corner. Without a line
+    /// break after the last line, which would scroll. The terminal does not wrap in the meantime, because a character
+    /// may be wider than one column.
     fn frame(self, text: &str) -> String {
         let lines = text.lines().take(self.rows).map(|line| line.chars().take(self.columns).collect::<String>());
         format!("\x1b[?7l\x1b[H\x1b[J{}\x1b[?7h", lines.collect::<Vec<_>>().join("\r\n"))

@@ -48,23 +48,31 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     flags: ConfigFlags,
 
-    /// Wait until no other router serves these nodes, then take over. The state directory is the other router's own (shared), or a
-    /// copy of it (copy); see docs/high-availability.md
+    /// Wait until no other router serves these nodes, then take over. The state directory is the other router's own
+    /// (shared), or a copy of it (copy); see docs/high-availability.md
     #[arg(long, value_name = "WITH", value_enum)]
     standby: Option<With>,
 
-    /// Make a slot map at a first start although another router serves the nodes. Keys are found only as long as neither moves any: for
-    /// measurements
+    /// Make a slot map at a first start although another router serves the nodes. Keys are found only as long as
+    /// neither moves any: for measurements
     #[arg(long)]
     beside_another_router: bool,
 
-    /// Serve twemproxy's stats there, by nutcracker's names: one JSON document for each connection [default port: 22222]
+    /// Serve twemproxy's stats there, by nutcracker's names: one JSON document for each connection [default port:
+    /// 22222]
     #[arg(long, value_name = "HOST:PORT", requires = "twemproxy_config", conflicts_with = "node")]
     twemproxy_stats: Option<String>,
 
-    /// Keys at servers at which twemproxy's rule does not look for them stay and are not served (ignore), or are deleted in the background after the start
-    /// (remove)
-    #[arg(long, value_name = "WHAT", value_enum, default_value = "ignore", requires = "twemproxy_config", conflicts_with = "node")]
+    /// Keys at servers at which twemproxy's rule does not look for them stay and are not served (ignore), or are
+    /// deleted in the background after the start (remove)
+    #[arg(
+        long,
+        value_name = "WHAT",
+        value_enum,
+        default_value = "ignore",
+        requires = "twemproxy_config",
+        conflicts_with = "node"
+    )]
     strays: Strays,
 
     /// Check the configuration, show what it comes to, and exit (as check-config)
@@ -80,7 +88,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         With::Shared => Standby::Shared,
         With::Copy => Standby::Copy,
     });
-    let twemproxy =
-        serve::OfTwemproxy { stats: arguments.twemproxy_stats.clone(), removes_strays: matches!(arguments.strays, Strays::Remove) };
+    let twemproxy = serve::OfTwemproxy {
+        stats: arguments.twemproxy_stats.clone(),
+        removes_strays: matches!(arguments.strays, Strays::Remove),
+    };
     serve::run(arguments.flags.sources(), standby, arguments.beside_another_router, &twemproxy)
 }

@@ -37,7 +37,8 @@ pub(crate) struct Arguments {
     #[arg(long)]
     watch: bool,
 
-    /// Exit with 0 if the router is healthy, 1 if it is degraded, 2 if slots have no serving node, 3 if no router answers
+    /// Exit with 0 if the router is healthy, 1 if it is degraded, 2 if slots have no serving node, 3 if no router
+    /// answers
     #[arg(long, conflicts_with = "watch")]
     check: bool,
 
@@ -109,7 +110,8 @@ fn show(arguments: &Arguments) -> Result<(), Failure> {
         if !arguments.watch {
             return client.print(&body, render);
         }
-        let (status, load): (StatusReport, LoadReport) = (client.read(&body)?, client.read(&client.get("/api/v1/load")?)?);
+        let (status, load): (StatusReport, LoadReport) =
+            (client.read(&body)?, client.read(&client.get("/api/v1/load")?)?);
         if arguments.flags.json {
             println!("{}", serde_json::to_string(&load).map_err(anyhow::Error::from)?);
         } else if let Some(window) = Window::of_stdout() {
@@ -123,7 +125,9 @@ fn show(arguments: &Arguments) -> Result<(), Failure> {
 
 /// Orders the nodes by requests, so that the busiest are in a window that is too small for all.
 fn hottest_first(mut status: StatusReport, load: &LoadReport) -> StatusReport {
-    let rate = |node: &NodeReport| load.nodes.iter().find(|load| load.node == node.address).and_then(|load| load.requests_per_second);
+    let rate = |node: &NodeReport| {
+        load.nodes.iter().find(|load| load.node == node.address).and_then(|load| load.requests_per_second)
+    };
     status.nodes.sort_by(|one, other| rate(other).unwrap_or(0.0).total_cmp(&rate(one).unwrap_or(0.0)));
     status
 }
@@ -148,7 +152,9 @@ fn render_load(status: &StatusReport, load: &LoadReport) -> String {
         let unknown = NodeLoadReport::default();
         let load = load.nodes.iter().find(|load| load.node == node.address).unwrap_or(&unknown);
         let time = |us: Option<u64>| {
-            known(us.map(|us| if us < 10_000 { format!("{} us", count(us)) } else { format!("{} ms", count(us / 1000)) }))
+            known(
+                us.map(|us| if us < 10_000 { format!("{} us", count(us)) } else { format!("{} ms", count(us / 1000)) }),
+            )
         };
         vec![
             node.address.clone(),
@@ -243,7 +249,10 @@ mod tests {
         assert_eq!(verdict("", [down, up]), Verdict::Unserved);
         assert_eq!(verdict(r#","troubles":[{"slots":0,"what":"the disk is full"}]"#, [up, up]), Verdict::Degraded);
         assert_eq!(verdict(r#","troubles":[{"id":1,"slots":3,"what":"move 1 waits"}]"#, [up, up]), Verdict::Unserved);
-        assert_eq!(verdict(r#","automation":[{"name":"planner","mode":"on","rests":"why"}]"#, [up, up]), Verdict::Degraded);
+        assert_eq!(
+            verdict(r#","automation":[{"name":"planner","mode":"on","rests":"why"}]"#, [up, up]),
+            Verdict::Degraded
+        );
         assert_eq!(verdict(r#","automation":[{"name":"planner","mode":"on"}]"#, [up, up]), Verdict::Healthy);
     }
 
@@ -259,9 +268,20 @@ mod tests {
             ..StatusReport::default()
         }
         };
-        let load = |node: &str, rate| NodeLoadReport { node: node.to_owned(), requests_per_second: rate, ..NodeLoadReport::default() };
-        let load = LoadReport { nodes: vec![load("a", Some(10.0)), load("b", None), load("c", Some(900.0))], ..LoadReport::default() };
-        let names = hottest_first(status(["a", "b", "c"]), &load).nodes.into_iter().map(|node| node.address).collect::<Vec<_>>();
+        let load = |node: &str, rate| NodeLoadReport {
+            node: node.to_owned(),
+            requests_per_second: rate,
+            ..NodeLoadReport::default()
+        };
+        let load = LoadReport {
+            nodes: vec![load("a", Some(10.0)), load("b", None), load("c", Some(900.0))],
+            ..LoadReport::default()
+        };
+        let names = hottest_first(status(["a", "b", "c"]), &load)
+            .nodes
+            .into_iter()
+            .map(|node| node.address)
+            .collect::<Vec<_>>();
         assert_eq!(names, ["c", "a", "b"]);
     }
 

@@ -44,7 +44,8 @@ pub(super) fn apply(path: &Path, text: &str, config: &mut Config, problems: &mut
         if let Some(list) = Section::LISTS.into_iter().find(is) {
             match value.get_ref() {
                 DeValue::Array(items) => items.iter().for_each(|item| reader.item_of(list, item, config)),
-                _ => reader.wrong(name, format!("{0}s are written with two brackets: [[{0}]], once for each", list.name())),
+                _ => reader
+                    .wrong(name, format!("{0}s are written with two brackets: [[{0}]], once for each", list.name())),
             }
         } else if let Some(section) = Section::TABLES.into_iter().find(is) {
             match value.get_ref() {
@@ -54,20 +55,31 @@ pub(super) fn apply(path: &Path, text: &str, config: &mut Config, problems: &mut
                     reader.section(section, &own, config);
                     for (name, value) in within {
                         match (Section::within(section, name.get_ref()), value.get_ref()) {
-                            (Some(section), DeValue::Table(table)) => reader.section(section, &table.iter().collect::<Vec<_>>(), config),
+                            (Some(section), DeValue::Table(table)) => {
+                                reader.section(section, &table.iter().collect::<Vec<_>>(), config)
+                            }
                             (Some(section), _) => reader.wrong(
                                 name,
-                                format!("\"{0}\" is a section: write [{0}] on a line of its own and its keys below", section.name()),
+                                format!(
+                                    "\"{0}\" is a section: write [{0}] on a line of its own and its keys below",
+                                    section.name()
+                                ),
                             ),
                             (None, _) => {}
                         }
                     }
                 }
-                _ => {
-                    reader.wrong(name, format!("\"{0}\" is a section: write [{0}] on a line of its own and its keys below", section.name()))
-                }
+                _ => reader.wrong(
+                    name,
+                    format!(
+                        "\"{0}\" is a section: write [{0}] on a line of its own and its keys below",
+                        section.name()
+                    ),
+                ),
             }
-        } else if matches!(value.get_ref(), DeValue::Table(_)) && keys::CONFIG.iter().all(|key| key.path() != *name.get_ref()) {
+        } else if matches!(value.get_ref(), DeValue::Table(_))
+            && keys::CONFIG.iter().all(|key| key.path() != *name.get_ref())
+        {
             reader.wrong(name, nearest::unknown_section(name.get_ref()));
         } else {
             top.push((name, value));
@@ -114,19 +126,31 @@ impl Reader<'_> {
     fn item_of(&mut self, list: Section, item: &Spanned<DeValue<'_>>, config: &mut Config) {
         match list {
             Section::Node => {
-                let Some(read) = self.item::<NodeConfig>(list, keys::NODE, item, "a line address = \"HOST:PORT\"") else { return };
+                let Some(read) = self.item::<NodeConfig>(list, keys::NODE, item, "a line address = \"HOST:PORT\"")
+                else {
+                    return;
+                };
                 let mut node = read.table;
                 if node.name().is_none() && read.is_sound {
-                    self.wrong(item, "this [[node]] has no address; add address = \"HOST:PORT\" (or sentinel-master and sentinels)");
+                    self.wrong(
+                        item,
+                        "this [[node]] has no address; add address = \"HOST:PORT\" (or sentinel-master and sentinels)",
+                    );
                 }
                 node.origin = Some(read.named.unwrap_or(read.origin));
                 config.nodes.push(node);
             }
             Section::Limit => {
-                let Some(read) = self.item::<LimitConfig>(list, keys::LIMIT, item, "lines such as prefix = \"a:\"") else { return };
+                let Some(read) = self.item::<LimitConfig>(list, keys::LIMIT, item, "lines such as prefix = \"a:\"")
+                else {
+                    return;
+                };
                 let limit = read.table;
                 if limit.requests_per_second.is_none() && limit.key_requests_per_second.is_none() && read.is_sound {
-                    self.wrong(item, "this [[limit]] limits nothing; add requests-per-second or key-requests-per-second");
+                    self.wrong(
+                        item,
+                        "this [[limit]] limits nothing; add requests-per-second or key-requests-per-second",
+                    );
                 }
                 if config.limits.iter().any(|other| other.prefix == limit.prefix) {
                     self.wrong(item, format!("the prefix {:?} has a [[limit]] already", limit.prefix));
@@ -134,7 +158,10 @@ impl Reader<'_> {
                 config.limits.push(limit);
             }
             _ => {
-                let Some(read) = self.item::<ListenerConfig>(list, keys::LISTENER, item, "a line address = \"...\"") else { return };
+                let Some(read) = self.item::<ListenerConfig>(list, keys::LISTENER, item, "a line address = \"...\"")
+                else {
+                    return;
+                };
                 if read.table.place.is_none() && read.is_sound {
                     self.wrong(item, "this [[listener]] has no address; add address = \"HOST:PORT\" or \"unix:/path\"");
                 }
@@ -143,13 +170,20 @@ impl Reader<'_> {
         }
     }
 
-    fn item<T: Default>(&mut self, list: Section, keys: &'static [Key<T>], item: &Spanned<DeValue<'_>>, lines: &str) -> Option<Item<T>> {
+    fn item<T: Default>(
+        &mut self,
+        list: Section,
+        keys: &'static [Key<T>],
+        item: &Spanned<DeValue<'_>>,
+        lines: &str,
+    ) -> Option<Item<T>> {
         let DeValue::Table(table) = item.get_ref() else {
             self.wrong(item, format!("{0}s are written as [[{0}]] with {lines} below", list.name()));
             return None;
         };
         let before = self.problems.len();
-        let mut read = Item { table: T::default(), origin: self.places.at(item.span().start), named: None, is_sound: true };
+        let mut read =
+            Item { table: T::default(), origin: self.places.at(item.span().start), named: None, is_sound: true };
         let named = &mut read.named;
         self.entries(list, &table.iter().collect::<Vec<_>>(), keys, &mut read.table, |key, origin| {
             if matches!(key.name, "address" | "sentinel-master") {
@@ -176,7 +210,15 @@ impl Reader<'_> {
             };
             if key.secret {
                 if let Some(other) = secrets.iter().find(|other| nearest::stem(other.name) == nearest::stem(key.name)) {
-                    self.wrong(name, format!("\"{}\" and \"{}\" are both given {}; keep one", other.name, key.name, section.spoken()));
+                    self.wrong(
+                        name,
+                        format!(
+                            "\"{}\" and \"{}\" are both given {}; keep one",
+                            other.name,
+                            key.name,
+                            section.spoken()
+                        ),
+                    );
                     continue;
                 }
                 secrets.push(key);

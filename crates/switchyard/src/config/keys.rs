@@ -1,8 +1,8 @@
 //! Every key of the configuration, as data: its section, its words, how it is read, how it is shown, and whether a
 //! reload applies it.
 //!
-//! The file reader, the flags, `check-config`, the reload and the reference in `docs/configuration.md` all walk this one
-//! table, so a new setting is one entry here (and, if it is worth one, a flag).
+//! The file reader, the flags, `check-config`, the reload and the reference in `docs/configuration.md` all walk this
+//! one table, so a new setting is one entry here (and, if it is worth one, a flag).
 
 use std::path::Path;
 use std::time::Duration;
@@ -178,7 +178,8 @@ const GB: u64 = 1 << 30;
 /// Port of a Sentinel whose address names none.
 const SENTINEL_PORT: u16 = 26379;
 
-const EMPTY_RETURNS: [(EmptyReturn, &str); 3] = [(EmptyReturn::Serve, "serve"), (EmptyReturn::Hold, "hold"), (EmptyReturn::Auto, "auto")];
+const EMPTY_RETURNS: [(EmptyReturn, &str); 3] =
+    [(EmptyReturn::Serve, "serve"), (EmptyReturn::Hold, "hold"), (EmptyReturn::Auto, "auto")];
 
 /// Names of policies that people may know from plans of ours.
 fn read_autoscale_policy(raw: &Raw) -> Result<switchyard_policy::autoscale::Policy, String> {
@@ -221,7 +222,8 @@ fn read_us(raw: &Raw) -> Result<f64, String> {
 
 fn read_ports(raw: &Raw) -> Result<(u16, u16), String> {
     let text = raw.text()?;
-    let ports = text.split_once('-').and_then(|(first, last)| Some((first.trim().parse().ok()?, last.trim().parse().ok()?)));
+    let ports =
+        text.split_once('-').and_then(|(first, last)| Some((first.trim().parse().ok()?, last.trim().parse().ok()?)));
     ports
         .filter(|(first, last): &(u16, u16)| *first > 0 && first <= last)
         .ok_or_else(|| format!("{text:?} is no range of ports: write 7101-7199"))
@@ -341,8 +343,8 @@ macro_rules! key {
     };
 }
 
-/// A table of keys. A row has: name, when it takes effect, other programs' words for it, the kind of its value, the field, an example
-/// where the default cannot be one; and below, what it means.
+/// A table of keys. A row has: name, when it takes effect, other programs' words for it, the kind of its value, the
+/// field, an example where the default cannot be one; and below, what it means.
 macro_rules! keys {
     ($(#[$doc:meta])* $keys:ident: $table:ty; $([$section:ident] $(
         $name:literal $takes:ident $elsewhere:tt $kind:ident $(($($how:tt)*))? $($field:ident).+ $(= $example:literal)?,

@@ -78,13 +78,21 @@ impl ListenerConfig {
             Some(ListenPlace::Tcp { .. }) if self.mode.is_some() => {
                 return Err("mode is the permissions of a Unix socket; this listener is none".to_owned());
             }
-            Some(ListenPlace::Tcp { endpoint, tls }) => (ListenAddress::Tcp(endpoint.resolve()?), self.tls.unwrap_or(*tls)),
+            Some(ListenPlace::Tcp { endpoint, tls }) => {
+                (ListenAddress::Tcp(endpoint.resolve()?), self.tls.unwrap_or(*tls))
+            }
             Some(ListenPlace::Unix(path)) => {
                 let address = ListenAddress::Unix { path: path.clone(), mode: self.mode.unwrap_or(SOCKET_MODE) };
                 (address, self.tls.unwrap_or(false))
             }
         };
-        Ok(ListenerSettings { address, tls, reads: self.reads, bounds: self.bounds, connections_per_second: self.connections_per_second })
+        Ok(ListenerSettings {
+            address,
+            tls,
+            reads: self.reads,
+            bounds: self.bounds,
+            connections_per_second: self.connections_per_second,
+        })
     }
 }
 

@@ -36,7 +36,11 @@ impl MemoryMax {
         match parse_size(text) {
             Some(0) => Ok(Self::None),
             Some(bytes @ MIN..) => Ok(Self::Bytes(bytes)),
-            Some(_) => Err(format!("{} is out of range; allowed is {} and more, or 0: no bound", raw.shown(), format_size(MIN))),
+            Some(_) => Err(format!(
+                "{} is out of range; allowed is {} and more, or 0: no bound",
+                raw.shown(),
+                format_size(MIN)
+            )),
             None => Err(format!("{} is neither a share such as \"50%\" nor {SIZE_FORM}", raw.shown())),
         }
     }
@@ -65,8 +69,8 @@ impl fmt::Display for MemoryMax {
     }
 }
 
-/// Bytes of memory that this process may use at most: the machine's, or the least that a control group above it allows (both versions).
-/// `root` is where the system's files are. `None`: nothing can be read.
+/// Bytes of memory that this process may use at most: the machine's, or the least that a control group above it allows
+/// (both versions). `root` is where the system's files are. `None`: nothing can be read.
 fn available(root: &Path) -> Option<u64> {
     let read = |path: &str| fs::read_to_string(root.join(path)).ok();
     let machine = read("proc/meminfo").and_then(|text| {
@@ -77,15 +81,20 @@ fn available(root: &Path) -> Option<u64> {
     let limits = groups.lines().flat_map(|line| {
         // `0::/path` of version 2; `4:memory:/path` of version 1.
         let mut fields = line.splitn(3, ':');
-        let (number, controllers, group) = (fields.next(), fields.next().unwrap_or_default(), fields.next().unwrap_or_default());
+        let (number, controllers, group) =
+            (fields.next(), fields.next().unwrap_or_default(), fields.next().unwrap_or_default());
         let place = match number {
             Some("0") if controllers.is_empty() => Some(("sys/fs/cgroup", "memory.max")),
-            _ if controllers.split(',').any(|name| name == "memory") => Some(("sys/fs/cgroup/memory", "memory.limit_in_bytes")),
+            _ if controllers.split(',').any(|name| name == "memory") => {
+                Some(("sys/fs/cgroup/memory", "memory.limit_in_bytes"))
+            }
             _ => None,
         };
         // A group has at most what those above it have. In a container the upper part of the path is not there.
         place.into_iter().flat_map(move |(mount, file)| {
-            Path::new(group.trim_start_matches('/')).ancestors().map(move |group| Path::new(mount).join(group).join(file))
+            Path::new(group.trim_start_matches('/'))
+                .ancestors()
+                .map(move |group| Path::new(mount).join(group).join(file))
         })
     });
     // `max`, and the huge number that version 1 has for it, are no limits.
@@ -121,7 +130,10 @@ mod tests {
             (&[machine, two, ("sys/fs/cgroup/system.slice/router.service/memory.max", "50000\n")], Some(50_000)),
             (&[machine, two, ("sys/fs/cgroup/system.slice/memory.max", "40000\n")], Some(40_000)),
             (&[machine, one, ("sys/fs/cgroup/memory/memory.limit_in_bytes", "30000\n")], Some(30_000)),
-            (&[machine, one, ("sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes", "9223372036854771712\n")], Some(1_024_000)),
+            (
+                &[machine, one, ("sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes", "9223372036854771712\n")],
+                Some(1_024_000),
+            ),
         ];
         for (files, expected) in cases {
             assert_eq!(available(root(files).path()), expected, "{files:?}");

@@ -1,7 +1,8 @@
 //! The configuration: a TOML file, flags, or both, read into one [`Config`] that remembers where each value came from.
 //!
-//! No serde here: deriving would read the file in fewer lines, but could not report every mistake at once, name the nearest
-//! key of the *right* section, keep flags and file on one path, or say in `check-config` and at reload what came from where.
+//! No serde here: deriving would read the file in fewer lines, but could not report every mistake at once, name the
+//! nearest key of the *right* section, keep flags and file on one path, or say in `check-config` and at reload what
+//! came from where.
 
 mod file;
 mod keys;
@@ -24,7 +25,9 @@ use std::time::Duration;
 
 use switchyard_control::autoscale::AutoscaleConfig;
 use switchyard_control::moves::MovesConfig;
-pub(crate) use switchyard_control::nodes::{Endpoint, NODE_PORT, NodeAddress, SentinelAddress, SentinelPlace, ServerName};
+pub(crate) use switchyard_control::nodes::{
+    Endpoint, NODE_PORT, NodeAddress, SentinelAddress, SentinelPlace, ServerName,
+};
 use switchyard_control::planner::{Mode, PlannerConfig};
 use switchyard_policy::autoscale::Policy;
 use switchyard_router::{Cluster, ListenAddress, ListenerSettings, Live, Secret, ServerTls, Users};
@@ -60,9 +63,15 @@ pub(crate) struct LogLevel(Targets);
 
 impl LogLevel {
     fn parse(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is not error, warn, info, debug, trace or a filter such as \"info,switchyard_router=debug\"");
+        let wrong = || {
+            format!(
+                "{text:?} is not error, warn, info, debug, trace or a filter such as \"info,switchyard_router=debug\""
+            )
+        };
         // A lone word that is no level would be taken for a module of that name: `loud` would switch all logs off.
-        let is_level = |part: &str| ["error", "warn", "info", "debug", "trace", "off"].contains(&part.trim().to_ascii_lowercase().as_str());
+        let is_level = |part: &str| {
+            ["error", "warn", "info", "debug", "trace", "off"].contains(&part.trim().to_ascii_lowercase().as_str())
+        };
         if !text.split(',').all(|part| part.contains('=') || is_level(part)) {
             return Err(wrong());
         }
@@ -122,16 +131,23 @@ impl NodeConfig {
     fn check_replication(&self) -> Result<(), &'static str> {
         match (&self.sentinel_master, &self.address) {
             (Some(_), Some(_)) => Err("sentinel-master stands in place of address; leave one of them out"),
-            (Some(_), None) if self.sentinels.is_empty() => Err("sentinel-master needs sentinels = [\"HOST:26379\", ...]"),
+            (Some(_), None) if self.sentinels.is_empty() => {
+                Err("sentinel-master needs sentinels = [\"HOST:26379\", ...]")
+            }
             (Some(_), None) if !self.replicas.is_empty() => Err("its Sentinels know its replicas; leave replicas out"),
-            (None, _) if !self.sentinels.is_empty() => Err("sentinels need sentinel-master, the name that they know the node by"),
+            (None, _) if !self.sentinels.is_empty() => {
+                Err("sentinels need sentinel-master, the name that they know the node by")
+            }
             _ => Ok(()),
         }
     }
 
     /// What the node is called: its address as written, or its name at the Sentinels.
     fn name(&self) -> Option<String> {
-        self.name.clone().or_else(|| self.sentinel_master.clone()).or_else(|| self.address.as_ref().map(ToString::to_string))
+        self.name
+            .clone()
+            .or_else(|| self.sentinel_master.clone())
+            .or_else(|| self.address.as_ref().map(ToString::to_string))
     }
 }
 
@@ -328,8 +344,11 @@ impl Sources {
                 Ok(text) => Some((path.as_path(), text)),
                 Err(error) => {
                     let is_default = path == Path::new(DEFAULT_FILE);
-                    let advice =
-                        if is_default { ". It is read where no file is given: run this as a user who may read it, or give -c" } else { "" };
+                    let advice = if is_default {
+                        ". It is read where no file is given: run this as a user who may read it, or give -c"
+                    } else {
+                        ""
+                    };
                     let text = format!("cannot read the configuration file {}: {error}{advice}", path.display());
                     return Err(Problems(vec![Problem::new(text)]));
                 }
@@ -347,7 +366,11 @@ impl Sources {
             return Ok(None);
         }
         if let Some(change) = self.overrides.iter().find(|change| change.path == "listen") {
-            let text = format!("{} is for one pool, and {} has several: each listens where the file says", change.flag, path.display());
+            let text = format!(
+                "{} is for one pool, and {} has several: each listens where the file says",
+                change.flag,
+                path.display()
+            );
             return Err(Problems(vec![Problem::new(text)]));
         }
         let of_pool = |name: &str| {
@@ -410,7 +433,11 @@ impl Config {
                         .into_iter()
                         .map(|address| {
                             let known = described.iter().find(|node| node.address.as_ref() == Some(&address));
-                            NodeConfig { address: Some(address), origin: Some(origin.clone()), ..known.cloned().unwrap_or_default() }
+                            NodeConfig {
+                                address: Some(address),
+                                origin: Some(origin.clone()),
+                                ..known.cloned().unwrap_or_default()
+                            }
                         })
                         .collect();
                 }
@@ -428,7 +455,8 @@ impl Config {
                 if key.secret {
                     let stem = nearest::stem(key.name);
                     self.origins.retain(|path, _| {
-                        path.rsplit_once('.').is_none_or(|(section, name)| section != key.section.name() || nearest::stem(name) != stem)
+                        path.rsplit_once('.')
+                            .is_none_or(|(section, name)| section != key.section.name() || nearest::stem(name) != stem)
                     });
                 }
                 self.origins.insert(key.path(), origin);
@@ -446,13 +474,18 @@ impl Config {
         }
         let command = &self.autoscale.local.command;
         if !command.is_empty() && !command.iter().any(|word| word.contains("{port}")) {
-            problems.push(self.problem("autoscale.local.command", "{port} is missing: each server needs a port of its own"));
+            problems.push(
+                self.problem("autoscale.local.command", "{port} is missing: each server needs a port of its own"),
+            );
         }
         if command.windows(2).any(|words| words == ["--daemonize", "yes"]) {
             let why = "a server that goes to the background is not found again: leave --daemonize out";
             problems.push(self.problem("autoscale.local.command", why));
         }
-        if self.autoscale.mode != Mode::Off && self.autoscale.knobs.policy == Policy::Model && self.autoscale.knobs.capacity.is_none() {
+        if self.autoscale.mode != Mode::Off
+            && self.autoscale.knobs.policy == Policy::Model
+            && self.autoscale.knobs.capacity.is_none()
+        {
             let why = "the policy \"model\" needs capacity: measure it with `switchyard bench capacity`";
             problems.push(self.problem("autoscale.policy", why));
         }
@@ -489,8 +522,8 @@ impl Config {
         Problem { place: self.origin(path).map(ToString::to_string), text: text.into() }
     }
 
-    /// Adds and takes out the nodes that were added and removed while the router ran: they are remembered in the state directory, not in the
-    /// file. Returns those that are both in the configuration and removed.
+    /// Adds and takes out the nodes that were added and removed while the router ran: they are remembered in the state
+    /// directory, not in the file. Returns those that are both in the configuration and removed.
     ///
     /// # Errors
     /// If an address that was added then is none.
@@ -506,7 +539,9 @@ impl Config {
                 continue;
             }
             let address = Endpoint::parse(name, Some(NODE_PORT)).map_err(|why| {
-                Problems(vec![Problem::new(format!("the node {name}, which was added by `switchyard nodes add`: {why}"))])
+                Problems(vec![Problem::new(format!(
+                    "the node {name}, which was added by `switchyard nodes add`: {why}"
+                ))])
             })?;
             let origin = Some(Origin::Flag("switchyard nodes add".to_owned()));
             self.nodes.push(NodeConfig { address: Some(address), origin, ..NodeConfig::default() });
@@ -517,8 +552,11 @@ impl Config {
     /// Keeps nodes that the file of a pool lists no longer, at these addresses.
     pub(crate) fn keep_leaving(&mut self, leaving: &BTreeMap<String, String>) -> Result<(), Problems> {
         for (name, address) in leaving {
-            let problem =
-                |why| Problems(vec![Problem::new(format!("the node {name}, which leaves the pool, is on record at {address}: {why}"))]);
+            let problem = |why| {
+                Problems(vec![Problem::new(format!(
+                    "the node {name}, which leaves the pool, is on record at {address}: {why}"
+                ))])
+            };
             let address = Some(Endpoint::parse(address, Some(NODE_PORT)).map_err(problem)?);
             let origin = Some(Origin::Flag("an earlier list of servers".to_owned()));
             self.nodes.push(NodeConfig { name: Some(name.clone()), address, origin, ..NodeConfig::default() });
@@ -565,8 +603,8 @@ impl Config {
 
     /// Resolves host names, reads secrets, and checks what depends on both.
     ///
-    /// `known` gives the address that a node had until now: a name that cannot be resolved at a reload keeps it, because
-    /// a name server that hiccups must not stop a reload (the caller says so in the log).
+    /// `known` gives the address that a node had until now: a name that cannot be resolved at a reload keeps it,
+    /// because a name server that hiccups must not stop a reload (the caller says so in the log).
     pub(crate) fn resolve(&self, known: impl Fn(&str) -> Option<SocketAddr>) -> Result<Resolved, Problems> {
         let mut problems = Vec::new();
         let mut warnings = Vec::new();
@@ -574,7 +612,8 @@ impl Config {
         let mut secret = |source: &Option<SecretSource>, stem: &str, problems: &mut Vec<Problem>| {
             let source = source.as_ref()?;
             if let Some(path) = source.readable_by_others() {
-                warnings.push(format!("everybody on this machine can read the secret in {}; chmod 600 it", path.display()));
+                warnings
+                    .push(format!("everybody on this machine can read the secret in {}; chmod 600 it", path.display()));
             }
             match source.read() {
                 Ok(secret) => Some(secret),
@@ -630,12 +669,16 @@ impl Config {
                 match found {
                     Ok(address) => replicas.push(address),
                     // The others may do without it.
-                    Err(why) => warnings.push(format!("node {name}: replica {endpoint} is left out until its name resolves: {why}")),
+                    Err(why) => warnings
+                        .push(format!("node {name}: replica {endpoint} is left out until its name resolves: {why}")),
                 }
             }
             let mut sentinels = Vec::new();
             for endpoint in &node.sentinels {
-                let tls = nodes_tls.as_ref().filter(|_| self.sentinel_tls).map(|shared| NodeFiles::node(shared, endpoint.host()));
+                let tls = nodes_tls
+                    .as_ref()
+                    .filter(|_| self.sentinel_tls)
+                    .map(|shared| NodeFiles::node(shared, endpoint.host()));
                 match tls.transpose() {
                     Ok(tls) => sentinels.push(SentinelPlace { endpoint: endpoint.clone(), tls }),
                     Err(text) => problems.push(Problem { place: place.clone(), text }),
@@ -660,11 +703,17 @@ impl Config {
                     None => NodeFiles::servers(shared, names.iter().map(|name| (name.endpoint.host(), name.address))),
                 }
             });
-            let tls = tls.transpose().map_err(|text| problems.push(Problem { place: place.clone(), text })).unwrap_or_default();
+            let tls = tls
+                .transpose()
+                .map_err(|text| problems.push(Problem { place: place.clone(), text }))
+                .unwrap_or_default();
             let own = node.password.as_ref().map(|source| {
                 let read = source.read().map_err(|error| problems.push(Problem { place, text: error.to_string() }));
                 if let Some(path) = source.readable_by_others() {
-                    warnings.push(format!("everybody on this machine can read the secret in {}; chmod 600 it", path.display()));
+                    warnings.push(format!(
+                        "everybody on this machine can read the secret in {}; chmod 600 it",
+                        path.display()
+                    ));
                 }
                 read.ok()
             });
@@ -687,7 +736,10 @@ impl Config {
                 capacity: node.capacity,
             });
         }
-        let ejection = self.pool.as_ref().and_then(|pool| pool.ejection(&self.nodes, &nodes, &mut Names::default(), &mut warnings));
+        let ejection = self
+            .pool
+            .as_ref()
+            .and_then(|pool| pool.ejection(&self.nodes, &nodes, &mut Names::default(), &mut warnings));
         let others = problems.len();
         let users = self.resolve_users(password.as_ref(), &mut tls_warnings, &mut problems);
         // Whether users that are wrong would keep anybody out, nobody can tell.
@@ -703,7 +755,8 @@ impl Config {
         };
         warnings.append(&mut tls_warnings);
         if admin_token.as_ref().is_some_and(|token| !token.0.bytes().all(|b| b.is_ascii_graphic())) {
-            let text = "the token of the admin port must be visible ASCII characters without spaces: it travels in a header";
+            let text =
+                "the token of the admin port must be visible ASCII characters without spaces: it travels in a header";
             let form = self.admin_token.as_ref().map_or("", |source| source.form().suffix());
             problems.push(self.problem(&format!("admin.token{form}"), text));
         }
@@ -727,7 +780,8 @@ impl Config {
         }
     }
 
-    /// The listeners: those of `listen`, and the `[[listener]]` tables. With the latter alone, the default address is not listened on.
+    /// The listeners: those of `listen`, and the `[[listener]]` tables. With the latter alone, the default address is
+    /// not listened on.
     fn all_listeners(&self) -> Vec<ListenerConfig> {
         let plain = self.listeners.is_empty() || self.origin("listen").is_some();
         let listed = self.listen.iter().filter(|_| plain).cloned().map(ListenerConfig::at);
@@ -751,14 +805,20 @@ impl Config {
         if problems.is_empty() { Ok(users) } else { Err(Problems(problems)) }
     }
 
-    /// Whether clients may be let in without a word: nobody but this machine can reach the listeners, or that is allowed.
+    /// Whether clients may be let in without a word: nobody but this machine can reach the listeners, or that is
+    /// allowed.
     pub(crate) fn may_be_open(&self) -> Result<(), Problems> {
         let mut problems = Vec::new();
         self.resolve_listen(false, &mut problems);
         if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
     }
 
-    fn resolve_users(&self, password: Option<&Secret>, warnings: &mut Vec<String>, problems: &mut Vec<Problem>) -> Users {
+    fn resolve_users(
+        &self,
+        password: Option<&Secret>,
+        warnings: &mut Vec<String>,
+        problems: &mut Vec<Problem>,
+    ) -> Users {
         let users = self.listed_users(password, warnings, problems);
         users.with_default_rules(&self.default_user_rules).unwrap_or_else(|error| {
             problems.push(self.problem("clients.default-user-rules", error.text));
@@ -766,11 +826,21 @@ impl Config {
         })
     }
 
-    fn listed_users(&self, password: Option<&Secret>, warnings: &mut Vec<String>, problems: &mut Vec<Problem>) -> Users {
+    fn listed_users(
+        &self,
+        password: Option<&Secret>,
+        warnings: &mut Vec<String>,
+        problems: &mut Vec<Problem>,
+    ) -> Users {
         let Some(path) = &self.users_file else { return Users::without_file(password) };
         let shown = path.display();
         if secret::others_may_write(path) {
-            problems.push(self.problem("clients.users-file", format!("everybody on this machine can change {shown}; chmod 600 it")));
+            problems.push(
+                self.problem(
+                    "clients.users-file",
+                    format!("everybody on this machine can change {shown}; chmod 600 it"),
+                ),
+            );
         } else if secret::others_may_read(path) {
             warnings.push(format!("everybody on this machine can read the password hashes in {shown}; chmod 600 it"));
         }
@@ -787,7 +857,12 @@ impl Config {
         })
     }
 
-    fn resolve_tls(&self, listen: &[ListenerSettings], warnings: &mut Vec<String>, problems: &mut Vec<Problem>) -> Option<ServerTls> {
+    fn resolve_tls(
+        &self,
+        listen: &[ListenerSettings],
+        warnings: &mut Vec<String>,
+        problems: &mut Vec<Problem>,
+    ) -> Option<ServerTls> {
         if !self.tls.is_given() && !listen.iter().any(|listener| listener.tls) {
             return None;
         }
@@ -835,7 +910,12 @@ impl Config {
         listen
     }
 
-    fn resolve_admin(&self, has_token: bool, listen: &[ListenerSettings], problems: &mut Vec<Problem>) -> Option<SocketAddr> {
+    fn resolve_admin(
+        &self,
+        has_token: bool,
+        listen: &[ListenerSettings],
+        problems: &mut Vec<Problem>,
+    ) -> Option<SocketAddr> {
         let address = match self.admin_listen.resolve() {
             Ok(address) => address,
             Err(text) => {
@@ -854,7 +934,9 @@ impl Config {
             ));
         }
         if address.port() != 0 && listen.iter().any(|listener| listener.address == ListenAddress::Tcp(address)) {
-            problems.push(self.problem("admin.listen", format!("{address} is also where clients connect; choose another port")));
+            problems.push(
+                self.problem("admin.listen", format!("{address} is also where clients connect; choose another port")),
+            );
         }
         Some(address)
     }
@@ -886,7 +968,8 @@ impl Resolved {
 
     /// Notes on what works, and on names that a router can wait for.
     pub(crate) fn warnings(&self) -> impl Iterator<Item = String> {
-        let not_found = self.not_found.iter().map(|problem| format!("{problem}; the node is down until its name resolves"));
+        let not_found =
+            self.not_found.iter().map(|problem| format!("{problem}; the node is down until its name resolves"));
         self.warnings.iter().cloned().chain(not_found)
     }
 }

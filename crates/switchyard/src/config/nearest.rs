@@ -1,7 +1,7 @@
 //! What somebody meant who wrote a key that does not exist.
 //!
-//! Looked for in this order: the same key in another section (a misplaced key is commoner than a misspelt one), the word that
-//! Redis or another proxy has for it, the nearest spelling in the same section, the nearest in any.
+//! Looked for in this order: the same key in another section (a misplaced key is commoner than a misspelt one), the
+//! word that Redis or another proxy has for it, the nearest spelling in the same section, the nearest in any.
 
 use super::keys::{self, Section};
 
@@ -91,7 +91,10 @@ pub(super) fn unknown_path(written: &str) -> String {
 }
 
 fn closest(written: &str, candidates: impl Iterator<Item = Known>) -> Option<Known> {
-    candidates.filter_map(|known| Some((slip(written, known.1)?, known))).min_by_key(|(distance, _)| *distance).map(|(_, known)| known)
+    candidates
+        .filter_map(|known| Some((slip(written, known.1)?, known)))
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, known)| known)
 }
 
 #[cfg(test)]
@@ -101,7 +104,11 @@ mod tests {
     #[test]
     fn each_slip_is_answered() {
         for (section, written, expected) in [
-            (Section::Nodes, "comand-timeout", "unknown key \"comand-timeout\" in [nodes]; did you mean \"command-timeout\"?"),
+            (
+                Section::Nodes,
+                "comand-timeout",
+                "unknown key \"comand-timeout\" in [nodes]; did you mean \"command-timeout\"?",
+            ),
             (Section::Nodes, "command_timeout", "did you mean \"command-timeout\"?"),
             (Section::Clients, "Max-Clients", "did you mean \"max-clients\"?"),
             (Section::Clients, "requirepass", "here it is called \"password\""),
@@ -110,7 +117,11 @@ mod tests {
             (Section::Node, "workers", "it belongs at the top of the file, before the first [section]"),
             (Section::Top, "address", "it belongs in [[node]], one for each node"),
             (Section::Top, "max-client", "did you mean \"max-clients\" in [clients]?"),
-            (Section::Log, "colour", "known there: level, format, slowlog-log-slower-than, slowlog-max-len, slowlog-arguments"),
+            (
+                Section::Log,
+                "colour",
+                "known there: level, format, slowlog-log-slower-than, slowlog-max-len, slowlog-arguments",
+            ),
         ] {
             let sentence = unknown_key(section, written);
             assert!(sentence.ends_with(expected) || sentence == expected, "{written}: {sentence}");

@@ -1,7 +1,7 @@
 //! A value before its key has looked at it, from the file or from a flag alike.
 //!
-//! One type for both, so that `--command-timeout 5s` and `command-timeout = "5s"` are read, bounded and explained by the
-//! same code.
+//! One type for both, so that `--command-timeout 5s` and `command-timeout = "5s"` are read, bounded and explained by
+//! the same code.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -100,7 +100,9 @@ impl Raw {
         if words.first().is_some_and(|program| *program == Raw::Text(String::new())) {
             return Err("the program has no name".to_owned());
         }
-        let word = |word: &Raw| word.scalar().map(str::to_owned).ok_or_else(|| "one of its words is not text; put it in quotes".to_owned());
+        let word = |word: &Raw| {
+            word.scalar().map(str::to_owned).ok_or_else(|| "one of its words is not text; put it in quotes".to_owned())
+        };
         words.iter().map(word).collect()
     }
 

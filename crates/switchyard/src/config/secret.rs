@@ -50,7 +50,8 @@ impl SecretForm {
     }
 }
 
-/// A secret larger than this is a wrong file, not a password (and Redis refuses arguments of more than 16 KB before AUTH).
+/// A secret larger than this is a wrong file, not a password (and Redis refuses arguments of more than 16 KB before
+/// AUTH).
 const SECRET_BYTES_MAX: usize = 16 * 1024;
 
 impl SecretSource {
@@ -78,12 +79,14 @@ impl SecretSource {
             SecretSource::Inline(secret) => {
                 return check(secret.0.clone(), || "the configuration".to_owned());
             }
-            SecretSource::File(path) => {
-                std::fs::read(path).map_err(|source| SecretError::File { path: path.clone(), source }).and_then(|bytes| {
-                    String::from_utf8(bytes)
-                        .map_err(|_| SecretError::Content { place: path.display().to_string(), what: "is not UTF-8 text" })
-                })?
-            }
+            SecretSource::File(path) => std::fs::read(path)
+                .map_err(|source| SecretError::File { path: path.clone(), source })
+                .and_then(|bytes| {
+                    String::from_utf8(bytes).map_err(|_| SecretError::Content {
+                        place: path.display().to_string(),
+                        what: "is not UTF-8 text",
+                    })
+                })?,
             SecretSource::Env(name) => std::env::var(name).map_err(|_| SecretError::Env { name: name.clone() })?,
         };
         let line = text.strip_suffix('\n').unwrap_or(&text);
@@ -150,7 +153,9 @@ mod tests {
     fn a_file_may_end_in_one_line_feed_and_spaces_count() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("password");
-        for (content, secret) in [("s3cret", "s3cret"), ("s3cret\n", "s3cret"), ("s3cret\r\n", "s3cret"), (" a b \n", " a b ")] {
+        for (content, secret) in
+            [("s3cret", "s3cret"), ("s3cret\n", "s3cret"), ("s3cret\r\n", "s3cret"), (" a b \n", " a b ")]
+        {
             std::fs::write(&path, content).expect("writing");
             let read = SecretSource::File(path.clone()).read().expect(content);
             assert_eq!(read.0, secret);

@@ -25,7 +25,10 @@ pub(crate) fn render(config: &Config) -> String {
         let line = format!("{} = {value}", key.name);
         let _ = writeln!(out, "{line:<44} # {origin}");
     }
-    config.listeners.iter().for_each(|listener| item(&mut out, Section::Listener, keys::LISTENER, listener, listener.origin.as_ref()));
+    config
+        .listeners
+        .iter()
+        .for_each(|listener| item(&mut out, Section::Listener, keys::LISTENER, listener, listener.origin.as_ref()));
     config.limits.iter().for_each(|limit| item(&mut out, Section::Limit, keys::LIMIT, limit, None));
     config.nodes.iter().for_each(|node| item(&mut out, Section::Node, keys::NODE, node, node.origin.as_ref()));
     if let Some(pool) = &config.pool {
@@ -42,7 +45,12 @@ fn render_pool(out: &mut String, pool: &PoolConfig, nodes: &[NodeConfig]) {
     let _ = writeln!(out, "# hash = {}\n# distribution = {}\n# hash_tag = {tag}", hash.name(), distribution.name());
     for node in nodes {
         let address = node.address.as_ref().map_or("-".to_owned(), ToString::to_string);
-        let _ = writeln!(out, "# server {} = {address}, weight {}", node.name().unwrap_or_default(), node.weight.unwrap_or(1));
+        let _ = writeln!(
+            out,
+            "# server {} = {address}, weight {}",
+            node.name().unwrap_or_default(),
+            node.weight.unwrap_or(1)
+        );
     }
 }
 
@@ -142,11 +150,18 @@ impl Config {
             .iter()
             .filter_map(|key| {
                 let (old, new) = ((key.show)(running), (key.show)(self));
-                let what = format!("{}: {} -> {}", key.path(), old.as_deref().unwrap_or("none"), new.as_deref().unwrap_or("none"));
+                let what = format!(
+                    "{}: {} -> {}",
+                    key.path(),
+                    old.as_deref().unwrap_or("none"),
+                    new.as_deref().unwrap_or("none")
+                );
                 (old != new).then_some(Change { what, takes: key.takes })
             })
             .collect();
-        let plain = |config: &Config| config.listeners.iter().map(|l| ListenerConfig { origin: None, ..l.clone() }).collect::<Vec<_>>();
+        let plain = |config: &Config| {
+            config.listeners.iter().map(|l| ListenerConfig { origin: None, ..l.clone() }).collect::<Vec<_>>()
+        };
         if plain(self) != plain(running) {
             let what = match &self.pool {
                 Some(pool) => format!("the listen address of pool {}", pool.name()),
@@ -208,13 +223,17 @@ pub(super) fn reference() -> String {
         };
         [key.name.to_owned(), default, takes.to_owned(), key.help.replace('|', "\\|")]
     }
-    let of =
-        |section: Section| keys::CONFIG.iter().filter(|key| key.section == section).map(|key| row(key, (key.show)(&defaults))).collect();
+    let of = |section: Section| {
+        keys::CONFIG.iter().filter(|key| key.section == section).map(|key| row(key, (key.show)(&defaults))).collect()
+    };
     table("Top of the file", of(Section::Top));
     for section in Section::TABLES {
         table(&format!("`[{}]`", section.name()), of(section));
     }
-    table("`[[listener]]`, one for each of which more is to be said", keys::LISTENER.iter().map(|key| row(key, None)).collect());
+    table(
+        "`[[listener]]`, one for each of which more is to be said",
+        keys::LISTENER.iter().map(|key| row(key, None)).collect(),
+    );
     table("`[[limit]]`, one for each limit on keys", keys::LIMIT.iter().map(|key| row(key, None)).collect());
     table("`[[node]]`, one for each node", keys::NODE.iter().map(|key| row(key, None)).collect());
     out

@@ -136,14 +136,19 @@ fn flags_win_over_the_file() {
 #[test]
 fn unknown_keys_are_told_with_their_line() {
     assert_eq!(
-        wrong("workers = 2\n\n[nodes]\nconnect-timeout = \"1s\"\n\n\ncomand-timeout = \"5s\"\n[[node]]\naddress = \"a\"\n"),
+        wrong(
+            "workers = 2\n\n[nodes]\nconnect-timeout = \"1s\"\n\n\ncomand-timeout = \"5s\"\n[[node]]\naddress = \"a\"\n"
+        ),
         "switchyard.toml:7: unknown key \"comand-timeout\" in [nodes]; did you mean \"command-timeout\"?"
     );
     let all = wrong("[client]\nx = 1\n[[node]]\nadress = \"a\"\nworkers = 2\n[node_s]\n");
     let lines: Vec<&str> = all.lines().collect();
     assert_eq!(lines[0], "switchyard.toml:1: unknown section [client]; did you mean [clients]?");
     assert_eq!(lines[1], "switchyard.toml:4: unknown key \"adress\" in [[node]]; did you mean \"address\"?");
-    assert!(lines[2].starts_with("switchyard.toml:5: unknown key \"workers\" in [[node]]; it belongs at the top"), "{all}");
+    assert!(
+        lines[2].starts_with("switchyard.toml:5: unknown key \"workers\" in [[node]]; it belongs at the top"),
+        "{all}"
+    );
     assert!(lines[3].starts_with("switchyard.toml:6: unknown section [node_s]"), "{all}");
     assert_eq!(lines.len(), 4, "{all}");
 }
@@ -162,7 +167,10 @@ fn wrong_values_say_what_is_allowed() {
         ("shutdown-timeout = \"2d\"", "allowed is 0s to 1h"),
         ("[clients]\noutput-limit = \"256 megs\"", "switchyard.toml:2: output-limit: \"256 megs\" is not a size"),
         ("[clients]\noutput-limit = \"1b\"", "allowed is 64kb to 64gb"),
-        ("memory-max = \"120%\"", "switchyard.toml:1: memory-max: \"120%\" is out of range; allowed is \"1%\" to \"100%\""),
+        (
+            "memory-max = \"120%\"",
+            "switchyard.toml:1: memory-max: \"120%\" is out of range; allowed is \"1%\" to \"100%\"",
+        ),
         ("memory-max = \"1mb\"", "allowed is 64mb and more"),
         ("[nodes]\ncommand-timeout = \"0s\"", "allowed is 1ms to 1h"),
         ("[log]\nlevel = \"loud\"", "is not error, warn, info"),
@@ -203,7 +211,10 @@ fn an_open_listener_needs_a_password_or_the_users_word() {
     assert!(error.contains("--allow-open-listener") && error.contains("--password-file"), "{error}");
     assert!(resolve(&read(&format!("allow-open-listener = true\n{open}")).expect("reads")).is_ok());
     assert!(resolve(&read(&format!("{open}[clients]\npassword = \"p\"\n")).expect("reads")).is_ok());
-    assert!(resolve(&read(&format!("listen = \"[::1]:6380\"\n{NODE}")).expect("reads")).is_ok(), "loopback is not open");
+    assert!(
+        resolve(&read(&format!("listen = \"[::1]:6380\"\n{NODE}")).expect("reads")).is_ok(),
+        "loopback is not open"
+    );
 }
 
 #[test]
@@ -221,17 +232,25 @@ fn what_is_wrong_with_users_is_told_alone() {
 fn an_open_admin_port_needs_a_token() {
     let open = format!("{NODE}[admin]\nlisten = \"0.0.0.0:6381\"\n");
     let error = resolve(&read(&open).expect("reads")).expect_err("open").to_string();
-    assert!(error.starts_with("switchyard.toml:4: refusing to serve the admin API on 0.0.0.0:6381 without a token"), "{error}");
+    assert!(
+        error.starts_with("switchyard.toml:4: refusing to serve the admin API on 0.0.0.0:6381 without a token"),
+        "{error}"
+    );
     assert!(resolve(&read(&format!("{open}token = \"t\"\n")).expect("reads")).is_ok());
     let same = format!("{NODE}[admin]\nlisten = \"127.0.0.1:6380\"\n");
-    assert!(resolve(&read(&same).expect("reads")).expect_err("taken").to_string().contains("also where clients connect"));
+    assert!(
+        resolve(&read(&same).expect("reads")).expect_err("taken").to_string().contains("also where clients connect")
+    );
 }
 
 #[test]
 fn an_autoscaler_that_cannot_work_is_refused() {
     for (section, expected) in [
         ("[autoscale.local]\ncommand = [\"redis-server\"]", "{port} is missing"),
-        ("[autoscale.local]\ncommand = [\"redis-server\", \"--port\", \"{port}\", \"--daemonize\", \"yes\"]", "goes to the background"),
+        (
+            "[autoscale.local]\ncommand = [\"redis-server\", \"--port\", \"{port}\", \"--daemonize\", \"yes\"]",
+            "goes to the background",
+        ),
         ("[autoscale]\nmode = \"on\"\npolicy = \"model\"", "needs capacity"),
     ] {
         let error = read(&format!("{NODE}{section}\n")).expect_err("refused").to_string();
@@ -267,7 +286,9 @@ fn secrets_come_from_files_and_are_never_shown() {
     let path = dir.path().join("switchyard.toml");
     std::fs::write(
         &path,
-        format!("[clients]\npassword-file = \"client-pw\"\n[nodes]\npassword = \"hunter2\"\n{NODE}password = \"hunter3\"\n"),
+        format!(
+            "[clients]\npassword-file = \"client-pw\"\n[nodes]\npassword = \"hunter2\"\n{NODE}password = \"hunter3\"\n"
+        ),
     )
     .expect("writing");
     let sources = Sources { file: Some(path), overrides: Vec::new(), twemproxy: None };
@@ -306,7 +327,8 @@ fn the_example_is_a_configuration_that_changes_nothing() {
     let all: String = example()
         .lines()
         .map(|line| match line.strip_prefix('#') {
-            // A node is at an address or known to Sentinels, not both: `replication_is_checked_for_contradictions` reads the others.
+            // A node is at an address or known to Sentinels, not both: `replication_is_checked_for_contradictions`
+            // reads the others.
             Some(key) if key.starts_with("sentinels =") || key.starts_with("sentinel-master =") => String::new(),
             Some(key) if !key.starts_with(' ') && !key.contains("-file =") && !key.contains("-env =") => {
                 format!("{key}\n")
@@ -328,11 +350,18 @@ fn replication_is_checked_for_contradictions() {
     let nodes = resolve(&config).expect("resolvable").nodes;
     assert_eq!(nodes[0].address, None);
     let group = nodes[0].sentinel.as_ref().expect("Sentinels");
-    assert_eq!(group.sentinels.iter().map(|place| place.endpoint.to_string()).collect::<Vec<_>>(), ["127.0.0.1:26379", "127.0.0.2:5000"]);
+    assert_eq!(
+        group.sentinels.iter().map(|place| place.endpoint.to_string()).collect::<Vec<_>>(),
+        ["127.0.0.1:26379", "127.0.0.2:5000"]
+    );
 
-    let replicas = read("[[node]]\naddress = \"127.0.0.1:1\"\nreplicas = [\"127.0.0.1:2\", \"127.0.0.1\"]\n").expect("good");
+    let replicas =
+        read("[[node]]\naddress = \"127.0.0.1:1\"\nreplicas = [\"127.0.0.1:2\", \"127.0.0.1\"]\n").expect("good");
     let nodes = resolve(&replicas).expect("resolvable").nodes;
-    assert_eq!(nodes[0].replicas.iter().map(ToString::to_string).collect::<Vec<_>>(), ["127.0.0.1:2", "127.0.0.1:6379"]);
+    assert_eq!(
+        nodes[0].replicas.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        ["127.0.0.1:2", "127.0.0.1:6379"]
+    );
 
     for (text, expected) in [
         ("sentinel-master = \"m\"", "sentinel-master needs sentinels"),
@@ -359,12 +388,16 @@ fn replication_is_checked_for_contradictions() {
 #[test]
 fn a_policy_that_comes_later_is_refused_with_those_there() {
     for policy in ["learned", "predictive"] {
-        let problems = read(&format!("[autoscale]\npolicy = \"{policy}\"\n{NODE}")).map(|_| ()).expect_err("not there yet").to_string();
+        let problems = read(&format!("[autoscale]\npolicy = \"{policy}\"\n{NODE}"))
+            .map(|_| ())
+            .expect_err("not there yet")
+            .to_string();
         for part in ["threshold", "static", "model", "comes with the fleet simulator"] {
             assert!(problems.contains(part), "{part} is not in {problems}");
         }
     }
-    let problems = read(&format!("[autoscale]\npolicy = \"lerned\"\n{NODE}")).map(|_| ()).expect_err("no such policy").to_string();
+    let problems =
+        read(&format!("[autoscale]\npolicy = \"lerned\"\n{NODE}")).map(|_| ()).expect_err("no such policy").to_string();
     assert!(problems.contains("threshold") && !problems.contains("simulator"), "{problems}");
 }
 
@@ -378,7 +411,9 @@ fn a_reload_tells_what_changed_and_keeps_what_needs_a_restart() {
     )
     .expect("good");
     let changes = next.changes_since(&running);
-    let of = |takes| changes.iter().filter(|change| change.takes == takes).map(|change| change.what.as_str()).collect::<Vec<_>>();
+    let of = |takes| {
+        changes.iter().filter(|change| change.takes == takes).map(|change| change.what.as_str()).collect::<Vec<_>>()
+    };
     assert_eq!(
         of(Takes::Reload),
         [
@@ -433,13 +468,17 @@ fn only_a_file_that_does_not_exist_leaves_the_defaults() {
 
 #[test]
 fn the_state_directory_follows_systemd_then_xdg_then_home() {
-    let dir =
-        |vars: &[(&str, &str)]| default_state_dir(|name| vars.iter().find(|(var, _)| *var == name).map(|(_, value)| PathBuf::from(value)));
+    let dir = |vars: &[(&str, &str)]| {
+        default_state_dir(|name| vars.iter().find(|(var, _)| *var == name).map(|(_, value)| PathBuf::from(value)))
+    };
     let all = [("STATE_DIRECTORY", "/var/lib/a:/var/lib/b"), ("XDG_STATE_HOME", "/xdg"), ("HOME", "/home/u")];
     assert_eq!(dir(&all), Path::new("/var/lib/a"));
     assert_eq!(dir(&all[1..]), Path::new("/xdg/switchyard"));
     assert_eq!(dir(&all[2..]), Path::new("/home/u/.local/state/switchyard"));
-    assert_eq!(dir(&[("XDG_STATE_HOME", "relative"), ("HOME", "/home/u")]), Path::new("/home/u/.local/state/switchyard"));
+    assert_eq!(
+        dir(&[("XDG_STATE_HOME", "relative"), ("HOME", "/home/u")]),
+        Path::new("/home/u/.local/state/switchyard")
+    );
     assert_eq!(dir(&[]), Path::new("/var/lib/switchyard"));
 }
 

@@ -1,7 +1,7 @@
 //! Certificates and keys: which files, and what rustls makes of them.
 //!
-//! The files are read with every reload, so that renewed certificates are taken up. Everything that can be wrong with them is found here,
-//! with the name of the file, before anything is applied.
+//! The files are read with every reload, so that renewed certificates are taken up. Everything that can be wrong with
+//! them is found here, with the name of the file, before anything is applied.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
@@ -32,7 +32,8 @@ pub(crate) enum ClientAuth {
 
 impl ClientAuth {
     /// All of them, and their words.
-    pub(super) const ALL: [(Self, &str); 3] = [(Self::Off, "off"), (Self::Optional, "optional"), (Self::Required, "required")];
+    pub(super) const ALL: [(Self, &str); 3] =
+        [(Self::Off, "off"), (Self::Optional, "optional"), (Self::Required, "required")];
 }
 
 /// The server's side: the section `[tls]`.
@@ -104,15 +105,18 @@ fn key(path: &Path, seen: &mut Seen, warnings: &mut Vec<String>) -> Result<Priva
         warnings.push(format!("everybody on this machine can read the key in {}; chmod 600 it", path.display()));
     }
     let bytes = seen.read(path)?;
-    PrivateKeyDer::from_pem_slice(&bytes)
-        .map_err(|error| format!("{} has no private key that can be used (PEM, without a passphrase): {error}", path.display()))
+    PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| {
+        format!("{} has no private key that can be used (PEM, without a passphrase): {error}", path.display())
+    })
 }
 
 /// Why a certificate and a key cannot be used.
 fn unfit(certificate: &Path, key: &Path, error: &rustls::Error) -> String {
     match error {
         // A key that no algorithm of rustls reads.
-        rustls::Error::General(_) => format!("{} has a key of a kind that cannot be used: it must be {KEY_KINDS}", key.display()),
+        rustls::Error::General(_) => {
+            format!("{} has a key of a kind that cannot be used: it must be {KEY_KINDS}", key.display())
+        }
         _ => format!("{} and {} do not fit together: {error}", certificate.display(), key.display()),
     }
 }
@@ -128,7 +132,12 @@ fn roots(path: &Path, seen: &mut Seen) -> Result<RootCertStore, String> {
 
 impl ServerFiles {
     /// What clients are shown. `client_ca` and `auth` say whose certificates they must show.
-    fn build(&self, client_ca: Option<&Path>, auth: ClientAuth, warnings: &mut Vec<String>) -> Result<ServerTls, String> {
+    fn build(
+        &self,
+        client_ca: Option<&Path>,
+        auth: ClientAuth,
+        warnings: &mut Vec<String>,
+    ) -> Result<ServerTls, String> {
         let (Some(certificate), Some(key_file)) = (&self.certificate, &self.key) else {
             return Err("a TLS listener needs cert-file and key-file in [tls]".to_owned());
         };
@@ -140,12 +149,17 @@ impl ServerFiles {
             .map_err(|error| format!("TLS cannot be set up: {error}"))?;
         let builder = match (auth, client_ca) {
             (ClientAuth::Off, _) => builder.with_no_client_auth(),
-            (_, None) => return Err("client-auth needs client-ca-file: the certificates that clients' are checked against".to_owned()),
+            (_, None) => {
+                return Err(
+                    "client-auth needs client-ca-file: the certificates that clients' are checked against".to_owned()
+                );
+            }
             (_, Some(ca)) => {
                 auth.hash(&mut seen.0);
                 let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(ca, &mut seen)?), provider());
                 let verifier = if auth == ClientAuth::Optional { verifier.allow_unauthenticated() } else { verifier };
-                builder.with_client_cert_verifier(verifier.build().map_err(|error| format!("{}: {error}", ca.display()))?)
+                builder
+                    .with_client_cert_verifier(verifier.build().map_err(|error| format!("{}: {error}", ca.display()))?)
             }
         };
         let config = builder.with_single_cert(chain, key).map_err(|error| unfit(certificate, key_file, &error))?;
@@ -188,7 +202,8 @@ impl NodeFiles {
         } else {
             let ca = match &self.ca {
                 Some(path) => path.clone(),
-                None => system_roots().ok_or("no certificates that this system trusts were found; give tls-ca-file in [nodes]")?,
+                None => system_roots()
+                    .ok_or("no certificates that this system trusts were found; give tls-ca-file in [nodes]")?,
             };
             builder.with_root_certificates(roots(&ca, &mut seen)?)
         };
@@ -206,12 +221,16 @@ impl NodeFiles {
 
     /// For connections to one Sentinel, or to a node whose servers all have this name in their certificates.
     pub(super) fn node(shared: &(Arc<ClientConfig>, String), name: &str) -> Result<NodeTls, String> {
-        let name = ServerName::try_from(name.to_owned())
-            .map_err(|_| format!("{name:?} is neither a host name nor an IP address; give tls-server-name, the name in its certificate"))?;
+        let name = ServerName::try_from(name.to_owned()).map_err(|_| {
+            format!(
+                "{name:?} is neither a host name nor an IP address; give tls-server-name, the name in its certificate"
+            )
+        })?;
         Ok(NodeTls::with_name(Arc::clone(&shared.0), shared.1.clone(), name))
     }
 
-    /// For a node whose servers have certificates for their own names. `names`: host names in the configuration, with the addresses that they have now.
+    /// For a node whose servers have certificates for their own names. `names`: host names in the configuration, with
+    /// the addresses that they have now.
     pub(super) fn servers<'n>(
         shared: &(Arc<ClientConfig>, String),
         names: impl Iterator<Item = (&'n str, Option<SocketAddr>)>,
@@ -307,24 +326,32 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (certificate, key) = files(dir.path(), "a");
         let (_, other_key) = files(dir.path(), "b");
-        let good = ServerFiles { certificate: Some(certificate.clone()), key: Some(key.clone()), ..ServerFiles::default() };
+        let good =
+            ServerFiles { certificate: Some(certificate.clone()), key: Some(key.clone()), ..ServerFiles::default() };
         let mut warnings = Vec::new();
         let first = good.for_clients(&mut warnings).expect("good");
         assert!(warnings.is_empty(), "{warnings:?}");
         assert_eq!(first, good.for_clients(&mut warnings).expect("good"), "the same files are the same");
 
-        let error = ServerFiles { key: Some(other_key), ..good.clone() }.for_clients(&mut warnings).expect_err("another key");
+        let error =
+            ServerFiles { key: Some(other_key), ..good.clone() }.for_clients(&mut warnings).expect_err("another key");
         assert!(error.contains("b.key") && error.contains("do not fit"), "{error}");
         let ed448 = dir.path().join("ed448.key");
         std::fs::write(&ed448, ED448).expect("written");
-        let error = ServerFiles { key: Some(ed448), ..good.clone() }.for_clients(&mut warnings).expect_err("no kind of ours");
+        let error =
+            ServerFiles { key: Some(ed448), ..good.clone() }.for_clients(&mut warnings).expect_err("no kind of ours");
         assert!(error.contains("ed448.key") && error.contains("RSA from 2048 bits"), "{error}");
         warnings.clear();
-        let error = ServerFiles { key: Some(certificate), ..good.clone() }.for_clients(&mut warnings).expect_err("no key");
+        let error =
+            ServerFiles { key: Some(certificate), ..good.clone() }.for_clients(&mut warnings).expect_err("no key");
         assert!(error.contains("no private key"), "{error}");
-        let error = ServerFiles { certificate: Some(key.clone()), ..good.clone() }.for_clients(&mut warnings).expect_err("no certificate");
+        let error = ServerFiles { certificate: Some(key.clone()), ..good.clone() }
+            .for_clients(&mut warnings)
+            .expect_err("no certificate");
         assert!(error.contains("a.key"), "{error}");
-        let error = ServerFiles { client_auth: ClientAuth::Required, ..good.clone() }.for_clients(&mut warnings).expect_err("no CA");
+        let error = ServerFiles { client_auth: ClientAuth::Required, ..good.clone() }
+            .for_clients(&mut warnings)
+            .expect_err("no CA");
         assert!(error.contains("client-ca-file"), "{error}");
         let error = ServerFiles::default().for_clients(&mut warnings).expect_err("nothing");
         assert!(error.contains("cert-file"), "{error}");
@@ -342,7 +369,8 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (certificate, _) = files(dir.path(), "a");
         let mut warnings = Vec::new();
-        let checked = NodeFiles { ca: Some(certificate.clone()), ..NodeFiles::default() }.build(&mut warnings).expect("good");
+        let checked =
+            NodeFiles { ca: Some(certificate.clone()), ..NodeFiles::default() }.build(&mut warnings).expect("good");
         assert!(warnings.is_empty());
         let insecure = NodeFiles { insecure: true, ..NodeFiles::default() }.build(&mut warnings).expect("good");
         assert!(warnings.iter().any(|w| w.contains("NOT checked")), "{warnings:?}");

@@ -27,8 +27,9 @@ impl Pools {
     /// Reads a file.
     pub(crate) fn read(path: &Path) -> Result<Self, Problems> {
         let name = path.display().to_string();
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| Problems(vec![Problem::new(format!("cannot read twemproxy's configuration {name}: {error}"))]))?;
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            Problems(vec![Problem::new(format!("cannot read twemproxy's configuration {name}: {error}"))])
+        })?;
         Self::parse(&name, &text)
     }
 
@@ -56,15 +57,20 @@ impl Pools {
         found.map(|at| (at, &self.pools[at])).ok_or_else(|| {
             let text = match name {
                 Some(name) => format!("there is no pool '{name}'"),
-                None => "there are several pools: restart to serve all of them, or choose one with --twemproxy-pool".to_owned(),
+                None => "there are several pools: restart to serve all of them, or choose one with --twemproxy-pool"
+                    .to_owned(),
             };
-            Problems(vec![Problem { place: Some(self.name.clone()), text: format!("{text} (there are: {})", self.names().join(", ")) }])
+            Problems(vec![Problem {
+                place: Some(self.name.clone()),
+                text: format!("{text} (there are: {})", self.names().join(", ")),
+            }])
         })
     }
 
     /// The pools of the file except this one, each with the addresses of its servers.
     fn others(&self, at: usize) -> Vec<(String, Vec<Endpoint>)> {
-        let addresses = |pool: &Pool| pool.servers.iter().map(|server| Endpoint::new(&server.host, server.port)).collect();
+        let addresses =
+            |pool: &Pool| pool.servers.iter().map(|server| Endpoint::new(&server.host, server.port)).collect();
         let others = self.pools.iter().enumerate().filter(|(other, _)| *other != at);
         others.map(|(_, pool)| (pool.name.clone(), addresses(pool))).collect()
     }
@@ -95,10 +101,12 @@ impl Pools {
         if let Some(timeout) = pool.timeout {
             config.live.command_timeout = timeout;
             config.live.connect_timeout = timeout;
-            // nutcracker knows no slow commands. Without a bound for them a server that hangs in one would count as busy, and would not be ejected.
+            // nutcracker knows no slow commands. Without a bound for them a server that hangs in one would count as
+            // busy, and would not be ejected.
             config.live.slow_command_timeout = Some(timeout);
         }
-        // nutcracker replies with an error at once, and its clients and its ejection count on that. A value of our own file or a flag wins.
+        // nutcracker replies with an error at once, and its clients and its ejection count on that. A value of our own
+        // file or a flag wins.
         config.live.wait_max.get_or_insert(Duration::ZERO);
         if let Some(most) = pool.client_connections {
             config.live.max_clients = most as usize;
@@ -142,7 +150,8 @@ pub(crate) struct PoolConfig {
     others: Vec<(String, Vec<Endpoint>)>,
 }
 
-/// Servers that a pool shares with other pools of the file. Keys of theirs could look like keys that this pool has left over, so no such key is removed.
+/// Servers that a pool shares with other pools of the file. Keys of theirs could look like keys that this pool has left
+/// over, so no such key is removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Shared {
     pool: String,
@@ -171,7 +180,8 @@ impl Names {
         Self { look_up, known: BTreeMap::new() }
     }
 
-    /// Looks the hosts up that are not known yet, in parallel and for a bounded time: a dead name server delays each request by many seconds.
+    /// Looks the hosts up that are not known yet, in parallel and for a bounded time: a dead name server delays each
+    /// request by many seconds.
     fn look_up<'a>(&mut self, servers: impl Iterator<Item = &'a Endpoint>) {
         let hosts: BTreeSet<String> = servers
             .filter(|server| server.is_name() && !self.known.contains_key(server.host()))
@@ -240,7 +250,8 @@ impl Shared {
 
 impl std::fmt::Display for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let servers: Vec<String> = self.servers.iter().map(|(server, other)| format!("{server} with pool {other}")).collect();
+        let servers: Vec<String> =
+            self.servers.iter().map(|(server, other)| format!("{server} with pool {other}")).collect();
         write!(f, "pool {} shares servers with other pools of the file ({})", self.pool, servers.join(", "))
     }
 }
@@ -270,8 +281,11 @@ impl PoolConfig {
     /// The folder of a pool's state, in that of all.
     pub(crate) fn state_dir(&self, all: &Path) -> PathBuf {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-        let plain: String =
-            self.name.bytes().map(|byte| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02x}") }).collect();
+        let plain: String = self
+            .name
+            .bytes()
+            .map(|byte| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02x}") })
+            .collect();
         // No pool's name leads out of the folder.
         all.join(plain.strip_prefix('.').map_or(plain.clone(), |rest| format!("%2e{rest}")))
     }
@@ -282,11 +296,15 @@ impl PoolConfig {
         if port == 0 { first.clone() } else { Endpoint::new(&host, port.saturating_add(self.number)) }
     }
 
-    /// Returns the servers that other pools of the file have as well. `own`: the servers of this pool, with the addresses that are known already.
+    /// Returns the servers that other pools of the file have as well. `own`: the servers of this pool, with the
+    /// addresses that are known already.
     fn shared(&self, own: &[(&Endpoint, Option<SocketAddr>)], names: &mut Names) -> Shared {
-        let all = self.others.iter().flat_map(|(pool, endpoints)| endpoints.iter().map(move |endpoint| (pool, endpoint)));
-        let (named, others): (Vec<_>, Vec<_>) = all.partition(|(_, endpoint)| own.iter().any(|(own, _)| own == endpoint));
-        let mut servers: Vec<(String, String)> = named.into_iter().map(|(pool, endpoint)| (endpoint.to_string(), pool.clone())).collect();
+        let all =
+            self.others.iter().flat_map(|(pool, endpoints)| endpoints.iter().map(move |endpoint| (pool, endpoint)));
+        let (named, others): (Vec<_>, Vec<_>) =
+            all.partition(|(_, endpoint)| own.iter().any(|(own, _)| own == endpoint));
+        let mut servers: Vec<(String, String)> =
+            named.into_iter().map(|(pool, endpoint)| (endpoint.to_string(), pool.clone())).collect();
         let mut unresolved = BTreeSet::new();
         if !others.is_empty() {
             let unknown = own.iter().filter(|(_, address)| address.is_none()).map(|(own, _)| *own);
@@ -308,8 +326,9 @@ impl PoolConfig {
         Shared { pool: self.name.clone(), servers, unresolved }
     }
 
-    /// When servers of the pool are ejected, and what the operator must know of that. `resolved`: the nodes of this pool with the addresses that their names have now.
-    /// A pool without ejection needs no look-up of names, which may take long.
+    /// When servers of the pool are ejected, and what the operator must know of that. `resolved`: the nodes of this
+    /// pool with the addresses that their names have now. A pool without ejection needs no look-up of names, which may
+    /// take long.
     pub(super) fn ejection(
         &self,
         nodes: &[NodeConfig],
@@ -340,7 +359,8 @@ impl PoolConfig {
 
     /// The continuum of the servers.
     pub(crate) fn continuum(&self) -> Result<Continuum, Problems> {
-        Continuum::new(self.scheme, self.servers.iter().cloned()).map_err(|error| Problems(vec![Problem::new(error.to_string())]))
+        Continuum::new(self.scheme, self.servers.iter().cloned())
+            .map_err(|error| Problems(vec![Problem::new(error.to_string())]))
     }
 }
 
@@ -361,9 +381,13 @@ mod tests {
                 "{name}:\n  listen: 127.0.0.1:{port}\n  redis: true\n  auto_eject_hosts: true\n  servers:\n   - 127.0.0.9:7009:1\n   - {server}:1\n"
             )
         };
-        for (server, is_shared) in
-            [("127.0.0.1:7001", true), ("localhost:7001", true), ("::1:7001", true), ("127.0.0.1:7002", false), ("127.0.0.2:7001", false)]
-        {
+        for (server, is_shared) in [
+            ("127.0.0.1:7001", true),
+            ("localhost:7001", true),
+            ("::1:7001", true),
+            ("127.0.0.1:7002", false),
+            ("127.0.0.2:7001", false),
+        ] {
             let text = pool("a", 1, "127.0.0.1:7001") + &pool("b", 2, server).replace("   - 127.0.0.9:7009:1\n", "");
             let pools = Pools::parse("n.yml", &text).expect("good");
             let mut config = Config::default();
@@ -372,7 +396,12 @@ mod tests {
             let shared = config.shared_servers(&mut Names::default()).expect("a pool");
             assert_eq!((resolved.ejection.is_none(), !shared.is_none()), (is_shared, is_shared), "{server}");
             let off = "auto_eject_hosts has no effect: pool a shares servers with other pools of the file (127.0.0.1:7001 with pool b)";
-            assert_eq!(resolved.warnings().any(|warning| warning.starts_with(off)), is_shared, "{server}: {:?}", resolved.warnings);
+            assert_eq!(
+                resolved.warnings().any(|warning| warning.starts_with(off)),
+                is_shared,
+                "{server}: {:?}",
+                resolved.warnings
+            );
             assert!(!is_shared || shared.refusal().to_string().contains("--strays remove is refused: pool a shares"));
         }
     }
@@ -380,7 +409,9 @@ mod tests {
     #[test]
     fn names_of_other_pools_are_looked_up_for_an_ejection_alone() {
         let pool = |name: &str, ejects: bool, servers: &str| {
-            format!("{name}:\n  listen: /run/{name}.sock\n  redis: true\n  auto_eject_hosts: {ejects}\n  servers:\n{servers}")
+            format!(
+                "{name}:\n  listen: /run/{name}.sock\n  redis: true\n  auto_eject_hosts: {ejects}\n  servers:\n{servers}"
+            )
         };
         let others = "   - slow-1:1:1\n   - slow-1:2:1\n   - slow-2:1:1\n   - quick:1:1\n";
         let ejection = |ejects: bool, others: &str, look_up: fn(&str) -> Option<IpAddr>| {
@@ -388,13 +419,21 @@ mod tests {
             let mut config = Config::default();
             Pools::parse("n.yml", &text).expect("good").apply(Some("a"), &mut config, &mut Vec::new());
             let mut warnings = Vec::new();
-            let rule = config.pool.as_ref().expect("a pool").ejection(&config.nodes, &[], &mut Names::with(look_up), &mut warnings);
+            let rule = config.pool.as_ref().expect("a pool").ejection(
+                &config.nodes,
+                &[],
+                &mut Names::with(look_up),
+                &mut warnings,
+            );
             (rule.is_some(), warnings.concat())
         };
         let none = |host: &str| -> Option<IpAddr> { panic!("{host} is looked up") };
         assert_eq!(ejection(false, others, none), (false, String::new()));
         let (is_on, warning) = ejection(true, "   - 127.0.0.1:7001:1\n   - 127.0.0.2:7001:1\n", none);
-        assert!(!is_on && warning.contains("shares servers with other pools of the file (127.0.0.1:7001 with pool b)"), "{warning}");
+        assert!(
+            !is_on && warning.contains("shares servers with other pools of the file (127.0.0.1:7001 with pool b)"),
+            "{warning}"
+        );
         // A name server that never replies.
         let dead = |host: &str| match host {
             "quick" => Some(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1))),
@@ -422,7 +461,9 @@ mod tests {
             # server one = 127.0.0.1:6379, weight 1\n# server 127.0.0.1:6380 = 127.0.0.1:6380, weight 2\n# server cache = cache:11211, weight 1\n";
         assert!(shown.ends_with(placed), "{shown}");
         pools.apply(Some("beta"), &mut config, &mut Vec::new());
-        assert!(crate::config::render(&config).contains("# hash = crc16\n# distribution = modula\n# hash_tag = none\n"));
+        assert!(
+            crate::config::render(&config).contains("# hash = crc16\n# distribution = modula\n# hash_tag = none\n")
+        );
         assert_eq!(config.node_names(), ["10.0.0.1:6379"]);
         let pool = config.pool.expect("a pool");
         assert_eq!(pool.scheme, Scheme { hash: Hash::Crc16, tag: None, distribution: Distribution::Modula });

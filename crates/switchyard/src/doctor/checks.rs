@@ -37,7 +37,13 @@ impl Notes<'_> {
     }
 
     fn add(&mut self, level: Level, check: &'static str, found: impl Into<String>, advice: impl Into<String>) {
-        self.found.push(Finding { level, node: self.node.map(str::to_owned), check, found: found.into(), advice: advice.into() });
+        self.found.push(Finding {
+            level,
+            node: self.node.map(str::to_owned),
+            check,
+            found: found.into(),
+            advice: advice.into(),
+        });
     }
 }
 
@@ -81,13 +87,21 @@ pub(crate) fn examine(nodes: &[Seen], needs: &Needs) -> Vec<Finding> {
 fn server(node: &Seen, notes: &mut Notes<'_>) {
     let info = |name: &str| node.info.get(name).map(String::as_str).unwrap_or_default();
     if node.info.is_empty() {
-        return notes.error("info", "it does not answer INFO", "allow INFO to our user: the router tells servers apart by it");
+        return notes.error(
+            "info",
+            "it does not answer INFO",
+            "allow INFO to our user: the router tells servers apart by it",
+        );
     }
     let version = info("redis_version");
     let major_minor: Vec<u32> = version.split('.').take(2).filter_map(|p| p.parse().ok()).collect();
     if let [major, minor] = major_minor[..] {
         if (major, minor) < (6, 0) {
-            notes.error("version", format!("it is version {version}"), "use 6.2 or later; Switchyard is tested with 7.0 and later");
+            notes.error(
+                "version",
+                format!("it is version {version}"),
+                "use 6.2 or later; Switchyard is tested with 7.0 and later",
+            );
         } else if major < 7 {
             notes.warning("version", format!("it is version {version}"), "Switchyard is tested with 7.0 and later");
         }
@@ -122,7 +136,11 @@ fn server(node: &Seen, notes: &mut Notes<'_>) {
             "run NTP: times to live that are given as points in time mean something else there",
         ),
         Some((off, took)) if off.abs() - took > SKEW_MS => {
-            notes.warning("clock", format!("its clock is {:.1} s off ours", off as f64 / 1000.0), "run NTP on both machines");
+            notes.warning(
+                "clock",
+                format!("its clock is {:.1} s off ours", off as f64 / 1000.0),
+                "run NTP on both machines",
+            );
         }
         _ => {}
     }
@@ -149,7 +167,10 @@ fn replica(node: &Seen, primary: SocketAddr, notes: &mut Notes<'_>) {
         Some(_) => {}
         None => notes.note(
             "role",
-            format!("it follows {}:{}, a name: whether that is the primary {primary} is not checked", follows.0, follows.1),
+            format!(
+                "it follows {}:{}, a name: whether that is the primary {primary} is not checked",
+                follows.0, follows.1
+            ),
             "set REPLICAOF with an address",
         ),
     }
@@ -168,7 +189,11 @@ fn replica(node: &Seen, primary: SocketAddr, notes: &mut Notes<'_>) {
         notes.warning("replica-read-only", "it takes writes that its primary never sees", "set replica-read-only yes");
     }
     if info("slave_priority") == "0" {
-        notes.note("replica-priority", "it is never promoted by Sentinel (replica-priority 0)", "fine for a copy to back up from");
+        notes.note(
+            "replica-priority",
+            "it is never promoted by Sentinel (replica-priority 0)",
+            "fine for a copy to back up from",
+        );
     }
 }
 
@@ -197,7 +222,9 @@ fn storage(node: &Seen, notes: &mut Notes<'_>) {
             "fine for a cache; else set appendonly yes. A node that comes back empty is served as it is unless nodes.empty-return is \"hold\"",
         );
     }
-    for (field, what) in [("rdb_last_bgsave_status", "last snapshot"), ("aof_last_write_status", "last write to its append-only file")] {
+    for (field, what) in
+        [("rdb_last_bgsave_status", "last snapshot"), ("aof_last_write_status", "last write to its append-only file")]
+    {
         if info(field) == "err" {
             notes.error("persistence", format!("its {what} failed"), "see its log: a full disk, most often");
         }
@@ -210,7 +237,12 @@ fn storage(node: &Seen, notes: &mut Notes<'_>) {
                 "noeviction" => (Level::Error, "writes fail when it is full"),
                 _ => (Level::Warning, "it evicts keys"),
             };
-            notes.add(level, "memory", format!("it uses {}% of maxmemory; {then}", used * 100 / max), "give it more memory, or add a node");
+            notes.add(
+                level,
+                "memory",
+                format!("it uses {}% of maxmemory; {then}", used * 100 / max),
+                "give it more memory, or add a node",
+            );
         }
         if policy.starts_with("allkeys") {
             notes.note("eviction", format!("it evicts any key when it is full ({policy})"), "fine for a cache");
@@ -225,9 +257,17 @@ fn limits(node: &Seen, needs: &Needs, notes: &mut Notes<'_>) {
         let max = usize::try_from(max).unwrap_or(usize::MAX);
         let advice = format!("raise maxclients there above {most}, or lower the connection limits in [nodes]");
         if max < least {
-            notes.error("maxclients", format!("it takes {max} connections, and the router needs at least {least}"), advice);
+            notes.error(
+                "maxclients",
+                format!("it takes {max} connections, and the router needs at least {least}"),
+                advice,
+            );
         } else if max < most {
-            notes.warning("maxclients", format!("it takes {max} connections, and the router may want up to {most}"), advice);
+            notes.warning(
+                "maxclients",
+                format!("it takes {max} connections, and the router may want up to {most}"),
+                advice,
+            );
         }
     }
     if let Some(timeout) = number(&node.config, "timeout").filter(|t| *t > 0) {
@@ -247,7 +287,11 @@ fn limits(node: &Seen, needs: &Needs, notes: &mut Notes<'_>) {
         );
     }
     if node.config.get("protected-mode").is_some_and(|v| v == "yes") && !node.authenticates && !node.loopback {
-        notes.note("protected-mode", "it is in protected mode and asks no password", "see that it is bound to the address named here");
+        notes.note(
+            "protected-mode",
+            "it is in protected mode and asks no password",
+            "see that it is bound to the address named here",
+        );
     }
     if node.config.get("protected-mode").is_some_and(|v| v == "no") && !node.authenticates {
         notes.warning(
@@ -283,11 +327,21 @@ fn rights(node: &Seen, needs: &Needs, notes: &mut Notes<'_>) {
         let (level, then) = match name.as_str() {
             "CLIENT ID" | "INFO" | "SELECT" => (Level::Error, "the router cannot work without it"),
             "CLIENT KILL" => (Level::Error, "what a broken connection left behind cannot be confirmed as ended"),
-            "DUMP" | "RESTORE" | "MEMORY USAGE" | "UNLINK" => (Level::Warning, "commands on keys of several slots fail"),
-            "COMMAND" => (Level::Warning, "commands of modules and newer versions stay unknown, and scripts are not checked fully"),
+            "DUMP" | "RESTORE" | "MEMORY USAGE" | "UNLINK" => {
+                (Level::Warning, "commands on keys of several slots fail")
+            }
+            "COMMAND" => (
+                Level::Warning,
+                "commands of modules and newer versions stay unknown, and scripts are not checked fully",
+            ),
             "ACL GETUSER" | "ACL SETUSER" => (Level::Warning, NO_MARKS),
-            "ACL USERS" => (Level::Warning, "a first start does not notice that it belongs to a fleet of more nodes than are listed"),
-            "FUNCTION LIST" | "FUNCTION DUMP" => (Level::Warning, "functions cannot be brought to nodes that return empty"),
+            "ACL USERS" => (
+                Level::Warning,
+                "a first start does not notice that it belongs to a fleet of more nodes than are listed",
+            ),
+            "FUNCTION LIST" | "FUNCTION DUMP" => {
+                (Level::Warning, "functions cannot be brought to nodes that return empty")
+            }
             _ => (Level::Warning, "clients that need it get the node's error"),
         };
         notes.add(
@@ -300,16 +354,23 @@ fn rights(node: &Seen, needs: &Needs, notes: &mut Notes<'_>) {
     if let Some(functions) = node.functions.as_ref().filter(|f| needs.check_scripts && !f.unchecked.is_empty()) {
         notes.warning(
             "functions",
-            format!("libraries that were loaded past the router are not kept to their keys: {}", functions.unchecked.join(", ")),
+            format!(
+                "libraries that were loaded past the router are not kept to their keys: {}",
+                functions.unchecked.join(", ")
+            ),
             "load them through the router: FUNCTION LOAD REPLACE",
         );
     }
 }
 
-/// Copies are never older than what comes through the router. What goes past it the nodes tell. Said once, and not for each node.
+/// Copies are never older than what comes through the router. What goes past it the nodes tell. Said once, and not for
+/// each node.
 fn written_past_copies(nodes: &[&Seen], notes: &mut Notes<'_>) {
-    let names: Vec<&str> =
-        nodes.iter().filter(|node| node.direct.iter().any(|client| client.writes)).map(|node| node.name.as_str()).collect();
+    let names: Vec<&str> = nodes
+        .iter()
+        .filter(|node| node.direct.iter().any(|client| client.writes))
+        .map(|node| node.name.as_str())
+        .collect();
     if names.is_empty() {
         return;
     }
@@ -329,7 +390,11 @@ fn together(nodes: &[&Seen], notes: &mut Notes<'_>) {
         }
     }
     for names in same.values().filter(|names| names.len() > 1) {
-        notes.error("same server", format!("{} are one and the same server", names.join(" and ")), "name it once: keys of both would mix");
+        notes.error(
+            "same server",
+            format!("{} are one and the same server", names.join(" and ")),
+            "name it once: keys of both would mix",
+        );
     }
     let versions = by_value(nodes, |n| {
         let flavour = n.info.get("valkey_version").map_or("redis", |_| "valkey");
@@ -351,7 +416,8 @@ fn together(nodes: &[&Seen], notes: &mut Notes<'_>) {
         ("maxmemory", Level::Note, "keys are spread by slots, not by memory"),
     ] {
         // Often replicas alone keep snapshots.
-        let values = by_value(nodes, |n| n.config.get(name).filter(|_| name != "save" || n.replica_of.is_none()).cloned());
+        let values =
+            by_value(nodes, |n| n.config.get(name).filter(|_| name != "save" || n.replica_of.is_none()).cloned());
         if values.len() > 1 {
             let how = match name {
                 "notify-keyspace-events" | "maxmemory-policy" => {
@@ -372,11 +438,13 @@ fn together(nodes: &[&Seen], notes: &mut Notes<'_>) {
     if modules.len() > 1 {
         notes.warning("modules differ", shown(&modules), "load the same modules on all nodes");
     }
-    let names: BTreeSet<&String> = nodes.iter().filter_map(|n| n.functions.as_ref()).flat_map(|f| f.code.keys()).collect();
+    let names: BTreeSet<&String> =
+        nodes.iter().filter_map(|n| n.functions.as_ref()).flat_map(|f| f.code.keys()).collect();
     for name in names {
         let values = by_value(nodes, |n| n.functions.as_ref().map(|f| f.code.get(name).cloned().unwrap_or_default()));
         if values.len() > 1 {
-            let lacking: Vec<&str> = values.get("").map(|nodes| nodes.iter().map(String::as_str).collect()).unwrap_or_default();
+            let lacking: Vec<&str> =
+                values.get("").map(|nodes| nodes.iter().map(String::as_str).collect()).unwrap_or_default();
             let found = if lacking.is_empty() || values.len() > 2 {
                 format!("the library {name} has different code on different nodes")
             } else {
@@ -399,8 +467,9 @@ fn by_value(nodes: &[&Seen], value: impl Fn(&Seen) -> Option<String>) -> BTreeMa
 }
 
 fn shown(values: &BTreeMap<String, Vec<String>>) -> String {
-    let one =
-        |(value, nodes): (&String, &Vec<String>)| format!("{} on {}", if value.is_empty() { "nothing" } else { value }, nodes.join(", "));
+    let one = |(value, nodes): (&String, &Vec<String>)| {
+        format!("{} on {}", if value.is_empty() { "nothing" } else { value }, nodes.join(", "))
+    };
     values.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
@@ -413,7 +482,13 @@ mod tests {
         Seen {
             name: name.to_owned(),
             loopback: true,
-            info: map(&[("redis_version", "7.0.15"), ("role", "master"), ("cluster_enabled", "0"), ("aof_enabled", "1"), ("run_id", name)]),
+            info: map(&[
+                ("redis_version", "7.0.15"),
+                ("role", "master"),
+                ("cluster_enabled", "0"),
+                ("aof_enabled", "1"),
+                ("run_id", name),
+            ]),
             config: map(&[
                 ("maxclients", "10000"),
                 ("timeout", "0"),
@@ -452,7 +527,11 @@ mod tests {
             (|n| drop(n.config.insert("maxclients".into(), "3".into())), Level::Error, "maxclients"),
             (|n| drop(n.config.insert("maxclients".into(), "50".into())), Level::Warning, "maxclients"),
             (|n| drop(n.config.insert("timeout".into(), "300".into())), Level::Warning, "timeout"),
-            (|n| drop(n.config.insert("proto-max-bulk-len".into(), "1048576".into())), Level::Warning, "proto-max-bulk-len"),
+            (
+                |n| drop(n.config.insert("proto-max-bulk-len".into(), "1048576".into())),
+                Level::Warning,
+                "proto-max-bulk-len",
+            ),
             (|n| n.missing.push("CLIENT".into()), Level::Error, "renamed command"),
             (|n| n.refused.push(("CLIENT KILL".into(), "NOPERM".into())), Level::Error, "rights"),
             (|n| drop(n.config.insert("databases".into(), "4".into())), Level::Warning, "settings differ"),
@@ -482,9 +561,15 @@ mod tests {
         let used = |name: &str, writes| Seen { direct: vec![client(writes)], ..good(name) };
         let told = |nodes: &[Seen], hot_copies| {
             let needs = Needs { connections: (4, 80), argument_max: 512 << 20, check_scripts: true, hot_copies };
-            examine(nodes, &needs).into_iter().filter(|f| f.check == "hot copies").map(|f| (f.node, f.found)).collect::<Vec<_>>()
+            examine(nodes, &needs)
+                .into_iter()
+                .filter(|f| f.check == "hot copies")
+                .map(|f| (f.node, f.found))
+                .collect::<Vec<_>>()
         };
-        let [(None, found)] = &told(&[used("a", true), used("b", true), used("c", false)], true)[..] else { panic!("one note of no node") };
+        let [(None, found)] = &told(&[used("a", true), used("b", true), used("c", false)], true)[..] else {
+            panic!("one note of no node")
+        };
         assert!(found.contains("at a, b:"), "{found}");
         assert_eq!(told(&[used("a", true)], false), []);
         assert_eq!(told(&[used("a", false), good("b")], true), []);
@@ -494,7 +579,9 @@ mod tests {
     fn a_replica_is_judged_as_one() {
         let follower = |change: fn(&mut Seen)| {
             let mut replica = Seen { replica_of: "10.0.0.1:6379".parse().ok(), ..good("a replica b") };
-            for (field, value) in [("role", "slave"), ("master_host", "10.0.0.1"), ("master_port", "6379"), ("master_link_status", "up")] {
+            for (field, value) in
+                [("role", "slave"), ("master_host", "10.0.0.1"), ("master_port", "6379"), ("master_link_status", "up")]
+            {
                 replica.info.insert(field.into(), value.into());
             }
             change(&mut replica);

@@ -10,7 +10,8 @@ use super::Seen;
 /// How long one question may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Commands by which the router works, or by which clients will work sooner or later: asked with arguments that change nothing.
+/// Commands by which the router works, or by which clients will work sooner or later: asked with arguments that change
+/// nothing.
 const TRIED: &[(&str, &[&str])] = &[
     ("CLIENT ID", &["CLIENT", "ID"]),
     ("CLIENT KILL", &["CLIENT", "KILL", "ID", "9007199254740991"]),
@@ -103,7 +104,12 @@ fn ask_all(connection: &mut NodeConnection, seen: &mut Seen) -> std::io::Result<
     let names: Vec<&str> = ["COMMAND", "INFO"].into_iter().chain(NAMES.split(' ')).collect();
     let known = connection.ask(&names)?;
     if known.error().is_none() {
-        seen.missing = NAMES.split(' ').zip(known.items()).filter(|(_, row)| row.is_null()).map(|(name, _)| name.to_owned()).collect();
+        seen.missing = NAMES
+            .split(' ')
+            .zip(known.items())
+            .filter(|(_, row)| row.is_null())
+            .map(|(name, _)| name.to_owned())
+            .collect();
     }
     for (name, args) in TRIED {
         if let Some(error) = connection.ask(args)?.error().filter(|e| e.starts_with("NOPERM")) {

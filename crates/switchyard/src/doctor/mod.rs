@@ -1,4 +1,5 @@
-//! What a person on call wants to know of the nodes before clients find it out: `switchyard doctor`, and the same look at start.
+//! What a person on call wants to know of the nodes before clients find it out: `switchyard doctor`, and the same look
+//! at start.
 //!
 //! `look` asks, `checks` judges. So every judgement is a function of answers, and is tested without servers.
 

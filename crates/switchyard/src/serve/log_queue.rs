@@ -1,7 +1,9 @@
-//! Log lines on their way to stderr: handed to a thread that writes them, so that nobody waits for a terminal, a pipe or a disk that takes them slowly.
+//! Log lines on their way to stderr: handed to a thread that writes them, so that nobody waits for a terminal, a pipe
+//! or a disk that takes them slowly.
 //!
-//! The queue has a bound. Lines beyond it are dropped and counted, and so are repeated ones: more than [`REPEATS_MAX`] a second from one place in the
-//! code. Both are said in the log as soon as there is room. [`flush`] waits for what is queued, at the end of the process and at a panic.
+//! The queue has a bound. Lines beyond it are dropped and counted, and so are repeated ones: more than [`REPEATS_MAX`]
+//! a second from one place in the code. Both are said in the log as soon as there is room. [`flush`] waits for what is
+//! queued, at the end of the process and at a panic.
 //!
 //! Not a library's writer: it would lose the last lines, because threads that end with the process drop nothing.
 
@@ -29,7 +31,8 @@ const FLUSH_PATIENCE: Duration = Duration::from_secs(1);
 /// What was left out is said so often at most.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
-/// Those who look for misuse read all of these, and they cannot be caused without a right; but for those with the field [`REFUSED`].
+/// Those who look for misuse read all of these, and they cannot be caused without a right; but for those with the field
+/// [`REFUSED`].
 const NEVER_LEFT_OUT: &str = "audit";
 
 /// A line that somebody causes who has no right to what is asked for, so as often as he likes.
@@ -93,7 +96,8 @@ impl LogQueue {
     /// Ends every line of text with this field.
     pub(super) fn with_field(self, name: &str, value: &str) -> Self {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-        let value = if !value.is_empty() && value.bytes().all(is_plain) { value.to_owned() } else { format!("{value:?}") };
+        let value =
+            if !value.is_empty() && value.bytes().all(is_plain) { value.to_owned() } else { format!("{value:?}") };
         self.ending(format!(" {name}={value}"), "\n")
     }
 
@@ -138,7 +142,9 @@ pub(crate) fn flush() {
 
 /// How many lines were dropped because too many waited, and how many were left out as repeated.
 pub(super) fn left_out() -> (u64, u64) {
-    QUEUE.get().map_or((0, 0), |queue| (queue.left.dropped.load(Ordering::Relaxed), queue.left.repeated.load(Ordering::Relaxed)))
+    QUEUE.get().map_or((0, 0), |queue| {
+        (queue.left.dropped.load(Ordering::Relaxed), queue.left.repeated.load(Ordering::Relaxed))
+    })
 }
 
 fn write_lines(mut sink: impl Write, receiver: &Receiver<Message>, left: &Left) {
@@ -161,7 +167,11 @@ fn write_lines(mut sink: impl Write, receiver: &Receiver<Message>, left: &Left) 
         if now != told && Instant::now() >= next {
             next = Instant::now() + TELL_EVERY;
             let (dropped, repeated) = (now.0 - told.0, now.1 - told.1);
-            tracing::warn!(dropped, repeated, "lines of this log were left out: too many at once, or too many of one kind in a second");
+            tracing::warn!(
+                dropped,
+                repeated,
+                "lines of this log were left out: too many at once, or too many of one kind in a second"
+            );
             told = now;
         }
     }
@@ -201,7 +211,8 @@ impl Drop for Line<'_> {
         {
             self.bytes.splice(end..end, text.bytes());
         }
-        if !self.bytes.is_empty() && self.queue.sender.try_send(Message::Line(std::mem::take(&mut self.bytes))).is_err() {
+        if !self.bytes.is_empty() && self.queue.sender.try_send(Message::Line(std::mem::take(&mut self.bytes))).is_err()
+        {
             self.queue.left.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -272,7 +283,8 @@ mod tests {
 
     impl Write for Gate {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let mut state = self.0.1.wait_while(self.0.0.lock().expect("no panic"), |(open, _)| !*open).expect("no panic");
+            let mut state =
+                self.0.1.wait_while(self.0.0.lock().expect("no panic"), |(open, _)| !*open).expect("no panic");
             state.1.extend_from_slice(bytes);
             Ok(bytes.len())
         }
@@ -292,7 +304,10 @@ mod tests {
             queue.flush(Duration::from_secs(60));
             gate.lines()
         };
-        assert_eq!(shown(|queue| queue.with_field("pool", "alpha"), "INFO move 2 is done"), ["INFO move 2 is done pool=alpha"]);
+        assert_eq!(
+            shown(|queue| queue.with_field("pool", "alpha"), "INFO move 2 is done"),
+            ["INFO move 2 is done pool=alpha"]
+        );
         assert_eq!(shown(|queue| queue.with_field("pool", "a b"), "INFO x"), ["INFO x pool=\"a b\""]);
         let json = shown(|queue| queue.with_json_field("pool", "a \"b\""), r#"{"level":"INFO","message":"x"}"#);
         assert_eq!(json, [r#"{"level":"INFO","message":"x","pool":"a \"b\""}"#]);
@@ -316,7 +331,11 @@ mod tests {
         assert_eq!(lines[..9], std::array::from_fn::<_, 9, _>(|number| format!("line {number}")));
         writeln!(queue.make_writer(), "the last").expect("it is only queued");
         queue.flush(Duration::from_secs(60));
-        assert_eq!(gate.lines().last().map(String::as_str), Some("the last"), "a flush waits for what was queued before it");
+        assert_eq!(
+            gate.lines().last().map(String::as_str),
+            Some("the last"),
+            "a flush waits for what was queued before it"
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Log lines on stderr: text for people, JSON for machines, with a level that a reload can change. How they get there is in `log_queue`.
+//! Log lines on stderr: text for people, JSON for machines, with a level that a reload can change. How they get there
+//! is in `log_queue`.
 
 use std::io::IsTerminal;
 
@@ -29,9 +30,12 @@ impl Logs {
         };
         let repeats = queue.without_repeats();
         match format {
-            LogFormat::Json => registry.with(fmt::layer().with_writer(queue).json().flatten_event(true).with_filter(repeats)).try_init(),
+            LogFormat::Json => registry
+                .with(fmt::layer().with_writer(queue).json().flatten_event(true).with_filter(repeats))
+                .try_init(),
             LogFormat::Text => {
-                let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+                let colours = std::io::stderr().is_terminal()
+                    && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
                 // Of the targets only "audit" means something to people: `grep audit` finds its lines.
                 let is_audit = |line: &Metadata<'_>| line.target() == "audit";
                 let audit = filter_fn(is_audit).and(queue.without_repeats());

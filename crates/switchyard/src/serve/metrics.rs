@@ -1,4 +1,5 @@
-//! What the metrics page says of the process, whatever it serves: by the names that Prometheus's client libraries use. And of its log.
+//! What the metrics page says of the process, whatever it serves: by the names that Prometheus's client libraries use.
+//! And of its log.
 
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
@@ -22,7 +23,12 @@ pub(super) fn add_process(page: &mut Page) {
     }
     if let Ok(files) = std::fs::read_dir("/proc/self/fd") {
         // Without the one that reads this.
-        page.add("process_open_fds", "gauge", "Open files of the process, sockets included", files.count().saturating_sub(1) as f64);
+        page.add(
+            "process_open_fds",
+            "gauge",
+            "Open files of the process, sockets included",
+            files.count().saturating_sub(1) as f64,
+        );
     }
     if let Some(max) = getrlimit(Resource::Nofile).current {
         page.add("process_max_fds", "gauge", "How many open files the process may have", max as f64);

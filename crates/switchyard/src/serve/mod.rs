@@ -69,8 +69,14 @@ impl OfTwemproxy {
     }
 }
 
-/// Runs the router until SIGTERM or SIGINT; a standby first waits until no other serves the nodes. `beside`: a first start does not look whether one does.
-pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twemproxy: &OfTwemproxy) -> Result<(), Failure> {
+/// Runs the router until SIGTERM or SIGINT; a standby first waits until no other serves the nodes. `beside`: a first
+/// start does not look whether one does.
+pub(crate) fn run(
+    sources: Sources,
+    standby: Option<Standby>,
+    beside: bool,
+    twemproxy: &OfTwemproxy,
+) -> Result<(), Failure> {
     let stats = twemproxy.stats.as_deref();
     if let Some(pools) = sources.several_pools()? {
         let mut names = Names::default();
@@ -86,14 +92,18 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
     let mut resolved = config.resolve(|_| None)?;
     let shared = twemproxy.shared(&config, &mut Names::default())?;
     let logs = Logs::start(config.log_format, &config.log_level, config.pool.as_ref().map(PoolConfig::name))?;
-    // The state directory first: whoever has it, has the right to route to these nodes. The ports next, so that a start that
-    // is refused anyway leaves no slot map behind.
+    // The state directory first: whoever has it, has the right to route to these nodes. The ports next, so that a start
+    // that is refused anyway leaves no slot map behind.
     let running = Arc::new(Running::default());
     let open = || Placement::open(&config.state_dir, Arc::clone(&running));
     let is_standby = standby.is_some();
     let admin_tls = resolved.admin_tls.as_ref().map(|tls| AdminTls::new(tls.config.clone()));
     let admin_access = AdminAccess::new(standby::first_access(resolved.admin_token.as_ref()));
-    let options = AdminOptions { access: admin_access.clone(), host_names: config.admin_host_names.clone(), tls: admin_tls.clone() };
+    let options = AdminOptions {
+        access: admin_access.clone(),
+        host_names: config.admin_host_names.clone(),
+        tls: admin_tls.clone(),
+    };
     // A standby may wait for long: it handles signals already, and monitoring can see it.
     let mut waits = standby.map(|with| StandbyWait::new(with, resolved.admin, options.clone())).transpose()?;
     let opened = match &mut waits {
@@ -108,7 +118,12 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
         resolved = config.resolve(|_| None)?;
     }
     let leaving = match &config.pool {
-        Some(_) => members::leaving(placement.store(), placement.topology().as_deref(), &config.node_names(), &remembered.removed)?,
+        Some(_) => members::leaving(
+            placement.store(),
+            placement.topology().as_deref(),
+            &config.node_names(),
+            &remembered.removed,
+        )?,
         None => BTreeMap::new(),
     };
     if !leaving.is_empty() {
@@ -123,7 +138,8 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
     resolved.warnings().for_each(|warning| warn!("{warning}"));
     for listener in &resolved.listen {
         if let ListenAddress::Tcp(address) = listener.address {
-            switchyard_router::could_listen(address).map_err(|source| explain_listen(address, "clients", "--listen", source))?;
+            switchyard_router::could_listen(address)
+                .map_err(|source| explain_listen(address, "clients", "--listen", source))?;
         }
     }
     // First of all whether another router serves the nodes: what they hold can change until that is over.
@@ -196,7 +212,8 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
     members::remember(placement.store(), &read.node_names(), None)?;
     if config.pool.is_some() {
         members::keep_places(placement.store(), &config.node_places())?;
-        let listed: Vec<String> = read.node_names().into_iter().filter(|name| !remembered.removed.contains(name)).collect();
+        let listed: Vec<String> =
+            read.node_names().into_iter().filter(|name| !remembered.removed.contains(name)).collect();
         fleet.operator.tune_list(&listed, &leaving.into_keys().collect::<Vec<_>>(), true);
     }
     let topology = settled.topology;
@@ -277,7 +294,14 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
     let look = match held {
         Some(held) => {
             let own = (!beside).then(|| moves.site());
-            Some(first_start::Look::start(Arc::clone(&placement), Arc::clone(&running), connect_timeout, own, held, tell_look)?)
+            Some(first_start::Look::start(
+                Arc::clone(&placement),
+                Arc::clone(&running),
+                connect_timeout,
+                own,
+                held,
+                tell_look,
+            )?)
         }
         None => None,
     };
@@ -290,7 +314,8 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
         warn!("--strays remove has no effect: {doubt}. Start again when they do");
     }
     let strays_in = (shared.is_some() && doubt.is_none()).then_some(live.database);
-    let care = Care::start(Arc::clone(&running), processes, Arc::clone(placement.store()), Arc::clone(&moves), strays_in)?;
+    let care =
+        Care::start(Arc::clone(&running), processes, Arc::clone(placement.store()), Arc::clone(&moves), strays_in)?;
     let observer = Observer::start(watched, Arc::clone(placement.store()), Arc::clone(&running))?;
     let nodes = resolved.nodes;
     let reloader = Reloader {
@@ -329,7 +354,8 @@ pub(crate) fn run(sources: Sources, standby: Option<Standby>, beside: bool, twem
     Ok(())
 }
 
-/// Set by benchmarks that measure what waiting for the disk costs. Not a key of the configuration: nobody should find it there.
+/// Set by benchmarks that measure what waiting for the disk costs. Not a key of the configuration: nobody should find
+/// it there.
 const UNSAFE_JOURNAL: &str = "SWITCHYARD_BENCH_UNSAFE_JOURNAL";
 
 fn waits_for_disk() -> Sync {
@@ -341,8 +367,14 @@ fn waits_for_disk() -> Sync {
 }
 
 /// Of nodes that the configuration lists and the slot map does not have, those that may not join.
-fn newly_listed_that_stay_out(topology: Option<&Topology>, resolved: &Resolved, site: String, patience: Duration) -> Vec<String> {
-    let is_placed = |node: &&NodeAddress| topology.is_none_or(|topology| topology.nodes().any(|known| known.name == node.name));
+fn newly_listed_that_stay_out(
+    topology: Option<&Topology>,
+    resolved: &Resolved,
+    site: String,
+    patience: Duration,
+) -> Vec<String> {
+    let is_placed =
+        |node: &&NodeAddress| topology.is_none_or(|topology| topology.nodes().any(|known| known.name == node.name));
     let (placed, newly): (Vec<&NodeAddress>, Vec<&NodeAddress>) = resolved.nodes.iter().partition(is_placed);
     if newly.is_empty() {
         return Vec::new();
@@ -352,8 +384,11 @@ fn newly_listed_that_stay_out(topology: Option<&Topology>, resolved: &Resolved, 
 }
 
 fn ready_line(addresses: &[String], config: &Config, admin: SocketAddr, is_held: bool) -> String {
-    let mut line =
-        String::from(if is_held { "not ready yet, no key is served: clients connect to " } else { "ready: clients connect to " });
+    let mut line = String::from(if is_held {
+        "not ready yet, no key is served: clients connect to "
+    } else {
+        "ready: clients connect to "
+    });
     for (i, address) in addresses.iter().enumerate() {
         let _ = write!(line, "{}{address}", if i > 0 { " or " } else { "" });
     }
@@ -366,7 +401,9 @@ fn ready_line(addresses: &[String], config: &Config, admin: SocketAddr, is_held:
 fn explain_state(error: anyhow::Error) -> anyhow::Error {
     match error.downcast_ref() {
         Some(StoreError::Locked { .. }) => {
-            anyhow!("{error}; stop that first, give this one another --state-dir, or start it with --standby to wait until the other ends")
+            anyhow!(
+                "{error}; stop that first, give this one another --state-dir, or start it with --standby to wait until the other ends"
+            )
         }
         _ => error,
     }
@@ -377,7 +414,10 @@ fn explain_listen(address: SocketAddr, what: &str, flag: &str, source: io::Error
     let advice = match source.kind() {
         io::ErrorKind::AddrInUse => match holder_of(address) {
             Some(holder) => {
-                format!("{} (process {}) listens there; stop it, or choose another address with {flag}", holder.name, holder.pid)
+                format!(
+                    "{} (process {}) listens there; stop it, or choose another address with {flag}",
+                    holder.name, holder.pid
+                )
             }
             None => format!(
                 "another process listens there (`ss -ltnp 'sport = :{0}'` as root names it): stop it, or choose another address with {flag}. If that names \
@@ -407,9 +447,13 @@ fn explain_admin(error: anyhow::Error) -> anyhow::Error {
 
 fn explain_start(error: StartError) -> anyhow::Error {
     match error {
-        StartError::Listen { address: ListenAddress::Tcp(address), why } => explain_listen(address, "clients", "--listen", why),
+        StartError::Listen { address: ListenAddress::Tcp(address), why } => {
+            explain_listen(address, "clients", "--listen", why)
+        }
         StartError::Listen { address, why } if why.kind() == io::ErrorKind::AddrInUse => {
-            anyhow!("cannot listen on {address} for clients: another process listens there; stop it, or choose another path")
+            anyhow!(
+                "cannot listen on {address} for clients: another process listens there; stop it, or choose another path"
+            )
         }
         other => anyhow::Error::new(other),
     }
@@ -456,7 +500,8 @@ impl Reloads {
         }
     }
 
-    /// Lets the thread close the store. A reload that hangs on a name server is left behind: what it saved is durable anyway.
+    /// Lets the thread close the store. A reload that hangs on a name server is left behind: what it saved is durable
+    /// anyway.
     fn stop(self) {
         self.stopping.store(true, Ordering::Release);
         // Only to wake it; if it is busy it will see.
@@ -516,7 +561,8 @@ struct Signals {
     hangup: Signal,
     terminate: Signal,
     interrupt: Signal,
-    /// Taken so that a file that may not grow (`ulimit -f`) is an error where it is written, and not the end of the process.
+    /// Taken so that a file that may not grow (`ulimit -f`) is an error where it is written, and not the end of the
+    /// process.
     _file_size: Signal,
 }
 
@@ -533,7 +579,8 @@ impl Signals {
         })
     }
 
-    /// Completes when the process is asked to stop, or, with the reason, when another router has taken over; passes on requests to reload until then.
+    /// Completes when the process is asked to stop, or, with the reason, when another router has taken over; passes on
+    /// requests to reload until then.
     async fn wait_for_stop(&mut self, running: &Running, reloads: &Reloads, replaced: &mut Replaced) -> Option<String> {
         // systemd wants to hear twice in each of its periods.
         let watchdog = sd_notify::watchdog_enabled();
@@ -564,7 +611,10 @@ struct SignalWait {
 
 impl SignalWait {
     fn new() -> anyhow::Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start waiting for signals")?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("cannot start waiting for signals")?;
         let signals = {
             let _context = runtime.enter();
             Signals::new().context("cannot wait for signals")?
@@ -614,7 +664,12 @@ fn tell_systemd(running: &Running, watchdog: bool, last: &mut String) {
         return;
     };
     let up = status.nodes.iter().filter(|node| node.link == switchyard_router::Link::Up).count();
-    let text = format!("{up} of {} up, {}, epoch {}", counted(status.nodes.len(), "node"), counted(status.clients, "client"), status.epoch);
+    let text = format!(
+        "{up} of {} up, {}, epoch {}",
+        counted(status.nodes.len(), "node"),
+        counted(status.clients, "client"),
+        status.epoch
+    );
     let mut states = Vec::new();
     if watchdog {
         states.push(NotifyState::Watchdog);
@@ -628,7 +683,8 @@ fn tell_systemd(running: &Running, watchdog: bool, last: &mut String) {
     *last = text;
 }
 
-/// Drains the router within `bound`; a second signal ends the process at once, also with exit code 0, because the operator intends it. Returns whether all workers have ended.
+/// Drains the router within `bound`; a second signal ends the process at once, also with exit code 0, because the
+/// operator intends it. Returns whether all workers have ended.
 fn stop(
     runtime: &tokio::runtime::Runtime,
     signals: &mut Signals,
@@ -642,7 +698,8 @@ fn stop(
         .name("drain".to_owned())
         .spawn(move || {
             let end = Instant::now() + bound;
-            // While the router serves: a leg under way is ended with its help. Half of the time at most, the rest is for clients.
+            // While the router serves: a leg under way is ended with its help. Half of the time at most, the rest is
+            // for clients.
             moves.stop(executor, bound / 2);
             let drained = running.take().map(|router| router.drain(end.saturating_duration_since(Instant::now())));
             // Nobody listens any more only after a second signal.

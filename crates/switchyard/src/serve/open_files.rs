@@ -1,7 +1,7 @@
 //! Open files: each client and each connection to a node is one, and the usual limit of 1024 is soon reached.
 //!
-//! As Redis does: raise the limit as far as `max-clients` needs, and where the system refuses, lower `max-clients` instead
-//! and say so. Without that, `accept` would fail at some later hour, with clients waiting.
+//! As Redis does: raise the limit as far as `max-clients` needs, and where the system refuses, lower `max-clients`
+//! instead and say so. Without that, `accept` would fail at some later hour, with clients waiting.
 
 use switchyard_router::{Live, open_files};
 
@@ -10,8 +10,8 @@ use switchyard_router::{Live, open_files};
 const OWN_FILES: u64 = 64;
 /// Per worker: its epoll instance, its eventfd, and room for a few more.
 const FILES_PER_WORKER: u64 = 8;
-/// Connections of a worker to a node besides those for large values: the pipelined one, the slow lane, and one that is being
-/// replaced.
+/// Connections of a worker to a node besides those for large values: the pipelined one, the slow lane, and one that is
+/// being replaced.
 const CONNECTIONS_PER_NODE: u64 = 3;
 
 /// Files needed for everything but clients.
@@ -20,15 +20,21 @@ fn reserve(live: &Live, nodes: usize, workers: usize, listeners: usize) -> u64 {
     OWN_FILES + large + workers as u64 * (FILES_PER_WORKER + listeners as u64 + nodes as u64 * CONNECTIONS_PER_NODE)
 }
 
-/// Connections to nodes that clients may have alone, to wait there or to watch. Wanted, not reserved: each is one client's, and a client
-/// that finds no file for it is told so.
+/// Connections to nodes that clients may have alone, to wait there or to watch. Wanted, not reserved: each is one
+/// client's, and a client that finds no file for it is told so.
 fn exclusive(live: &Live, nodes: usize) -> u64 {
     let each = live.watch_connections_max.saturating_add(live.blocking_connections_max);
     (each.saturating_mul(nodes)).min(live.max_clients) as u64
 }
 
-/// Makes room for `live.max_clients`, or lowers it to what there is room for. Returns a sentence for the log if it had to.
-pub(super) fn make_room(live: &mut Live, nodes: usize, workers: usize, listeners: usize) -> Result<Option<String>, String> {
+/// Makes room for `live.max_clients`, or lowers it to what there is room for. Returns a sentence for the log if it had
+/// to.
+pub(super) fn make_room(
+    live: &mut Live,
+    nodes: usize,
+    workers: usize,
+    listeners: usize,
+) -> Result<Option<String>, String> {
     let reserve = reserve(live, nodes, workers, listeners);
     let wanted = reserve + live.max_clients as u64 + exclusive(live, nodes);
     let limit = open_files::raise(wanted);

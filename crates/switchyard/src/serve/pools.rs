@@ -1,7 +1,8 @@
 //! All pools of a twemproxy configuration: a process for each, under one that watches them.
 //!
-//! A pool has its own listener, admin port and state directory, as a router of its own has. Processes and not threads: a pool that fails, or is full, is no matter of
-//! the others. They report here by the protocol of systemd that they speak anyway; systemd itself sees this process only.
+//! A pool has its own listener, admin port and state directory, as a router of its own has. Processes and not threads:
+//! a pool that fails, or is full, is no matter of the others. They report here by the protocol of systemd that they
+//! speak anyway; systemd itself sees this process only.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -43,7 +44,8 @@ const REPORT_MAX: usize = 4096;
 /// Ends this process with the one that watches it, if that is how it was started.
 pub(super) fn end_with_parent() -> Result<(), Failure> {
     let Some(parent) = std::env::var_os(PARENT) else { return Ok(()) };
-    set_parent_process_death_signal(Some(Signal::TERM)).context("cannot ask to be ended with the process of all pools")?;
+    set_parent_process_death_signal(Some(Signal::TERM))
+        .context("cannot ask to be ended with the process of all pools")?;
     let lives = getppid().is_some_and(|pid| *pid.as_raw_nonzero().to_string() == *parent);
     if lives { Ok(()) } else { Err(Failure::Failed(anyhow!("the process of all pools has ended"))) }
 }
@@ -60,8 +62,13 @@ pub(super) fn report_ready(admin: SocketAddr) {
     notify(if is_watched() { &ready } else { &ready[..1] });
 }
 
-/// Runs a process for each of these pools until SIGTERM or SIGINT. `stats`: where twemproxy's stats are served. `listed`: the names in the file now.
-pub(super) fn run(pools: Vec<(String, Config)>, stats: Option<&str>, listed: impl Fn() -> Vec<String>) -> Result<(), Failure> {
+/// Runs a process for each of these pools until SIGTERM or SIGINT. `stats`: where twemproxy's stats are served.
+/// `listed`: the names in the file now.
+pub(super) fn run(
+    pools: Vec<(String, Config)>,
+    stats: Option<&str>,
+    listed: impl Fn() -> Vec<String>,
+) -> Result<(), Failure> {
     let Some((_, config)) = pools.first() else { return Ok(()) };
     let mut common = config.clone();
     common.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
@@ -72,7 +79,10 @@ pub(super) fn run(pools: Vec<(String, Config)>, stats: Option<&str>, listed: imp
         stats.serve(shown.clone())?;
     }
     let SignalWait { runtime, mut signals, .. } = SignalWait::new()?;
-    let reports = tempfile::Builder::new().prefix("switchyard-").tempdir().context("cannot make a directory for the reports of pools")?;
+    let reports = tempfile::Builder::new()
+        .prefix("switchyard-")
+        .tempdir()
+        .context("cannot make a directory for the reports of pools")?;
     runtime.block_on(watch(&names, &listed, &shown, reports.path(), &mut signals))
 }
 
@@ -175,7 +185,14 @@ async fn watch(
     let (news, mut heard) = mpsc::unbounded_channel();
     let mut pools: Vec<Pool> = Vec::new();
     for (number, name) in names.iter().enumerate() {
-        let mut pool = Pool { name: name.clone(), is_ready: false, signals: None, started: Instant::now(), pause: PAUSE, again: None };
+        let mut pool = Pool {
+            name: name.clone(),
+            is_ready: false,
+            signals: None,
+            started: Instant::now(),
+            pause: PAUSE,
+            again: None,
+        };
         pool.start(number, reports, &news)?;
         pools.push(pool);
     }
@@ -183,7 +200,8 @@ async fn watch(
     let mut were_ready = false;
     let mut outcome: Option<Result<(), Failure>> = None;
     let watchdog = sd_notify::watchdog_enabled();
-    let mut tick = tokio::time::interval(watchdog.map_or(PAUSE, |period| PAUSE.min(period / 2)).max(Duration::from_millis(10)));
+    let mut tick =
+        tokio::time::interval(watchdog.map_or(PAUSE, |period| PAUSE.min(period / 2)).max(Duration::from_millis(10)));
     loop {
         if outcome.is_some() && pools.iter().all(|pool| pool.signals.is_none()) {
             return outcome.unwrap_or(Ok(()));

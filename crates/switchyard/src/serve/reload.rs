@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use switchyard_control::admin::{self, Access, AdminAccess, AdminTls};
 use switchyard_control::failover::{self, Observer, Watched};
-use switchyard_control::members::{FleetFacts, MemberChange, NodeList, keep_places, leaving, put_back, recall, remember};
+use switchyard_control::members::{
+    FleetFacts, MemberChange, NodeList, keep_places, leaving, put_back, recall, remember,
+};
 use switchyard_control::nodes::NodeConnection;
 use switchyard_control::placement;
 use switchyard_control::{Fleet, Running};
@@ -125,7 +127,8 @@ impl Reloader {
     /// How a server would be reached if it were a node.
     pub(super) fn find(&self, name: &str) -> Result<NodeAddress, String> {
         let mut config = self.read.clone();
-        let remembered = recall(self.fleet.placement.store(), &config.node_names()).map_err(|error| format!("{error:#}"))?;
+        let remembered =
+            recall(self.fleet.placement.store(), &config.node_names()).map_err(|error| format!("{error:#}"))?;
         let added: Vec<String> = remembered.added.into_iter().chain([name.to_owned()]).collect();
         let removed: Vec<String> = remembered.removed.into_iter().filter(|removed| removed != name).collect();
         let joined = |problems| told(problems).join("; ");
@@ -157,12 +160,14 @@ impl Reloader {
         Ok(applied)
     }
 
-    /// Nodes of the configuration that do not join: without slots, and with something that speaks against it. One that an operator has named was looked at
-    /// before (`change`); the others then wait for a reload.
+    /// Nodes of the configuration that do not join: without slots, and with something that speaks against it. One that
+    /// an operator has named was looked at before (`change`); the others then wait for a reload.
     fn staying_out(&self, nodes: &[NodeAddress], config_set: &[String], change: Option<&MemberChange>) -> Vec<String> {
         let Some(topology) = self.fleet.placement.topology() else { return Vec::new() };
-        let newly: Vec<&NodeAddress> = nodes.iter().filter(|node| topology.nodes().all(|known| known.name != node.name)).collect();
-        let (stopping, newly): (Vec<_>, Vec<_>) = newly.into_iter().partition(|node| self.fleet.operator.is_stopping(&node.name));
+        let newly: Vec<&NodeAddress> =
+            nodes.iter().filter(|node| topology.nodes().all(|known| known.name != node.name)).collect();
+        let (stopping, newly): (Vec<_>, Vec<_>) =
+            newly.into_iter().partition(|node| self.fleet.operator.is_stopping(&node.name));
         let stopping: Vec<String> = stopping.into_iter().map(|node| node.name.clone()).collect();
         for name in &stopping {
             error!(
@@ -184,7 +189,12 @@ impl Reloader {
     }
 
     /// Nodes of a pool that its file lists no longer: they stay until they are empty.
-    fn leaving(&self, config: &Config, removed: &[String], change: Option<&MemberChange>) -> anyhow::Result<BTreeMap<String, String>> {
+    fn leaving(
+        &self,
+        config: &Config,
+        removed: &[String],
+        change: Option<&MemberChange>,
+    ) -> anyhow::Result<BTreeMap<String, String>> {
         if config.pool.is_none() {
             return Ok(BTreeMap::new());
         }
@@ -196,7 +206,12 @@ impl Reloader {
         Ok(leaving)
     }
 
-    fn apply_read(&mut self, mut config: Config, running: &Arc<Running>, change: Option<&MemberChange>) -> Result<usize, Vec<String>> {
+    fn apply_read(
+        &mut self,
+        mut config: Config,
+        running: &Arc<Running>,
+        change: Option<&MemberChange>,
+    ) -> Result<usize, Vec<String>> {
         let listed = config.node_names();
         let remembered = recall(self.fleet.placement.store(), &listed).map_err(|error| vec![format!("{error:#}")])?;
         tell_ignored(&config.apply_membership(&remembered.added, &remembered.removed).map_err(told)?);
@@ -215,11 +230,12 @@ impl Reloader {
             held.renew(new.config.clone());
         }
         let nodes = resolved.nodes.len();
-        let lowered = open_files::make_room(&mut live, nodes, config.workers, resolved.listen.len()).map_err(|why| vec![why])?;
+        let lowered =
+            open_files::make_room(&mut live, nodes, config.workers, resolved.listen.len()).map_err(|why| vec![why])?;
 
-        // From here on nothing can be wrong but the store. Nodes that leave stay reachable until the last command to them is answered,
-        // nodes that join are reachable before the first is sent.
-        // First: from here on the autoscaler stops none of them.
+        // From here on nothing can be wrong but the store. Nodes that leave stay reachable until the last command to
+        // them is answered, nodes that join are reachable before the first is sent. First: from here on the autoscaler
+        // stops none of them.
         self.fleet.operator.note_listed(&listed);
         let out = self.staying_out(&resolved.nodes, &live.config_set, change);
         let wanted: Vec<String> = config.node_names().into_iter().filter(|name| !out.contains(name)).collect();
@@ -239,7 +255,8 @@ impl Reloader {
         self.fleet.operator.tune(&resolved.nodes);
         self.fleet.ejector.tune(resolved.ejection, config.command_timeout(), leaving.keys().cloned().collect());
         if config.pool.is_some() {
-            keep_places(self.fleet.placement.store(), &config.node_places()).map_err(|error| vec![format!("{error:#}")])?;
+            keep_places(self.fleet.placement.store(), &config.node_places())
+                .map_err(|error| vec![format!("{error:#}")])?;
             let listed: Vec<String> = listed.into_iter().filter(|name| !remembered.removed.contains(name)).collect();
             self.fleet.operator.tune_list(&listed, &leaving.into_keys().collect::<Vec<_>>(), change.is_none());
         }
@@ -262,12 +279,17 @@ impl Reloader {
             info!("node {name} has joined; it owns no slots yet, so no keys are on it");
         }
 
-        let leaving: Vec<NodeAccess> =
-            both.nodes.iter().filter(|(id, _)| !live.nodes.contains_key(id)).map(|(_, access)| access.clone()).collect();
+        let leaving: Vec<NodeAccess> = both
+            .nodes
+            .iter()
+            .filter(|(id, _)| !live.nodes.contains_key(id))
+            .map(|(_, access)| access.clone())
+            .collect();
         if leaving.is_empty() {
             self.live = both;
         } else {
-            // A command counts as in flight until its reply or a confirmed kill: twice its own time is ample. One that has no bound may take a minute.
+            // A command counts as in flight until its reply or a confirmed kill: twice its own time is ample. One that
+            // has no bound may take a minute.
             let bound = 2 * live.slow_command_timeout.unwrap_or(UNBOUNDED).max(live.command_timeout);
             if wait_for_epoch(running, settled.topology.epoch(), bound) {
                 running.with(|router| router.reconfigure(live.clone()));
@@ -275,7 +297,10 @@ impl Reloader {
             } else {
                 // The next reload tries again, because these are still among `self.live.nodes` then.
                 for node in &leaving {
-                    warn!("node {} is still busy with commands sent before it was removed; reload again later to forget it", node.name);
+                    warn!(
+                        "node {} is still busy with commands sent before it was removed; reload again later to forget it",
+                        node.name
+                    );
                 }
                 self.live = both;
             }
@@ -291,8 +316,8 @@ impl Reloader {
 }
 
 impl Reloader {
-    /// Tries credentials that are new before they replace those in use: connections that work are not given up for ones that the node
-    /// refuses.
+    /// Tries credentials that are new before they replace those in use: connections that work are not given up for ones
+    /// that the node refuses.
     fn keep_what_works(&self, live: &mut Live) {
         for (id, access) in &mut live.nodes {
             let Some(old) = self.live.nodes.get(id) else { continue };
@@ -301,7 +326,10 @@ impl Reloader {
                 continue;
             }
             if let Err(why) = try_credentials(access, live.connect_timeout) {
-                error!("node {} {why}: its connections keep the old credentials; correct them and reload again", access.name);
+                error!(
+                    "node {} {why}: its connections keep the old credentials; correct them and reload again",
+                    access.name
+                );
                 *access = old.clone();
             }
         }
@@ -324,7 +352,8 @@ impl Reloader {
 
     /// Watches the replicas of the nodes as they are configured now.
     fn watch(&mut self, topology: &Topology, nodes: Vec<NodeAddress>, running: &Arc<Running>) -> anyhow::Result<()> {
-        let has_replicas = |nodes: &[NodeAddress]| nodes.iter().filter(|node| node.has_replicas()).cloned().collect::<Vec<_>>();
+        let has_replicas =
+            |nodes: &[NodeAddress]| nodes.iter().filter(|node| node.has_replicas()).cloned().collect::<Vec<_>>();
         if has_replicas(&nodes) == has_replicas(&self.nodes) {
             self.nodes = nodes;
             return Ok(());
@@ -376,7 +405,9 @@ pub(super) fn tell_ignored(names: &[String]) {
 /// Logs what changed although the configuration says the same: the content of a secret's file, the address of a name.
 fn told_by_content(old: &Live, new: &Live, told: &[&str]) -> usize {
     let mut changed = 0;
-    if old.users != new.users && !told.iter().any(|what| what.starts_with("clients.password") || what.starts_with("clients.users")) {
+    if old.users != new.users
+        && !told.iter().any(|what| what.starts_with("clients.password") || what.starts_with("clients.users"))
+    {
         info!("the password of clients has changed, or the users have");
         changed += 1;
     }
@@ -394,12 +425,15 @@ fn told_by_content(old: &Live, new: &Live, told: &[&str]) -> usize {
             info!("node {}: now at {now}, before at {then}", node.name);
             changed += 1;
         }
-        if before.tls != node.tls && !told.iter().any(|what| what.starts_with("nodes.tls") || what.contains("its TLS")) {
+        if before.tls != node.tls && !told.iter().any(|what| what.starts_with("nodes.tls") || what.contains("its TLS"))
+        {
             info!("node {}: the certificates for it have changed; new connections use the new ones", node.name);
             changed += 1;
         }
         let about = format!("node {}: its user", node.name);
-        if before.password != node.password && !told.iter().any(|what| what.starts_with("nodes.password") || what.starts_with(&about)) {
+        if before.password != node.password
+            && !told.iter().any(|what| what.starts_with("nodes.password") || what.starts_with(&about))
+        {
             info!("node {}: its password has changed", node.name);
             changed += 1;
         }
@@ -407,7 +441,8 @@ fn told_by_content(old: &Live, new: &Live, told: &[&str]) -> usize {
     changed
 }
 
-/// Waits until no command sent under an older epoch is in flight. False if that takes longer than `bound`, or the router stops.
+/// Waits until no command sent under an older epoch is in flight. False if that takes longer than `bound`, or the
+/// router stops.
 fn wait_for_epoch(running: &Running, epoch: u64, bound: Duration) -> bool {
     let deadline = Instant::now() + bound;
     loop {
@@ -430,7 +465,8 @@ mod tests {
     fn credentials_get_a_second_attempt_and_no_third() {
         let node = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = node.local_addr().ok();
-        let access = NodeAccess { name: "n".into(), address, unresolved: None, username: None, password: None, tls: None };
+        let access =
+            NodeAccess { name: "n".into(), address, unresolved: None, username: None, password: None, tls: None };
         let attempts = || try_credentials(&access, Duration::from_secs(30));
         std::thread::scope(|scope| {
             let asked = scope.spawn(attempts);

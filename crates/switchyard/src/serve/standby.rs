@@ -1,7 +1,8 @@
 //! The admin port of a standby that waits: monitoring can see that it is there, and what it waits for.
 //!
-//! One port and one thread for the whole life of the process: after the take-over the same port serves the fleet, so that no scrape meets a closed port. An active
-//! router on the same host may have the address. Then the standby waits without the port, and tries again.
+//! One port and one thread for the whole life of the process: after the take-over the same port serves the fleet, so
+//! that no scrape meets a closed port. An active router on the same host may have the address. Then the standby waits
+//! without the port, and tries again.
 
 use std::mem;
 use std::net::SocketAddr;
@@ -21,7 +22,8 @@ use super::{SignalWait, metrics};
 /// Interval between attempts to open the admin port.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The access before the state directory is this router's own: no token is written to a directory that another router uses.
+/// The access before the state directory is this router's own: no token is written to a directory that another router
+/// uses.
 pub(super) fn first_access(token: Option<&Secret>) -> Access {
     match token.and_then(|token| Token::new(&token.0)) {
         Some(token) => Access::Given(token),
@@ -114,8 +116,15 @@ impl Source for AdminSource {
             Some(fleet) => fleet.status(),
             None => {
                 let waiting = *self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-                let standby = StandbyReport { waits_for: waiting.to_string(), is_cut_off: matches!(waiting, Waiting::CutOff { .. }) };
-                StatusReport { version: env!("CARGO_PKG_VERSION").to_owned(), standby: Some(standby), ..StatusReport::default() }
+                let standby = StandbyReport {
+                    waits_for: waiting.to_string(),
+                    is_cut_off: matches!(waiting, Waiting::CutOff { .. }),
+                };
+                StatusReport {
+                    version: env!("CARGO_PKG_VERSION").to_owned(),
+                    standby: Some(standby),
+                    ..StatusReport::default()
+                }
             }
         }
     }
@@ -137,7 +146,9 @@ impl Source for AdminSource {
     }
 
     fn operate(&self, operation: Operation, who: &str) -> Result<serde_json::Value, Refused> {
-        self.fleet.get().map_or_else(|| Err(Refused::Unavailable(REFUSAL.to_owned())), |fleet| fleet.operate(operation, who))
+        self.fleet
+            .get()
+            .map_or_else(|| Err(Refused::Unavailable(REFUSAL.to_owned())), |fleet| fleet.operate(operation, who))
     }
 
     fn ready(&self) -> Readiness {

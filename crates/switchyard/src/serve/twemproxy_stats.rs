@@ -1,7 +1,8 @@
 //! The stats port of twemproxy, by nutcracker's names: each connection gets one JSON document, and is closed.
 //!
-//! One port for all pools, as nutcracker has it, while each pool is a process of its own: their admin ports are asked at each connection. The counts come from the
-//! metrics page, which has them all, and not from an interface of their own. A name for which nothing is counted is left out: 0 would be a lie.
+//! One port for all pools, as nutcracker has it, while each pool is a process of its own: their admin ports are asked
+//! at each connection. The counts come from the metrics page, which has them all, and not from an interface of their
+//! own. A name for which nothing is counted is left out: 0 would be a lie.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -45,7 +46,8 @@ impl StatsPort {
         let Some(text) = place else { return Ok(None) };
         let address = Endpoint::parse(text, Some(PORT)).and_then(|endpoint| endpoint.resolve());
         let address = address.map_err(|why| anyhow!("--twemproxy-stats: {why}"))?;
-        let listener = TcpListener::bind(address).map_err(|why| super::explain_listen(address, "stats", "--twemproxy-stats", why))?;
+        let listener = TcpListener::bind(address)
+            .map_err(|why| super::explain_listen(address, "stats", "--twemproxy-stats", why))?;
         Ok(Some(Self(listener)))
     }
 
@@ -94,7 +96,8 @@ fn answer(mut stream: TcpStream, document: &str) -> std::io::Result<()> {
     stream.write_all(document.as_bytes())
 }
 
-/// The counts of one metrics page: by name, and by the node or code of a sample. Samples that differ in other labels are added up.
+/// The counts of one metrics page: by name, and by the node or code of a sample. Samples that differ in other labels
+/// are added up.
 struct Counts(BTreeMap<(String, String), u64>);
 
 impl Counts {
@@ -124,7 +127,8 @@ impl Counts {
     }
 }
 
-/// A line of a metrics page: name, the label `node` or `code`, value. `None` for comments, and for what is no whole number.
+/// A line of a metrics page: name, the label `node` or `code`, value. `None` for comments, and for what is no whole
+/// number.
 fn sample(line: &str) -> Option<(String, String, u64)> {
     let (series, value) = line.rsplit_once(' ')?;
     let value = value.parse().ok()?;
@@ -194,11 +198,18 @@ fn document(pools: &ShownPools, started: Instant) -> String {
     let sum = |of: fn(&Counts) -> u64| counts.iter().flatten().map(of).sum::<u64>();
     let text = |name: &str, text: &str| (name.to_owned(), Item::Text(text.to_owned()));
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let mut all = vec![text("service", "switchyard"), text("source", host.trim_end()), text("version", env!("CARGO_PKG_VERSION"))];
+    let mut all = vec![
+        text("service", "switchyard"),
+        text("source", host.trim_end()),
+        text("version", env!("CARGO_PKG_VERSION")),
+    ];
     all.extend(numbers([
         ("uptime", started.elapsed().as_secs()),
         ("timestamp", SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()),
-        ("total_connections", sum(|counts| counts.all("clients_accepted_total") + counts.of_nodes("node_connects_total"))),
+        (
+            "total_connections",
+            sum(|counts| counts.all("clients_accepted_total") + counts.of_nodes("node_connects_total")),
+        ),
         ("curr_connections", sum(|counts| counts.all("clients") + counts.of_nodes("node_connections"))),
     ]));
     for (pool, counts) in pools.0.iter().zip(&counts) {
@@ -257,6 +268,9 @@ mod tests {
         let counts = Counts::of(page);
         assert_eq!(counts.nodes().collect::<Vec<_>>(), ["a \"b\\", "c"]);
         assert_eq!((counts.get("node_requests_total", "c"), counts.of_nodes("node_requests_total")), (11, 11));
-        assert_eq!((counts.get("errors_total", "NODEDOWN"), counts.all("clients"), counts.all("uptime_seconds")), (3, 2, 0));
+        assert_eq!(
+            (counts.get("errors_total", "NODEDOWN"), counts.all("clients"), counts.all("uptime_seconds")),
+            (3, 2, 0)
+        );
     }
 }

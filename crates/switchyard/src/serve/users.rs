@@ -1,4 +1,5 @@
-//! `ACL SETUSER`, `DELUSER`, `SAVE` and `LOAD`: a thread that may hash passwords and write files. One, so that changes come one after another.
+//! `ACL SETUSER`, `DELUSER`, `SAVE` and `LOAD`: a thread that may hash passwords and write files. One, so that changes
+//! come one after another.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -79,7 +80,8 @@ fn told(command: &OperatorCommand, what: &str, users: &str) {
     warn!(target: "audit", who = command.who(), users, "{what}");
 }
 
-/// Changes users in memory. Who is no operator makes nobody one, and does not touch those who are: their passwords would be a way to become one.
+/// Changes users in memory. Who is no operator makes nobody one, and does not touch those who are: their passwords
+/// would be a way to become one.
 fn change<R>(
     running: &Running,
     config: &Config,
@@ -95,7 +97,9 @@ fn change<R>(
         if let Some(name) = names.iter().find(|name| is_operator(&before, name) || is_operator(&after, name))
             && !command.may_operate()
         {
-            return Err(format!("NOPERM the user {name} is an operator or would be one, and only operators may change such users"));
+            return Err(format!(
+                "NOPERM the user {name} is an operator or would be one, and only operators may change such users"
+            ));
         }
         if after.default_user().is_open() && !before.default_user().is_open() {
             config.may_be_open().map_err(|why| format!("ERR {why}"))?;
@@ -106,12 +110,13 @@ fn change<R>(
     }
 }
 
-/// The users of the file become those in force. Operators who were changed and not saved would come back: that is for operators.
+/// The users of the file become those in force. Operators who were changed and not saved would come back: that is for
+/// operators.
 fn load(running: &Running, config: &Config, command: &OperatorCommand) -> Result<(), String> {
     config.users_file().ok_or(NO_FILE)?;
-    let users = config
-        .users()
-        .map_err(|why| format!("ERR {why} WARNING: ACL errors detected, no change to the previously active ACL rules was performed"))?;
+    let users = config.users().map_err(|why| {
+        format!("ERR {why} WARNING: ACL errors detected, no change to the previously active ACL rules was performed")
+    })?;
     if users.default_user().is_open() {
         config.may_be_open().map_err(|why| format!("ERR {why}"))?;
     }
@@ -120,7 +125,9 @@ fn load(running: &Running, config: &Config, command: &OperatorCommand) -> Result
     loop {
         let (before, _) = running.with(|router| router.users()).ok_or(STOPPING)?;
         if operators(&before) != operators(&users) && !command.may_operate() {
-            return Err("NOPERM users who are operators would be changed, and only operators may change such users".to_owned());
+            return Err(
+                "NOPERM users who are operators would be changed, and only operators may change such users".to_owned()
+            );
         }
         if running.with(|router| router.replace_users(&before, &users, true)).ok_or(STOPPING)? {
             return Ok(());
@@ -148,7 +155,9 @@ fn save(running: &Running, config: &Config) -> Result<(), String> {
         }
         let text = users.written_over(&old)?;
         write(path, &text).map_err(failed)?;
-        let saved = config.users().map_err(|why| format!("ERR it is written, and not as it was meant; this is a bug: {why}"))?;
+        let saved = config
+            .users()
+            .map_err(|why| format!("ERR it is written, and not as it was meant; this is a bug: {why}"))?;
         if running.with(|router| router.replace_users(&users, &Arc::new(saved), true)).ok_or(STOPPING)? {
             return Ok(());
         }

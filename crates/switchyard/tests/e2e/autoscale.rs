@@ -1,4 +1,5 @@
-//! Nodes come and go: real servers are started, join, get their share, are drained and stopped, under clients whose answers are checked.
+//! Nodes come and go: real servers are started, join, get their share, are drained and stopped, under clients whose
+//! answers are checked.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,7 +19,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 /// Processes that write into a folder: the servers that the router has started.
 pub(crate) fn servers(folder: &Path) -> Vec<Pid> {
     let all = std::fs::read_dir("/proc").expect("processes").flatten();
-    let writes_there = |pid: &str| std::fs::read_link(format!("/proc/{pid}/fd/1")).is_ok_and(|out| out.starts_with(folder));
+    let writes_there =
+        |pid: &str| std::fs::read_link(format!("/proc/{pid}/fd/1")).is_ok_and(|out| out.starts_with(folder));
     let pids = all.filter_map(|entry| entry.file_name().into_string().ok()).filter(|pid| writes_there(pid));
     pids.filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
 }
@@ -52,7 +54,8 @@ impl Fleet {
 
     /// Starts two nodes, and a third at a port of this range.
     pub(crate) fn start_at(command: &str, settings: &str, (first, last): (u16, u16)) -> Option<Fleet> {
-        let config = format!("[autoscale]\n{settings}\n[autoscale.local]\ncommand = [{command}]\nports = \"{first}-{last}\"\n");
+        let config =
+            format!("[autoscale]\n{settings}\n[autoscale.local]\ncommand = [{command}]\nports = \"{first}-{last}\"\n");
         let site = Site::router_only(2, &SiteOptions::config(config))?;
         Some(Self::of(site))
     }
@@ -118,7 +121,11 @@ fn checked(site: &Site, body: impl FnOnce()) {
                 assert_eq!(client.cmd(&format!("SET {number}:{key} {value}")), ok());
             }
             for key in 0..50 {
-                assert_eq!(client.cmd(&format!("GET {number}:{key}")), Value::Bulk(value.to_string().into()), "of client {number}");
+                assert_eq!(
+                    client.cmd(&format!("GET {number}:{key}")),
+                    Value::Bulk(value.to_string().into()),
+                    "of client {number}"
+                );
             }
             rounds.fetch_add(1, Ordering::Relaxed);
         }
@@ -152,7 +159,8 @@ fn nodes_come_and_go_without_a_failed_request() {
         fleet.wait_for_nodes(2);
         assert_eq!(servers(&fleet.folder).len(), 0, "its server was stopped");
     });
-    let texts: Vec<String> = fleet.standing()["events"].as_array().expect("events").iter().map(|event| event["text"].to_string()).collect();
+    let texts: Vec<String> =
+        fleet.standing()["events"].as_array().expect("events").iter().map(|event| event["text"].to_string()).collect();
     assert!(texts.iter().any(|text| text.contains("has left and is stopped")), "{texts:?}");
     assert!(fleet.site.router().metrics().contains("autoscale_changes_done_total 2"));
 }
@@ -170,7 +178,9 @@ fn a_router_that_is_killed_goes_on_with_the_change() {
         assert_eq!(fleet.site.client().cmd(&format!("SET key:{key} {key}")), ok());
     }
     fleet.want(2);
-    until_within(PATIENCE, "it is drained", || fleet.standing()["change"]["stage"].as_str().is_some_and(|stage| stage.contains("drained")));
+    until_within(PATIENCE, "it is drained", || {
+        fleet.standing()["change"]["stage"].as_str().is_some_and(|stage| stage.contains("drained"))
+    });
     fleet.crash();
     fleet.wait_for_nodes(2);
     assert_eq!(servers(&fleet.folder).len(), 0, "no server is left");
@@ -213,7 +223,9 @@ fn a_share_that_is_cut_short_is_completed() {
     let id = until_within(PATIENCE, "its share moves", || open().first().and_then(|first| first["id"].as_u64()));
     done(router, &format!("moves pause {id}"));
     until_within(PATIENCE, "the paused move is named", || {
-        fleet.standing()["change"]["error"].as_str().is_some_and(|error| error.contains(&format!("move {id} is paused")))
+        fleet.standing()["change"]["error"]
+            .as_str()
+            .is_some_and(|error| error.contains(&format!("move {id} is paused")))
     });
     done(router, &format!("moves abort {id}"));
     fleet.wait_for_nodes(3);
@@ -257,7 +269,10 @@ fn a_server_that_does_not_come_is_stopped_on_request() {
     assert_eq!(servers(&fleet.folder).len(), 0, "it was stopped");
     let standing = fleet.standing();
     assert!(standing["nodes"] == 2 && standing["started"] == Json::Array(Vec::new()), "{standing:#}");
-    assert!(standing["events"][0]["text"].as_str().is_some_and(|text| text.contains("does not want another node")), "{standing:#}");
+    assert!(
+        standing["events"][0]["text"].as_str().is_some_and(|text| text.contains("does not want another node")),
+        "{standing:#}"
+    );
 }
 
 #[test]
@@ -288,16 +303,20 @@ fn a_node_under_another_name_is_never_stopped() {
     let folder = tempfile::tempdir().expect("a folder");
     let folder = std::fs::canonicalize(folder.path()).expect("a folder");
     let (answer, stopped) = (folder.join("answer"), folder.join("stopped"));
-    let script =
-        format!("read line; case \"$line\" in *'\"action\":\"start\"'*) cat {};; *) touch {};; esac", answer.display(), stopped.display());
+    let script = format!(
+        "read line; case \"$line\" in *'\"action\":\"start\"'*) cat {};; *) touch {};; esac",
+        answer.display(),
+        stopped.display()
+    );
     let config = format!("[autoscale]\nmax-nodes = 3\n[autoscale.command]\nrun = {:?}\n", ["sh", "-c", &script]);
     let Some(site) = Site::router_only(2, &SiteOptions::config(config)) else { return };
     let node = site.nodes()[1].address();
     let relay = Relay::start(node);
     let fleet = Fleet { site, folder };
-    for (address, reason) in
-        [(format!("localhost:{}", node.port()), "in use already".to_owned()), (relay.address().to_string(), format!("it is node {node}"))]
-    {
+    for (address, reason) in [
+        (format!("localhost:{}", node.port()), "in use already".to_owned()),
+        (relay.address().to_string(), format!("it is node {node}")),
+    ] {
         std::fs::write(&answer, format!("{{\"address\": \"{address}\"}}")).expect("written");
         fleet.want(3);
         let why = failure(&fleet);
@@ -311,7 +330,8 @@ fn a_node_under_another_name_is_never_stopped() {
 fn a_dead_standby_server_gives_way_to_the_next() {
     let spare = Node::start(&NodeOptions::default());
     let dead = format!("127.0.0.1:{}", ports::free());
-    let config = format!("[autoscale]\nmax-nodes = 3\n[autoscale.standby]\nservers = [\"{dead}\", \"{}\"]\n", spare.address());
+    let config =
+        format!("[autoscale]\nmax-nodes = 3\n[autoscale.standby]\nservers = [\"{dead}\", \"{}\"]\n", spare.address());
     let Some(site) = Site::router_only(2, &SiteOptions::config(config)) else { return };
     let fleet = Fleet::of(site);
     fleet.want(3);
@@ -321,7 +341,8 @@ fn a_dead_standby_server_gives_way_to_the_next() {
     });
     let standing = fleet.standing();
     assert_eq!(standing["started"], serde_json::json!([spare.address().to_string()]), "{standing:#}");
-    let texts: Vec<String> = standing["events"].as_array().expect("events").iter().map(|event| event["text"].to_string()).collect();
+    let texts: Vec<String> =
+        standing["events"].as_array().expect("events").iter().map(|event| event["text"].to_string()).collect();
     assert!(texts.iter().any(|text| text.contains(&format!("{dead} cannot join"))), "{texts:?}");
 }
 
@@ -329,7 +350,9 @@ fn a_dead_standby_server_gives_way_to_the_next() {
 fn an_order_beyond_the_max_nodes_of_a_reload_ends() {
     let Some(fleet) = Fleet::start(&server("sleep 3;"), "max-nodes = 4") else { return };
     fleet.want(4);
-    until_within(PATIENCE, "the first is joining", || !fleet.standing()["started"].as_array().expect("servers").is_empty());
+    until_within(PATIENCE, "the first is joining", || {
+        !fleet.standing()["started"].as_array().expect("servers").is_empty()
+    });
     let router = fleet.site.router();
     let config = std::fs::read_to_string(router.config_file()).expect("a configuration");
     std::fs::write(router.config_file(), config.replace("max-nodes = 4", "max-nodes = 3")).expect("written");
@@ -346,11 +369,17 @@ fn the_load_adds_a_node_and_its_end_removes_it() {
     let Some(fleet) = Fleet::start(&server(""), settings) else { return };
     // Far more than 480 requests in a second.
     checked(&fleet.site, || fleet.wait_for_nodes(3));
-    let goals = |moves: &Json| moves["ended"].as_array().expect("moves").iter().map(|one| one["goal"].to_string()).collect::<Vec<_>>();
+    let goals = |moves: &Json| {
+        moves["ended"].as_array().expect("moves").iter().map(|one| one["goal"].to_string()).collect::<Vec<_>>()
+    };
     assert_eq!(goals(&json(fleet.site.router(), "moves")), ["\"fast\""; 2], "clients wait for the new node");
     fleet.wait_for_nodes(2);
-    assert!(goals(&json(fleet.site.router(), "moves")).contains(&"\"balanced\"".to_owned()), "nobody waits for its end");
-    let texts: Vec<String> = fleet.standing()["events"].as_array().expect("events").iter().map(|event| event["text"].to_string()).collect();
+    assert!(
+        goals(&json(fleet.site.router(), "moves")).contains(&"\"balanced\"".to_owned()),
+        "nobody waits for its end"
+    );
+    let texts: Vec<String> =
+        fleet.standing()["events"].as_array().expect("events").iter().map(|event| event["text"].to_string()).collect();
     assert!(texts.iter().any(|text| text.contains("a node is added") && text.contains("requests/s need")), "{texts:?}");
     assert!(texts.iter().any(|text| text.contains("requests/s need only")), "{texts:?}");
 }
@@ -379,7 +408,8 @@ esac
 #[test]
 fn the_example_for_systemd_starts_and_stops_units() {
     use std::os::unix::fs::PermissionsExt as _;
-    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/examples/systemd").canonicalize().expect("examples");
+    let examples =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/examples/systemd").canonicalize().expect("examples");
     let folder = tempfile::tempdir().expect("a folder");
     let state = std::fs::canonicalize(folder.path()).expect("a folder");
     let systemctl = state.join("systemctl");

@@ -1,4 +1,5 @@
-//! Proof before removal: the autoscaler neither stops nor deletes a server that it cannot prove to be its own, empty and unused.
+//! Proof before removal: the autoscaler neither stops nor deletes a server that it cannot prove to be its own, empty
+//! and unused.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -34,7 +35,8 @@ fn texts(fleet: &Fleet) -> String {
     fleet.standing()["events"].to_string()
 }
 
-/// Two nodes, and a program that names a server which runs already. Its stop fails while `outage` exists; each stop adds a line to `stops`.
+/// Two nodes, and a program that names a server which runs already. Its stop fails while `outage` exists; each stop
+/// adds a line to `stops`.
 struct Named {
     fleet: Fleet,
     server: Node,
@@ -163,7 +165,11 @@ fn a_lost_state_directory_makes_no_old_server_a_new_one() {
     std::fs::remove_dir_all(&state).expect("removed");
     let all: Vec<SocketAddr> = fleet.addresses().into_iter().chain([old]).collect();
     let mut recover = Command::new(env!("CARGO_BIN_EXE_switchyard"));
-    recover.arg("recover").arg("--state-dir").arg(&state).args(all.iter().flat_map(|node| ["--node".to_owned(), node.to_string()]));
+    recover
+        .arg("recover")
+        .arg("--state-dir")
+        .arg(&state)
+        .args(all.iter().flat_map(|node| ["--node".to_owned(), node.to_string()]));
     let output = recover.output().expect("it runs");
     assert!(output.status.success(), "{output:?}");
     fleet.site.router_mut().start_again(&all);
@@ -206,7 +212,8 @@ fn with_password(command: &str) -> Option<Fleet> {
 #[test]
 fn a_local_server_reads_the_password_of_nodes_from_its_input() {
     let program = default_program();
-    let command = format!("'{program}', '--bind', '127.0.0.1', '--port', '{{port}}', '--dir', '{{dir}}', '--save', '', '-'");
+    let command =
+        format!("'{program}', '--bind', '127.0.0.1', '--port', '{{port}}', '--dir', '{{dir}}', '--save', '', '-'");
     let Some(fleet) = with_password(&command) else { return };
     fleet.want(3);
     fleet.wait_for_nodes(3);
@@ -222,7 +229,8 @@ fn a_local_server_reads_the_password_of_nodes_from_its_input() {
 fn a_local_server_without_the_password_of_nodes_is_named_with_a_remedy() {
     let Some(fleet) = with_password(&server("")) else { return };
     fleet.want(3);
-    let error = until_within(PATIENCE, "it is refused", || fleet.standing()["change"]["error"].as_str().map(str::to_owned));
+    let error =
+        until_within(PATIENCE, "it is refused", || fleet.standing()["change"]["error"].as_str().map(str::to_owned));
     assert!(error.contains("refuses our user or password") && error.contains("standard input"), "{error}");
     // Another change would start one more server.
     until_within(PATIENCE, "it is tried on", || texts(&fleet).contains("(it is tried on;"));

@@ -1,20 +1,26 @@
-//! Commands that wait at the node: what scripts/blocking.txt (compared with a plain server) cannot show, because it takes several clients,
-//! time, or something that breaks.
+//! Commands that wait at the node: what scripts/blocking.txt (compared with a plain server) cannot show, because it
+//! takes several clients, time, or something that breaks.
 
 use std::time::{Duration, Instant};
 
 use crate::support::client::PATIENCE;
 use crate::support::relay::Relay;
-use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, simple, until};
+use crate::support::{
+    Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, simple, until,
+};
 
-const BRISK: &str = "[nodes]\nconnect-timeout = \"500ms\"\ncommand-timeout = \"500ms\"\nreconnect-backoff-max = \"100ms\"\n";
+const BRISK: &str =
+    "[nodes]\nconnect-timeout = \"500ms\"\ncommand-timeout = \"500ms\"\nreconnect-backoff-max = \"100ms\"\n";
 
 fn options(config: &str, workers: usize) -> SiteOptions {
     SiteOptions::router(RouterOptions { config: config.into(), workers, ..RouterOptions::default() })
 }
 
 fn field(info: &str, name: &str) -> usize {
-    let value = info.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':')).unwrap_or_else(|| panic!("no {name} in {info}"));
+    let value = info
+        .lines()
+        .find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))
+        .unwrap_or_else(|| panic!("no {name} in {info}"));
     value.trim().parse().expect("a number")
 }
 
@@ -69,7 +75,8 @@ fn what_a_client_sends_behind_a_blocking_command_waits() {
     let mut client = site.client();
     let mut other = site.client();
     // On other nodes, too, and whoever answers.
-    for line in ["SET before 1", "GET before", "BLPOP q 0", "SET after 1", "PING", "GET after", "BLPOP q 0", "ECHO end"] {
+    for line in ["SET before 1", "GET before", "BLPOP q 0", "SET after 1", "PING", "GET after", "BLPOP q 0", "ECHO end"]
+    {
         client.post(line);
     }
     assert_eq!((client.reply(), client.reply()), (ok(), bulk("1")));
@@ -88,7 +95,13 @@ fn what_a_client_sends_behind_a_blocking_command_waits() {
 fn keys_of_one_blocking_command_share_a_slot() {
     let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
     let mut client = site.client();
-    for line in ["BLPOP a b 0", "BLMOVE a b LEFT LEFT 0", "BLMPOP 0 2 a b LEFT", "BZPOPMIN a b 0", "XREAD BLOCK 0 STREAMS a b 0 0"] {
+    for line in [
+        "BLPOP a b 0",
+        "BLMOVE a b LEFT LEFT 0",
+        "BLMPOP 0 2 a b LEFT",
+        "BZPOPMIN a b 0",
+        "XREAD BLOCK 0 STREAMS a b 0 0",
+    ] {
         assert!(client.cmd(line).expect_error().starts_with("CROSSSLOT"), "{line}");
     }
 }
@@ -100,7 +113,9 @@ fn client_unblock_reaches_clients_of_every_worker() {
     let mut clients: Vec<Client> = (0..8).map(|_| site.client()).collect();
     for (i, client) in clients.iter_mut().enumerate() {
         let id = client.cmd("CLIENT ID").int();
-        for line in [format!("BLPOP q{i} 0"), format!("BLMOVE q{i} q{i} LEFT LEFT 0"), format!("XREAD BLOCK 0 STREAMS q{i} $")] {
+        for line in
+            [format!("BLPOP q{i} 0"), format!("BLMOVE q{i} q{i} LEFT LEFT 0"), format!("XREAD BLOCK 0 STREAMS q{i} $")]
+        {
             client.post(&line);
             // At once: it may not have reached the node.
             let mut unblocked = other.cmd(&format!("CLIENT UNBLOCK {id}"));
@@ -171,7 +186,8 @@ fn a_client_that_has_gone_takes_no_element() {
     until("nobody is counted as waiting", || field(&other.cmd("INFO clients").text(), "blocked_clients") == 0);
 }
 
-/// How long an element can still be popped for a client that has gone. Not an assertion on time: the documentation says what was measured.
+/// How long an element can still be popped for a client that has gone. Not an assertion on time: the documentation says
+/// what was measured.
 #[test]
 fn how_long_a_wait_outlives_its_client() {
     let Some(site) = Site::router_only(1, &options("", 1)) else { return };
@@ -221,7 +237,12 @@ fn connections_come_back_and_are_used_again() {
                 until_waiting(&node, 0);
             }
             _ => {
-                let id = other.cmd("CLIENT LIST").text().lines().last().map(|l| l.split([' ', '=']).nth(1).expect("an id").to_owned());
+                let id = other
+                    .cmd("CLIENT LIST")
+                    .text()
+                    .lines()
+                    .last()
+                    .map(|l| l.split([' ', '=']).nth(1).expect("an id").to_owned());
                 other.cmd(&format!("CLIENT UNBLOCK {}", id.expect("a client")));
                 assert_eq!(client.reply(), Value::Nil);
             }
@@ -257,7 +278,9 @@ fn thousands_wait_at_once() {
 
 #[test]
 fn the_bound_holds_over_all_workers_and_each_has_its_turn() {
-    let Some(site) = Site::router_only(1, &options("[nodes]\nblocking-connections-max = 3\ncommand-timeout = \"20s\"\n", 2)) else {
+    let Some(site) =
+        Site::router_only(1, &options("[nodes]\nblocking-connections-max = 3\ncommand-timeout = \"20s\"\n", 2))
+    else {
         return;
     };
     let node = &site.nodes()[0];
@@ -270,12 +293,9 @@ fn the_bound_holds_over_all_workers_and_each_has_its_turn() {
     // Each gets its element, on whatever worker it is: what one worker holds it gives up for the clients of the other.
     for number in 0..12 {
         assert_eq!(other.cmd(&format!("RPUSH q v{number}")).error(), None);
-        assert!(
-            node.cmd("INFO clients")
-                .text()
-                .lines()
-                .any(|l| l.strip_prefix("blocked_clients:").is_some_and(|n| n.trim().parse::<u32>().is_ok_and(|n| n <= 3)))
-        );
+        assert!(node.cmd("INFO clients").text().lines().any(|l| {
+            l.strip_prefix("blocked_clients:").is_some_and(|n| n.trim().parse::<u32>().is_ok_and(|n| n <= 3))
+        }));
     }
     let mut got: Vec<String> = clients.iter_mut().map(|client| client.reply().items()[1].text()).collect();
     got.sort();
@@ -298,7 +318,9 @@ fn the_bound_holds_over_all_workers_and_each_has_its_turn() {
 
 #[test]
 fn at_the_bound_there_is_a_clear_error() {
-    let Some(site) = Site::router_only(1, &options("[nodes]\nblocking-connections-max = 2\ncommand-timeout = \"2s\"\n", 1)) else {
+    let Some(site) =
+        Site::router_only(1, &options("[nodes]\nblocking-connections-max = 2\ncommand-timeout = \"2s\"\n", 1))
+    else {
         return;
     };
     let mut clients = [site.client(), site.client()];
@@ -373,7 +395,9 @@ fn a_node_that_dies_ends_every_wait() {
         assert_eq!(client.listen(PATIENCE), (Vec::new(), true));
     }
     // Nor is there one to wait at while the node is away. Other commands have their errors.
-    until("the node is known to be down", || other.cmd("GET k").error().is_some_and(|error| error.starts_with("NODEDOWN")));
+    until("the node is known to be down", || {
+        other.cmd("GET k").error().is_some_and(|error| error.starts_with("NODEDOWN"))
+    });
     for line in ["BLPOP q 0", "BLPOP q 1", "XREAD BLOCK 0 STREAMS s $"] {
         let mut late = site.client();
         late.post(line);
@@ -454,13 +478,16 @@ fn a_wait_is_longer_than_the_command_timeout_and_no_zombie() {
     assert_eq!(client.reply(), popped("q", "x"));
     let metrics = site.router().metrics();
     assert!(metrics.contains("switchyard_clients_blocked 0"), "{metrics}");
-    for line in metrics.lines().filter(|l| l.starts_with("switchyard_node_timeouts_total") || l.starts_with("switchyard_node_unconfirmed"))
+    for line in metrics
+        .lines()
+        .filter(|l| l.starts_with("switchyard_node_timeouts_total") || l.starts_with("switchyard_node_unconfirmed"))
     {
         assert!(line.ends_with(" 0"), "{line}");
     }
 }
 
-/// SIGTERM ends waits at the node first, so that an element that is pushed meanwhile is not lost, and then the connections.
+/// SIGTERM ends waits at the node first, so that an element that is pushed meanwhile is not lost, and then the
+/// connections.
 #[test]
 fn a_drain_ends_waits_without_an_error() {
     // A drain that waited for its bound would not end while anybody looks.
@@ -487,7 +514,8 @@ fn a_wait_does_not_hold_up_a_change_of_the_nodes() {
     let nodes = [Node::start(&NodeOptions::default()), Node::start(&NodeOptions::default())];
     let limits = "[nodes]\ncommand-timeout = \"300ms\"\nslow-command-timeout = \"500ms\"\n";
     let with = |count: usize| {
-        let list: String = nodes[..count].iter().map(|n| format!("[[node]]\naddress = \"{}\"\n", n.address())).collect();
+        let list: String =
+            nodes[..count].iter().map(|n| format!("[[node]]\naddress = \"{}\"\n", n.address())).collect();
         format!("{limits}{list}")
     };
     let router = Router::start(&[], &RouterOptions::config(with(1)));
@@ -580,8 +608,8 @@ fn a_large_element_reaches_who_waited_for_it() {
     }
 }
 
-/// Connections break on both sides while clients wait: no element is given twice, and one is missing only where somebody was disconnected,
-/// or has gone while it waited.
+/// Connections break on both sides while clients wait: no element is given twice, and one is missing only where
+/// somebody was disconnected, or has gone while it waited.
 #[test]
 fn elements_are_given_once_whatever_breaks() {
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -651,6 +679,10 @@ fn elements_are_given_once_whatever_breaks() {
     got.dedup();
     assert_eq!(got.len(), count, "an element was given twice");
     let missing = pushed.iter().filter(|element| got.binary_search(element).is_err()).count();
-    assert!(pushed.len() > 1000 && missing <= doubts, "{missing} of {} are missing, and only {doubts} waits ended in doubt", pushed.len());
+    assert!(
+        pushed.len() > 1000 && missing <= doubts,
+        "{missing} of {} are missing, and only {doubts} waits ended in doubt",
+        pushed.len()
+    );
     eprintln!("{} pushed, {missing} missing, {doubts} in doubt", pushed.len());
 }

@@ -1,8 +1,8 @@
-//! Real client programs against the router: libraries in Python, Go and JavaScript (their programs are in `tests-clients/`), redis-cli,
-//! redis-benchmark.
+//! Real client programs against the router: libraries in Python, Go and JavaScript (their programs are in
+//! `tests-clients/`), redis-cli, redis-benchmark.
 //!
-//! What they need is fetched by their own package tools with pinned versions, and kept in the target directory for the next run. A
-//! missing toolchain fails the test, unless `SWITCHYARD_SKIP_CLIENTS=1`: silence would look like success.
+//! What they need is fetched by their own package tools with pinned versions, and kept in the target directory for the
+//! next run. A missing toolchain fails the test, unless `SWITCHYARD_SKIP_CLIENTS=1`: silence would look like success.
 
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -92,7 +92,10 @@ pub(crate) fn python() -> (PathBuf, PathBuf) {
     // Not a virtual environment, whose scripts know their folder's name: just the packages.
     let packages = prepared("python", &requirements, |dir| {
         let venv = tempfile::TempDir::new().expect("a folder");
-        run("python3 -m venv (Debian: apt-get install python3-venv)", Command::new("python3").args(["-m", "venv"]).arg(venv.path()));
+        run(
+            "python3 -m venv (Debian: apt-get install python3-venv)",
+            Command::new("python3").args(["-m", "venv"]).arg(venv.path()),
+        );
         let mut pip = Command::new(venv.path().join("bin/pip"));
         run(
             "pip install",
@@ -127,7 +130,12 @@ fn redis_py() {
     says_ok("redis-py", &run("redis-py", &mut check));
     if let Some(secured) = Secured::new() {
         let mut check = tied("python3");
-        check.arg("-B").arg(source.join("check.py")).arg(&secured.address).args(&secured.credentials).env("PYTHONPATH", &packages);
+        check
+            .arg("-B")
+            .arg(source.join("check.py"))
+            .arg(&secured.address)
+            .args(&secured.credentials)
+            .env("PYTHONPATH", &packages);
         says_ok("redis-py over TLS", &run("redis-py over TLS", &mut check));
     }
     if let Some(site) = copying() {
@@ -144,7 +152,13 @@ fn redis_py() {
 
 /// A router of several workers that copies whatever is read.
 fn copying() -> Option<Site> {
-    Site::router_only(3, &SiteOptions::router(RouterOptions { workers: 4, ..RouterOptions::args(&["--set", "hot-copies.admission=all"]) }))
+    Site::router_only(
+        3,
+        &SiteOptions::router(RouterOptions {
+            workers: 4,
+            ..RouterOptions::args(&["--set", "hot-copies.admission=all"])
+        }),
+    )
 }
 
 /// A router whose clients come over TLS, each with a certificate, a name and a password.
@@ -160,13 +174,15 @@ struct Secured {
 impl Secured {
     fn new() -> Option<Secured> {
         let authority = Authority::new();
-        let (server, client) = (authority.sign("server", &["localhost", "127.0.0.1"]), authority.sign("client", &["client"]));
+        let (server, client) =
+            (authority.sign("server", &["localhost", "127.0.0.1"]), authority.sign("client", &["client"]));
         let hash = hash("s3cret", 64, 1);
         let users = UsersFile::new(&format!(
             "user app on {hash} ~* &* +@all\nuser reader on {hash} ~public:* &public:* +@read +@connection +@pubsub +@transaction +acl|whoami -@dangerous\n"
         ));
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free()));
-        // The password of the default user is for the test's own look whether the router is there, at the plain listener.
+        // The password of the default user is for the test's own look whether the router is there, at the plain
+        // listener.
         let config = format!(
             "[clients]\nusers-file = {:?}\npassword = \"master\"\n[tls]\ncert-file = {:?}\nkey-file = {:?}\nclient-auth = \"required\"\nclient-ca-file = {:?}\n[[listener]]\naddress = \"tls://{address}\"\n",
             users.path,
@@ -176,7 +192,8 @@ impl Secured {
         );
         let router = RouterOptions { config, password: Some("master".into()), ..RouterOptions::default() };
         let site = Site::router_only(3, &SiteOptions::router(router))?;
-        let credentials = [authority.file().into(), client.certificate.into(), client.key.into(), "app".into(), "s3cret".into()];
+        let credentials =
+            [authority.file().into(), client.certificate.into(), client.key.into(), "app".into(), "s3cret".into()];
         Some(Secured { _authority: authority, _users: users, _site: site, address: address.to_string(), credentials })
     }
 }
@@ -210,11 +227,17 @@ fn go_redis() {
     }
     if let Some(site) = copying() {
         let mut check = tied(built.join("client-check"));
-        says_ok("go-redis before hot copies", &run("go-redis before hot copies", check.arg(site.address().to_string()).arg("fresh")));
+        says_ok(
+            "go-redis before hot copies",
+            &run("go-redis before hot copies", check.arg(site.address().to_string()).arg("fresh")),
+        );
     }
     if let Some(site) = cluster() {
         let mut check = tied(built.join("client-check"));
-        says_ok("go-redis' ClusterClient", &run("go-redis' ClusterClient", check.arg(site.address().to_string()).arg("cluster")));
+        says_ok(
+            "go-redis' ClusterClient",
+            &run("go-redis' ClusterClient", check.arg(site.address().to_string()).arg("cluster")),
+        );
     }
 }
 
@@ -234,11 +257,17 @@ fn node_redis_and_ioredis() {
     // The program looks for its packages beside itself.
     std::fs::copy(source.join("check.mjs"), installed.join("check.mjs")).expect("a copy");
     let site = Site::new(3);
-    says_ok("node-redis and ioredis", &run("node", tied("node").arg(installed.join("check.mjs")).arg(site.address().to_string())));
+    says_ok(
+        "node-redis and ioredis",
+        &run("node", tied("node").arg(installed.join("check.mjs")).arg(site.address().to_string())),
+    );
     if let Some(site) = cluster() {
         std::fs::copy(source.join("cluster.mjs"), installed.join("cluster.mjs")).expect("a copy");
         let mut check = tied("node");
-        says_ok("cluster clients of Node.js", &run("node", check.arg(installed.join("cluster.mjs")).arg(site.address().to_string())));
+        says_ok(
+            "cluster clients of Node.js",
+            &run("node", check.arg(installed.join("cluster.mjs")).arg(site.address().to_string())),
+        );
     }
 }
 
@@ -318,12 +347,15 @@ fn redis_cli_in_cluster_mode() {
     let Some(site) = cluster() else { return };
     for protocol in ["-2", "-3"] {
         for i in 0..12 {
-            let cli = |args: &[&str]| run("redis-cli -c", redis_tool("redis-cli", site.address()).args(["-c", protocol]).args(args));
+            let cli = |args: &[&str]| {
+                run("redis-cli -c", redis_tool("redis-cli", site.address()).args(["-c", protocol]).args(args))
+            };
             let (key, value) = (format!("key:{i}"), format!("{i}"));
             assert_eq!(cli(&["SET", &key, &value]), "OK\n");
             assert_eq!(cli(&["GET", &key]), format!("{value}\n"));
         }
-        let nodes = run("redis-cli -c", redis_tool("redis-cli", site.address()).args(["-c", protocol, "CLUSTER", "NODES"]));
+        let nodes =
+            run("redis-cli -c", redis_tool("redis-cli", site.address()).args(["-c", protocol, "CLUSTER", "NODES"]));
         assert!(nodes.contains("myself,master") && nodes.contains("0-16383"), "{nodes}");
     }
 }
@@ -340,7 +372,8 @@ fn quoted(command: &Command) -> String {
 #[test]
 fn redis_benchmark() {
     let site = Site::new(2);
-    // All its default tests (none needs what is not there yet), then the simple ones in pipelines, with threads and larger values.
+    // All its default tests (none needs what is not there yet), then the simple ones in pipelines, with threads and
+    // larger values.
     let all = "PING_INLINE PING_MBULK SET GET INCR LPUSH RPUSH LPOP RPOP SADD HSET SPOP \
         ZADD ZPOPMIN LRANGE_100 LRANGE_300 LRANGE_500 LRANGE_600 MSET";
     let simple = "SET GET INCR LPUSH MSET";
@@ -349,7 +382,8 @@ fn redis_benchmark() {
         ("-t set,get,incr,lpush,mset -n 20000 -c 20 -P 16", simple),
         ("-t set,get,incr,lpush,mset -n 2000 -c 10 -d 3000 -r 1000 --threads 2", simple),
     ] {
-        let text = run("redis-benchmark", redis_tool("redis-benchmark", site.address()).args(options.split(' ')).arg("-q"));
+        let text =
+            run("redis-benchmark", redis_tool("redis-benchmark", site.address()).args(options.split(' ')).arg("-q"));
         for test in tests.split(' ') {
             let line = text
                 .split(['\r', '\n'])

@@ -10,7 +10,9 @@ fn emulating(args: &[&str]) -> Option<Site> {
 fn without_emulation_it_is_a_server_without_cluster_support() {
     let site = Site::new(2);
     let mut client = site.client();
-    for line in ["CLUSTER SLOTS", "CLUSTER NODES", "CLUSTER SHARDS", "CLUSTER INFO", "CLUSTER MYID", "READONLY", "ASKING"] {
+    for line in
+        ["CLUSTER SLOTS", "CLUSTER NODES", "CLUSTER SHARDS", "CLUSTER INFO", "CLUSTER MYID", "READONLY", "ASKING"]
+    {
         assert_eq!(client.cmd(line), Value::Error("ERR This instance has cluster support disabled".into()), "{line}");
     }
     assert!(client.cmd("INFO cluster").text().contains("cluster_enabled:0"));
@@ -34,7 +36,10 @@ fn with_emulation_one_member_has_all_slots() {
     let nodes = client.cmd("CLUSTER NODES").text();
     assert_eq!(
         nodes,
-        format!("{id} 127.0.0.1:{port}@{} myself,master - 0 0 1 connected 0-16383\n", if port + 10000 > 65535 { 0 } else { port + 10000 })
+        format!(
+            "{id} 127.0.0.1:{port}@{} myself,master - 0 0 1 connected 0-16383\n",
+            if port + 10000 > 65535 { 0 } else { port + 10000 }
+        )
     );
     let info = client.cmd("CLUSTER INFO").text();
     assert!(info.contains("cluster_state:ok\r\n") && info.contains("cluster_slots_ok:16384\r\n"), "{info}");
@@ -48,7 +53,13 @@ fn with_emulation_one_member_has_all_slots() {
     assert_eq!(client.cmd("CLUSTER LINKS"), Value::Array(vec![]));
     assert_eq!(client.cmd(&format!("CLUSTER REPLICAS {id}")), Value::Array(vec![]));
     assert_eq!(client.cmd("CLUSTER REPLICAS nobody"), Value::Error("ERR Unknown node nobody".into()));
-    for line in ["CLUSTER MEET 127.0.0.1 1", "CLUSTER ADDSLOTS 1", "CLUSTER FAILOVER", "CLUSTER RESET", "CLUSTER SETSLOT 1 STABLE"] {
+    for line in [
+        "CLUSTER MEET 127.0.0.1 1",
+        "CLUSTER ADDSLOTS 1",
+        "CLUSTER FAILOVER",
+        "CLUSTER RESET",
+        "CLUSTER SETSLOT 1 STABLE",
+    ] {
         assert!(client.cmd(line).expect_error().contains("Switchyard places the slots"), "{line}");
     }
     // Maps where RESP3 has maps.
@@ -71,9 +82,22 @@ fn several_routers_share_the_slots() {
     let shown: Vec<_> = slots
         .items()
         .iter()
-        .map(|r| (r.items()[0].clone(), r.items()[1].clone(), r.items()[2].items()[0].text(), r.items()[2].items()[1].clone()))
+        .map(|r| {
+            (
+                r.items()[0].clone(),
+                r.items()[1].clone(),
+                r.items()[2].items()[0].text(),
+                r.items()[2].items()[1].clone(),
+            )
+        })
         .collect();
-    assert_eq!(shown, [(int(0), int(8191), "router-a".to_owned(), int(6380)), (int(8192), int(16383), "10.0.0.2".to_owned(), int(6390))]);
+    assert_eq!(
+        shown,
+        [
+            (int(0), int(8191), "router-a".to_owned(), int(6380)),
+            (int(8192), int(16383), "10.0.0.2".to_owned(), int(6390))
+        ]
+    );
     let nodes = client.cmd("CLUSTER NODES").text();
     assert_eq!(nodes.lines().filter(|l| l.contains("myself")).count(), 1);
     assert!(client.cmd("CLUSTER INFO").text().contains("cluster_size:2\r\n"));
@@ -108,7 +132,9 @@ fn the_keys_of_a_slot_are_found_at_their_owner() {
 
 #[test]
 fn a_node_that_is_down_shows_in_the_clusters_state() {
-    let Some(mut site) = Site::router_only(2, &SiteOptions::router(RouterOptions::args(&["--cluster"]))) else { return };
+    let Some(mut site) = Site::router_only(2, &SiteOptions::router(RouterOptions::args(&["--cluster"]))) else {
+        return;
+    };
     site.node_mut(0).kill();
     let mut client = site.client();
     let end = std::time::Instant::now() + std::time::Duration::from_secs(20);

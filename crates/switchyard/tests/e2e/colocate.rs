@@ -1,5 +1,5 @@
-//! Commands that need keys together of which some live elsewhere than their slots: these are brought home, and what clients see meanwhile and where they
-//! cannot be.
+//! Commands that need keys together of which some live elsewhere than their slots: these are brought home, and what
+//! clients see meanwhile and where they cannot be.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -53,7 +53,11 @@ fn what_a_command_needs_comes_home_and_no_more() {
         (&["{t}n", "{t}o"], "MSETNX {t}n 1 {t}o 1 {t}p 1", int(1)),
         (&["{t}m"], "BLPOP {t}none {t}m 5", Value::Array(vec![bulk("{t}m"), bulk("1")])),
         (&["{t}n"], "EVAL \"return redis.call('GET', KEYS[2])\" 2 {t}b {t}n", bulk("1")),
-        (&["{t}h"], "EVAL \"return redis.call('HGET', KEYS[1], 'f') .. redis.call('GET', KEYS[2])\" 2 {t}h {t}n", bulk("11")),
+        (
+            &["{t}h"],
+            "EVAL \"return redis.call('HGET', KEYS[1], 'f') .. redis.call('GET', KEYS[2])\" 2 {t}h {t}n",
+            bulk("11"),
+        ),
     ] {
         client.cmd("DEL {t}a");
         client.cmd("SETNX {t}a 1");
@@ -84,7 +88,8 @@ fn what_a_command_needs_comes_home_and_no_more() {
     client.cmd("INCR {t}b");
     assert_eq!(client.cmd("EXEC"), Value::Array(vec![int(3)]));
     wait_until_at_rest(&scene);
-    // A key that is not watched comes to one that is: the watch holds. One that is watched comes home: that is a change of it.
+    // A key that is not watched comes to one that is: the watch holds. One that is watched comes home: that is a change
+    // of it.
     for (watched, used, result) in [("{t}a", "{t}b", Value::Array(vec![int(4)])), ("{t}b", "{t}a", Value::Nil)] {
         scene.part("{t}b");
         assert_eq!(client.cmd(&format!("WATCH {watched}")), ok());
@@ -246,11 +251,19 @@ fn nothing_is_lost_or_seen_half_done_while_keys_are_moved_away_and_come_home() {
         let (mut rounds, mut tried) = (0, 0);
         while rounds < ROUNDS {
             // Refused while what it matches comes home; and what is away already does not match.
-            let line = format!("move --from {} --to {} --keys {{t}}[bcsrv]* --wait --goal fast", owner.address(), other.address());
+            let line = format!(
+                "move --from {} --to {} --keys {{t}}[bcsrv]* --wait --goal fast",
+                owner.address(),
+                other.address()
+            );
             let said = ask(scene.router(), &line);
             rounds += usize::from(said.code == 0);
             tried += 1;
-            assert!(said.code == 0 || said.err.contains("is part of move") || said.err.contains("no key that lives"), "{}", said.err);
+            assert!(
+                said.code == 0 || said.err.contains("is part of move") || said.err.contains("no key that lives"),
+                "{}",
+                said.err
+            );
             assert!(tried < 500, "only {rounds} of {tried} moves were begun");
             let from = turns.load(Ordering::Relaxed);
             until("clients have gone on", || turns.load(Ordering::Relaxed) > from + 20);
@@ -260,8 +273,12 @@ fn nothing_is_lost_or_seen_half_done_while_keys_are_moved_away_and_come_home() {
         [by_script, by_multi, looks, single, sets, renames, watches].map(count)
     });
     let [by_script, by_multi, _, single, sets, renames, _] = counts;
-    let number = |client: &mut Client, key: &str| client.cmd(&format!("GET {key}")).text().parse::<i64>().expect("a number");
-    assert_eq!((number(&mut client, "{t}a"), number(&mut client, "{t}b")), (-by_script - by_multi, by_script + by_multi));
+    let number =
+        |client: &mut Client, key: &str| client.cmd(&format!("GET {key}")).text().parse::<i64>().expect("a number");
+    assert_eq!(
+        (number(&mut client, "{t}a"), number(&mut client, "{t}b")),
+        (-by_script - by_multi, by_script + by_multi)
+    );
     assert_eq!(number(&mut client, "{t}c"), single);
     let last = watched.load(Ordering::Relaxed) as i64;
     assert_eq!((number(&mut client, "{t}v"), number(&mut client, "{t}w")), (last, last));
@@ -297,7 +314,10 @@ fn where_they_cannot_come_home_clients_are_told_why() {
     direct.cmd("SET past-the-router 1");
     let text = error(&mut client, script);
     assert!(text.starts_with("CROSSSLOT") && text.contains(EXAMPLE), "{text}");
-    assert!(text.contains("not brought home by itself") && text.contains("is used past this router by 1 client "), "{text}");
+    assert!(
+        text.contains("not brought home by itself") && text.contains("is used past this router by 1 client "),
+        "{text}"
+    );
     direct.cmd("DEL past-the-router");
     drop(direct);
     until("the node has noticed", || other.cmd("CLIENT LIST").text().lines().all(|l| !l.contains("name=billing")));
@@ -351,7 +371,8 @@ fn a_colocation_does_not_wait_for_other_moves_of_its_nodes() {
     client.cmd("SET {t}a 1");
     scene.part("{t}b");
     let slot = crc16_slot(tag.to_string().as_bytes()).number();
-    let line = format!("move --from {} --to {} --slots {slot} --goal gentle --max-rate 2k", owner.address(), other.address());
+    let line =
+        format!("move --from {} --to {} --slots {slot} --goal gentle --max-rate 2k", owner.address(), other.address());
     done(scene.router(), &line);
     wait_for(scene.router(), 2, "running");
     assert_eq!(client.cmd("RENAME {t}a {t}b"), ok());
@@ -377,7 +398,10 @@ fn nobody_waits_longer_than_allowed() {
     let answer = client.reply();
     other.thaw();
     let text = answer.error().unwrap_or_else(|| panic!("{answer:?}"));
-    assert!(text.starts_with("CROSSSLOT") && text.contains(EXAMPLE) && text.contains("not home within 300ms"), "{text}");
+    assert!(
+        text.starts_with("CROSSSLOT") && text.contains(EXAMPLE) && text.contains("not home within 300ms"),
+        "{text}"
+    );
     assert!(scene.router().metrics().lines().any(|line| line == "switchyard_colocate_refused_total 1"));
     assert_eq!(somebody.cmd("MGET {t}a {t}b").items(), [bulk("1"), bulk("2")], "it was not executed");
     // Later it is home, or comes home.
@@ -407,7 +431,10 @@ fn a_colocation_goes_on_after_a_crash() {
     scene.site.router_mut().process_mut().kill();
     scene.site.router_mut().start_again(&nodes);
     let m = the_move(scene.router(), 2);
-    assert_eq!((m["home_for"][0]["command"].as_str(), m["home_for"][0]["keys"].as_u64()), (Some("EVAL"), Some(KEYS as u64)));
+    assert_eq!(
+        (m["home_for"][0]["command"].as_str(), m["home_for"][0]["keys"].as_u64()),
+        (Some("EVAL"), Some(KEYS as u64))
+    );
     let mut client = scene.site.client();
     client.post(script);
     assert_eq!(client.reply(), bulk(value(77)));
@@ -464,8 +491,8 @@ fn blocked(node: &Node) -> usize {
     number.trim().parse().expect("a number")
 }
 
-/// One that waits at a node with several keys of which a move takes some away is told so; given again, it has them come home. One whose keys stay
-/// together waits on.
+/// One that waits at a node with several keys of which a move takes some away is told so; given again, it has them come
+/// home. One whose keys stay together waits on.
 #[test]
 fn who_waits_at_a_node_for_keys_that_are_parted_is_told() {
     let Some(scene) = Scene::with(PATIENT) else { return };
@@ -579,6 +606,8 @@ fn a_node_that_stands_still_delays_only_what_concerns_it() {
 fn connections_to(server: SocketAddr) -> usize {
     let remote = format!(":{:04X}", server.port());
     let table = std::fs::read_to_string("/proc/net/tcp").expect("the table of connections");
-    let is_one = |line: &&str| line.split_whitespace().nth(2).is_some_and(|address| address.ends_with(&remote)) && line.contains(" 01 ");
+    let is_one = |line: &&str| {
+        line.split_whitespace().nth(2).is_some_and(|address| address.ends_with(&remote)) && line.contains(" 01 ")
+    };
     table.lines().filter(is_one).count()
 }

@@ -1,4 +1,5 @@
-//! Commands that read keys of several slots: the same answers and the same data as with one server; and what must not be served.
+//! Commands that read keys of several slots: the same answers and the same data as with one server; and what must not
+//! be served.
 
 use std::time::Duration;
 
@@ -163,7 +164,9 @@ fn what_changes_two_keys_stays_refused() {
 
 #[test]
 fn what_is_too_large_is_not_brought_together() {
-    let Some(site) = Site::router_only(2, &SiteOptions::router(RouterOptions::args(&["--set", "clients.cross-slot-max=64kb"]))) else {
+    let Some(site) =
+        Site::router_only(2, &SiteOptions::router(RouterOptions::args(&["--set", "clients.cross-slot-max=64kb"])))
+    else {
         return;
     };
     let mut client = site.client();
@@ -176,7 +179,10 @@ fn what_is_too_large_is_not_brought_together() {
         client.call(&args);
     }
     let error = client.cmd(&format!("SUNIONSTORE {a}dst {a} {b}"));
-    assert!(error.expect_error().starts_with("CROSSSLOT ") && error.expect_error().contains("cross-slot-max"), "{error:?}");
+    assert!(
+        error.expect_error().starts_with("CROSSSLOT ") && error.expect_error().contains("cross-slot-max"),
+        "{error:?}"
+    );
     assert_eq!(client.cmd(&format!("EXISTS {a}dst")), int(0));
     // What follows in the pipeline comes after it, whatever it takes.
     client.post(&format!("COPY {a} {b}x"));
@@ -264,7 +270,8 @@ fn a_node_that_refuses_a_step_is_left_as_it_was() {
     client.cmd(&format!("SADD {a} 1 2"));
     client.cmd(&format!("SADD {b} 2 3"));
     client.cmd(&format!("SADD {b}dst old"));
-    let rules = ["-restore", "-unlink", "-sunionstore", "-exec", "-dump", "resetkeys ~{*}k*", "resetkeys %R~* %W~{*}kdst"];
+    let rules =
+        ["-restore", "-unlink", "-sunionstore", "-exec", "-dump", "resetkeys ~{*}k*", "resetkeys %R~* %W~{*}kdst"];
     for rule in rules {
         let set = |words: &str| {
             for node in site.nodes() {
@@ -290,7 +297,11 @@ fn a_node_that_refuses_a_step_is_left_as_it_was() {
 fn a_restricted_user_gets_what_it_may_read_and_never_a_temporary_key() {
     use std::os::unix::fs::PermissionsExt;
     let users = tempfile::NamedTempFile::new().expect("a file");
-    std::fs::write(users.path(), "user default on nopass ~* &* +@all\nuser app on nopass ~app:* %R~shared:* &* +@all\n").expect("written");
+    std::fs::write(
+        users.path(),
+        "user default on nopass ~* &* +@all\nuser app on nopass ~app:* %R~shared:* &* +@all\n",
+    )
+    .expect("written");
     std::fs::set_permissions(users.path(), std::fs::Permissions::from_mode(0o600)).expect("mode");
     let config = format!("[clients]\nusers-file = {:?}\n", users.path());
     let Some(site) = Site::router_only(2, &SiteOptions::config(config)) else { return };

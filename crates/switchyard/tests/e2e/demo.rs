@@ -33,7 +33,11 @@ impl Demo {
             .args(arguments)
             .env("TMPDIR", folder.path());
         let log = folder.path().join("demo.log");
-        Demo { process: Process::start("demo", command, &log), router: SocketAddr::from((Ipv4Addr::LOCALHOST, port)), folder }
+        Demo {
+            process: Process::start("demo", command, &log),
+            router: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
+            folder,
+        }
     }
 
     fn output(&self) -> String {
@@ -44,7 +48,10 @@ impl Demo {
         until_within(patience, text, || {
             let output = self.process.log();
             let ended = self.process.ended();
-            assert!(output.contains(text) || ended.is_none(), "the demo ended with {ended:?} before it said \"{text}\":\n{output}");
+            assert!(
+                output.contains(text) || ended.is_none(),
+                "the demo ended with {ended:?} before it said \"{text}\":\n{output}"
+            );
             output.contains(text)
         });
     }
@@ -55,7 +62,8 @@ impl Demo {
         assert_eq!(status.code(), Some(code), "{}", self.output());
         let output = self.output();
         let ends_in = |line: &str| line.split([' ', ',']).find_map(|word| word.parse::<SocketAddr>().ok());
-        let nodes: Vec<SocketAddr> = output.lines().filter(|line| line.starts_with("node ")).filter_map(ends_in).collect();
+        let nodes: Vec<SocketAddr> =
+            output.lines().filter(|line| line.starts_with("node ")).filter_map(ends_in).collect();
         assert_eq!(nodes.len(), 2, "the nodes must be named:\n{output}");
         for address in nodes.into_iter().chain([self.router]) {
             assert!(TcpStream::connect(address).is_err(), "{address} still listens:\n{output}");
@@ -66,7 +74,10 @@ impl Demo {
 }
 
 fn left_in(folder: &Path) -> Vec<PathBuf> {
-    std::fs::read_dir(folder).expect("the folder").map(|entry| PathBuf::from(entry.expect("an entry").file_name())).collect()
+    std::fs::read_dir(folder)
+        .expect("the folder")
+        .map(|entry| PathBuf::from(entry.expect("an entry").file_name()))
+        .collect()
 }
 
 /// Processes, by their directories, that live below a folder or in one that is gone from there.
@@ -94,20 +105,27 @@ fn the_demo_tells_all_and_leaves_nothing_behind() {
         ("the planner decides", vec!["decided", "planner, decision", "its limit is", "moving"]),
         ("a written key is moved", vec!["done", "exception: stock", "of the planner"]),
         ("a node is wanted", vec!["decided", "autoscaler: change", "a node is added", "requests/s need"]),
-        ("it has its share", vec!["done", "a third redis-server was started as node 3, joined, and got", "of 16384 slots"]),
+        (
+            "it has its share",
+            vec!["done", "a third redis-server was started as node 3, joined, and got", "of 16384 slots"],
+        ),
         ("it joins", vec!["done", "autoscaler: change", "has joined and has its share; there are 3 nodes now"]),
         ("a node is killed", vec!["seen", "node 2 was killed"]),
         ("it comes back", vec!["seen", "node 2 is back", "errors ("]),
         ("its keys have the errors", vec!["done", "each of these errors is for a key of node 2"]),
         ("a node goes", vec!["decided", "autoscaler: change", "goes", "requests/s need only"]),
         ("it is stopped", vec!["done", "autoscaler: change", "has left and is stopped; there are 2 nodes now"]),
-        ("the verdict", vec!["verdict", "every reply checked: 0 wrong, 0 stale", "errors, all for keys of the killed node"]),
+        (
+            "the verdict",
+            vec!["verdict", "every reply checked: 0 wrong, 0 stale", "errors, all for keys of the killed node"],
+        ),
     ] {
         assert!(said.iter().any(|line| words.iter().all(|word| line.contains(word))), "{what}:\n{output}");
     }
     assert!(!output.contains("MISSED"), "{output}");
     assert!(output.contains("keys through the router, as many at the nodes"), "{output}");
-    let program = Path::new(env!("CARGO_BIN_EXE_switchyard")).file_name().expect("a name").to_string_lossy().into_owned();
+    let program =
+        Path::new(env!("CARGO_BIN_EXE_switchyard")).file_name().expect("a name").to_string_lossy().into_owned();
     assert!(output.contains(&format!("/{program} autoscale history --admin 127.0.0.1:")), "{output}");
     let picture = std::fs::read_to_string(picture.path()).expect("a picture");
     assert!(picture.starts_with("<svg") && picture.contains("0 wrong, 0 stale"), "{picture}");

@@ -1,7 +1,7 @@
 //! The router against a plain server: the same commands in the same order must give the same bytes.
 //!
-//! Redis itself is not deterministic everywhere. What may differ between two servers that did the same is listed in [`How`], by command,
-//! and nowhere else; everything not listed is compared byte by byte, in RESP2 and in RESP3.
+//! Redis itself is not deterministic everywhere. What may differ between two servers that did the same is listed in
+//! [`How`], by command, and nowhere else; everything not listed is compared byte by byte, in RESP2 and in RESP3.
 
 use std::fmt::Write as _;
 
@@ -15,7 +15,8 @@ pub(crate) type Command = Vec<Vec<u8>>;
 enum How {
     /// Every byte.
     Bytes,
-    /// The members but not their order: sets and hash tables are walked in the order of a hash seeded by each server at random.
+    /// The members but not their order: sets and hash tables are walked in the order of a hash seeded by each server at
+    /// random.
     Members,
     /// The same for field-value pairs.
     Pairs,
@@ -34,7 +35,11 @@ fn how(command: &Command) -> How {
     match (word(0).as_str(), word(1).as_str()) {
         ("SMEMBERS" | "SINTER" | "SUNION" | "SDIFF" | "HKEYS" | "HVALS" | "KEYS", _) => How::Members,
         // Tests ask for at least as many as there are, so that only the order is random.
-        ("SPOP" | "SRANDMEMBER" | "HRANDFIELD" | "ZRANDMEMBER", _) if command.len() == 3 && !word(2).starts_with('-') => How::Members,
+        ("SPOP" | "SRANDMEMBER" | "HRANDFIELD" | "ZRANDMEMBER", _)
+            if command.len() == 3 && !word(2).starts_with('-') =>
+        {
+            How::Members
+        }
         ("SRANDMEMBER" | "HRANDFIELD" | "ZRANDMEMBER", _) => How::Shape,
         ("HGETALL", _) => How::Pairs,
         ("SSCAN", _) => How::CursorMembers,
@@ -73,14 +78,17 @@ fn shape(value: &Value) -> Value {
 fn canonical(how: How, raw: &[u8]) -> Value {
     let reply = value::parse(raw);
     if let Some(error) = reply.error() {
-        // The router finds the keys of XREAD by itself, and so this error; how its text goes on differs between Redis and Valkey.
+        // The router finds the keys of XREAD by itself, and so this error; how its text goes on differs between Redis
+        // and Valkey.
         let unbalanced = "ERR Unbalanced ";
         return if error.starts_with(unbalanced) { Value::Error(unbalanced.into()) } else { reply };
     }
     match (how, &reply) {
         (How::Members, Value::Array(v) | Value::Set(v)) => sorted(v),
         (How::Pairs, Value::Array(v)) => sorted(&v.chunks(2).map(|p| Value::Array(p.to_vec())).collect::<Vec<_>>()),
-        (How::Pairs, Value::Map(v)) => sorted(&v.iter().map(|(k, v)| Value::Array(vec![k.clone(), v.clone()])).collect::<Vec<_>>()),
+        (How::Pairs, Value::Map(v)) => {
+            sorted(&v.iter().map(|(k, v)| Value::Array(vec![k.clone(), v.clone()])).collect::<Vec<_>>())
+        }
         (How::CursorMembers, Value::Array(v)) => Value::Array(vec![v[0].clone(), sorted(v[1].items())]),
         (How::CursorPairs, Value::Array(v)) => {
             let pairs: Vec<Value> = v[1].items().chunks(2).map(|p| Value::Array(p.to_vec())).collect();
@@ -110,7 +118,13 @@ pub(crate) fn show(command: &Command) -> String {
 
 /// Sends `commands` to both in pipelines of the lengths that `lengths` gives, and compares.
 #[track_caller]
-pub(crate) fn compare(label: &str, routed: &mut Client, plain: &mut Client, commands: &[Command], mut lengths: impl FnMut() -> usize) {
+pub(crate) fn compare(
+    label: &str,
+    routed: &mut Client,
+    plain: &mut Client,
+    commands: &[Command],
+    mut lengths: impl FnMut() -> usize,
+) {
     let mut done = 0;
     while done < commands.len() {
         let batch = &commands[done..commands.len().min(done + lengths().max(1))];
@@ -177,7 +191,8 @@ impl Pair {
     }
 }
 
-/// Hand-written sequences, one family per block; `#` begins a comment. Keys of one command share a hash tag, as a cluster demands.
+/// Hand-written sequences, one family per block; `#` begins a comment. Keys of one command share a hash tag, as a
+/// cluster demands.
 pub(crate) const SCRIPTS: &[(&str, &str)] = &[
     ("strings", include_str!("scripts/strings.txt")),
     ("keys", include_str!("scripts/keys.txt")),
@@ -194,16 +209,22 @@ pub(crate) const SCRIPTS: &[(&str, &str)] = &[
 ];
 
 pub(crate) fn script(text: &str) -> Vec<Command> {
-    text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).map(crate::support::words).collect()
+    text.lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .map(crate::support::words)
+        .collect()
 }
 
-/// The programs to compare with: the default server, and Valkey as well where it is installed beside Redis. Not a development version of
-/// it: one such build answers BITCOUNT of a fresh `SETBIT k 1972 1` with 5 now and then, which no comparison survives.
+/// The programs to compare with: the default server, and Valkey as well where it is installed beside Redis. Not a
+/// development version of it: one such build answers BITCOUNT of a fresh `SETBIT k 1972 1` with 5 now and then, which
+/// no comparison survives.
 fn programs() -> Vec<Option<&'static str>> {
     let mut programs = vec![None];
     let chosen = std::env::var_os("SWITCHYARD_E2E_SERVER").is_some();
     if !chosen && ["redis-server", "valkey-server"].into_iter().all(crate::support::process::on_path) {
-        let version = std::process::Command::new("valkey-server").arg("--version").output().expect("valkey-server --version");
+        let version =
+            std::process::Command::new("valkey-server").arg("--version").output().expect("valkey-server --version");
         if !String::from_utf8_lossy(&version.stdout).contains("255.255.255") {
             programs.push(Some("valkey-server"));
         }
@@ -262,7 +283,8 @@ fn every_command_with_keys_has_a_hand_written_sequence() {
     assert!(missing.is_empty(), "commands of this server that no sequence in scripts/ uses: {missing:?}");
 }
 
-/// How random commands look. `$x` is a key of the family `x`; all keys of a command share a tag. `$1..` are values, see [`Generator`].
+/// How random commands look. `$x` is a key of the family `x`; all keys of a command share a tag. `$1..` are values, see
+/// [`Generator`].
 const TEMPLATES: &str = include_str!("scripts/random.txt");
 
 struct Generator {
@@ -283,7 +305,8 @@ impl Generator {
 
     fn key(&mut self, tag: usize, family: &str) -> Vec<u8> {
         // Now and then a key of another type: errors must be the same as well.
-        let family = if self.random.one_in(12) { *self.random.pick(&[&"s", &"l", &"h", &"e", &"z", &"x"]) } else { family };
+        let family =
+            if self.random.one_in(12) { *self.random.pick(&[&"s", &"l", &"h", &"e", &"z", &"x"]) } else { family };
         format!("{{tag{tag}}}{family}{}", self.random.below(3)).into_bytes()
     }
 
@@ -325,7 +348,9 @@ impl Generator {
             let command = loop {
                 let command = self.command_of(tag);
                 // What is compared by less than its bytes cannot be, inside of EXEC; and other slots are refused.
-                let elsewhere = command.iter().any(|w| w.starts_with(b"{tag") && !w.starts_with(format!("{{tag{tag}}}").as_bytes()));
+                let elsewhere = command
+                    .iter()
+                    .any(|w| w.starts_with(b"{tag") && !w.starts_with(format!("{{tag{tag}}}").as_bytes()));
                 // A command that takes more arguments in later versions is refused by the node, at EXEC.
                 let surplus = command.iter().any(|w| w.ends_with(b"}surplus"));
                 if how(&command) == How::Bytes && !elsewhere && !surplus && !command[0].eq_ignore_ascii_case(b"SORT") {
@@ -392,8 +417,12 @@ impl Generator {
                     "i" => command.push(random.range(-6, 12).to_string().into_bytes()),
                     "n" => command.push(random.range(0, 2000).to_string().into_bytes()),
                     "bit" => command.push(random.below(2).to_string().into_bytes()),
-                    "f" => command
-                        .push(random.pick(&["1.5", "-2", "0", "1e3", "inf", "-inf", "nan", "x", "3.0000001", "10"]).as_bytes().to_vec()),
+                    "f" => command.push(
+                        random
+                            .pick(&["1.5", "-2", "0", "1e3", "inf", "-inf", "nan", "x", "3.0000001", "10"])
+                            .as_bytes()
+                            .to_vec(),
+                    ),
                     "m" => command.push(format!("m{}", random.below(12)).into_bytes()),
                     "fv" => {
                         command.push(format!("m{}", random.below(12)).into_bytes());
@@ -411,7 +440,9 @@ impl Generator {
                     }
                     "id" => command.push(format!("{}-{}", random.below(40), random.below(3)).into_bytes()),
                     "lex" => command.push(random.pick(&["-", "+", "[m3", "(m5", "[m9", "x"]).as_bytes().to_vec()),
-                    "score" => command.push(random.pick(&["-inf", "+inf", "(1", "5", "0", "(x", "1e2"]).as_bytes().to_vec()),
+                    "score" => {
+                        command.push(random.pick(&["-inf", "+inf", "(1", "5", "0", "(x", "1e2"]).as_bytes().to_vec())
+                    }
                     other => panic!("unknown hole ${other} in scripts/random.txt"),
                 }
             }
@@ -492,7 +523,8 @@ fn dump_and_restore_carry_every_type() {
     for key in keys {
         let dump = plain.cmd(&format!("DUMP {{d}}{key}"));
         let restore = |ttl: &str, more: &[&str]| {
-            let mut command: Command = vec![b"RESTORE".to_vec(), format!("{{r}}{key}").into_bytes(), ttl.into(), dump.bytes().to_vec()];
+            let mut command: Command =
+                vec![b"RESTORE".to_vec(), format!("{{r}}{key}").into_bytes(), ttl.into(), dump.bytes().to_vec()];
             command.extend(more.iter().map(|w| w.as_bytes().to_vec()));
             command
         };
@@ -515,8 +547,8 @@ fn dump_and_restore_carry_every_type() {
     }
 }
 
-/// Two commands of one client on one key never pass each other, whichever way each of them takes inside the router: a large value, a
-/// slow command, a script, a split command, the ordinary pipeline.
+/// Two commands of one client on one key never pass each other, whichever way each of them takes inside the router: a
+/// large value, a slow command, a script, a split command, the ordinary pipeline.
 #[test]
 fn commands_on_a_key_keep_their_order_on_every_path() {
     let pair = Pair::new(None);

@@ -15,7 +15,11 @@ fn doctor(args: &[&str]) -> (i32, String) {
 }
 
 fn node(args: &[&str], config: &str) -> Node {
-    Node::start(&NodeOptions { args: args.iter().map(|a| (*a).to_owned()).collect(), config: config.to_owned(), ..NodeOptions::default() })
+    Node::start(&NodeOptions {
+        args: args.iter().map(|a| (*a).to_owned()).collect(),
+        config: config.to_owned(),
+        ..NodeOptions::default()
+    })
 }
 
 #[test]
@@ -44,7 +48,11 @@ fn each_fault_of_a_server_is_told_with_what_to_do() {
         let (code, text) = doctor(&["--node", &good, "--node", &bad, "--workers", "2", "--json", "--strict"]);
         assert_eq!(code, 1, "{check}: {text}");
         let report: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-        let found = report["findings"].as_array().expect("findings").iter().find(|f| f["check"] == *check && f["node"] == bad.as_str());
+        let found = report["findings"]
+            .as_array()
+            .expect("findings")
+            .iter()
+            .find(|f| f["check"] == *check && f["node"] == bad.as_str());
         let found = found.unwrap_or_else(|| panic!("{check} is not found: {text}"));
         assert!(found["advice"].as_str().expect("advice").contains(advice), "{found}");
     }
@@ -63,7 +71,14 @@ fn each_fault_of_a_server_is_told_with_what_to_do() {
 #[test]
 fn a_server_that_speaks_no_tls_is_told_as_that() {
     let plain = node(&["--appendonly", "yes"], "");
-    let (code, text) = doctor(&["--node", &plain.address().to_string(), "--set", "nodes.tls=true", "--set", "nodes.connect-timeout=500ms"]);
+    let (code, text) = doctor(&[
+        "--node",
+        &plain.address().to_string(),
+        "--set",
+        "nodes.tls=true",
+        "--set",
+        "nodes.connect-timeout=500ms",
+    ]);
     assert_eq!(code, 1);
     assert!(text.contains("makes no TLS connection (") && text.contains("is tls right for this node?"), "{text}");
 }
@@ -83,8 +98,10 @@ fn a_port_of_clients_is_no_admin_port() {
 fn replicas_are_looked_at_too() {
     let primary = node(&["--appendonly", "yes"], "");
     let port = primary.address().port().to_string();
-    let follower = |args: &[&str]| node(&[&["--appendonly", "yes", "--replicaof", "127.0.0.1", &port], args].concat(), "");
-    let (good, writable, stranger) = (follower(&[]), follower(&["--replica-read-only", "no"]), node(&["--appendonly", "yes"], ""));
+    let follower =
+        |args: &[&str]| node(&[&["--appendonly", "yes", "--replicaof", "127.0.0.1", &port], args].concat(), "");
+    let (good, writable, stranger) =
+        (follower(&[]), follower(&["--replica-read-only", "no"]), node(&["--appendonly", "yes"], ""));
     until("they follow", || {
         let up = |node: &Node| node.cmd("INFO replication").text().contains("master_link_status:up");
         up(&good) && up(&writable)
@@ -92,15 +109,21 @@ fn replicas_are_looked_at_too() {
     let look = |replicas: &[std::net::SocketAddr]| {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let replicas: Vec<String> = replicas.iter().map(|replica| format!("\"{replica}\"")).collect();
-        let text = format!("workers = 2\n[[node]]\naddress = \"{}\"\nreplicas = [{}]\n", primary.address(), replicas.join(", "));
+        let text = format!(
+            "workers = 2\n[[node]]\naddress = \"{}\"\nreplicas = [{}]\n",
+            primary.address(),
+            replicas.join(", ")
+        );
         std::fs::write(file.path(), text).expect("written");
         doctor(&["-c", &file.path().display().to_string(), "--strict"])
     };
     let (code, text) = look(&[good.address()]);
     assert_eq!(code, 0, "{text}");
-    for (replica, check) in
-        [(writable.address(), "replica-read-only"), (stranger.address(), "role"), (([127, 0, 0, 1], 1).into(), "connection")]
-    {
+    for (replica, check) in [
+        (writable.address(), "replica-read-only"),
+        (stranger.address(), "role"),
+        (([127, 0, 0, 1], 1).into(), "connection"),
+    ] {
         let (code, text) = look(&[good.address(), replica]);
         assert_eq!(code, 1, "{text}");
         let line = format!("{} replica {replica}  {check}: ", primary.address());
@@ -108,7 +131,8 @@ fn replicas_are_looked_at_too() {
     }
 }
 
-const LIBRARY: &str = "#!lua name=shared\nredis.register_function('shared', function(keys) return redis.call('GET', keys[1]) end)";
+const LIBRARY: &str =
+    "#!lua name=shared\nredis.register_function('shared', function(keys) return redis.call('GET', keys[1]) end)";
 
 #[test]
 fn functions_that_differ_are_told() {
@@ -155,7 +179,9 @@ fn commands_that_may_meet_limits_are_told() {
     client.cmd("MSETNX");
     let (code, text) = doctor(&["--node", &address, "--workers", "2"]);
     assert_eq!(code, 0, "{text}");
-    for told in ["must share a slot: RENAME (1 call)", "EXEC (1 call)", "EVAL (1 call)", "does not serve: SWAPDB (1 call)"] {
+    for told in
+        ["must share a slot: RENAME (1 call)", "EXEC (1 call)", "EVAL (1 call)", "does not serve: SWAPDB (1 call)"]
+    {
         assert!(text.contains(told), "{told}: {text}");
     }
     assert!(!text.contains("MGET") && !text.contains("MSETNX"), "{text}");
@@ -170,7 +196,8 @@ fn a_sample_counts_real_commands_that_would_be_refused_and_names_no_key() {
     let addresses: Vec<String> = servers.iter().map(|node| node.address().to_string()).collect();
     let mut command: Command = tied(env!("CARGO_BIN_EXE_switchyard"));
     command.args(["doctor", "--node", &addresses[0], "--node", &addresses[1], "--sample", "3s", "--json"]);
-    let child = command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::null()).spawn().expect("it runs");
+    let child =
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::null()).spawn().expect("it runs");
     let ended = std::sync::atomic::AtomicBool::new(false);
     let output = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -208,7 +235,12 @@ fn a_sample_counts_real_commands_that_would_be_refused_and_names_no_key() {
         .filter(|finding| finding["check"] == "sample")
         .filter_map(|finding| finding["found"].as_str())
         .collect();
-    for told in ["calls of RENAMENX with keys of several slots", "calls of EXEC with", "calls of EVAL with", "calls of BLPOP waiting"] {
+    for told in [
+        "calls of RENAMENX with keys of several slots",
+        "calls of EXEC with",
+        "calls of EVAL with",
+        "calls of BLPOP waiting",
+    ] {
         assert_eq!(found.iter().filter(|found| found.contains(told)).count(), 1, "{told}: {found:?}");
     }
     assert!(!found.iter().any(|found| found.contains("RENAME with") || found.contains("EVAL_RO")), "{found:?}");

@@ -21,7 +21,10 @@ fn site(persistent: bool, policy: &str) -> Option<Site> {
 /// `switchyard nodes accept`: its exit code and what it said.
 fn accept(site: &Site, name: &str) -> (Option<i32>, String) {
     let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
-    let output = command.args(["nodes", "accept", name, "--admin", &site.router().admin().to_string()]).output().expect("it runs");
+    let output = command
+        .args(["nodes", "accept", name, "--admin", &site.router().admin().to_string()])
+        .output()
+        .expect("it runs");
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
@@ -44,7 +47,9 @@ fn held(client: &mut Client, key: &str) -> String {
 fn until_counted(site: &Site) {
     let asked = || {
         let stats = site.nodes()[0].cmd("INFO commandstats").text();
-        let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_config|get:calls=")?.split(',').next()?.parse::<u64>().ok());
+        let calls = stats
+            .lines()
+            .find_map(|line| line.strip_prefix("cmdstat_config|get:calls=")?.split(',').next()?.parse::<u64>().ok());
         calls.unwrap_or(0)
     };
     let before = asked();
@@ -97,7 +102,8 @@ fn it_is_served_once_it_has_keys_again() {
     until("the node is served", || client.cmd(&format!("GET {key}")) == bulk("restored"));
 }
 
-/// A key of many is not what was there, whether it is written before or after the router has found the node empty, or while the router restarts.
+/// A key of many is not what was there, whether it is written before or after the router has found the node empty, or
+/// while the router restarts.
 #[test]
 fn one_key_of_many_does_not_make_it_served() {
     let Some(mut site) = site(false, "hold") else { return };
@@ -137,7 +143,8 @@ fn by_default_it_is_held_where_it_should_have_kept_its_data() {
     let key = fill(&persistent, &mut client);
     persistent.node_mut(0).restart();
     until("the node is served", || client.cmd(&format!("GET {key}")) == bulk("v"));
-    // Without: held. FLUSHALL past the router, and a rewrite, stand for a lost disk. A count of keys between it and the restart would take it for a deletion.
+    // Without: held. FLUSHALL past the router, and a rewrite, stand for a lost disk. A count of keys between it and the
+    // restart would take it for a deletion.
     until_counted(&persistent);
     persistent.nodes()[0].cmd("FLUSHALL");
     persistent.node_mut(0).restart();
@@ -231,11 +238,19 @@ fn nothing_moves_to_or_from_it() {
     let slot = slot(key.as_bytes());
     for orders in [
         vec!["move".to_owned(), "--slots".to_owned(), slot.to_string(), "--to".to_owned(), names[1].clone()],
-        vec!["move".to_owned(), "--from".to_owned(), names[1].clone(), "--all".to_owned(), "--to".to_owned(), names[0].clone()],
+        vec![
+            "move".to_owned(),
+            "--from".to_owned(),
+            names[1].clone(),
+            "--all".to_owned(),
+            "--to".to_owned(),
+            names[0].clone(),
+        ],
         vec!["nodes".to_owned(), "drain".to_owned(), names[1].clone()],
     ] {
         let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
-        let output = command.args(&orders).args(["--admin", &site.router().admin().to_string()]).output().expect("it runs");
+        let output =
+            command.args(&orders).args(["--admin", &site.router().admin().to_string()]).output().expect("it runs");
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains("came back empty"), "{orders:?}: {said}");
     }
@@ -249,7 +264,8 @@ fn nothing_moves_to_or_from_it() {
     assert_eq!(client.cmd(&format!("GET {key}")), Value::Nil);
 }
 
-/// Its data is on a disk that is not mounted, say: what is stored beside it would be lost when that is put right, and what has moved there would count as gone.
+/// Its data is on a disk that is not mounted, say: what is stored beside it would be lost when that is put right, and
+/// what has moved there would count as gone.
 #[test]
 fn a_move_waits_for_a_target_that_came_back_without_what_had_moved_there() {
     let Some(mut site) = site(true, "auto") else { return };
@@ -260,8 +276,18 @@ fn a_move_waits_for_a_target_that_came_back_without_what_had_moved_there() {
     for key in &keys {
         assert_eq!(client.cmd(&format!("SET {key} {key}")), ok());
     }
-    let order =
-        ["move", "--from", &names[0], "--to", &names[1], "--all", "--max-rate", "20kb", "--admin", &site.router().admin().to_string()];
+    let order = [
+        "move",
+        "--from",
+        &names[0],
+        "--to",
+        &names[1],
+        "--all",
+        "--max-rate",
+        "20kb",
+        "--admin",
+        &site.router().admin().to_string(),
+    ];
     assert!(tied(env!("CARGO_BIN_EXE_switchyard")).args(order).status().expect("it runs").success());
     until("keys have moved", || site.nodes()[1].cmd("DBSIZE").int() > 100);
     // What it has comes back later.
@@ -296,7 +322,8 @@ fn what_a_move_has_just_stored_is_missed() {
     let keys: Vec<String> = (0..500).map(|number| format!("{{{}}}{number}", tags[0][number % tags[0].len()])).collect();
     keys.iter().for_each(|key| assert_eq!(client.cmd(&format!("SET {key} v")), ok()));
     let admin = site.router().admin().to_string();
-    let order = ["move", "--from", &names[0], "--to", &names[1], "--all", "--goal", "fast", "--wait", "--admin", &admin];
+    let order =
+        ["move", "--from", &names[0], "--to", &names[1], "--all", "--goal", "fast", "--wait", "--admin", &admin];
     assert!(tied(env!("CARGO_BIN_EXE_switchyard")).args(order).output().expect("it runs").status.success());
     site.node_mut(1).restart();
     assert!(held(&mut client, &keys[0]).contains("came back empty"));
@@ -315,7 +342,10 @@ fn what_a_move_has_just_taken_away_is_not_missed() {
     std::thread::sleep(std::time::Duration::from_millis(1500));
     let admin = site.router().admin().to_string();
     let slots = slot(tags[0].as_bytes()).to_string();
-    let order = ["move", "--from", &names[0], "--to", &names[1], "--slots", &slots, "--goal", "fast", "--wait", "--admin", &admin];
+    let order = [
+        "move", "--from", &names[0], "--to", &names[1], "--slots", &slots, "--goal", "fast", "--wait", "--admin",
+        &admin,
+    ];
     assert!(tied(env!("CARGO_BIN_EXE_switchyard")).args(order).output().expect("it runs").status.success());
     site.node_mut(0).restart();
     until("what is left is served", || client.cmd(&format!("GET {stays}")) == bulk("v"));
@@ -327,7 +357,8 @@ fn keys_that_are_gone_rightly_are_not_missed() {
     let Some(mut site) = site(false, "hold") else { return };
     let mut client = site.client();
     let key = fill(&site, &mut client);
-    let served = |client: &mut Client| until("the node is served", || client.cmd(&format!("SET {key} v PX 8000")) == ok());
+    let served =
+        |client: &mut Client| until("the node is served", || client.cmd(&format!("SET {key} v PX 8000")) == ok());
     // A write may be under way at the first count.
     let twice = |site: &Site| (0..2).for_each(|_| until_counted(site));
     for line in [format!("DEL {key}"), "FLUSHALL".to_owned()] {

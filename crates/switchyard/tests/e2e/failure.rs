@@ -1,19 +1,21 @@
-//! Nodes and clients that fail: an error that names the node, within the configured time; nobody else notices; nothing is done twice.
+//! Nodes and clients that fail: an error that names the node, within the configured time; nobody else notices; nothing
+//! is done twice.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::relay::Relay;
-use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, simple, until};
+use crate::support::{
+    Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, simple, until,
+};
 
 fn options(config: &str) -> SiteOptions {
     SiteOptions::config(config)
 }
 
 /// Short times, so that a test of a failure need not wait long.
-const BRISK: &str =
-    "[nodes]\nconnect-timeout = \"500ms\"\ncommand-timeout = \"500ms\"\nslow-command-timeout = \"1s\"\nreconnect-backoff-max = \"200ms\"\n";
+const BRISK: &str = "[nodes]\nconnect-timeout = \"500ms\"\ncommand-timeout = \"500ms\"\nslow-command-timeout = \"1s\"\nreconnect-backoff-max = \"200ms\"\n";
 
 #[track_caller]
 fn names_node(reply: &Value, node: SocketAddr) {
@@ -38,7 +40,8 @@ fn a_dead_node_is_named_and_the_others_serve_and_it_comes_back_by_itself() {
     }
     let dead = site.nodes()[1].address();
     site.node_mut(1).kill();
-    // Commands to it fail with its name, at once or after a connection attempt; the others' replies are right and in order.
+    // Commands to it fail with its name, at once or after a connection attempt; the others' replies are right and in
+    // order.
     for round in 0..50 {
         client.post(&format!("GET {}", keys[0]));
         client.post(&format!("GET {}", keys[1]));
@@ -82,7 +85,11 @@ fn a_dead_node_is_named_and_the_others_serve_and_it_comes_back_by_itself() {
 
 #[test]
 fn a_router_starts_before_its_nodes() {
-    let opts = SiteOptions::router(RouterOptions { nodes_may_be_down: true, config: BRISK.into(), ..RouterOptions::default() });
+    let opts = SiteOptions::router(RouterOptions {
+        nodes_may_be_down: true,
+        config: BRISK.into(),
+        ..RouterOptions::default()
+    });
     if crate::support::direct() {
         return;
     }
@@ -278,7 +285,8 @@ fn a_node_that_refuses_connections_is_named_and_others_serve() {
     for key in &keys {
         assert_eq!(client.cmd(&format!("SET {key} v")), ok());
     }
-    let (far, near): (Vec<&String>, Vec<&String>) = keys.iter().partition(|key| nodes[0].cmd(&format!("EXISTS {key}")) == int(1));
+    let (far, near): (Vec<&String>, Vec<&String>) =
+        keys.iter().partition(|key| nodes[0].cmd(&format!("EXISTS {key}")) == int(1));
     assert!(far.len() > 5 && near.len() > 5);
     // Connections are accepted and closed at once: what a load balancer without a server behind it does.
     relay.refuse(true);
@@ -304,7 +312,10 @@ fn a_reply_that_breaks_off_is_never_completed_with_other_bytes() {
     }
     let node = Node::start(&NodeOptions::default());
     let relay = Relay::start(node.address());
-    let router = Router::start(&[relay.address()], &RouterOptions { config: BRISK.into(), workers: 1, ..RouterOptions::default() });
+    let router = Router::start(
+        &[relay.address()],
+        &RouterOptions { config: BRISK.into(), workers: 1, ..RouterOptions::default() },
+    );
     for len in [100, 60_000, 3 << 20] {
         let value = vec![b'v'; len];
         assert_eq!(node.client().call(&[&b"SET"[..], format!("value{len}").as_bytes(), &value]), ok());
@@ -344,7 +355,8 @@ fn a_client_that_does_not_read_is_cut_at_its_output_limit() {
     let before = process.memory_kib("VmHWM");
     let mut lazy = site.client();
     let commands = crate::support::encode(&["GET", "k"]).repeat(5000);
-    // It writes and never reads. The router may stop reading its commands, or cut it; it must not keep half a gigabyte for it.
+    // It writes and never reads. The router may stop reading its commands, or cut it; it must not keep half a gigabyte
+    // for it.
     lazy.stream().set_write_timeout(Some(Duration::from_secs(1))).expect("timeout");
     use std::io::Write;
     let _ = lazy.stream().write_all(&commands);
@@ -442,7 +454,9 @@ fn running_out_of_descriptors_is_survived() {
 #[test]
 fn a_slow_command_does_not_hold_up_the_pipeline_of_others() {
     // One worker: without a lane of its own, the slow script's reply would stand before everybody's.
-    let Some(site) = Site::router_only(2, &SiteOptions::router(RouterOptions { workers: 1, ..RouterOptions::default() })) else {
+    let Some(site) =
+        Site::router_only(2, &SiteOptions::router(RouterOptions { workers: 1, ..RouterOptions::default() }))
+    else {
         return;
     };
     let keys = keys(&site);
@@ -467,7 +481,8 @@ fn a_slow_command_does_not_hold_up_the_pipeline_of_others() {
 #[test]
 fn a_moment_of_silence_does_not_fill_the_slow_log() {
     let config = "[log]\nslowlog-log-slower-than = \"50ms\"\nslowlog-max-len = 10000\n";
-    let site_options = SiteOptions::router(RouterOptions { config: config.into(), workers: 1, ..RouterOptions::default() });
+    let site_options =
+        SiteOptions::router(RouterOptions { config: config.into(), workers: 1, ..RouterOptions::default() });
     let Some(site) = Site::router_only(1, &site_options) else { return };
     let mut client = site.client();
     assert_eq!(client.cmd("SET k v"), ok());
@@ -489,19 +504,21 @@ fn a_moment_of_silence_does_not_fill_the_slow_log() {
     let seconds = began.elapsed().as_secs() as i64 + 1;
     assert!((1..=100 * (1 + seconds)).contains(&entered), "{entered} entries in {seconds} s");
     let metrics = site.router().metrics();
-    let counted = metrics
-        .lines()
-        .find_map(|line| line.strip_prefix("switchyard_slow_commands_not_entered_total")?.rsplit(' ').next()?.parse::<i64>().ok());
+    let counted = metrics.lines().find_map(|line| {
+        line.strip_prefix("switchyard_slow_commands_not_entered_total")?.rsplit(' ').next()?.parse::<i64>().ok()
+    });
     assert!(counted.is_some_and(|counted| counted + entered >= 2500), "{counted:?} and {entered} of 3000");
 }
 
-/// A server executes one command at a time, and whoever else asks it something waits: so through the router, however long that takes.
+/// A server executes one command at a time, and whoever else asks it something waits: so through the router, however
+/// long that takes.
 #[test]
 fn a_slow_command_takes_its_time_and_fails_nobody() {
     let config = "[nodes]\nconnect-timeout = \"400ms\"\ncommand-timeout = \"400ms\"\n";
-    let Some(site) =
-        Site::router_only(2, &SiteOptions::router(RouterOptions { config: config.into(), workers: 1, ..RouterOptions::default() }))
-    else {
+    let Some(site) = Site::router_only(
+        2,
+        &SiteOptions::router(RouterOptions { config: config.into(), workers: 1, ..RouterOptions::default() }),
+    ) else {
         return;
     };
     let keys = keys(&site);
@@ -576,7 +593,8 @@ fn a_handshake_waits_for_no_silent_node() {
     }
 }
 
-/// A connection rests longer after each attempt that failed. When another one has found the node up, nobody sits that out, or is refused for it.
+/// A connection rests longer after each attempt that failed. When another one has found the node up, nobody sits that
+/// out, or is refused for it.
 #[test]
 fn commands_wait_where_others_have_found_the_node_up() {
     let options = RouterOptions { workers: 1, ..RouterOptions::config("[nodes]\nreconnect-backoff-max = \"1h\"\n") };
@@ -587,7 +605,10 @@ fn commands_wait_where_others_have_found_the_node_up() {
     // The next pause is one of seconds.
     let failures = || {
         let metrics = site.router().metrics();
-        let line = metrics.lines().find(|line| line.starts_with("switchyard_node_connection_failures_total")).map(str::to_owned);
+        let line = metrics
+            .lines()
+            .find(|line| line.starts_with("switchyard_node_connection_failures_total"))
+            .map(str::to_owned);
         line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).unwrap_or(0.0)
     };
     until("it has failed again and again", || failures() >= 7.0);

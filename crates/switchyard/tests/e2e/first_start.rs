@@ -14,7 +14,8 @@ use crate::support::process::{Process, tied};
 use crate::support::relay::Relay;
 use crate::support::slots::slot;
 use crate::support::{
-    Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, http, int, ok, ports, until,
+    Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, http, int, ok, ports,
+    until,
 };
 
 const KEYS: usize = 200;
@@ -186,7 +187,8 @@ fn keys_that_turn_up_late_where_no_map_fits_are_not_served() {
     fill(&nodes[0], 0..KEYS);
     fill(&nodes[1], KEYS..2 * KEYS);
     nodes[1].freeze();
-    let router = Router::start(&addresses(&nodes), &RouterOptions { nodes_may_be_down: true, ..RouterOptions::default() });
+    let router =
+        Router::start(&addresses(&nodes), &RouterOptions { nodes_may_be_down: true, ..RouterOptions::default() });
     nodes[1].thaw();
     until("it is told", || router.process().log().contains("switchyard recover"));
     let mut client = Client::connect(router.address());
@@ -197,8 +199,10 @@ fn keys_that_turn_up_late_where_no_map_fits_are_not_served() {
 
 #[test]
 fn a_state_directory_of_other_servers_is_refused() {
-    let Some(mut site) = Site::router_only(2, &SiteOptions::router(RouterOptions { nodes_may_be_down: true, ..RouterOptions::default() }))
-    else {
+    let Some(mut site) = Site::router_only(
+        2,
+        &SiteOptions::router(RouterOptions { nodes_may_be_down: true, ..RouterOptions::default() }),
+    ) else {
         return;
     };
     until_used(site.router());
@@ -214,9 +218,13 @@ fn a_state_directory_of_other_servers_is_refused() {
     site.router_mut().restart(&names);
     site.router().process().expect_log(&["looks for 1 elsewhere"]);
     // Doctor says it beside the running router, too.
-    let (code, found) = say("doctor", &names, &site.router().state_dir(), &["--admin", &site.router().admin().to_string()]);
+    let (code, found) =
+        say("doctor", &names, &site.router().state_dir(), &["--admin", &site.router().admin().to_string()]);
     assert_eq!(code, Some(0), "{found}");
-    assert!(found.contains(&format!("warning  {}  slot map: of ", names[first])) && found.contains("looks for 1 elsewhere"), "{found}");
+    assert!(
+        found.contains(&format!("warning  {}  slot map: of ", names[first])) && found.contains("looks for 1 elsewhere"),
+        "{found}"
+    );
     until_used(site.router());
     all_are_found(site.router());
 
@@ -281,7 +289,13 @@ fn a_first_start_with_a_part_of_the_nodes_is_refused() {
     done(site.router(), &format!("nodes drain {} --wait --goal fast", more[1].address()));
     done(site.router(), &format!("nodes remove {}", more[1].address()));
     let marked = |node: &Node| {
-        let user = node.cmd("ACL USERS").items().iter().map(Value::text).find(|user| user.starts_with("switchyard-")).expect("a mark");
+        let user = node
+            .cmd("ACL USERS")
+            .items()
+            .iter()
+            .map(Value::text)
+            .find(|user| user.starts_with("switchyard-"))
+            .expect("a mark");
         (format!("{:?}", node.cmd(&format!("ACL GETUSER {user}"))), user)
     };
     until("the node that was removed is told", || !marked(&more[1]).0.contains("node:"));
@@ -311,7 +325,9 @@ fn a_first_start_with_a_part_of_the_nodes_is_refused() {
     drop(Router::start(&[more[1].address()], &RouterOptions::default()));
     // Or the word that the others belong to it no more.
     site.router_mut().process_mut().kill();
-    for user in site.nodes()[0].cmd("ACL USERS").items().iter().map(Value::text).filter(|user| user.starts_with("switchyard-")) {
+    for user in
+        site.nodes()[0].cmd("ACL USERS").items().iter().map(Value::text).filter(|user| user.starts_with("switchyard-"))
+    {
         site.nodes()[0].cmd(&format!("ACL DELUSER {user}"));
     }
     drop(Router::start(&both[..1], &RouterOptions::default()));
@@ -390,17 +406,28 @@ fn a_newly_listed_node_that_may_not_join_stays_out() {
     let relay = Relay::start(site.nodes()[0].address());
     let again = Relay::start(good.address());
     let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free()));
-    let bad = [(full.address(), "holds 1 key ("), (relay.address(), "is the same server as node"), (nobody, "cannot be reached")];
+    let bad = [
+        (full.address(), "holds 1 key ("),
+        (relay.address(), "is the same server as node"),
+        (nobody, "cannot be reached"),
+    ];
     let listed = addresses(site.nodes());
-    let all: Vec<SocketAddr> =
-        listed.iter().copied().chain(bad.map(|(address, _)| address)).chain([good.address(), again.address()]).collect();
+    let all: Vec<SocketAddr> = listed
+        .iter()
+        .copied()
+        .chain(bad.map(|(address, _)| address))
+        .chain([good.address(), again.address()])
+        .collect();
     let stays_out = |site: &Site, count: usize| {
         let log = until("all are told", || {
             let log = site.router().process().log();
             (log.matches("and stays out").count() == count).then_some(log)
         });
         for (address, why) in bad {
-            assert!(log.contains(&format!("node {address} is in the configuration, and stays out: {address} {why}")), "{log}");
+            assert!(
+                log.contains(&format!("node {address} is in the configuration, and stays out: {address} {why}")),
+                "{log}"
+            );
         }
         let names: Vec<String> = slots(site.router()).into_iter().map(|(name, _)| name).collect();
         let expected: Vec<String> = listed.iter().chain([&good.address()]).map(SocketAddr::to_string).collect();
@@ -453,7 +480,10 @@ fn nothing_moves_beside_a_router_with_a_copy_of_the_state_directory() {
         std::fs::copy(site.router().state_dir().join(file), copy.path().join(file)).expect("copied");
     }
     let (code, doctor) = say("doctor", &addresses(site.nodes()), &copy.path().join("none"), &[]);
-    assert!(code == Some(0) && doctor.contains("ACL GETUSER") && doctor.contains("no standby can take over"), "{doctor}");
+    assert!(
+        code == Some(0) && doctor.contains("ACL GETUSER") && doctor.contains("no standby can take over"),
+        "{doctor}"
+    );
     let [listen, admin] = [0, 1].map(|_| SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free())));
     let _second = site.router().start_beside(&RouterOptions::default(), listen, admin, copy.path());
     until("both serve", || {
@@ -484,8 +514,8 @@ fn an_old_copy_is_refused_where_marks_were_removed() {
     site.router_mut().restart(&listed);
     // A key alone in its slot, of a sample of many.
     let moved = slot(key(7).as_bytes());
-    let [from, to] =
-        if site.nodes()[0].cmd(&format!("EXISTS {}", key(7))) == int(1) { [0, 1] } else { [1, 0] }.map(|node: usize| listed[node]);
+    let [from, to] = if site.nodes()[0].cmd(&format!("EXISTS {}", key(7))) == int(1) { [0, 1] } else { [1, 0] }
+        .map(|node: usize| listed[node]);
     site.router().process().signal(Signal::TERM);
     site.router_mut().process_mut().wait(Duration::from_secs(30));
     for file in ["state.redb", "moves.journal"] {
@@ -498,7 +528,8 @@ fn an_old_copy_is_refused_where_marks_were_removed() {
     let log = refused_start(&listed, copy.path());
     assert!(log.contains("is too old: it has version"), "{log}");
     for node in site.nodes() {
-        for user in node.cmd("ACL USERS").items().iter().map(Value::text).filter(|user| user.starts_with("switchyard-")) {
+        for user in node.cmd("ACL USERS").items().iter().map(Value::text).filter(|user| user.starts_with("switchyard-"))
+        {
             assert_eq!(node.cmd(&format!("ACL DELUSER {user}")), int(1));
         }
     }
@@ -525,7 +556,10 @@ fn what_is_left_of_keys_that_their_owner_has_lost_is_told_and_a_fleet_restored_f
     (0..200).for_each(|n| assert_eq!(client.cmd(&format!("SET key:{n} v")), ok()));
     let name = |node: &Node| node.address().to_string();
     let had: Vec<String> = nodes[0].cmd("KEYS *").items().iter().map(Value::text).collect();
-    crate::movectl::done(&router, &format!("move --from {} --to {} --all --goal fast --wait", name(&nodes[0]), name(&nodes[1])));
+    crate::movectl::done(
+        &router,
+        &format!("move --from {} --to {} --all --goal fast --wait", name(&nodes[0]), name(&nodes[1])),
+    );
     router.process_mut().kill();
     nodes[1].restart();
     had.iter().for_each(|key| drop(nodes[0].cmd(&format!("SET {key} v"))));

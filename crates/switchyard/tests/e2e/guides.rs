@@ -1,7 +1,8 @@
 //! The guides, followed to the letter: their commands are taken from the page and run.
 //!
-//! Of a page, ```` ```sh ```` is run and ```` ```toml FILE ```` (or ```` ```ini FILE ````) is written to that file. ```` ```sh by-hand ```` is left out. What the
-//! page takes for granted, and what is checked between its steps, stands in comments that begin with `<!-- sandbox`.
+//! Of a page, ```` ```sh ```` is run and ```` ```toml FILE ```` (or ````
+//! ```ini FILE ````) is written to that file. ```` ```sh by-hand ```` is left out. What the page takes for granted, and
+//! what is checked between its steps, stands in comments that begin with `<!-- sandbox`.
 
 use crate::support::sandbox;
 
@@ -13,7 +14,9 @@ fn script(page: &str) -> String {
     );
     let mut lines = page.lines();
     while let Some(line) = lines.next() {
-        let mut until = |end: &str| lines.by_ref().take_while(|line| *line != end).map(|line| format!("{line}\n")).collect::<String>();
+        let mut until = |end: &str| {
+            lines.by_ref().take_while(|line| *line != end).map(|line| format!("{line}\n")).collect::<String>()
+        };
         if line == "<!-- sandbox" {
             script += &until("-->");
         } else if let Some(info) = line.strip_prefix("```") {
@@ -41,8 +44,7 @@ fn blocks_of_a_page_become_a_script() {
     let page = "# A\n\n<!-- sandbox\nbefore\n-->\n```toml /etc/x.toml\na = 1\n```\ntext\n```sh\none\ntwo\n```\n```sh by-hand\nnever\n```\n```text\nno\n```\n";
     let script = script(page);
     let rest = script.split_once("2>&1\n").expect("the beginning").1;
-    let expected =
-        "before\ncat >/etc/x.toml <<'END OF FILE'\na = 1\nEND OF FILE\nset -x\none\ntwo\n{ set +x; } 2>/dev/null\necho \"all right\"\n";
+    let expected = "before\ncat >/etc/x.toml <<'END OF FILE'\na = 1\nEND OF FILE\nset -x\none\ntwo\n{ set +x; } 2>/dev/null\necho \"all right\"\n";
     assert_eq!(rest, expected);
 }
 

@@ -28,7 +28,10 @@ fn a_node_that_hangs_is_silent_without_any_traffic() {
     until_logged(&site, "node is silent");
     let [status, page, ready, _] = places(&site);
     let name = site.nodes()[1].address();
-    assert!(status.contains("SILENT") && status.contains(&format!("{name}: silent: it has not answered for ")), "{status}");
+    assert!(
+        status.contains("SILENT") && status.contains(&format!("{name}: silent: it has not answered for ")),
+        "{status}"
+    );
     assert!(page.contains("silent: it has not answered for "), "{page}");
     assert!(ready.starts_with("ready\n") && ready.contains(&format!("node {name} (8192 slots): silent: ")), "{ready}");
     assert!(!is_set(&site, "node_silent", 0, "") && !is_set(&site, "node_busy", 1, ""));

@@ -1,5 +1,5 @@
-//! Bytes that no well-meaning client sends: the router must answer what Redis answers or close as Redis closes, keep no memory for
-//! what was only declared, and go on serving.
+//! Bytes that no well-meaning client sends: the router must answer what Redis answers or close as Redis closes, keep no
+//! memory for what was only declared, and go on serving.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use crate::support::client::PATIENCE;
 use crate::support::value::{Framer, parse};
 use crate::support::{
-    Client, Node, NodeOptions, Random, Router, RouterOptions, Site, SiteOptions, Value, encode, int, ok, simple, until, words,
+    Client, Node, NodeOptions, Random, Router, RouterOptions, Site, SiteOptions, Value, encode, int, ok, simple, until,
+    words,
 };
 
 /// Hand-made inputs: a name, and the bytes of one connection.
@@ -48,8 +49,8 @@ fn inputs() -> Vec<(String, Vec<u8>)> {
     add("CRLF missing at the end", b"*1\r\n$4\r\nPING");
     add("leading CRLF", b"\r\n\r\n*1\r\n$4\r\nPING\r\n");
     add("leading LF", b"\n\n*1\r\n$4\r\nPING\r\n");
-    // Redis looks for line ends with strchr, which stops at a NUL: it never sees a line end behind one and waits for ever, where the
-    // router answers the line. So only NULs without a line end are compared.
+    // Redis looks for line ends with strchr, which stops at a NUL: it never sees a line end behind one and waits for
+    // ever, where the router answers the line. So only NULs without a line end are compared.
     add("NULs", &[0; 100]);
 
     // Something else than bulk strings inside
@@ -71,7 +72,9 @@ fn inputs() -> Vec<(String, Vec<u8>)> {
         add(&format!("second element {inner:?}"), format!("*2\r\n$4\r\nPING\r\n{inner}").as_bytes());
     }
     add("deeply nested", &[b"*1\r\n".repeat(20_000), b"$4\r\nPING\r\n".to_vec()].concat());
-    for first in ["$4\r\nPING\r\n", "+PING\r\n", "-ERR x\r\n", ":1\r\n", "_\r\n", "%1\r\n", "~1\r\n", ">1\r\n", "#t\r\n"] {
+    for first in
+        ["$4\r\nPING\r\n", "+PING\r\n", "-ERR x\r\n", ":1\r\n", "_\r\n", "%1\r\n", "~1\r\n", ">1\r\n", "#t\r\n"]
+    {
         add(&format!("a reply as a request {first:?}"), first.as_bytes());
     }
 
@@ -131,21 +134,37 @@ fn inputs() -> Vec<(String, Vec<u8>)> {
     add("very long name", &[encode(&["N".repeat(5000)]), encode(&["PING"])].concat());
     add("binary name", &[encode(&[&[0xff, 0, 13, 10][..]]), encode(&["PING"])].concat());
     add("name with NUL", &[encode(&[&b"PING\0"[..]]), encode(&["PING"])].concat());
-    add("unknown with long arguments", &[encode(&["nosuch".to_owned(), "y".repeat(500), "z".repeat(500)]), encode(&["PING"])].concat());
+    add(
+        "unknown with long arguments",
+        &[encode(&["nosuch".to_owned(), "y".repeat(500), "z".repeat(500)]), encode(&["PING"])].concat(),
+    );
     add("unknown with line ends", &[encode(&["no\r\nsuch", "a\r\nb\nc\0d"]), encode(&["PING"])].concat());
     add("unknown with 1000 arguments", &[encode(&vec!["nosuch"; 1000]), encode(&["PING"])].concat());
-    add("subcommand with line ends", &[encode(&["CLIENT", "x\r\ny"]), encode(&["OBJECT", "a\r\n+OK"]), encode(&["PING"])].concat());
-    add("EVAL with a huge key count", &[encode(&["EVAL", "return 1", "99999999999999999999", "k"]), encode(&["PING"])].concat());
-    add("EVAL with keys beyond its arguments", &[encode(&["EVAL", "return 1", "2147483647", "k"]), encode(&["PING"])].concat());
+    add(
+        "subcommand with line ends",
+        &[encode(&["CLIENT", "x\r\ny"]), encode(&["OBJECT", "a\r\n+OK"]), encode(&["PING"])].concat(),
+    );
+    add(
+        "EVAL with a huge key count",
+        &[encode(&["EVAL", "return 1", "99999999999999999999", "k"]), encode(&["PING"])].concat(),
+    );
+    add(
+        "EVAL with keys beyond its arguments",
+        &[encode(&["EVAL", "return 1", "2147483647", "k"]), encode(&["PING"])].concat(),
+    );
     add("ZUNION with a negative count", &[encode(&["ZUNION", "-1", "k"]), encode(&["PING"])].concat());
     add("LMPOP beyond its arguments", &[encode(&["LMPOP", "1000000", "k", "LEFT"]), encode(&["PING"])].concat());
     add("XREAD STREAMS alone", &[encode(&["XREAD", "STREAMS"]), encode(&["PING"])].concat());
-    add("empty key", &[encode(&["SET", "", "v"]), encode(&["GET", ""]), encode(&["MGET", "", "", ""]), encode(&["DEL", ""])].concat());
+    add(
+        "empty key",
+        &[encode(&["SET", "", "v"]), encode(&["GET", ""]), encode(&["MGET", "", "", ""]), encode(&["DEL", ""])]
+            .concat(),
+    );
     inputs
 }
 
-/// Sends every input to both and compares what comes, in rounds over all connections at once: waiting once for all is what makes a
-/// table of this size cheap.
+/// Sends every input to both and compares what comes, in rounds over all connections at once: waiting once for all is
+/// what makes a table of this size cheap.
 fn compare(site: &Site, plain: &Node, inputs: &[(String, Vec<u8>)]) {
     struct Case<'a> {
         name: &'a str,
@@ -181,7 +200,8 @@ fn compare(site: &Site, plain: &Node, inputs: &[(String, Vec<u8>)]) {
                 }
             }
         }
-        let different: Vec<&Case<'_>> = cases.iter().filter(|c| c.got[0] != c.got[1] || c.closed[0] != c.closed[1]).collect();
+        let different: Vec<&Case<'_>> =
+            cases.iter().filter(|c| c.got[0] != c.got[1] || c.closed[0] != c.closed[1]).collect();
         // Equal is not enough: too many bytes may still come.
         if different.is_empty() && start.elapsed() > Duration::from_millis(500) {
             return;
@@ -223,13 +243,24 @@ fn damaged_commands_are_answered_as_redis_answers_them() {
     for seed in Random::seeds(&[4]) {
         eprintln!("SWITCHYARD_E2E_SEED={seed}");
         let mut random = Random::new(seed);
-        let lines = ["SET %k v", "GET %k", "MGET %a %b %c", "PING", "HGET %h f", "ECHO \"x y\"", "DEL %a %b", "EXISTS %k", "INCRBY %n 5"];
+        let lines = [
+            "SET %k v",
+            "GET %k",
+            "MGET %a %b %c",
+            "PING",
+            "HGET %h f",
+            "ECHO \"x y\"",
+            "DEL %a %b",
+            "EXISTS %k",
+            "INCRBY %n 5",
+        ];
         let inputs: Vec<(String, Vec<u8>)> = (0..250)
             .map(|i| {
                 // Keys of its own: the cases run side by side, in another order at each server.
                 let own = format!("{:012x}", random.bits() >> 16);
-                let mut bytes: Vec<u8> =
-                    (0..1 + random.below(3)).flat_map(|_| encode(&words(&random.pick(&lines).replace('%', &own)))).collect();
+                let mut bytes: Vec<u8> = (0..1 + random.below(3))
+                    .flat_map(|_| encode(&words(&random.pick(&lines).replace('%', &own))))
+                    .collect();
                 for _ in 0..1 + random.below(3) {
                     let at = random.below(bytes.len());
                     match random.below(5) {
@@ -238,7 +269,10 @@ fn damaged_commands_are_answered_as_redis_answers_them() {
                         1 => {
                             bytes.remove(at);
                         }
-                        2 => bytes.insert(at, *random.pick(&[&b'\r', &b'\n', &b'$', &b'*', &b'0', &b'9', &b' ', &b'"', &1, &0xff])),
+                        2 => bytes.insert(
+                            at,
+                            *random.pick(&[&b'\r', &b'\n', &b'$', &b'*', &b'0', &b'9', &b' ', &b'"', &1, &0xff]),
+                        ),
                         3 => bytes.truncate(at.max(1)),
                         _ => {
                             let piece = bytes[at..bytes.len().min(at + 6)].to_vec();
@@ -260,7 +294,8 @@ fn damaged_commands_are_answered_as_redis_answers_them() {
 #[test]
 fn a_partial_command_and_then_the_end_hurts_nobody() {
     let site = Site::new(2);
-    let stream: Vec<u8> = ["SET cut 1", "MSET a 1 b 2 c 3", "INCR n"].iter().flat_map(|line| encode(&words(line))).collect();
+    let stream: Vec<u8> =
+        ["SET cut 1", "MSET a 1 b 2 c 3", "INCR n"].iter().flat_map(|line| encode(&words(line))).collect();
     for cut in 0..stream.len() {
         let mut client = site.client();
         client.write(&stream[..cut]);
@@ -312,8 +347,8 @@ fn requests_may_arrive_in_any_pieces() {
         all.escape_ascii().to_string()
     };
     let expected = whole.escape_ascii().to_string();
-    // Every cut into two, many connections at once so that the pauses cost nothing. They share keys, and every connection must see
-    // the same: so one after the other is sent, only the pauses overlap - with keys of their own.
+    // Every cut into two, many connections at once so that the pauses cost nothing. They share keys, and every
+    // connection must see the same: so one after the other is sent, only the pauses overlap - with keys of their own.
     let cuts: Vec<usize> = (1..stream.len()).collect();
     for batch in cuts.chunks(64) {
         let mut open: Vec<(usize, Vec<u8>, Client)> = batch
@@ -447,7 +482,8 @@ fn garbage_does_not_end_the_process() {
 /// What an endless node sends at most: without a bound the router would keep all of it.
 const ENDLESS: usize = 400 << 20;
 
-/// A node that answers until a command of this name comes, and then sends `piece` behind `head` without end, or `head` alone and ends.
+/// A node that answers until a command of this name comes, and then sends `piece` behind `head` without end, or `head`
+/// alone and ends.
 struct EndlessNode {
     address: SocketAddr,
     /// Connections on which it was given up, or has sent [`ENDLESS`] bytes.
@@ -513,21 +549,24 @@ fn usual_answer(command: &Value, version: &str) -> String {
     }
 }
 
-/// A node whose version draws on terminals, whose commands need no login and have a line of CLIENT LIST for a name, and that sends clients
-/// elsewhere.
+/// A node whose version draws on terminals, whose commands need no login and have a line of CLIENT LIST for a name, and
+/// that sends clients elsewhere.
 fn lie(mut stream: TcpStream, number: usize) {
     let (mut buffer, mut framer) = (Vec::new(), Framer::default());
     loop {
         while let Some(len) = framer.end(&buffer) {
             let command: Vec<u8> = buffer.drain(..len).collect();
             let command = parse(&command);
-            let learnt = |name: &str| format!("*6\r\n${}\r\n{name}\r\n:2\r\n*2\r\n+readonly\r\n+no_auth\r\n:1\r\n:1\r\n:1\r\n", name.len());
+            let learnt = |name: &str| {
+                format!("*6\r\n${}\r\n{name}\r\n:2\r\n*2\r\n+readonly\r\n+no_auth\r\n:1\r\n:1\r\n:1\r\n", name.len())
+            };
             let answer = match command.items()[0].text().to_ascii_uppercase().as_str() {
                 "COMMAND" => format!("*2\r\n{}{}", learnt("open.get"), learnt("get\nid=9")),
                 "DBSIZE" => format!(":{}\r\n", i64::MAX),
                 "GET" => "-MOVED 866 192.0.2.1:6379\r\n".to_owned(),
                 "STRLEN" => "-ASK 866 192.0.2.1:6379\r\n".to_owned(),
-                _ => usual_answer(&command, "7.0.15\u{1b}[2J\rFAKE LINE").replace("run_id:abc", &format!("run_id:ab{number}")),
+                _ => usual_answer(&command, "7.0.15\u{1b}[2J\rFAKE LINE")
+                    .replace("run_id:abc", &format!("run_id:ab{number}")),
             };
             if stream.write_all(answer.as_bytes()).is_err() {
                 return;
@@ -549,11 +588,18 @@ fn a_node_that_lies_about_itself_misleads_nobody() {
     let nodes: [SocketAddr; 3] = std::array::from_fn(|number| {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("its address");
-        std::thread::spawn(move || listener.incoming().flatten().for_each(|stream| drop(std::thread::spawn(move || lie(stream, number)))));
+        std::thread::spawn(move || {
+            listener.incoming().flatten().for_each(|stream| drop(std::thread::spawn(move || lie(stream, number))))
+        });
         address
     });
     let config = "[clients]\npassword = \"secret\"\n".to_owned();
-    let options = RouterOptions { nodes_may_be_down: true, config, password: Some("secret".to_owned()), ..RouterOptions::default() };
+    let options = RouterOptions {
+        nodes_may_be_down: true,
+        config,
+        password: Some("secret".to_owned()),
+        ..RouterOptions::default()
+    };
     let router = Router::start(&nodes, &options);
     let mut client = Client::connect(router.address());
     assert_eq!(client.cmd("AUTH secret"), ok());
@@ -567,20 +613,26 @@ fn a_node_that_lies_about_itself_misleads_nobody() {
     client.cmd("RANDOMKEY");
     for command in ["GET k", "STRLEN k"] {
         let reply = client.cmd(command);
-        assert!(reply.expect_error().starts_with("ERR 127.0.0.1:") && !reply.expect_error().contains("192.0.2.1"), "{reply:?}");
+        assert!(
+            reply.expect_error().starts_with("ERR 127.0.0.1:") && !reply.expect_error().contains("192.0.2.1"),
+            "{reply:?}"
+        );
     }
     assert!(!router.process().log().contains("a bug in Switchyard"));
     let shown = router.process().log() + &client.cmd("INFO switchyard").text();
     assert!(shown.contains("redis 7.0.15") && !shown.contains('\u{1b}') && !shown.contains("\rFAKE"), "{shown:?}");
 }
 
-/// In the greeting, in the list of commands, among messages, in a part of a gather: nowhere does a node take memory without end.
+/// In the greeting, in the list of commands, among messages, in a part of a gather: nowhere does a node take memory
+/// without end.
 #[test]
 fn a_node_that_sends_without_end_takes_no_memory_without_end() {
     if crate::support::direct() {
         return;
     }
-    for (trigger, ask) in [("CLIENT", ""), ("INFO", ""), ("COMMAND", ""), ("SUBSCRIBE", "SUBSCRIBE c"), ("KEYS", "KEYS *")] {
+    for (trigger, ask) in
+        [("CLIENT", ""), ("INFO", ""), ("COMMAND", ""), ("SUBSCRIBE", "SUBSCRIBE c"), ("KEYS", "KEYS *")]
+    {
         for (head, piece) in [("$100000000000\r\n", "xxx"), ("*1000000000\r\n", ":1\r\n"), ("+", "x")] {
             let node = EndlessNode::start(trigger, head, piece);
             let config = "memory-max = \"96mb\"\n".to_owned();

@@ -1,7 +1,7 @@
 //! Hot copies: what is read is never older than a write that was answered, whatever writes, moves, ends or comes back.
 //!
-//! Most tests copy every key that is read (`admission = "all"`), and keep a number under each key that only grows: a reader who sees less than what a writer was
-//! told before has read something old.
+//! Most tests copy every key that is read (`admission = "all"`), and keep a number under each key that only grows: a
+//! reader who sees less than what a writer was told before has read something old.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::{Duration, Instant};
@@ -68,7 +68,11 @@ impl Watched {
         }
         let number = if value == Value::Nil { 0 } else { value.text().parse::<i64>().expect("a number") };
         let most = self.asked.load(Ordering::SeqCst);
-        assert!((least..=most).contains(&number), "{how} {}: {number}, where {least} was answered and {most} asked for", self.key);
+        assert!(
+            (least..=most).contains(&number),
+            "{how} {}: {number}, where {least} was answered and {most} asked for",
+            self.key
+        );
     }
 }
 
@@ -129,7 +133,10 @@ fn what_is_read_much_is_answered_by_the_router() {
         let gets = || -> i64 {
             let of_node = |info: &Value| {
                 let info = info.text();
-                let calls = info.split("cmdstat_get:calls=").nth(1).and_then(|rest| rest.split(',').next()?.parse::<i64>().ok());
+                let calls = info
+                    .split("cmdstat_get:calls=")
+                    .nth(1)
+                    .and_then(|rest| rest.split(',').next()?.parse::<i64>().ok());
                 calls.unwrap_or(0)
             };
             site.nodes().iter().map(|node| of_node(&node.cmd("INFO commandstats"))).sum()
@@ -193,13 +200,16 @@ fn no_read_is_older_than_a_write_that_was_answered() {
         ("large", |client, key, number| {
             let padded = "x".repeat(70_000) + &number.to_string();
             let is_done = is_ok(&client.call(&["SET", &format!("{{{key}}}large"), &padded]));
-            is_done && is_ok(&client.cmd(&format!("RENAME {{{key}}}large {key}"))) && is_ok(&client.cmd(&format!("SET {key} {number}")))
+            is_done
+                && is_ok(&client.cmd(&format!("RENAME {{{key}}}large {key}")))
+                && is_ok(&client.cmd(&format!("SET {key} {number}")))
         }),
     ];
     for (form, write) in writes {
         let trim = form == "large";
-        let keys: Vec<Watched> =
-            (0..if trim { 1 } else { 4 }).map(|number| Watched::new(&format!("{}{number}", form.replace(' ', "")))).collect();
+        let keys: Vec<Watched> = (0..if trim { 1 } else { 4 })
+            .map(|number| Watched::new(&format!("{}{number}", form.replace(' ', ""))))
+            .collect();
         if trim {
             // A padded number is read as one, too.
             watch_trimmed(&site, &keys[0], write);
@@ -215,7 +225,8 @@ fn no_read_is_older_than_a_write_that_was_answered() {
 #[test]
 fn no_read_is_old_before_one_node_whatever_code_writes() {
     let Some(site) = Site::router_only(1, &all()) else { return };
-    let library = "#!lua name=lib\nredis.register_function('put', function(k, a) return redis.call('SET', a[1], a[2]) end)";
+    let library =
+        "#!lua name=lib\nredis.register_function('put', function(k, a) return redis.call('SET', a[1], a[2]) end)";
     let has_functions = site.client().call(&["FUNCTION", "LOAD", library]).error().is_none();
     type Write = fn(&mut Client, &str, i64) -> bool;
     let writes: [(&str, Write); 4] = [
@@ -260,7 +271,10 @@ fn no_read_is_old_while_keys_move() {
     let write = |client: &mut Client, key: &str, number: i64| is_ok(&client.cmd(&format!("SET {key} {number}")));
     watch(&site, &keys, Duration::from_secs(4), &write, || {
         for round in 0..4 {
-            done(site.router(), &format!("move --all --from {} --to {} --wait", names[round % 3], names[(round + 1) % 3]));
+            done(
+                site.router(),
+                &format!("move --all --from {} --to {} --wait", names[round % 3], names[(round + 1) % 3]),
+            );
         }
         done(site.router(), &format!("move --keys moved0,moved1 --to {} --wait", names[2]));
     });
@@ -481,7 +495,11 @@ fn copies_are_byte_for_byte_what_a_node_answers() {
             let expected = direct.raw();
             for _ in 0..12 {
                 client.post(line);
-                assert_eq!(client.raw().escape_ascii().to_string(), expected.escape_ascii().to_string(), "{line} by RESP{protocol}");
+                assert_eq!(
+                    client.raw().escape_ascii().to_string(),
+                    expected.escape_ascii().to_string(),
+                    "{line} by RESP{protocol}"
+                );
                 std::thread::sleep(Duration::from_millis(2));
             }
         }
@@ -518,7 +536,10 @@ fn many_who_want_the_same_ask_once() {
     let mut clients: Vec<Client> = (0..50).map(|_| site.client()).collect();
     let gets = || {
         let info = site.nodes()[0].cmd("INFO commandstats").text();
-        info.split("cmdstat_get:calls=").nth(1).and_then(|rest| rest.split(',').next()?.parse::<i64>().ok()).unwrap_or(0)
+        info.split("cmdstat_get:calls=")
+            .nth(1)
+            .and_then(|rest| rest.split(',').next()?.parse::<i64>().ok())
+            .unwrap_or(0)
     };
     for round in 0..20 {
         first.cmd(&format!("SET k {round}"));
@@ -557,12 +578,18 @@ fn nulls_in_the_place_of_arrays_are_what_a_node_answers() {
             client.cmd(&format!("HELLO {protocol}"));
         }
         until_copied(&site, &mut client, "ZCARD z");
-        for line in ["XRANGE x - + COUNT 0", "XREVRANGE x + - COUNT 0", "ZRANK z none WITHSCORE", "ZREVRANK none a WITHSCORE"] {
+        for line in
+            ["XRANGE x - + COUNT 0", "XREVRANGE x + - COUNT 0", "ZRANK z none WITHSCORE", "ZREVRANK none a WITHSCORE"]
+        {
             direct.post(line);
             let expected = direct.raw();
             for _ in 0..50 {
                 client.post(line);
-                assert_eq!(client.raw().escape_ascii().to_string(), expected.escape_ascii().to_string(), "{line} by RESP{protocol}");
+                assert_eq!(
+                    client.raw().escape_ascii().to_string(),
+                    expected.escape_ascii().to_string(),
+                    "{line} by RESP{protocol}"
+                );
                 std::thread::sleep(Duration::from_millis(2));
             }
         }
@@ -626,7 +653,11 @@ fn who_waits_for_a_copy_is_counted_once() {
 /// What it asks for in one piece is more than it reads: the others have their turns meanwhile.
 #[test]
 fn a_client_that_does_not_read_takes_no_turn_of_others() {
-    let Some(site) = Site::router_only(1, &SiteOptions::router(RouterOptions { workers: 1, ..RouterOptions::args(&ALL) })) else { return };
+    let Some(site) =
+        Site::router_only(1, &SiteOptions::router(RouterOptions { workers: 1, ..RouterOptions::args(&ALL) }))
+    else {
+        return;
+    };
     let mut other = site.client();
     other.call(&["SET", "big", &"x".repeat(60_000)]);
     until_copied(&site, &mut other, "GET big");
@@ -644,7 +675,8 @@ fn a_client_that_does_not_read_takes_no_turn_of_others() {
     assert!(has_begun, "nobody had a turn between its first commands and its last");
 }
 
-/// It is not executed before its last byte is there, whoever waits for that. Then it ends the copies that were made meanwhile.
+/// It is not executed before its last byte is there, whoever waits for that. Then it ends the copies that were made
+/// meanwhile.
 #[test]
 fn a_slow_upload_holds_up_no_copies_and_ends_those_of_its_key() {
     let Some(site) = Site::router_only(1, &all()) else { return };
@@ -655,7 +687,10 @@ fn a_slow_upload_holds_up_no_copies_and_ends_those_of_its_key() {
     let (most, last) = upload.split_at(upload.len() - 3);
     slow.write(most);
     let is_large = |line: &str| {
-        line.split(" qbuf=").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok()).is_some_and(|bytes: u64| bytes > 1 << 20)
+        line.split(" qbuf=")
+            .nth(1)
+            .and_then(|rest| rest.split(' ').next()?.parse().ok())
+            .is_some_and(|bytes: u64| bytes > 1 << 20)
     };
     until("the upload is on its way", || site.nodes()[0].cmd("CLIENT LIST").text().lines().any(is_large));
     assert_eq!(client.cmd("SET new x"), ok());
@@ -707,7 +742,8 @@ fn a_write_that_nobody_can_end_is_counted() {
     until("the node serves", || reader.cmd("GET k") == bulk("w"));
     let info = |client: &mut Client| client.cmd("INFO hot_copies").text();
     assert!(
-        info(&mut reader).starts_with("# Hot_copies\r\nhot_copies_answer:1\r\n") && info(&mut reader).contains("hot_copies_in_doubt:1\r\n")
+        info(&mut reader).starts_with("# Hot_copies\r\nhot_copies_answer:1\r\n")
+            && info(&mut reader).contains("hot_copies_in_doubt:1\r\n")
     );
     assert_eq!(node.cmd("ACL SETUSER default +client|kill"), ok());
     until("it is ended", || {

@@ -1,4 +1,5 @@
-//! Hot copies as people see and steer them: the report, eviction, the switch, reloads, metrics. That their answers are right is the matter of another module.
+//! Hot copies as people see and steer them: the report, eviction, the switch, reloads, metrics. That their answers are
+//! right is the matter of another module.
 //!
 //! Every key that is read is copied here (`admission = "all"`), so that nothing waits for load.
 
@@ -59,7 +60,8 @@ fn the_report_is_the_same_over_resp_http_and_the_command_line() {
     // The same figures in INFO and in the metrics.
     let info = client.cmd("INFO hot_copies").text();
     let metrics = site.router().metrics();
-    let sample = |name: &str| metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse::<f64>().ok());
+    let sample =
+        |name: &str| metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse::<f64>().ok());
     for (name, figure) in [("hits", &seen["hits"]), ("fills", &seen["fills"])] {
         assert!(info.lines().any(|line| line == format!("hot_copies_{name}:{figure}")), "{name} of {seen}: {info}");
         assert_eq!(sample(&format!("switchyard_hot_copies_{name}_total")), figure.as_f64(), "{metrics}");
@@ -70,7 +72,11 @@ fn the_report_is_the_same_over_resp_http_and_the_command_line() {
     }
     assert_eq!(sample("switchyard_hot_copies_on"), Some(1.0));
     for (why, count) in seen["discarded"].as_object().expect("by why") {
-        assert_eq!(sample(&format!("switchyard_hot_copies_discarded_total{{why=\"{why}\"}}")), count.as_f64(), "{why}: {metrics}");
+        assert_eq!(
+            sample(&format!("switchyard_hot_copies_discarded_total{{why=\"{why}\"}}")),
+            count.as_f64(),
+            "{why}: {metrics}"
+        );
     }
 }
 
@@ -111,7 +117,12 @@ fn what_is_evicted_is_asked_for_again() {
     evicted_over(&mut client, &cli("hot-copies evict --key user:1"), false);
     evicted_over(&mut client, &cli("hot-copies evict --prefix us"), true);
     evicted_over(&mut client, &cli("hot-copies evict --all"), true);
-    for line in ["SWITCHYARD HOTCOPIES EVICT", "SWITCHYARD HOTCOPIES EVICT KEY", "SWITCHYARD HOTCOPIES NOW", "SWITCHYARD HOTCOPIES OFF 5"] {
+    for line in [
+        "SWITCHYARD HOTCOPIES EVICT",
+        "SWITCHYARD HOTCOPIES EVICT KEY",
+        "SWITCHYARD HOTCOPIES NOW",
+        "SWITCHYARD HOTCOPIES OFF 5",
+    ] {
         assert!(client.cmd(line).expect_error().contains("wrong arguments"), "{line}");
     }
     for line in ["hot-copies evict", "hot-copies evict --key a --all"] {
@@ -128,7 +139,8 @@ fn the_switch_stops_every_worker_at_once() {
     assert_eq!(client.cmd("SET key 0"), ok());
     let mut value = 0;
     let router = site.router();
-    let over_resp = |client: &mut Client, word: &str| client.cmd(&format!("SWITCHYARD HOTCOPIES {word}")).field("state").text();
+    let over_resp =
+        |client: &mut Client, word: &str| client.cmd(&format!("SWITCHYARD HOTCOPIES {word}")).field("state").text();
     let by_command = |_: &mut Client, word: &str| {
         done(router, &format!("hot-copies {}", word.to_lowercase()));
         json(router, "hot-copies")["state"].as_str().expect("a state").to_owned()
@@ -243,6 +255,8 @@ fn a_node_that_does_not_tell_of_changes_is_named_with_its_reason() {
         assert!(done(site.router(), "status").contains("ready: every slot is served"), "the node serves as ever");
         assert_eq!(node.cmd(&format!("ACL SETUSER default +{right}")), ok());
         warm(&mut client, "key", "value");
-        until("it is told no more", || json(site.router(), "hot-copies")["refused"].as_object().is_some_and(|refused| refused.is_empty()));
+        until("it is told no more", || {
+            json(site.router(), "hot-copies")["refused"].as_object().is_some_and(|refused| refused.is_empty())
+        });
     }
 }

@@ -1,4 +1,5 @@
-//! Which keys are used most: by the command line, the admin API and RESP, whatever the form of the commands; and who may read their names.
+//! Which keys are used most: by the command line, the admin API and RESP, whatever the form of the commands; and who
+//! may read their names.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -79,7 +80,11 @@ fn a_hot_key_is_first_with_its_node_and_names_are_not_for_everybody() {
     let (node, key) = named(&keys, hot).expect("it is there");
     assert_eq!(*node, owner);
     let rate = |what: &str| key[what].as_f64().expect("a number");
-    assert!(rate("reads_per_second") > rate("writes_per_second") && rate("bytes_per_second") > 20.0 * rate("writes_per_second"), "{key}");
+    assert!(
+        rate("reads_per_second") > rate("writes_per_second")
+            && rate("bytes_per_second") > 20.0 * rate("writes_per_second"),
+        "{key}"
+    );
     assert!((10.0..=100.0).contains(&rate("percent")), "{key}");
     // People see a table of one node's.
     let table = done(site.router(), &format!("hotkeys --node {node} --count 1"));
@@ -141,7 +146,8 @@ fn users_who_are_no_operators_see_no_names() {
     assert!(!seen.contains("secret"), "{seen}");
 }
 
-/// Of one name there is a key in each database. What answers is counted whether it is passed on whole, in pieces or for a transaction.
+/// Of one name there is a key in each database. What answers is counted whether it is passed on whole, in pieces or for
+/// a transaction.
 #[test]
 fn databases_are_told_apart_and_answers_are_measured() {
     // Answers of hot copies take the node no time.
@@ -160,13 +166,18 @@ fn databases_are_told_apart_and_answers_are_measured() {
             ["MULTI", "GET queued", "GET queued", "EXEC"].into_iter().for_each(|line| drop(first.cmd(line)));
         }
         let keys = reported(&site);
-        let of = |name: &str, database: u32| keys.iter().find(|(_, key)| key["key"] == name && key["database"] == database);
+        let of =
+            |name: &str, database: u32| keys.iter().find(|(_, key)| key["key"] == name && key["database"] == database);
         let per_read = |key: &Json| Some(key["reply_bytes_per_second"].as_f64()? / key["reads_per_second"].as_f64()?);
         let small = per_read(&of("key", 0)?.1)?;
         let large = per_read(&of("key", 3)?.1)?;
         let queued = per_read(&of("queued", 0)?.1)?;
         let waits = keys.iter().all(|(_, key)| key["wait_us"].as_f64() > Some(0.0));
-        (waits && (500.0..=1100.0).contains(&small) && (1e6..=2.2e6).contains(&large) && (500.0..=1100.0).contains(&queued)).then_some(())
+        (waits
+            && (500.0..=1100.0).contains(&small)
+            && (1e6..=2.2e6).contains(&large)
+            && (500.0..=1100.0).contains(&queued))
+        .then_some(())
     });
 }
 
@@ -199,13 +210,19 @@ fn the_load_of_each_node_is_shown_beside_its_keys() {
     // The value is in the memory of one of them.
     assert!(number(&busy, "memory_bytes") > number(&idle, "memory_bytes").map(|bytes| bytes + 2e6), "{report}");
     // Nobody uses a key of the other one, and it is shown.
-    assert!(number(&idle, "requests_per_second") < number(&busy, "requests_per_second") && idle["keys"] == serde_json::json!([]), "{idle}");
+    assert!(
+        number(&idle, "requests_per_second") < number(&busy, "requests_per_second")
+            && idle["keys"] == serde_json::json!([]),
+        "{idle}"
+    );
     // The same as one value, with times of answers and slots; also for those who live in redis-cli.
     let (status, body) = http::get(site.router().admin(), "/api/v1/load");
     let load: Json = serde_json::from_str(&body).expect("JSON");
     let busy_load = of_node(&load, true);
     assert!(
-        status == 200 && number(&busy_load, "p50_us") > Some(0.0) && number(&busy_load, "p99_us") >= number(&busy_load, "p50_us"),
+        status == 200
+            && number(&busy_load, "p50_us") > Some(0.0)
+            && number(&busy_load, "p99_us") >= number(&busy_load, "p50_us"),
         "{body}"
     );
     let slot = u64::from(slot(key.as_bytes()));
@@ -216,14 +233,20 @@ fn the_load_of_each_node_is_shown_beside_its_keys() {
     });
     assert!(hottest["slot"] == slot && hottest["node"] == owner, "{body}");
     assert!(
-        number(&hottest, "writes_per_second") > Some(1.0) && number(&hottest, "bytes_per_second") > number(&hottest, "commands_per_second"),
+        number(&hottest, "writes_per_second") > Some(1.0)
+            && number(&hottest, "bytes_per_second") > number(&hottest, "commands_per_second"),
         "{body}"
     );
     assert!(format!("{:?}", client.cmd("SWITCHYARD LOAD")).contains("p99_us"));
     let table = done(site.router(), "hotkeys");
     let row = |node: &Json| {
         let name = node["node"].as_str().expect("a name");
-        table.lines().skip_while(|line| !line.is_empty()).find(|line| line.starts_with(name)).expect("its row").to_owned()
+        table
+            .lines()
+            .skip_while(|line| !line.is_empty())
+            .find(|line| line.starts_with(name))
+            .expect("its row")
+            .to_owned()
     };
     assert!(row(&busy).contains(" us ") && row(&busy).contains('%') && row(&busy).contains(" MB"), "{table}");
     assert!(row(&idle).contains('%'), "{table}");

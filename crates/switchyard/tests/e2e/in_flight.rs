@@ -1,12 +1,15 @@
-//! What is in flight ends with a reply or with the node's word that the connection is dead, never with a closed socket: a node that was
-//! frozen executes what it had received, long after the router gave up.
+//! What is in flight ends with a reply or with the node's word that the connection is dead, never with a closed socket:
+//! a node that was frozen executes what it had received, long after the router gave up.
 
 use std::net::SocketAddr;
 
 use crate::support::relay::Relay;
-use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, bulk, encode, int, ok, simple, until};
+use crate::support::{
+    Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, bulk, encode, int, ok, simple, until,
+};
 
-const BRISK: &str = "[nodes]\nconnect-timeout = \"500ms\"\ncommand-timeout = \"500ms\"\nreconnect-backoff-max = \"100ms\"\n";
+const BRISK: &str =
+    "[nodes]\nconnect-timeout = \"500ms\"\ncommand-timeout = \"500ms\"\nreconnect-backoff-max = \"100ms\"\n";
 
 /// Connections that broke with commands in flight and are not known to be dead.
 fn unconfirmed(site: &Site, node: SocketAddr) -> u64 {
@@ -32,7 +35,8 @@ fn a_broken_connection_stays_in_flight_until_the_node_has_killed_it() {
     site.nodes()[0].freeze();
     let error = client.cmd("SET k late");
     assert!(error.expect_error().starts_with("NODETIMEOUT"), "{error:?}");
-    // The router gives the connection up; the bytes of the SET are still with the node, and the record says so for as long as it is silent.
+    // The router gives the connection up; the bytes of the SET are still with the node, and the record says so for as
+    // long as it is silent.
     until("the connection is given up", || unconfirmed(&site, node) == 1);
     let error = client.cmd("GET k");
     assert!(error.expect_error().contains(&node.to_string()), "{error:?}");
@@ -72,7 +76,8 @@ fn halves(key: &str) -> (Vec<u8>, Vec<u8>) {
     (request, rest)
 }
 
-/// One node behind a relay that holds replies back, and a client that has sent a whole large command and half of another behind it.
+/// One node behind a relay that holds replies back, and a client that has sent a whole large command and half of
+/// another behind it.
 struct HalfSent {
     node: Node,
     relay: Relay,
@@ -82,7 +87,8 @@ struct HalfSent {
 }
 
 impl HalfSent {
-    /// `first` is answered by one reply to `answered` and one that the relay holds back; it makes `k1` as long as one large value.
+    /// `first` is answered by one reply to `answered` and one that the relay holds back; it makes `k1` as long as one
+    /// large value.
     fn new(config: &str, first: &[u8], answered: usize) -> Option<Self> {
         if crate::support::direct() {
             return None;
@@ -122,10 +128,16 @@ fn what_was_sent_before_an_upload_may_have_been_executed() {
         site.relay.cut();
         site.relay.stall(false);
         let lost = site.client.reply();
-        assert!(lost.expect_error().starts_with("NODELOST") && lost.expect_error().contains("may have been executed"), "{lost:?}");
+        assert!(
+            lost.expect_error().starts_with("NODELOST") && lost.expect_error().contains("may have been executed"),
+            "{lost:?}"
+        );
         // Half a request is never executed.
         let half = site.client.reply();
-        assert!(half.expect_error().starts_with("NODELOST") && !half.expect_error().contains("may have been"), "{half:?}");
+        assert!(
+            half.expect_error().starts_with("NODELOST") && !half.expect_error().contains("may have been"),
+            "{half:?}"
+        );
         assert_eq!(site.unconfirmed(), 1, "the drain barrier remembers it");
         site.relay.refuse(false);
         until("the node confirms that the connection is dead", || site.unconfirmed() == 0);
@@ -171,7 +183,9 @@ fn a_command_to_several_nodes_of_which_one_is_down_is_not_called_unexecuted() {
     let mut client = site.client();
     assert_eq!(client.cmd(&format!("MSET {here} 1 {gone} 1")), ok());
     site.node_mut(1).kill();
-    until("the node is known to be down", || client.cmd(&format!("GET {gone}")).error().is_some_and(|error| error.starts_with("NODEDOWN")));
+    until("the node is known to be down", || {
+        client.cmd(&format!("GET {gone}")).error().is_some_and(|error| error.starts_with("NODEDOWN"))
+    });
     let whole = client.cmd(&format!("MSET {here} 2 {gone} 2"));
     let whole = whole.expect_error();
     assert!(whole.starts_with("NODEDOWN") && whole.ends_with(CLAUSE), "{whole}");

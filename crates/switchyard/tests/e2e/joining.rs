@@ -1,12 +1,14 @@
-//! Servers that are to join: refused with the reason where something speaks against it, and then nothing has changed. And nodes that keep no keys, which
-//! must not fail commands about all nodes whatever becomes of them.
+//! Servers that are to join: refused with the reason where something speaks against it, and then nothing has changed.
+//! And nodes that keep no keys, which must not fail commands about all nodes whatever becomes of them.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::movectl::{ask, done, json, names, owns, refused, slots};
 use crate::support::relay::Relay;
-use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, int, ok, ports, until};
+use crate::support::{
+    Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, int, ok, ports, until,
+};
 
 fn node(args: &[&str]) -> Node {
     Node::start(&NodeOptions { args: args.iter().map(|arg| (*arg).to_owned()).collect(), ..NodeOptions::default() })
@@ -86,7 +88,8 @@ fn a_node_that_was_just_restarted_does_not_join_under_another_name() {
 #[test]
 fn a_node_that_refuses_what_moves_need_does_not_join_for_its_share() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
-    let renamed = Node::start(&NodeOptions { config: "rename-command RESTORE \"\"\n".into(), ..NodeOptions::default() });
+    let renamed =
+        Node::start(&NodeOptions { config: "rename-command RESTORE \"\"\n".into(), ..NodeOptions::default() });
     let limited = node(&[]);
     assert_eq!(limited.client().cmd("ACL SETUSER default -restore"), ok());
     for node in [&renamed, &limited] {
@@ -104,7 +107,10 @@ fn a_node_that_cannot_get_its_share_does_not_join() {
     let mut direct = site.nodes()[0].client();
     assert_eq!(direct.cmd("SET past-the-router 1"), ok());
     let text = refused(site.router(), &format!("nodes add {} --rebalance", third.address()));
-    assert!(text.contains("is used past this router") && text.contains(&format!("{} was not added", third.address())), "{text}");
+    assert!(
+        text.contains("is used past this router") && text.contains(&format!("{} was not added", third.address())),
+        "{text}"
+    );
     assert_eq!(owns(site.router(), third.address()), None);
     let text = refused(site.router(), &format!("nodes add {} --rebalance --durability aof", third.address()));
     assert!(text.contains("keeps no append-only file"), "{text}");
@@ -258,7 +264,9 @@ fn nodes_join_and_leave_by_reload() {
         return;
     }
     let nodes: Vec<Node> = (0..4).map(|_| node(&[])).collect();
-    let listed = |which: &[usize]| which.iter().map(|at| format!("[[node]]\naddress = \"{}\"\n", nodes[*at].address())).collect::<String>();
+    let listed = |which: &[usize]| {
+        which.iter().map(|at| format!("[[node]]\naddress = \"{}\"\n", nodes[*at].address())).collect::<String>()
+    };
     let router = Router::start(&[], &RouterOptions::config(listed(&[0])));
     let numbered = || {
         let nodes = json(&router, "nodes list");
@@ -275,7 +283,11 @@ fn nodes_join_and_leave_by_reload() {
     };
     reload(&[2, 0]);
     until("it has joined", || numbered() == [named(0, 0), named(1, 2)]);
-    assert_eq!(slots(&router).into_iter().map(|(_, slots)| slots).collect::<Vec<_>>(), [16384, 0], "a node that joins moves nothing");
+    assert_eq!(
+        slots(&router).into_iter().map(|(_, slots)| slots).collect::<Vec<_>>(),
+        [16384, 0],
+        "a node that joins moves nothing"
+    );
 
     reload(&[1, 2]);
     let log = until("it is refused", || {
@@ -319,8 +331,14 @@ fn a_joining_node_gets_the_settings_that_may_be_set() {
     let text = done(router, &format!("nodes add {} --rebalance --wait", third.address()));
     let at = third.address();
     for (name, note) in [
-        ("notify-keyspace-events", format!("{at} had notify-keyspace-events \"\", and has it as the other nodes now: \"AKE\"")),
-        ("maxmemory-policy", format!("{at} had maxmemory-policy \"noeviction\", and has it as the other nodes now: \"allkeys-lru\"")),
+        (
+            "notify-keyspace-events",
+            format!("{at} had notify-keyspace-events \"\", and has it as the other nodes now: \"AKE\""),
+        ),
+        (
+            "maxmemory-policy",
+            format!("{at} had maxmemory-policy \"noeviction\", and has it as the other nodes now: \"allkeys-lru\""),
+        ),
         ("save", format!("{at} has save \"60 1\", and it is \"\" at the other nodes")),
         ("appendonly", format!("{at} has appendonly \"yes\", and it is \"no\" at the other nodes")),
         ("databases", format!("{at} has databases \"32\", and it is \"16\" at the other nodes")),
@@ -361,7 +379,8 @@ fn nodes_of_a_reload_get_the_settings_of_the_others() {
     }
     let nodes = [node(&["--notify-keyspace-events", "KEA"]), node(&[])];
     let listed = |count: usize| {
-        let tables: String = nodes[..count].iter().map(|node| format!("[[node]]\naddress = \"{}\"\n", node.address())).collect();
+        let tables: String =
+            nodes[..count].iter().map(|node| format!("[[node]]\naddress = \"{}\"\n", node.address())).collect();
         format!("[nodes]\nconfig-set = [\"notify-keyspace-events\"]\n{tables}")
     };
     let router = Router::start(&[], &RouterOptions::config(listed(1)));
@@ -371,7 +390,8 @@ fn nodes_of_a_reload_get_the_settings_of_the_others() {
     assert_eq!(setting(&nodes[1], "notify-keyspace-events"), "AKE");
 }
 
-/// Once a reload that was refused forgot which nodes had joined since, where the wrong file listed them: the right file was refused from then on.
+/// Once a reload that was refused forgot which nodes had joined since, where the wrong file listed them: the right file
+/// was refused from then on.
 #[test]
 fn a_reload_that_is_refused_changes_nothing() {
     if direct() {

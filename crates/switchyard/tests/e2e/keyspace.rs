@@ -229,7 +229,11 @@ fn databases_are_apart_for_clients_that_interleave() {
     // In one pipeline of one client.
     let mut client = site.client();
     let bytes: Vec<u8> = (0..200)
-        .flat_map(|i| [format!("SELECT {}", i % 8), "GET key3".to_owned()].into_iter().flat_map(|l| encode(&crate::support::words(&l))))
+        .flat_map(|i| {
+            [format!("SELECT {}", i % 8), "GET key3".to_owned()]
+                .into_iter()
+                .flat_map(|l| encode(&crate::support::words(&l)))
+        })
         .collect();
     for (i, pair) in client.pipeline(&bytes, 400).chunks(2).enumerate() {
         assert_eq!(pair[0], b"+OK\r\n");
@@ -282,8 +286,8 @@ fn swapdb_is_refused_or_swaps_everywhere() {
     }
 }
 
-/// The router makes its connections when they are first needed, with the commands that need them already queued: whichever database those
-/// are for, what follows is for its own.
+/// The router makes its connections when they are first needed, with the commands that need them already queued:
+/// whichever database those are for, what follows is for its own.
 #[test]
 fn the_database_holds_on_connections_that_are_made_for_a_command() {
     for default in [0, 5] {
@@ -303,16 +307,28 @@ fn the_database_holds_on_connections_that_are_made_for_a_command() {
                     client.cmd(&format!("EVAL \"return redis.call('SET', KEYS[1], ARGV[1])\" 1 slow{i} {first}"));
                     client.call(&[&b"SET"[..], format!("large{i}").as_bytes(), &large]);
                     client.cmd(&format!("SELECT {second}"));
-                    assert_eq!(client.cmd(&format!("GET plain{i}")), Value::Nil, "default {default}, RESP{protocol}, SELECT {second}");
+                    assert_eq!(
+                        client.cmd(&format!("GET plain{i}")),
+                        Value::Nil,
+                        "default {default}, RESP{protocol}, SELECT {second}"
+                    );
                     let slow = client.cmd(&format!("EVAL \"return redis.call('GET', KEYS[1])\" 1 slow{i}"));
                     assert_eq!(slow, Value::Nil, "default {default}, RESP{protocol}, SELECT {second}");
-                    assert_eq!(client.cmd(&format!("GET large{i}")), Value::Nil, "default {default}, RESP{protocol}, SELECT {second}");
+                    assert_eq!(
+                        client.cmd(&format!("GET large{i}")),
+                        Value::Nil,
+                        "default {default}, RESP{protocol}, SELECT {second}"
+                    );
                     client.cmd(&format!("SELECT {first}"));
                     assert_eq!(client.cmd(&format!("DEL plain{i} slow{i} large{i}")), int(3));
                 }
             }
             for node in site.nodes() {
-                assert_eq!(node.cmd("INFO keyspace").text().trim(), "# Keyspace", "a key was written to another database");
+                assert_eq!(
+                    node.cmd("INFO keyspace").text().trim(),
+                    "# Keyspace",
+                    "a key was written to another database"
+                );
             }
         }
     }

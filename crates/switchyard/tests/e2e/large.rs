@@ -10,7 +10,8 @@ use crate::support::{Client, RouterOptions, Site, SiteOptions, Value, bulk, dire
 
 const MIB: usize = 1 << 20;
 
-/// Byte `at` of the value that tests write: a pattern without a short period, so that a piece lost, doubled or displaced shows.
+/// Byte `at` of the value that tests write: a pattern without a short period, so that a piece lost, doubled or
+/// displaced shows.
 fn pattern(at: usize) -> u8 {
     let x = (at as u64 / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 29;
     (x >> (at % 8)) as u8
@@ -44,7 +45,8 @@ fn download(stream: &mut TcpStream, len: usize) {
     let mut chunk = vec![0; MIB];
     let mut at = 0;
     while at < len {
-        let n = stream.read(&mut chunk[..MIB.min(len - at)]).unwrap_or_else(|e| panic!("after {at} of {len} bytes: {e}"));
+        let n =
+            stream.read(&mut chunk[..MIB.min(len - at)]).unwrap_or_else(|e| panic!("after {at} of {len} bytes: {e}"));
         assert!(n > 0, "closed after {at} of {len} bytes");
         for (i, byte) in chunk[..n].iter().enumerate() {
             if *byte != pattern(at + i) {
@@ -135,7 +137,9 @@ fn large_values_in_all_positions() {
     assert!(client.cmd("HGET hash f") == bulk(&big));
     assert_eq!(client.cmd("HGET hash g"), bulk("v"));
     assert_eq!(client.call(&[&b"MSET"[..], b"a", &big, b"b", b"1", b"c", &big, b"d", b"2"]), ok());
-    assert!(client.cmd("MGET a b none c d") == Value::Array(vec![bulk(&big), bulk("1"), Value::Nil, bulk(&big), bulk("2")]));
+    assert!(
+        client.cmd("MGET a b none c d") == Value::Array(vec![bulk(&big), bulk("1"), Value::Nil, bulk(&big), bulk("2")])
+    );
     assert_eq!(client.cmd("DEL a b c d"), int(4));
     // Refused by the node: the error must come, and the next commands must not be taken for a part of the value.
     client.send(&[&b"APPEND"[..], b"list", &big]);
@@ -167,7 +171,10 @@ fn large_values_in_all_positions() {
 #[test]
 fn an_argument_over_the_limit_is_refused_as_redis_refuses_it() {
     let options = SiteOptions {
-        node: crate::support::NodeOptions { args: vec!["--proto-max-bulk-len".into(), "2mb".into()], ..Default::default() },
+        node: crate::support::NodeOptions {
+            args: vec!["--proto-max-bulk-len".into(), "2mb".into()],
+            ..Default::default()
+        },
         router: RouterOptions::config("[clients]\nargument-max = \"2mb\"\n"),
     };
     let site = Site::with(1, &options);
@@ -181,7 +188,8 @@ fn an_argument_over_the_limit_is_refused_as_redis_refuses_it() {
 
 /// Runs `disturb` while another client of the same node works, and panics if that one was held up.
 ///
-/// No time is asserted: the disturbance goes on until the other client has done its work, or for as long as patience lasts.
+/// No time is asserted: the disturbance goes on until the other client has done its work, or for as long as patience
+/// lasts.
 fn others_go_on(site: &Site, disturb: impl FnOnce(&AtomicBool) + Send) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -337,7 +345,8 @@ fn a_client_that_is_killed_in_the_middle_of_a_large_request_is_closed() {
     assert_eq!(killer.cmd("EXISTS k"), int(0));
 }
 
-/// The node has half a request, and never says anything. The client is told at once all the same, behind the replies that it is owed.
+/// The node has half a request, and never says anything. The client is told at once all the same, behind the replies
+/// that it is owed.
 #[test]
 fn a_large_request_that_breaks_the_protocol_is_answered_at_once() {
     let site = Site::new(2);

@@ -5,7 +5,9 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::support::client::PATIENCE;
-use crate::support::{Client, Node, Router, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, ports, simple, until};
+use crate::support::{
+    Client, Node, Router, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, ports, simple, until,
+};
 
 fn with_config(config: &str) -> SiteOptions {
     SiteOptions::config(config)
@@ -15,7 +17,9 @@ fn with_config(config: &str) -> SiteOptions {
 fn sigterm_finishes_what_is_in_flight_and_exits_with_0() {
     for signal in [Signal::TERM, Signal::INT] {
         // Time that nobody runs out of, however busy the machine is.
-        let Some(mut site) = Site::router_only(2, &with_config("shutdown-timeout = \"5m\"\n[nodes]\ncommand-timeout = \"5m\"\n")) else {
+        let Some(mut site) =
+            Site::router_only(2, &with_config("shutdown-timeout = \"5m\"\n[nodes]\ncommand-timeout = \"5m\"\n"))
+        else {
             return;
         };
         let mut idle = site.client();
@@ -105,7 +109,8 @@ fn sighup_applies_what_can_be_applied_and_names_what_cannot() {
         steady.len() == 3
     });
     assert!(site.client().reply().expect_error().contains("max number of clients"));
-    std::fs::write(router.config_file(), "pin = true\n[clients]\nmax-clients = 50\npassword = \"new\"\n").expect("configuration");
+    std::fs::write(router.config_file(), "pin = true\n[clients]\nmax-clients = 50\npassword = \"new\"\n")
+        .expect("configuration");
     router.process().signal(Signal::HUP);
     until("the new limit holds", || {
         let mut client = Client::try_connect(site.address()).ok()?;
@@ -154,7 +159,11 @@ fn a_reload_under_load_costs_no_command() {
             round += 1;
             std::fs::write(
                 router.config_file(),
-                format!("[nodes]\ncommand-timeout = \"{}s\"\n[clients]\nmax-clients = {}\n", 5 + round % 3, 1000 + round),
+                format!(
+                    "[nodes]\ncommand-timeout = \"{}s\"\n[clients]\nmax-clients = {}\n",
+                    5 + round % 3,
+                    1000 + round
+                ),
             )
             .expect("configuration");
             router.process().signal(Signal::HUP);
@@ -191,6 +200,9 @@ fn keys_are_found_again_after_a_restart_with_nodes_in_any_order() {
     let forgetful = Router::start(&addresses, &RouterOptions { args: beside, ..RouterOptions::default() });
     let mut client = Client::connect(forgetful.address());
     let missing = (0..n).filter(|i| client.cmd(&format!("GET stay{i}")) == Value::Nil).count();
-    assert_eq!(missing, 0, "a router without state, with the same nodes in another order, misses {missing} of {n} keys");
+    assert_eq!(
+        missing, 0,
+        "a router without state, with the same nodes in another order, misses {missing} of {n} keys"
+    );
     assert_eq!(client.cmd("PING"), simple("PONG"));
 }

@@ -21,7 +21,10 @@ fn is_limited(value: &Value) -> bool {
 
 fn metric(router: &Router, name: &str) -> f64 {
     let text = router.metrics();
-    let line = text.lines().find(|l| l.starts_with(&format!("switchyard_{name}_total"))).unwrap_or_else(|| panic!("no {name}"));
+    let line = text
+        .lines()
+        .find(|l| l.starts_with(&format!("switchyard_{name}_total")))
+        .unwrap_or_else(|| panic!("no {name}"));
     line.rsplit(' ').next().expect("a value").parse().expect("a number")
 }
 
@@ -89,7 +92,8 @@ fn users_have_their_share() {
     assert_eq!(fourth.cmd("PING"), simple("PONG"), "it stays whoever it was");
     let begin = Instant::now();
     let total: f64 = std::thread::scope(|scope| {
-        let threads: Vec<_> = clients.iter_mut().map(|c| scope.spawn(move || admitted(c, "SET k v", 150.0).0)).collect();
+        let threads: Vec<_> =
+            clients.iter_mut().map(|c| scope.spawn(move || admitted(c, "SET k v", 150.0).0)).collect();
         threads.into_iter().map(|t| t.join().expect("no panic")).sum()
     });
     let most = 200.0 * (1.0 + begin.elapsed().as_secs_f64()) + 5.0;
@@ -159,7 +163,9 @@ fn listeners_have_theirs() {
     until("there is room again", || {
         let mut client = Client::connect(address);
         client.post_quietly("PING");
-        client.try_reply().is_ok_and(|reply| reply == simple("PONG") || reply.error().is_some_and(|e| e.contains("requests")))
+        client
+            .try_reply()
+            .is_ok_and(|reply| reply == simple("PONG") || reply.error().is_some_and(|e| e.contains("requests")))
     });
     let (count, took) = admitted(&mut first, "PING", 80.0);
     assert!(count <= 50.0 * (1.0 + took) + 2.0, "{count} in {took} s");
@@ -177,8 +183,7 @@ fn listeners_have_theirs() {
 
 #[test]
 fn prefixes_and_keys_have_theirs() {
-    let config =
-        "[[limit]]\nprefix = \"tenant-a:\"\nrequests-per-second = 100\n[[limit]]\nprefix = \"hot:\"\nkey-requests-per-second = 20\n";
+    let config = "[[limit]]\nprefix = \"tenant-a:\"\nrequests-per-second = 100\n[[limit]]\nprefix = \"hot:\"\nkey-requests-per-second = 20\n";
     let Some(site) = Site::router_only(2, &options(config.to_owned())) else { return };
     let mut client = site.client();
     let mut more = site.client();

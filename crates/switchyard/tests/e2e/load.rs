@@ -1,4 +1,5 @@
-//! Mixed load through the router, every reply checked: the load generator owns its keys, so it knows what each reply must be.
+//! Mixed load through the router, every reply checked: the load generator owns its keys, so it knows what each reply
+//! must be.
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +41,13 @@ fn a_mixed_load_gets_no_wrong_reply() {
     let site = Site::new(3);
     assert_clean(&drive(&settings(&site)));
     // Deep pipelines over few keys, all connections on the same ones.
-    assert_clean(&drive(&Settings { pipeline: 100, keys: 20, sharing: Sharing::Shared, prefix: "shared:".to_owned(), ..settings(&site) }));
+    assert_clean(&drive(&Settings {
+        pipeline: 100,
+        keys: 20,
+        sharing: Sharing::Shared,
+        prefix: "shared:".to_owned(),
+        ..settings(&site)
+    }));
 }
 
 /// Large values change lanes all the time, in both directions, with small commands before and behind them.
@@ -53,7 +60,10 @@ fn large_values_among_small_ones_neither_hang_nor_mix() {
 #[test]
 fn the_same_load_sent_one_by_one() {
     let Some(site) = Site::router_only(2, &SiteOptions::config("batched-sends = false")) else { return };
-    assert_eq!(site.client().cmd("INFO switchyard").text().lines().find(|l| l.starts_with("batched_sends")), Some("batched_sends:no"));
+    assert_eq!(
+        site.client().cmd("INFO switchyard").text().lines().find(|l| l.starts_with("batched_sends")),
+        Some("batched_sends:no")
+    );
     assert_clean(&drive(&settings(&site)));
     drive_large_among_small(&site);
 }
@@ -73,7 +83,8 @@ fn drive_large_among_small(site: &Site) {
     }
 }
 
-/// A GET whose reply turns out to be large is asked again on a connection of its own; what is behind it must not wait for ever.
+/// A GET whose reply turns out to be large is asked again on a connection of its own; what is behind it must not wait
+/// for ever.
 #[test]
 fn a_large_reply_with_a_large_request_behind_it() {
     let site = Site::new(1);
@@ -90,7 +101,8 @@ fn a_large_reply_with_a_large_request_behind_it() {
                 let mut both = crate::support::encode(&[b"GET", fresh.as_bytes()]);
                 both.extend(crate::support::encode(&[b"SET".as_slice(), other.as_bytes(), large]));
                 let mut writer = client.stream().try_clone().expect("a second handle");
-                // In small pieces at first: one comes in the very turn in which the read gets its connection, and must not be sent there before it.
+                // In small pieces at first: one comes in the very turn in which the read gets its connection, and must
+                // not be sent there before it.
                 let writing = std::thread::spawn(move || {
                     let (first, rest) = both.split_at(100_000);
                     for piece in first.chunks(100) {
@@ -102,13 +114,17 @@ fn a_large_reply_with_a_large_request_behind_it() {
                 assert_eq!(client.reply().bytes().len(), large.len());
                 assert_eq!(client.reply(), crate::support::ok());
                 writing.join().expect("the writer").expect("written");
-                assert!(client.call(&[b"GET".as_slice(), other.as_bytes()]).bytes() == *large, "nothing but its bytes is stored");
+                assert!(
+                    client.call(&[b"GET".as_slice(), other.as_bytes()]).bytes() == *large,
+                    "nothing but its bytes is stored"
+                );
             });
         }
     });
 }
 
-/// Large replies of several nodes in one pipeline, to a client that begins to read late: each is paused, and each must be gone on with.
+/// Large replies of several nodes in one pipeline, to a client that begins to read late: each is paused, and each must
+/// be gone on with.
 #[test]
 fn large_replies_of_several_nodes_to_a_slow_reader() {
     let site = Site::new(3);
@@ -134,11 +150,14 @@ fn large_replies_of_several_nodes_to_a_slow_reader() {
 /// A node that hangs costs errors, never a wrong value: what it had received may be executed when it wakes.
 #[test]
 fn a_node_that_hangs_costs_errors_and_no_wrong_reply() {
-    let Some(site) = Site::router_only(2, &SiteOptions::config("[nodes]\ncommand-timeout = \"300ms\"\nconnect-timeout = \"300ms\"\n"))
-    else {
+    let Some(site) = Site::router_only(
+        2,
+        &SiteOptions::config("[nodes]\ncommand-timeout = \"300ms\"\nconnect-timeout = \"300ms\"\n"),
+    ) else {
         return;
     };
-    let mut run = load::start(&Settings { duration: Duration::from_secs(4), ..settings(&site) }).expect("the load starts");
+    let mut run =
+        load::start(&Settings { duration: Duration::from_secs(4), ..settings(&site) }).expect("the load starts");
     while run.take_interval().replies == 0 {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -149,8 +168,17 @@ fn a_node_that_hangs_costs_errors_and_no_wrong_reply() {
     site.nodes()[0].thaw();
     let summary = run.finish().expect("the load ends");
     assert!(summary.total.errors > 0, "{:?}", summary.total);
-    assert_eq!((summary.total.wrong, summary.total.unanswered, summary.total.disconnects), (0, 0, 0), "{:#?}", summary.complaints);
-    assert!(summary.complaints.iter().any(|c| c.contains(&site.nodes()[0].address().to_string())), "{:#?}", summary.complaints);
+    assert_eq!(
+        (summary.total.wrong, summary.total.unanswered, summary.total.disconnects),
+        (0, 0, 0),
+        "{:#?}",
+        summary.complaints
+    );
+    assert!(
+        summary.complaints.iter().any(|c| c.contains(&site.nodes()[0].address().to_string())),
+        "{:#?}",
+        summary.complaints
+    );
 }
 
 /// Every node in turn is killed and started again, while clients read and write, for some seconds.
@@ -181,13 +209,20 @@ fn rolling_restart(node: &[&str], config: &str) -> Option<(Summary, Vec<String>)
     Some((run.finish().expect("the load ends"), names))
 }
 
-/// What a node acknowledged is on its disk (appendfsync always), so no reply may ever be wrong: errors while it is away, and the truth
-/// afterwards.
+/// What a node acknowledged is on its disk (appendfsync always), so no reply may ever be wrong: errors while it is
+/// away, and the truth afterwards.
 #[test]
 fn a_rolling_restart_costs_errors_and_no_wrong_reply() {
-    let Some((summary, nodes)) = rolling_restart(&["--appendonly", "yes", "--appendfsync", "always"], "") else { return };
+    let Some((summary, nodes)) = rolling_restart(&["--appendonly", "yes", "--appendfsync", "always"], "") else {
+        return;
+    };
     assert!(summary.total.errors > 0, "{:?}", summary.total);
-    assert_eq!((summary.total.wrong, summary.total.unanswered, summary.total.disconnects), (0, 0, 0), "{:#?}", summary.complaints);
+    assert_eq!(
+        (summary.total.wrong, summary.total.unanswered, summary.total.disconnects),
+        (0, 0, 0),
+        "{:#?}",
+        summary.complaints
+    );
     let named = |complaint: &String| nodes.iter().any(|node| complaint.contains(node));
     assert!(summary.complaints.iter().any(named), "{:#?}", summary.complaints);
 }

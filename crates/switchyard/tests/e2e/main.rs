@@ -1,7 +1,8 @@
 //! End-to-end tests: the real binary before real servers.
 //!
-//! One test binary with a module per theme, because every integration test file is linked on its own and the link takes longer than the
-//! tests. `support` has the harness; its module comment says how to run the tests against a plain server.
+//! One test binary with a module per theme, because every integration test file is linked on its own and the link takes
+//! longer than the tests. `support` has the harness; its module comment says how to run the tests against a plain
+//! server.
 
 mod autoscale;
 mod autoscale_guards;

@@ -1,4 +1,5 @@
-//! The budget of memory (`memory-max`): who may have much has it while there is enough, and beyond it the biggest go first.
+//! The budget of memory (`memory-max`): who may have much has it while there is enough, and beyond it the biggest go
+//! first.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -101,7 +102,8 @@ fn the_biggest_clients_go_first_and_memory_stays_within_the_budget() {
     assert!(used.contains("switchyard_memory_max:134217728"), "{used}");
     assert!(steady.cmd("INFO stats").text().contains("evicted_clients:6"));
     let peak = site.router().process().memory_kib("VmHWM");
-    // 2.4 GB were asked for. A buffer that grows is there twice for a moment, the allocator gives back late, and a worker without a processor is late, too.
+    // 2.4 GB were asked for. A buffer that grows is there twice for a moment, the allocator gives back late, and a
+    // worker without a processor is late, too.
     assert!(peak < (3 * 128) << 10, "the router took {peak} KiB with a budget of 128 MiB");
     site.router().process().expect_log(&["cutting the client that takes the most memory (memory-max)"]);
     assert!(big.iter_mut().all(|client| client.closed_within(PATIENCE)));
@@ -118,7 +120,9 @@ fn a_burst_leaves_no_memory_behind() {
     let used = || metric(&site, "switchyard_memory_used_bytes");
     let before = used();
     let keys = 1_000_000;
-    let command = [format!("*{}\r\n$6\r\nEXISTS\r\n", keys + 1).into_bytes(), b"$1\r\na\r\n$1\r\nb\r\n".repeat(keys / 2)].concat();
+    let command =
+        [format!("*{}\r\n$6\r\nEXISTS\r\n", keys + 1).into_bytes(), b"$1\r\na\r\n$1\r\nb\r\n".repeat(keys / 2)]
+            .concat();
     assert_eq!(client.pipeline(&command, 1), [b":0\r\n"]);
     until("what a million keys took is given back", || used() < before + (2 << 20));
 }
@@ -135,7 +139,9 @@ fn queued_transactions_count() {
         assert_eq!(small.call(&[&b"SET"[..], format!("{{s}}{i}").as_bytes(), &value]), simple("QUEUED"));
     }
     let cut = (0..2000).find(|i| {
-        let queued = big.try_write(&encode(&[&b"SET"[..], format!("{{b}}{i}").as_bytes(), &value])).and_then(|()| big.try_reply());
+        let queued = big
+            .try_write(&encode(&[&b"SET"[..], format!("{{b}}{i}").as_bytes(), &value]))
+            .and_then(|()| big.try_reply());
         !matches!(queued, Ok(Value::Simple(_)))
     });
     let cut = cut.expect("200 MB are more than the budget");
@@ -172,7 +178,8 @@ fn requests_that_are_collected_count_and_who_is_not_to_be_cut_goes_last() {
     assert_eq!(metric(&site, "switchyard_clients_evicted_total"), 1);
 }
 
-/// Also where another worker serves the one that goes before it, and has not said so: while little is in use nobody says anything.
+/// Also where another worker serves the one that goes before it, and has not said so: while little is in use nobody
+/// says anything.
 #[test]
 fn who_is_not_to_be_cut_goes_last_whichever_worker_serves_it() {
     let Some(site) = Site::router_only(2, &options("memory-max = \"64mb\"\n")) else {

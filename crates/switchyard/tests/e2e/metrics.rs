@@ -41,7 +41,11 @@ fn parse(text: &str) -> BTreeMap<String, f64> {
 }
 
 fn sum(samples: &BTreeMap<String, f64>, name: &str, label: &str) -> f64 {
-    samples.iter().filter(|(series, _)| series.split('{').next() == Some(name) && series.contains(label)).map(|(_, v)| v).sum()
+    samples
+        .iter()
+        .filter(|(series, _)| series.split('{').next() == Some(name) && series.contains(label))
+        .map(|(_, v)| v)
+        .sum()
 }
 
 #[test]
@@ -82,7 +86,9 @@ fn metrics_count_what_happens_and_never_name_keys() {
     assert!(moved("switchyard_worker_busy_seconds_total", "worker=\"") > 0.0, "{text}");
     assert_eq!(sum(&after, "switchyard_node_slots", ""), 16384.0, "{text}");
     // Histograms end in +Inf, and add up.
-    let counts = |suffix: &str| after.keys().filter(|series| series.split('{').next().expect("a name").ends_with(suffix)).count();
+    let counts = |suffix: &str| {
+        after.keys().filter(|series| series.split('{').next().expect("a name").ends_with(suffix)).count()
+    };
     let infinite = after.iter().filter(|(series, _)| series.contains("le=\"+Inf\""));
     for (series, value) in infinite.clone() {
         let (name, labels) = series.split_once("_bucket{").expect("a bucket");
@@ -106,9 +112,12 @@ fn the_docs_name_every_metric_and_no_other() {
     };
     let docs = include_str!("../../../../docs/operations.md");
     let section = docs.split("\n## Metrics").nth(1).and_then(|rest| rest.split("\n## ").next()).expect("the section");
-    let rows = section.lines().take_while(|line| !line.starts_with("Worth an alert")).filter(|line| line.starts_with("| `"));
-    let mut named: Vec<String> =
-        rows.flat_map(|row| row.split('|').nth(1).expect("a cell").split('`').skip(1).step_by(2)).map(str::to_owned).collect();
+    let rows =
+        section.lines().take_while(|line| !line.starts_with("Worth an alert")).filter(|line| line.starts_with("| `"));
+    let mut named: Vec<String> = rows
+        .flat_map(|row| row.split('|').nth(1).expect("a cell").split('`').skip(1).step_by(2))
+        .map(str::to_owned)
+        .collect();
     let mut there: Vec<String> = families(&site.router().metrics())
         .into_iter()
         .map(|name| name.strip_prefix("switchyard_").map_or(name.clone(), str::to_owned))
@@ -119,15 +128,17 @@ fn the_docs_name_every_metric_and_no_other() {
 }
 
 fn errors(samples: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
-    let code = |series: &str| Some(series.strip_prefix("switchyard_errors_total{code=\"")?.strip_suffix("\"}")?.to_owned());
+    let code =
+        |series: &str| Some(series.strip_prefix("switchyard_errors_total{code=\"")?.strip_suffix("\"}")?.to_owned());
     samples.iter().filter_map(|(series, value)| Some((code(series)?, *value))).collect()
 }
 
 /// What INFO says of errors: code and count.
 fn told(client: &mut Client, section: &str) -> BTreeMap<String, f64> {
     let text = client.cmd(&format!("INFO {section}")).text();
-    let figure =
-        |line: &str| line.strip_prefix("errorstat_")?.split_once(":count=").map(|(code, count)| (code.to_owned(), count.to_owned()));
+    let figure = |line: &str| {
+        line.strip_prefix("errorstat_")?.split_once(":count=").map(|(code, count)| (code.to_owned(), count.to_owned()))
+    };
     let lines = text.lines().filter_map(figure);
     lines.map(|(code, count)| (code, count.trim().parse().expect("a number"))).collect()
 }
@@ -200,7 +211,9 @@ fn every_error_that_a_client_got_is_counted_by_its_code_and_no_other() {
     assert_eq!(told(&mut client, "errorstats"), BTreeMap::new());
     assert_eq!(errors(&parse(&site.router().metrics())), expected);
     site.node_mut(0).kill();
-    until("the node is down", || client.cmd(&format!("GET {{{}}}", tags[0][0])).error().is_some_and(|e| e.starts_with("NODEDOWN")));
+    until("the node is down", || {
+        client.cmd(&format!("GET {{{}}}", tags[0][0])).error().is_some_and(|e| e.starts_with("NODEDOWN"))
+    });
     let downs = told(&mut client, "errorstats").get("NODEDOWN").copied();
     assert!(downs >= Some(1.0), "{downs:?}");
     assert_eq!(errors(&parse(&site.router().metrics())).get("NODEDOWN").copied(), downs);
@@ -222,7 +235,8 @@ fn both_formats_have_the_same_series_and_promtool_accepts_classic() {
     let series = |page: &str| -> Vec<String> {
         let samples = page.lines().filter(|line| !line.starts_with('#'));
         // Buckets appear with their first observation.
-        let steady = samples.filter_map(|line| line.rsplit_once(' ')).filter(|(series, _)| !series.contains("_bucket{"));
+        let steady =
+            samples.filter_map(|line| line.rsplit_once(' ')).filter(|(series, _)| !series.contains("_bucket{"));
         steady.map(|(series, _)| series.to_owned()).collect()
     };
     until("both formats have the same series", || series(&site.router().metrics()) == series(&openmetrics(&site)));
@@ -240,7 +254,12 @@ fn both_formats_have_the_same_series_and_promtool_accepts_classic() {
     let mut check = tied("promtool");
     check.args(["check", "metrics"]).stdin(std::fs::File::open(page).expect("the page"));
     let checked = check.output().expect("it runs");
-    assert!(checked.status.success(), "{}{}", String::from_utf8_lossy(&checked.stdout), String::from_utf8_lossy(&checked.stderr));
+    assert!(
+        checked.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(&checked.stdout),
+        String::from_utf8_lossy(&checked.stderr)
+    );
 }
 
 #[test]
@@ -285,7 +304,8 @@ fn a_protocol_error_and_a_refused_client_are_counted() {
         return;
     };
     let count = |name: &str| sum(&parse(&site.router().metrics()), name, "");
-    let (errors, rejected) = (count("switchyard_clients_protocol_errors_total"), count("switchyard_clients_rejected_total"));
+    let (errors, rejected) =
+        (count("switchyard_clients_protocol_errors_total"), count("switchyard_clients_rejected_total"));
     let mut bad = site.client();
     bad.write(b"*x\r\n");
     bad.reply().expect_error();
@@ -349,8 +369,12 @@ fn counters_of_a_node_go_on_when_it_joins_again() {
     // Before it joins, and each time that it is there.
     let counters = || {
         let samples = parse(&site.router().metrics());
-        let total = |name: &str| ["_total", "_count", "_sum"].iter().any(|end| name.ends_with(end)) || name.ends_with("_bucket");
-        let of_node = samples.into_iter().filter(|(series, _)| series.contains(&name) && total(series.split('{').next().expect("a name")));
+        let total = |name: &str| {
+            ["_total", "_count", "_sum"].iter().any(|end| name.ends_with(end)) || name.ends_with("_bucket")
+        };
+        let of_node = samples
+            .into_iter()
+            .filter(|(series, _)| series.contains(&name) && total(series.split('{').next().expect("a name")));
         of_node.collect::<BTreeMap<String, f64>>()
     };
     let mut before = BTreeMap::new();
@@ -364,7 +388,11 @@ fn counters_of_a_node_go_on_when_it_joins_again() {
         let after = counters();
         assert!(after[&format!("switchyard_node_sent_bytes_total{{node=\"{name}\"}}")] > 0.0, "{after:?}");
         for (series, value) in &before {
-            assert!(after.get(series).is_some_and(|now| now >= value), "{series} was {value}, and is {:?}", after.get(series));
+            assert!(
+                after.get(series).is_some_and(|now| now >= value),
+                "{series} was {value}, and is {:?}",
+                after.get(series)
+            );
         }
         before = after;
         done(site.router(), &format!("nodes remove {name}"));

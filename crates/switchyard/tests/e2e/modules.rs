@@ -1,7 +1,7 @@
 //! Commands that the router's own table does not have: a module's, and commands that an operator has renamed.
 //!
-//! The module is built here, by the C compiler that Rust's linker needs anyway. It declares its part of Redis's module interface by
-//! itself, because Debian's packages do not carry the header.
+//! The module is built here, by the C compiler that Rust's linker needs anyway. It declares its part of Redis's module
+//! interface by itself, because Debian's packages do not carry the header.
 
 use std::process::Command;
 
@@ -102,12 +102,13 @@ fn a_module_loaded_later_is_learnt() {
     crate::support::until("the commands are known", || client.cmd("probe.put k v") == ok());
 }
 
-/// `rename-command` hides a command under another name. The nodes do not list that name, so the router cannot know where its keys are:
-/// it must say so as a server says it, and must not guess a node.
+/// `rename-command` hides a command under another name. The nodes do not list that name, so the router cannot know
+/// where its keys are: it must say so as a server says it, and must not guess a node.
 #[test]
 fn renamed_commands_are_unknown_and_removed_ones_are_the_nodes_error() {
     let config = "rename-command HSET secret.hset\nrename-command LPUSH \"\"\nrename-command FLUSHALL \"\"\n";
-    let options = SiteOptions { node: NodeOptions { config: config.into(), ..NodeOptions::default() }, ..SiteOptions::default() };
+    let options =
+        SiteOptions { node: NodeOptions { config: config.into(), ..NodeOptions::default() }, ..SiteOptions::default() };
     let site = Site::with(2, &options);
     let plain = Node::start(&options.node);
     let (mut client, mut reference) = (site.client(), plain.client());
@@ -127,7 +128,10 @@ fn renamed_commands_are_unknown_and_removed_ones_are_the_nodes_error() {
 fn a_router_lives_with_nodes_that_hide_their_administration() {
     let config = "rename-command CONFIG \"\"\nrename-command DEBUG \"\"\nrename-command KEYS \"\"\nrename-command SCRIPT \"\"\n\
                   rename-command MODULE \"\"\nrename-command SLOWLOG \"\"\nrename-command SHUTDOWN \"\"\n";
-    let options = SiteOptions { node: NodeOptions { config: config.into(), ..NodeOptions::default() }, router: RouterOptions::default() };
+    let options = SiteOptions {
+        node: NodeOptions { config: config.into(), ..NodeOptions::default() },
+        router: RouterOptions::default(),
+    };
     let Some(site) = Site::router_only(2, &options) else {
         return;
     };

@@ -25,7 +25,8 @@ fn a_monitor_sees_what_one_server_would_show() {
     let (mut routed, mut reference) = (site.client(), plain.client());
     let (mut ours, mut theirs) = (site.client(), plain.client());
     assert_eq!((ours.cmd("MONITOR"), theirs.cmd("MONITOR")), (ok(), ok()));
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock after 1970").as_secs_f64();
+    let now =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock after 1970").as_secs_f64();
     for command in [
         "PING",
         "SET k \"a\\x00\\n\\\"z\\xff \\\\\"",
@@ -60,8 +61,10 @@ fn a_monitor_sees_what_one_server_would_show() {
             client.cmd(command);
         }
     }
-    let (here, there) =
-        (routed.stream().local_addr().expect("address").to_string(), reference.stream().local_addr().expect("address").to_string());
+    let (here, there) = (
+        routed.stream().local_addr().expect("address").to_string(),
+        reference.stream().local_addr().expect("address").to_string(),
+    );
     loop {
         let ((own, time), (other, _)) = (line(&mut ours), line(&mut theirs));
         assert_eq!(own, other.replace(&there, &here));
@@ -108,11 +111,17 @@ fn a_monitor_sees_the_clients_of_all_workers() {
             }
         }
         let mut seen = vec![0; clients.len()];
-        let addresses: Vec<String> = clients.iter().map(|c| c.stream().local_addr().expect("address").to_string()).collect();
+        let addresses: Vec<String> =
+            clients.iter().map(|c| c.stream().local_addr().expect("address").to_string()).collect();
         for _ in 0..20 * clients.len() {
             let (line, _) = line(&mut monitor);
-            let who = addresses.iter().position(|a| line.contains(a.as_str())).unwrap_or_else(|| panic!("nobody's: {line}"));
-            assert_eq!(line, format!("[0 {}] \"SET\" \"k{who}\" \"{}\"", addresses[who], seen[who]), "each client's in its order");
+            let who =
+                addresses.iter().position(|a| line.contains(a.as_str())).unwrap_or_else(|| panic!("nobody's: {line}"));
+            assert_eq!(
+                line,
+                format!("[0 {}] \"SET\" \"k{who}\" \"{}\"", addresses[who], seen[who]),
+                "each client's in its order"
+            );
             seen[who] += 1;
         }
         let id = clients[0].cmd("CLIENT LIST").text();
@@ -212,7 +221,8 @@ fn a_pause_holds_all_workers() {
     assert!(begin.elapsed() >= Duration::from_millis(380), "{:?}", begin.elapsed());
 }
 
-/// A large request is on its way to its node before it is whole: its end waits for the end of the pause, and the pause does not wait for it.
+/// A large request is on its way to its node before it is whole: its end waits for the end of the pause, and the pause
+/// does not wait for it.
 #[test]
 fn a_pause_holds_back_the_end_of_a_large_request() {
     let site = Site::new(2);

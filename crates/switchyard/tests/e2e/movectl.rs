@@ -1,10 +1,12 @@
-//! Moves as people and scripts ask for them: the command line, the admin API, RESP, and what survives a restart. That no key is lost or
-//! wrong meanwhile is the matter of `moves`.
+//! Moves as people and scripts ask for them: the command line, the admin API, RESP, and what survives a restart. That
+//! no key is lost or wrong meanwhile is the matter of `moves`.
 
 use std::net::SocketAddr;
 use std::process::Command;
 
-use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, ok, ports, until};
+use crate::support::{
+    Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, ok, ports, until,
+};
 
 /// What a subcommand said.
 pub(crate) struct Said {
@@ -25,8 +27,11 @@ pub(crate) fn ask_at(admin: SocketAddr, line: &str) -> Said {
 }
 
 fn run<'a>(args: impl IntoIterator<Item = &'a str>) -> Said {
-    let output =
-        Command::new(env!("CARGO_BIN_EXE_switchyard")).args(args).env_remove("SWITCHYARD_ADMIN_TOKEN").output().expect("the binary runs");
+    let output = Command::new(env!("CARGO_BIN_EXE_switchyard"))
+        .args(args)
+        .env_remove("SWITCHYARD_ADMIN_TOKEN")
+        .output()
+        .expect("the binary runs");
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     Said { code: output.status.code().unwrap_or(-1), out: text(output.stdout), err: text(output.stderr) }
 }
@@ -68,7 +73,12 @@ pub(crate) fn owns(router: &Router, node: SocketAddr) -> Option<i64> {
 fn a_protocol_that_may_lose_keys_is_refused_unless_that_is_allowed() {
     let Some(site) = Site::router_only(
         2,
-        &SiteOptions::router(RouterOptions::args(&["--set", "moves.durability=aof", "--set", "clients.default-user-rules=operator"])),
+        &SiteOptions::router(RouterOptions::args(&[
+            "--set",
+            "moves.durability=aof",
+            "--set",
+            "clients.default-user-rules=operator",
+        ])),
     ) else {
         return;
     };
@@ -80,7 +90,8 @@ fn a_protocol_that_may_lose_keys_is_refused_unless_that_is_allowed() {
     assert!(text.contains("cannot keep durability replica"), "{text}");
     let text = refused(site.router(), &format!("{line} --durability memory"));
     assert!(text.contains("loses keys when a node restarts") && text.contains("--allow-key-loss"), "{text}");
-    let words = format!("SWITCHYARD MOVE FROM {} TO {} ALL PROTOCOL stop-and-copy DURABILITY memory", names[0], names[1]);
+    let words =
+        format!("SWITCHYARD MOVE FROM {} TO {} ALL PROTOCOL stop-and-copy DURABILITY memory", names[0], names[1]);
     let mut client = site.client();
     let reply = client.cmd(&words);
     assert!(reply.error().is_some_and(|text| text.contains("loses keys")), "{reply:?}");
@@ -126,7 +137,10 @@ fn a_protocol_as_published_is_refused_unless_that_is_allowed_and_moves_what_is_t
         let text = refused(site.router(), &format!("{line} --mode paper --allow-key-loss {what}"));
         assert!(text.contains(expected), "{text}");
     }
-    let text = refused(site.router(), &format!("move --keys k --to {target} --protocol netmigrate --mode paper --allow-key-loss"));
+    let text = refused(
+        site.router(),
+        &format!("move --keys k --to {target} --protocol netmigrate --mode paper --allow-key-loss"),
+    );
     assert!(text.contains("move whole slots"), "{text}");
     let words = format!("SWITCHYARD MOVE FROM {source} TO {target} ALL PROTOCOL netmigrate GROUPS 7 DRY-RUN");
     let reply = site.client().cmd(&words);
@@ -137,12 +151,19 @@ fn a_protocol_as_published_is_refused_unless_that_is_allowed_and_moves_what_is_t
     }
     done(
         site.router(),
-        &format!("{line} --protocol netmigrate --mode paper --tracker adaptive --groups 16 --bits 8 --allow-key-loss --wait"),
+        &format!(
+            "{line} --protocol netmigrate --mode paper --tracker adaptive --groups 16 --bits 8 --allow-key-loss --wait"
+        ),
     );
     assert_eq!(site.nodes()[0].client().cmd("DBSIZE").int(), 0);
     assert!((0..500).all(|n| client.cmd(&format!("GET key{n}")) == bulk(n.to_string())));
     // There is no way back of one that has begun, and it says so before anything is on record.
-    done(site.router(), &format!("move --from {target} --to {source} --all --protocol bloom --mode paper --allow-key-loss --max-rate 1kb"));
+    done(
+        site.router(),
+        &format!(
+            "move --from {target} --to {source} --all --protocol bloom --mode paper --allow-key-loss --max-rate 1kb"
+        ),
+    );
     let second = "moves abort 2";
     let text = until("its slots are on their way", || {
         let dry = ask(site.router(), &format!("{second} --dry-run"));
@@ -222,7 +243,8 @@ fn nodes_in_cluster_mode_are_refused() {
     let mode = dir.path().join("mode.conf");
     std::fs::write(&mode, "").expect("written");
     let args = vec!["--include".to_owned(), mode.display().to_string()];
-    let mut nodes = [Node::start(&NodeOptions::default()), Node::start(&NodeOptions { args, ..NodeOptions::default() })];
+    let mut nodes =
+        [Node::start(&NodeOptions::default()), Node::start(&NodeOptions { args, ..NodeOptions::default() })];
     let router = Router::start(&nodes.each_ref().map(Node::address), &RouterOptions::default());
     // A first start refuses such a node, so it becomes one later.
     std::fs::write(&mode, format!("cluster-enabled yes\ncluster-port {bus}\n")).expect("written");
@@ -350,9 +372,16 @@ fn over_resp_the_words_are_the_same() {
     assert_eq!(stranger.cmd("DBSIZE").int(), 0);
     assert_eq!(slots(site.router()).len(), 2, "nobody has joined");
     let log = site.router().process().log();
-    assert!(log.lines().any(|line| line.contains("audit") && line.contains("no operator") && line.contains("the user all")), "{log}");
     assert!(
-        client.cmd("ACL LIST").items().iter().any(|user| user.text().starts_with("user default ") && user.text().ends_with(" operator"))
+        log.lines().any(|line| line.contains("audit") && line.contains("no operator") && line.contains("the user all")),
+        "{log}"
+    );
+    assert!(
+        client
+            .cmd("ACL LIST")
+            .items()
+            .iter()
+            .any(|user| user.text().starts_with("user default ") && user.text().ends_with(" operator"))
     );
     let flags = client.cmd("ACL GETUSER default").field("flags").items().to_vec();
     assert!(flags.contains(&bulk("operator")), "{flags:?}");
@@ -403,7 +432,11 @@ fn a_lost_state_directory_is_made_anew_from_the_keys() {
     }
     let conflict = run(["recover"].into_iter().chain(nodes));
     assert_eq!(conflict.code, 1);
-    assert!(conflict.err.contains("1 key is at several nodes") && conflict.err.contains("--take-most"), "{}", conflict.err);
+    assert!(
+        conflict.err.contains("1 key is at several nodes") && conflict.err.contains("--take-most"),
+        "{}",
+        conflict.err
+    );
     assert!(conflict.out.contains("key \"key:1\" is at "), "{}", conflict.out);
     let told = run(["recover", "--take-most"].into_iter().chain(nodes));
     assert_eq!(told.code, 0, "{}", told.err);

@@ -1,5 +1,5 @@
-//! A way out of every move: a node that is lost for good in the middle, a move that nobody wants any more, nodes that were drained; and what readiness, status
-//! and metrics say meanwhile.
+//! A way out of every move: a node that is lost for good in the middle, a move that nobody wants any more, nodes that
+//! were drained; and what readiness, status and metrics say meanwhile.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -58,15 +58,21 @@ impl Scene {
 
     fn begin(&self, options: &str) {
         let slot = crc16_slot(self.key(0).as_bytes()).number();
-        done(self.site.router(), &format!("move --from {} --to {} --slots {slot} {options}", self.name(0), self.name(1)));
+        done(
+            self.site.router(),
+            &format!("move --from {} --to {} --slots {slot} {options}", self.name(0), self.name(1)),
+        );
         eventually("keys move", || the_move(self.site.router(), 1)["keys_moved"].as_u64().filter(|keys| *keys > 30));
     }
 
     /// Which keys are at a node.
     fn at(&self, node: usize) -> Vec<usize> {
         let keys = self.site.nodes()[node].cmd("KEYS *key:*");
-        let mut numbers: Vec<usize> =
-            keys.items().iter().filter_map(|key| key.text().rsplit(':').next().and_then(|number| number.parse().ok())).collect();
+        let mut numbers: Vec<usize> = keys
+            .items()
+            .iter()
+            .filter_map(|key| key.text().rsplit(':').next().and_then(|number| number.parse().ok()))
+            .collect();
         numbers.sort_unstable();
         numbers
     }
@@ -112,21 +118,32 @@ fn a_move_whose_target_is_lost_for_good_is_ended_without_it() {
     let target = scene.name(1);
     eventually("it is said that the move waits", || scene.status().contains("--lose-target"));
     let status = scene.status();
-    assert!(status.contains("READY IN PART") && status.contains("keys of 1 slot on the way cannot be used"), "{status}");
+    assert!(
+        status.contains("READY IN PART") && status.contains("keys of 1 slot on the way cannot be used"),
+        "{status}"
+    );
     let (code, body) = http::get(admin, "/readyz");
     assert!(code == 200 && body.contains(&target) && body.contains("move 1 has not reached"), "{body}");
     let metrics = scene.site.router().metrics();
-    assert!(metrics.contains("switchyard_moves_lost_slots 1\n") && metrics.contains("switchyard_moves_in_trouble 1\n"), "{metrics}");
+    assert!(
+        metrics.contains("switchyard_moves_lost_slots 1\n") && metrics.contains("switchyard_moves_in_trouble 1\n"),
+        "{metrics}"
+    );
     let left = scene.at(0);
     let moved: Vec<usize> = (0..KEYS).filter(|number| left.binary_search(number).is_err()).collect();
     assert!(moved.len() > 30 && !left.is_empty());
     let mut client = scene.site.client();
-    eventually("what has not moved is served", || client.cmd(&format!("GET {}", scene.key(left[0]))) == bulk(value(left[0])));
+    eventually("what has not moved is served", || {
+        client.cmd(&format!("GET {}", scene.key(left[0]))) == bulk(value(left[0]))
+    });
     assert!(is_down(&mut client, &scene.key(moved[0])), "it may be there");
 
     // It says what would be lost, and does nothing.
     let said = done(scene.site.router(), "moves abort 1 --lose-target --dry-run");
-    assert!(said.contains("nothing is done yet") && said.contains("keys at most") && said.contains("are lost"), "{said}");
+    assert!(
+        said.contains("nothing is done yet") && said.contains("keys at most") && said.contains("are lost"),
+        "{said}"
+    );
     assert!(is_down(&mut client, &scene.key(moved[0])));
     let said = done(scene.site.router(), "moves abort 1");
     assert!(said.contains("stops when") && said.contains("--lose-target"), "{said}");
@@ -203,7 +220,10 @@ fn a_move_that_cannot_use_a_node_that_answers_says_why_and_ends_with_it_or_witho
         assert_eq!(boss.cmd("AUTH boss x"), ok());
         assert_eq!(boss.cmd("ACL SETUSER default -client|kill"), ok());
         let text = refused(scene.site.router(), &format!("move --from {} --to {} --all", scene.name(0), scene.name(1)));
-        assert!(text.contains("refuses CLIENT KILL, which moves need") && text.contains("let Switchyard's user"), "{text}");
+        assert!(
+            text.contains("refuses CLIENT KILL, which moves need") && text.contains("let Switchyard's user"),
+            "{text}"
+        );
         assert_eq!(boss.cmd("ACL SETUSER default +client|kill"), ok());
 
         scene.begin(SLOWLY);
@@ -214,7 +234,10 @@ fn a_move_that_cannot_use_a_node_that_answers_says_why_and_ends_with_it_or_witho
         assert_eq!(boss.cmd(&format!("CLIENT KILL ID {number}")), Value::Int(1));
         eventually("it is said what is refused", || scene.status().contains("it refuses CLIENT KILL ID"));
         let said = done(scene.site.router(), "moves abort 1 --dry-run");
-        assert!(said.contains("when it reaches") && said.contains("refuses CLIENT KILL") && said.contains("--lose-target"), "{said}");
+        assert!(
+            said.contains("when it reaches") && said.contains("refuses CLIENT KILL") && said.contains("--lose-target"),
+            "{said}"
+        );
         if granted {
             assert_eq!(boss.cmd("ACL SETUSER default +client|kill"), ok());
             // Meanwhile the leg has begun to go back.
@@ -232,7 +255,8 @@ fn a_move_that_cannot_use_a_node_that_answers_says_why_and_ends_with_it_or_witho
     }
 }
 
-/// Both answer clients, and refuse what the move needs: neither is given up for the other, which could not take its place.
+/// Both answer clients, and refuse what the move needs: neither is given up for the other, which could not take its
+/// place.
 #[test]
 fn where_neither_node_can_be_used_nothing_is_given_up() {
     let Some(scene) = Scene::start() else { return };
@@ -248,7 +272,9 @@ fn where_neither_node_can_be_used_nothing_is_given_up() {
         let list = boss.cmd("CLIENT LIST").text();
         let mover = list.lines().find(|line| line.contains("-mover-1 ")).expect("its connection");
         let number = mover.strip_prefix("id=").and_then(|rest| rest.split(' ').next()).expect("a number").to_owned();
-        for line in ["MULTI".to_owned(), format!("CLIENT KILL ID {number}"), "ACL SETUSER default -client|kill".to_owned()] {
+        for line in
+            ["MULTI".to_owned(), format!("CLIENT KILL ID {number}"), "ACL SETUSER default -client|kill".to_owned()]
+        {
             boss.cmd(&line);
         }
         assert_eq!(boss.cmd("EXEC").items(), [Value::Int(1), ok()]);
@@ -277,7 +303,9 @@ fn a_move_whose_source_is_lost_for_good_is_ended_without_it() {
         eventually("it is said that the move waits", || scene.status().contains("--lose-source"));
         if restarts {
             scene.restart_router();
-            eventually("the source is known to be away", || scene.status().contains(&format!("{} is down", scene.name(0))));
+            eventually("the source is known to be away", || {
+                scene.status().contains(&format!("{} is down", scene.name(0)))
+            });
         }
         let said = done(scene.site.router(), "moves abort 1 --lose-source");
         // What has not moved, as far as it was listed.
@@ -319,7 +347,11 @@ fn a_drain_that_is_taken_back_says_that_its_move_goes_on() {
     let Some(scene) = Scene::start() else { return };
     done(scene.site.router(), &format!("nodes drain {} {SLOWLY}", scene.name(0)));
     let said = done(scene.site.router(), &format!("nodes undrain {}", scene.name(0)));
-    assert!(said.contains("may get slots again") && said.contains("move 1 goes on and empties it; `switchyard moves abort 1`"), "{said}");
+    assert!(
+        said.contains("may get slots again")
+            && said.contains("move 1 goes on and empties it; `switchyard moves abort 1`"),
+        "{said}"
+    );
     done(scene.site.router(), "moves abort 1");
     wait_for(scene.site.router(), 1, "stopped");
 }
@@ -405,7 +437,8 @@ struct Admin {
 impl Admin {
     fn ask(&mut self, what: &str) -> String {
         let token = &self.token;
-        let request = format!("{what} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nContent-Length: 0\r\n\r\n");
+        let request =
+            format!("{what} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nContent-Length: 0\r\n\r\n");
         self.stream.write_all(request.as_bytes()).expect("sent");
         let (mut answer, mut buffer) = (String::new(), [0; 4096]);
         loop {
@@ -413,7 +446,9 @@ impl Admin {
             assert!(count > 0, "it was closed: {answer}");
             answer += &String::from_utf8_lossy(&buffer[..count]);
             let Some((head, body)) = answer.split_once("\r\n\r\n") else { continue };
-            let length = head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse::<usize>().ok());
+            let length = head
+                .lines()
+                .find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse::<usize>().ok());
             if body.len() >= length.expect("a length") {
                 return body.to_owned();
             }

@@ -1,6 +1,8 @@
-//! One thing breaks in the middle of a move, under clients whose histories must have an order, and everything is well again by itself.
+//! One thing breaks in the middle of a move, under clients whose histories must have an order, and everything is well
+//! again by itself.
 //!
-//! Short: each run moves some thousand keys, slowly enough that the fault meets it under way, and fast once it is over. `make soak` has the same for hours.
+//! Short: each run moves some thousand keys, slowly enough that the fault meets it under way, and fast once it is over.
+//! `make soak` has the same for hours.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -25,7 +27,8 @@ const MADE: u64 = 1200;
 enum Moved {
     /// All slots of the source.
     Slots,
-    /// Keys without their slots: those that nobody changes, and every second one that clients use. The others stay, in the same slots.
+    /// Keys without their slots: those that nobody changes, and every second one that clients use. The others stay, in
+    /// the same slots.
     Keys,
 }
 
@@ -66,7 +69,8 @@ impl Scene {
         let nodes: Vec<Node> = (0..2).map(|_| Node::start(&options)).collect();
         let relays: Vec<Relay> = nodes.iter().map(|node| Relay::start(node.address())).collect();
         let addresses: Vec<SocketAddr> = relays.iter().map(Relay::address).collect();
-        let args = ["--set", "nodes.command-timeout=1s", "--set", "nodes.connect-timeout=1s"].map(str::to_owned).to_vec();
+        let args =
+            ["--set", "nodes.command-timeout=1s", "--set", "nodes.connect-timeout=1s"].map(str::to_owned).to_vec();
         let router = Router::start(&addresses, &RouterOptions { args, ..RouterOptions::default() });
         // The first placement goes by the order of names.
         let source = usize::from(addresses[1].to_string() < addresses[0].to_string());
@@ -186,8 +190,14 @@ impl Scene {
     fn fill_the_target(&mut self) {
         let target = &self.nodes[self.target];
         assert_eq!(target.cmd("CONFIG SET maxmemory 1"), ok());
-        let state = eventually("the move ends", || Some(the_move(&self.router, 1)["state"].clone()).filter(|state| state != "running"));
-        assert!(state == "stopped" && (self.doing().contains("OOM") || self.doing().contains("room")), "{}", self.doing());
+        let state = eventually("the move ends", || {
+            Some(the_move(&self.router, 1)["state"].clone()).filter(|state| state != "running")
+        });
+        assert!(
+            state == "stopped" && (self.doing().contains("OOM") || self.doing().contains("room")),
+            "{}",
+            self.doing()
+        );
         assert_eq!(target.cmd("CONFIG SET maxmemory 0"), ok());
     }
 }
@@ -200,7 +210,8 @@ fn move_command(moved: Moved, from: SocketAddr, to: SocketAddr, options: &str) -
     format!("move --from {from} --to {to} {what} {options}")
 }
 
-/// Does something in the middle of a move, which everything must have recovered from when it returns; and looks whether all is as it must be.
+/// Does something in the middle of a move, which everything must have recovered from when it returns; and looks whether
+/// all is as it must be.
 #[track_caller]
 fn during_a_move(moved: Moved, is_durable: bool, fault: impl FnOnce(&mut Scene)) -> Option<Tally> {
     if direct() {
@@ -315,7 +326,9 @@ fn the_target_refuses_restore() {
     let tally = during_a_move(Moved::Slots, false, |scene| {
         let target = &scene.nodes[scene.target];
         assert_eq!(target.cmd("ACL SETUSER default -restore"), ok());
-        let state = eventually("the move ends", || Some(the_move(&scene.router, 1)["state"].clone()).filter(|state| state != "running"));
+        let state = eventually("the move ends", || {
+            Some(the_move(&scene.router, 1)["state"].clone()).filter(|state| state != "running")
+        });
         assert!(state == "stopped" && scene.doing().contains("restore"), "{}", scene.doing());
         assert_eq!(target.cmd("ACL SETUSER default +restore"), ok());
     });

@@ -1,4 +1,5 @@
-//! What was sent on a connection that broke may be executed later: by the end of a move, or of the router, nothing of it is forgotten.
+//! What was sent on a connection that broke may be executed later: by the end of a move, or of the router, nothing of
+//! it is forgotten.
 
 use std::net::SocketAddr;
 
@@ -24,14 +25,17 @@ impl Scene {
             return None;
         }
         let started: Vec<Node> = (0..3).map(|_| Node::start(&NodeOptions::default())).collect();
-        let mut pairs: Vec<(Relay, Node)> = started.into_iter().map(|node| (Relay::start(node.address()), node)).collect();
+        let mut pairs: Vec<(Relay, Node)> =
+            started.into_iter().map(|node| (Relay::start(node.address()), node)).collect();
         // The first placement goes by the order of names.
         pairs.sort_by_key(|(relay, _)| relay.address().to_string());
         let (relays, nodes): (Vec<Relay>, Vec<Node>) = pairs.into_iter().unzip();
-        let args = ["--set", "nodes.command-timeout=1s", "--set", "nodes.connect-timeout=1s"].map(str::to_owned).to_vec();
+        let args =
+            ["--set", "nodes.command-timeout=1s", "--set", "nodes.connect-timeout=1s"].map(str::to_owned).to_vec();
         let addresses: Vec<SocketAddr> = relays.iter().map(Relay::address).collect();
         let router = Router::start(&addresses, &RouterOptions { args, ..RouterOptions::default() });
-        let key = (0..).map(|n| format!("key:{n}")).find(|key| crc16_slot(key.as_bytes()).number() < 5461).expect("one");
+        let key =
+            (0..).map(|n| format!("key:{n}")).find(|key| crc16_slot(key.as_bytes()).number() < 5461).expect("one");
         Some(Scene { router, relays, nodes, key })
     }
 
@@ -56,7 +60,9 @@ fn what_an_aborted_move_has_sent_is_not_executed_in_the_next_one() {
     scene.move_slot("");
     eventually("a removal is under way", || target.holds_one());
     target.refuse(true);
-    eventually("it is given up", || the_move(&scene.router, 1)["doing"].as_str()?.contains("waiting for").then_some(()));
+    eventually("it is given up", || {
+        the_move(&scene.router, 1)["doing"].as_str()?.contains("waiting for").then_some(())
+    });
     done(&scene.router, "moves abort 1");
     wait_for(&scene.router, 1, "stopped");
     target.refuse(false);
@@ -91,21 +97,28 @@ fn what_a_router_that_was_killed_has_sent_is_not_executed_once_the_next_one_serv
 #[test]
 fn functions_that_an_aborted_move_has_sent_do_not_come_back() {
     let Some(scene) = Scene::start() else { return };
-    let library = |answer: u32| format!("#!lua name=library\nredis.register_function('f', function() return {answer} end)");
+    let library =
+        |answer: u32| format!("#!lua name=library\nredis.register_function('f', function() return {answer} end)");
     let (mut client, target) = (scene.client(), &scene.relays[1]);
     assert_eq!(client.call(&["FUNCTION", "LOAD", &library(1)]), bulk("library"));
-    // The move has to give them to the target. They are other ones than those of the source: nobody else gives any to a node that has some.
+    // The move has to give them to the target. They are other ones than those of the source: nobody else gives any to a
+    // node that has some.
     assert_eq!(scene.nodes[1].client().call(&["FUNCTION", "LOAD", "REPLACE", &library(0)]), bulk("library"));
     target.hold_from(b"$8\r\nFUNCTION\r\n$7\r\nRESTORE");
     scene.move_slot("");
     eventually("they are under way", || target.holds_one());
     target.refuse(true);
-    eventually("it is given up", || the_move(&scene.router, 1)["doing"].as_str()?.contains("waiting for").then_some(()));
+    eventually("it is given up", || {
+        the_move(&scene.router, 1)["doing"].as_str()?.contains("waiting for").then_some(())
+    });
     done(&scene.router, "moves abort 1");
     wait_for(&scene.router, 1, "stopped");
     let change = |client: &mut Client| client.call(&["FUNCTION", "LOAD", "REPLACE", &library(2)]);
     let refused = change(&mut client);
-    assert!(matches!(&refused, Value::Error(text) if text.starts_with("TRYAGAIN") && text.contains("may still store")), "{refused:?}");
+    assert!(
+        matches!(&refused, Value::Error(text) if text.starts_with("TRYAGAIN") && text.contains("may still store")),
+        "{refused:?}"
+    );
     // A node that is down holds up nothing that it has no part in.
     let (from, to) = (scene.relays[0].address(), scene.relays[2].address());
     done(&scene.router, &format!("move --from {from} --to {to} --slots 1 --wait"));

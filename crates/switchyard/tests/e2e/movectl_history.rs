@@ -1,7 +1,9 @@
-//! What clients see of keys that several of them use while everything else goes wrong, and whether one server could have answered so.
+//! What clients see of keys that several of them use while everything else goes wrong, and whether one server could
+//! have answered so.
 //!
-//! Short runs, recorded and judged here, without another language and its tools: the judge is the one of the simulator (`switchyard_sim::linear`), which
-//! knows only what was asked, when, and what was answered. The tests of the lab (`crates/lab/tests`) and `make soak` have longer ones, with another judge.
+//! Short runs, recorded and judged here, without another language and its tools: the judge is the one of the simulator
+//! (`switchyard_sim::linear`), which knows only what was asked, when, and what was answered. The tests of the lab
+//! (`crates/lab/tests`) and `make soak` have longer ones, with another judge.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -136,7 +138,8 @@ impl Recording {
         }
     }
 
-    /// Ends, reads every key once more, and judges. Gives what happened, and the keys; or what one server cannot have answered.
+    /// Ends, reads every key once more, and judges. Gives what happened, and the keys; or what one server cannot have
+    /// answered.
     pub(crate) fn finish(self) -> Result<(Tally, Vec<String>), String> {
         self.shared.stop.store(true, Ordering::Relaxed);
         for client in self.clients {
@@ -159,9 +162,15 @@ impl Recording {
             let operations = lock(&key.operations);
             match check(&operations, key.is_made.then(|| vec![FIRST]), 0) {
                 Verdict::Fine => {}
-                Verdict::TooMany => return Err(format!("{}: too many possibilities:\n{}", key.name, shown(&operations))),
+                Verdict::TooMany => {
+                    return Err(format!("{}: too many possibilities:\n{}", key.name, shown(&operations)));
+                }
                 Verdict::Broken(fitting) => {
-                    return Err(format!("{}: fits no order, {fitting} at most can be in one:\n{}", key.name, shown(&operations)));
+                    return Err(format!(
+                        "{}: fits no order, {fitting} at most can be in one:\n{}",
+                        key.name,
+                        shown(&operations)
+                    ));
                 }
             }
         }
@@ -272,7 +281,8 @@ impl Shared {
         client.patience(PATIENCE);
         let mut bytes = Vec::new();
         for command in &plan.commands {
-            let words: Vec<&str> = command.iter().map(|word| if word == "$" { key.name.as_str() } else { word }).collect();
+            let words: Vec<&str> =
+                command.iter().map(|word| if word == "$" { key.name.as_str() } else { word }).collect();
             bytes.extend(encode(&words));
         }
         let invoked_us = self.now_us();
@@ -325,7 +335,9 @@ fn seen(act: &Act, told: &Value) -> Act {
         (Act::Read(_), Value::Bulk(_)) => Act::Read(Some(vec![number(told)])),
         // A transaction that reads twice: where it sees two values, they are no value that anybody wrote.
         (Act::Read(_), Value::Array(items)) if items.as_slice() == [Value::Nil, Value::Nil] => Act::Read(None),
-        (Act::Read(_), Value::Array(items)) if items.len() == 2 && items[0] == items[1] => Act::Read(Some(vec![number(&items[0])])),
+        (Act::Read(_), Value::Array(items)) if items.len() == 2 && items[0] == items[1] => {
+            Act::Read(Some(vec![number(&items[0])]))
+        }
         (Act::Read(_), Value::Array(items)) if items.is_empty() => Act::Read(None),
         (Act::Read(_), Value::Array(items)) => Act::Read(Some(items.iter().map(number).collect())),
         (Act::Count(_), Value::Int(count)) => Act::Count(Some(Some(*count))),

@@ -1,5 +1,5 @@
-//! Moves end, or go back, and clients are served meanwhile: a source that is busy, a target that is gone or dies of a value, somebody who waits for a whole
-//! slot, a user who does not want to wait.
+//! Moves end, or go back, and clients are served meanwhile: a source that is busy, a target that is gone or dies of a
+//! value, somebody who waits for a whole slot, a user who does not want to wait.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -27,7 +27,8 @@ impl Scene {
 
     fn start_with(settings: &[&str]) -> Option<Scene> {
         let node = NodeOptions::args(&["--appendonly", "yes", "--appendfsync", "always"]);
-        let args = ["--set", "moves.big-key=0"].into_iter().chain(settings.iter().copied()).map(str::to_owned).collect();
+        let args =
+            ["--set", "moves.big-key=0"].into_iter().chain(settings.iter().copied()).map(str::to_owned).collect();
         let router = RouterOptions { args, nodes_may_be_down: true, ..RouterOptions::default() };
         let site = Site::router_only(2, &SiteOptions { node, router })?;
         let tag = site.tags()[0][0].clone();
@@ -67,7 +68,11 @@ impl Scene {
         let bytes: Vec<u8> = (0..KEYS).flat_map(|n| encode(&["GET", &self.key(n)])).collect();
         for (number, reply) in self.site.client().pipeline(&bytes, KEYS).into_iter().enumerate() {
             let expected = value(number);
-            assert_eq!(String::from_utf8_lossy(&reply), format!("${}\r\n{expected}\r\n", expected.len()), "key {number}");
+            assert_eq!(
+                String::from_utf8_lossy(&reply),
+                format!("${}\r\n{expected}\r\n", expected.len()),
+                "key {number}"
+            );
         }
     }
 }

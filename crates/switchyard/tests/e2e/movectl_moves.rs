@@ -1,4 +1,5 @@
-//! Moves under way, as people and scripts steer them: progress, pause and abort, a restart in the middle, nodes that join and go, a full disk.
+//! Moves under way, as people and scripts steer them: progress, pause and abort, a restart in the middle, nodes that
+//! join and go, a full disk.
 
 use std::net::SocketAddr;
 
@@ -8,7 +9,8 @@ use serde_json::Value as Json;
 use crate::movectl::{done, json, names, owns, refused, slots};
 use crate::support::process::{Process, tied};
 use crate::support::{
-    Client, Node, NodeOptions, Probed, Router, RouterOptions, Site, SiteOptions, Value, bulk, encode, http, int, ok, until_within,
+    Client, Node, NodeOptions, Probed, Router, RouterOptions, Site, SiteOptions, Value, bulk, encode, http, int, ok,
+    until_within,
 };
 
 /// So many keys make a move that is still under way when somebody looks.
@@ -89,7 +91,10 @@ fn a_move_is_asked_for_and_watched_and_done() {
     let ended = the_move(site.router(), 1);
     assert_eq!((&ended["state"], &ended["slots_done"]), (&Json::from("done"), &Json::from(8192)), "{ended}");
     let report = json(site.router(), "moves");
-    assert!(report["journal"]["records"].as_u64() > Some(0) && report["journal"]["syncs"].as_u64() > Some(0), "{report}");
+    assert!(
+        report["journal"]["records"].as_u64() > Some(0) && report["journal"]["syncs"].as_u64() > Some(0),
+        "{report}"
+    );
     assert!(report["journal"]["length"].as_u64() < Some(4096), "what is over is not kept: {report}");
     let metrics = site.router().metrics();
     assert!(
@@ -146,7 +151,10 @@ fn a_move_that_is_paused_stands_still_and_one_that_is_aborted_ends() {
     assert_eq!(the_move(router, 1)["state"], "running");
     done(router, "moves max-rate 1 none");
     done(router, "moves goal 1 balanced");
-    assert_eq!((&the_move(router, 1)["goal"], &the_move(router, 1)["max_rate"]), (&Json::from("balanced"), &Json::Null));
+    assert_eq!(
+        (&the_move(router, 1)["goal"], &the_move(router, 1)["max_rate"]),
+        (&Json::from("balanced"), &Json::Null)
+    );
     done(router, "moves max-rate 1 100kb");
     assert_eq!(the_move(router, 1)["max_rate"], 100 << 10);
     assert!(refused(router, "moves goal 2 fast").contains("there is no move 2"));
@@ -186,18 +194,27 @@ fn keys_that_are_nowhere_are_answered_while_their_slot_is_on_its_way() {
         assert_eq!(client.cmd("DEL {b}deleted"), int(1));
         assert_eq!(client.cmd("SET {b}expired 1 PX 1"), ok());
         eventually("it expires", || client.cmd("GET {b}expired") == Value::Nil);
-        assert_eq!(client.cmd("MGET {b}deleted {b}expired {b}never1"), Value::Array(vec![Value::Nil, Value::Nil, Value::Nil]));
+        assert_eq!(
+            client.cmd("MGET {b}deleted {b}expired {b}never1"),
+            Value::Array(vec![Value::Nil, Value::Nil, Value::Nil])
+        );
     }
     let paused = the_move(router, 1);
     assert_eq!(paused["state"], "paused");
-    assert!(paused["keys_moved"].as_u64().is_some_and(|keys| (1..HERE as u64).contains(&keys)), "in the middle of its leg: {paused}");
+    assert!(
+        paused["keys_moved"].as_u64().is_some_and(|keys| (1..HERE as u64).contains(&keys)),
+        "in the middle of its leg: {paused}"
+    );
     assert_eq!(client.cmd("DBSIZE"), int(HERE as i64));
     for line in ["moves max-rate 1 none", "moves goal 1 fast", "moves resume 1"] {
         done(router, line);
     }
     let ended = wait_for(router, 1, "done");
     // At most those that were there for a moment are counted beside the others.
-    assert!(ended["keys_moved"].as_u64().is_some_and(|keys| (HERE as u64..=HERE as u64 + 6).contains(&keys)), "{ended}");
+    assert!(
+        ended["keys_moved"].as_u64().is_some_and(|keys| (HERE as u64..=HERE as u64 + 6).contains(&keys)),
+        "{ended}"
+    );
     assert_eq!(site.nodes().iter().map(total).sum::<i64>(), HERE as i64);
     for i in 0..HERE {
         assert_eq!(client.cmd(&format!("GET {{b}}{i}")), bulk(value(i)));
@@ -227,25 +244,45 @@ fn a_move_goes_on_after_a_restart_in_the_middle() {
         let names = names(&site);
         let mut client = site.client();
         fill(&mut client);
-        done(site.router(), &format!("move --from {} --to {} --all --goal balanced --max-rate 300k", names[0], names[1]));
+        done(
+            site.router(),
+            &format!("move --from {} --to {} --all --goal balanced --max-rate 300k", names[0], names[1]),
+        );
         eventually("keys move", || the_move(site.router(), 1)["keys_moved"].as_u64().filter(|keys| *keys > 100));
         let nodes: Vec<SocketAddr> = site.nodes().iter().map(Node::address).collect();
         if signal == Signal::KILL {
             site.router_mut().process_mut().kill();
             // A list without a node that takes part is refused, and nothing of it remembered.
             let output = std::process::Command::new(env!("CARGO_BIN_EXE_switchyard"))
-                .args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--node", &names[0], "--state-dir"])
+                .args([
+                    "serve",
+                    "--listen",
+                    "127.0.0.1:0",
+                    "--admin",
+                    "127.0.0.1:0",
+                    "--node",
+                    &names[0],
+                    "--state-dir",
+                ])
                 .arg(site.router().state_dir())
                 .output()
                 .expect("the binary runs");
             let text = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(output.status.code() == Some(1) && (text.contains("takes part in move 1") || text.contains("still own")), "{text}");
+            assert!(
+                output.status.code() == Some(1)
+                    && (text.contains("takes part in move 1") || text.contains("still own")),
+                "{text}"
+            );
             site.router_mut().start_again(&nodes);
         } else {
             site.router_mut().restart(&nodes);
         }
         let resumed = the_move(site.router(), 1);
-        assert_eq!((&resumed["goal"], &resumed["max_rate"]), (&Json::from("balanced"), &Json::from(300_000)), "as it was asked for");
+        assert_eq!(
+            (&resumed["goal"], &resumed["max_rate"]),
+            (&Json::from("balanced"), &Json::from(300_000)),
+            "as it was asked for"
+        );
         let mut client = site.client();
         all_there(&mut client);
         site.router().process().expect_log(&["move 1 goes on"]);
@@ -307,7 +344,10 @@ struct SmallDisk(tempfile::TempDir);
 impl SmallDisk {
     fn mount() -> Option<Self> {
         let dir = tempfile::tempdir().expect("a directory");
-        let mounted = std::process::Command::new("mount").args(["-t", "tmpfs", "-o", "size=12m", "tmpfs"]).arg(dir.path()).output();
+        let mounted = std::process::Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=12m", "tmpfs"])
+            .arg(dir.path())
+            .output();
         mounted.is_ok_and(|output| output.status.success()).then(|| Self(dir))
     }
 }
@@ -346,11 +386,13 @@ fn a_full_disk_delays_moves_and_nobody_else() {
     assert!(crate::movectl::ask_at(admin, "status").out.contains("the state directory needs a look"));
     assert_eq!(client.cmd("SET during 1"), ok());
     std::fs::remove_file(&filler).expect("removed");
-    let said = eventually("it is taken once there is room", || Some(move_to(0, 1, " --wait")).filter(|said| said.code == 0));
+    let said =
+        eventually("it is taken once there is room", || Some(move_to(0, 1, " --wait")).filter(|said| said.code == 0));
     assert!(said.out.contains("is done"), "{}{}", said.out, rival.log());
     all_there(&mut client);
 
-    // In the middle of a move: the leg under way ends in the room that was kept for it, or waits; nobody's command fails.
+    // In the middle of a move: the leg under way ends in the room that was kept for it, or waits; nobody's command
+    // fails.
     let said = move_to(1, 0, " --goal balanced --max-rate 300k");
     assert_eq!(said.code, 0, "{}", said.err);
     let report = || report_at(admin);
@@ -403,9 +445,15 @@ fn a_router_that_starts_on_a_full_disk_serves_and_says_so() {
     assert_eq!(client.cmd("GET key"), bulk("1"));
     assert!(rival.log().contains("The one of an earlier start is kept"), "{}", rival.log());
     let status = crate::movectl::ask_at(admin, "status").out;
-    assert!(status.contains("the state directory needs a look") && status.contains("no move can begin before"), "{status}");
+    assert!(
+        status.contains("the state directory needs a look") && status.contains("no move can begin before"),
+        "{status}"
+    );
     let (code, ready) = http::get(admin, "/readyz");
-    assert!(code == 200 && ready.contains("free for the state directory"), "it serves, and says what is wrong: {ready}");
+    assert!(
+        code == 200 && ready.contains("free for the state directory"),
+        "it serves, and says what is wrong: {ready}"
+    );
     let metrics = || http::get(admin, "/metrics").1;
     assert!(metrics().contains("switchyard_state_directory_trouble 1\n"));
     // Its token is that of the start before, so the command line is let in.
@@ -413,7 +461,9 @@ fn a_router_that_starts_on_a_full_disk_serves_and_says_so() {
     assert!(said.contains("there is no move 7"), "{said}");
     std::fs::remove_file(&filler).expect("removed");
     let _ = std::fs::remove_file(disk.0.path().join("more"));
-    eventually("all is well again", || crate::movectl::ask_at(admin, "status").out.contains("ready: every slot is served"));
+    eventually("all is well again", || {
+        crate::movectl::ask_at(admin, "status").out.contains("ready: every slot is served")
+    });
     assert!(metrics().contains("switchyard_state_directory_trouble 0\n"));
 }
 
@@ -427,9 +477,14 @@ fn a_leg_whose_records_cannot_be_written_waits_and_goes_on_by_itself() {
     let router = site.router();
     done(router, &format!("move --from {} --to {} --all {SLOWLY}", names[0], names[1]));
     eventually("keys move", || the_move(router, 1)["keys_moved"].as_u64().filter(|keys| *keys > 100));
-    // In the middle of a leg no file may become longer than the journal is: space that was reserved for it is of no use.
+    // In the middle of a leg no file may become longer than the journal is: space that was reserved for it is of no
+    // use.
     let pid = rustix::process::Pid::from_raw(router.process().pid() as i32);
-    let free = rustix::process::prlimit(pid, Resource::Fsize, Rlimit { current: Some(0), ..rustix::process::getrlimit(Resource::Fsize) });
+    let free = rustix::process::prlimit(
+        pid,
+        Resource::Fsize,
+        Rlimit { current: Some(0), ..rustix::process::getrlimit(Resource::Fsize) },
+    );
     let free = free.expect("limited");
     let moved = the_move(router, 1)["keys_moved"].as_u64();
     let told = eventually("it says what it waits for", || {
@@ -449,7 +504,10 @@ fn a_leg_whose_records_cannot_be_written_waits_and_goes_on_by_itself() {
             reply.error().map(str::to_owned)
         })
     });
-    assert!(refusal.starts_with("NODETIMEOUT the keys' slot is being moved from ") && refusal.contains("(move 1)"), "{refusal}");
+    assert!(
+        refusal.starts_with("NODETIMEOUT the keys' slot is being moved from ") && refusal.contains("(move 1)"),
+        "{refusal}"
+    );
     let text = refused(router, &format!("move --from {} --to {} --all", names[1], names[0]));
     assert!(text.contains("is part of move 1") || text.contains("cannot be written"), "{text}");
     let now = the_move(router, 1);

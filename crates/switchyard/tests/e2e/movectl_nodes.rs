@@ -1,4 +1,5 @@
-//! Moves between nodes that are more than one plain server: with TLS, with replicas that are read, with a primary that is replaced on the way.
+//! Moves between nodes that are more than one plain server: with TLS, with replicas that are read, with a primary that
+//! is replaced on the way.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -100,11 +101,15 @@ impl Groups {
         let mut config = config.to_owned();
         let mut names = Vec::new();
         let mut all_sentinels = Vec::new();
-        let quoted = |nodes: &[Node]| nodes.iter().map(|node| format!("\"{}\"", node.address())).collect::<Vec<_>>().join(", ");
+        let quoted =
+            |nodes: &[Node]| nodes.iter().map(|node| format!("\"{}\"", node.address())).collect::<Vec<_>>().join(", ");
         for (place, group) in servers.iter().enumerate() {
             if watched == Some(place) {
                 all_sentinels = sentinels(group);
-                config.push_str(&format!("\n[[node]]\nsentinel-master = \"mymaster\"\nsentinels = [{}]\n", quoted(&all_sentinels)));
+                config.push_str(&format!(
+                    "\n[[node]]\nsentinel-master = \"mymaster\"\nsentinels = [{}]\n",
+                    quoted(&all_sentinels)
+                ));
                 names.push("mymaster".to_owned());
             } else {
                 config.push_str(&format!("\n[[node]]\naddress = {}\n", quoted(&group[..1])));
@@ -126,7 +131,11 @@ impl Groups {
     fn listed(&self, place: usize) -> Json {
         let all = json(&self.router, "nodes list");
         let of = |node: &&Json| node["address"] == self.names[place];
-        all["nodes"].as_array().and_then(|nodes| nodes.iter().find(of)).unwrap_or_else(|| panic!("a node: {all}")).clone()
+        all["nodes"]
+            .as_array()
+            .and_then(|nodes| nodes.iter().find(of))
+            .unwrap_or_else(|| panic!("a node: {all}"))
+            .clone()
     }
 
     fn is_read(&self, place: usize) -> bool {
@@ -189,7 +198,9 @@ fn who_reads_from_replicas_misses_no_key_that_moves() {
     });
     assert!(moved > 1000 && reads > 100, "{moved} keys, {reads} reads");
     let log = groups.router.process().expect_log(&["not read until it has it"]);
-    let told = log.lines().filter(|line| line.contains("not read until it has it") && line.contains(&replica.address().to_string()));
+    let told = log
+        .lines()
+        .filter(|line| line.contains("not read until it has it") && line.contains(&replica.address().to_string()));
     assert_eq!(told.count(), 1, "said, and said once:\n{log}");
     // It has what has moved.
     let before = calls(replica, "get");
@@ -239,11 +250,16 @@ fn fails_over(failover: &Failover) {
     (0..2).filter(|at| !is_behind || *at != place).for_each(|at| groups.settle(at));
     if is_behind {
         let [has, had] = [0, 1].map(|at| total(&groups.servers[place][at]));
-        assert!(had > has + 200, "this server goes on replicating while it is paused: {had} keys, {has} at its primary");
+        assert!(
+            had > has + 200,
+            "this server goes on replicating while it is paused: {had} keys, {has} at its primary"
+        );
     }
     groups.servers[place][0].kill();
     if !by_sentinels {
-        eventually("it waits", || the_move(&groups.router, 1)["doing"].as_str().is_some_and(|doing| doing.contains("waiting for")));
+        eventually("it waits", || {
+            the_move(&groups.router, 1)["doing"].as_str().is_some_and(|doing| doing.contains("waiting for"))
+        });
         let promoted = &groups.servers[place][1];
         assert_eq!(promoted.cmd("REPLICAOF NO ONE"), ok());
         promoted.cmd("CLIENT UNPAUSE");
@@ -255,7 +271,8 @@ fn fails_over(failover: &Failover) {
     for line in ["moves max-rate 1 none", "moves goal 1 fast"] {
         done(&groups.router, line);
     }
-    let ended = eventually("the move is over", || Some(the_move(&groups.router, 1)).filter(|m| m["state"] != "running"));
+    let ended =
+        eventually("the move is over", || Some(the_move(&groups.router, 1)).filter(|m| m["state"] != "running"));
     assert!(ends.iter().any(|end| ended["state"] == *end), "{}", report(&groups.router));
     let mut client = Client::connect(groups.router.address());
     for i in 0..KEYS {
@@ -285,38 +302,81 @@ fn fails_over(failover: &Failover) {
 
 #[test]
 fn the_source_fails_over() {
-    fails_over(&Failover { place: 0, replicas: [1, 0], by_sentinels: false, options: "", is_behind: false, ends: &["done"] });
+    fails_over(&Failover {
+        place: 0,
+        replicas: [1, 0],
+        by_sentinels: false,
+        options: "",
+        is_behind: false,
+        ends: &["done"],
+    });
 }
 
 /// The promoted replica still has keys that had left its primary: the journal knows that they are gone.
 #[test]
 fn the_source_fails_over_to_a_replica_that_is_behind() {
-    fails_over(&Failover { place: 0, replicas: [1, 0], by_sentinels: false, options: "", is_behind: true, ends: &["done"] });
+    fails_over(&Failover {
+        place: 0,
+        replicas: [1, 0],
+        by_sentinels: false,
+        options: "",
+        is_behind: true,
+        ends: &["done"],
+    });
 }
 
 #[test]
 fn the_target_fails_over() {
     let options = " --durability replica";
-    fails_over(&Failover { place: 1, replicas: [0, 2], by_sentinels: false, options, is_behind: false, ends: &["done"] });
+    fails_over(&Failover {
+        place: 1,
+        replicas: [0, 2],
+        by_sentinels: false,
+        options,
+        is_behind: false,
+        ends: &["done"],
+    });
 }
 
-/// What was promoted has no replica any more: nothing can be safe there. The move stops, and what it has moved stays moved.
+/// What was promoted has no replica any more: nothing can be safe there. The move stops, and what it has moved stays
+/// moved.
 #[test]
 fn the_target_fails_over_to_its_only_replica() {
     let options = " --durability replica";
-    fails_over(&Failover { place: 1, replicas: [0, 1], by_sentinels: false, options, is_behind: false, ends: &["stopped"] });
+    fails_over(&Failover {
+        place: 1,
+        replicas: [0, 1],
+        by_sentinels: false,
+        options,
+        is_behind: false,
+        ends: &["stopped"],
+    });
 }
 
 #[test]
 fn sentinels_fail_over_the_source() {
-    fails_over(&Failover { place: 0, replicas: [2, 0], by_sentinels: true, options: "", is_behind: false, ends: &["done"] });
+    fails_over(&Failover {
+        place: 0,
+        replicas: [2, 0],
+        by_sentinels: true,
+        options: "",
+        is_behind: false,
+        ends: &["done"],
+    });
 }
 
 /// Where the other replica follows the new primary only when that was tried often enough, the move stops.
 #[test]
 fn sentinels_fail_over_the_target() {
     let options = " --durability replica";
-    fails_over(&Failover { place: 1, replicas: [0, 2], by_sentinels: true, options, is_behind: false, ends: &["done", "stopped"] });
+    fails_over(&Failover {
+        place: 1,
+        replicas: [0, 2],
+        by_sentinels: true,
+        options,
+        is_behind: false,
+        ends: &["done", "stopped"],
+    });
 }
 
 /// What a move finds at its target would be the keys of its source: --purge-target would remove them.
@@ -363,7 +423,14 @@ fn a_node_that_is_lost_with_its_slots_is_replaced_by_an_empty_server_and_removed
     // Each says the way, and does not send anybody to the other.
     for line in ["nodes drain", "nodes remove"] {
         let text = refused(&router, &format!("{line} {}", names[1]));
-        for word in ["cannot be used now", "empty", "`replicas`", "SIGHUP", &format!("nodes accept {}", names[1]), "docs/dead-server.md"] {
+        for word in [
+            "cannot be used now",
+            "empty",
+            "`replicas`",
+            "SIGHUP",
+            &format!("nodes accept {}", names[1]),
+            "docs/dead-server.md",
+        ] {
             assert!(text.contains(word), "{line}: {text}");
         }
     }
@@ -379,7 +446,8 @@ fn a_node_that_is_lost_with_its_slots_is_replaced_by_an_empty_server_and_removed
     doctor.arg("doctor").arg("-c").arg(router.config_file()).arg("--state-dir").arg(router.state_dir());
     let said = doctor.args(["--admin", &router.admin().to_string()]).output().expect("it runs");
     let said = String::from_utf8_lossy(&said.stdout);
-    let beside = format!("{} replica {}  role: it says that it is a primary, beside {}", names[1], names[1], empty.address());
+    let beside =
+        format!("{} replica {}  role: it says that it is a primary, beside {}", names[1], names[1], empty.address());
     assert!(said.contains(&beside) && said.matches("gets no writes").count() == 1, "{said}");
     nodes[1].kill();
     let drain = format!("nodes drain {} --goal fast --wait", names[1]);

@@ -1,4 +1,5 @@
-//! Keys that live elsewhere than their slots: how they get there and home again, what commands on several of them do, and what other moves make of them.
+//! Keys that live elsewhere than their slots: how they get there and home again, what commands on several of them do,
+//! and what other moves make of them.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,7 +9,9 @@ use switchyard_policy::topology::crc16_slot;
 use crate::movectl::{done, json, names, refused};
 use crate::movectl_history::Recording;
 use crate::movectl_moves::{eventually, the_move, wait_for};
-use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok};
+use crate::support::{
+    Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok,
+};
 
 /// Two nodes, the first of which owns the lower half of the slots.
 pub(crate) struct Scene {
@@ -23,7 +26,8 @@ impl Scene {
 
     pub(crate) fn with(config: &str) -> Option<Scene> {
         // With the commands that count and name keys of a slot.
-        let router = RouterOptions { args: vec!["--cluster".to_owned()], config: config.to_owned(), ..RouterOptions::default() };
+        let router =
+            RouterOptions { args: vec!["--cluster".to_owned()], config: config.to_owned(), ..RouterOptions::default() };
         let site = Site::router_only(2, &SiteOptions::router(router))?;
         let names = names(&site);
         Some(Scene { low: usize::from(names[1] < names[0]), site })
@@ -42,12 +46,20 @@ impl Scene {
     /// Moves the keys away from the owner of this one's slot.
     pub(crate) fn part(&self, pattern: &str) {
         let (owner, other) = self.nodes_of(pattern);
-        done(self.router(), &format!("move --from {} --to {} --keys {pattern} --wait", owner.address(), other.address()));
+        done(
+            self.router(),
+            &format!("move --from {} --to {} --keys {pattern} --wait", owner.address(), other.address()),
+        );
     }
 
     pub(crate) fn exceptions(&self) -> Vec<u64> {
         let nodes = json(self.router(), "nodes list");
-        nodes["nodes"].as_array().expect("nodes").iter().map(|node| node["exceptions"].as_u64().expect("a number")).collect()
+        nodes["nodes"]
+            .as_array()
+            .expect("nodes")
+            .iter()
+            .map(|node| node["exceptions"].as_u64().expect("a number"))
+            .collect()
     }
 
     fn again(&mut self) {
@@ -92,7 +104,10 @@ fn a_key_moves_alone_and_comes_home() {
     let out = done(scene.router(), &format!("move --from {from} --to {to} --keys {{t}}1* --wait"));
     assert!(out.contains("is done: 11 named keys, 11 keys"), "{out}");
     let report = the_move(scene.router(), 1);
-    assert_eq!((report["keys"].as_u64(), report["pattern"].as_str(), report["slots"].as_u64()), (Some(11), Some("{t}1*"), Some(1)));
+    assert_eq!(
+        (report["keys"].as_u64(), report["pattern"].as_str(), report["slots"].as_u64()),
+        (Some(11), Some("{t}1*"), Some(1))
+    );
 
     let all: Vec<String> = {
         let mut all: Vec<String> = (0..40).map(|n| format!("{{t}}{n}")).collect();
@@ -132,7 +147,10 @@ fn a_key_moves_alone_and_comes_home() {
     assert!(text.contains("no key that lives at"), "{text}");
     let text = refused(scene.router(), &format!("move --from {from} --home"));
     assert!(text.contains("nothing to bring home"), "{text}");
-    let text = refused(scene.router(), &format!("move --from {from} --to {to} --keys a* --protocol stop-and-copy --allow-key-loss"));
+    let text = refused(
+        scene.router(),
+        &format!("move --from {from} --to {to} --keys a* --protocol stop-and-copy --allow-key-loss"),
+    );
     assert!(text.contains("by the protocol switchyard only"), "{text}");
 
     // One comes home by its name, the others by --home; one that is gone as well.
@@ -202,13 +220,19 @@ fn commands_of_several_keys_are_right_or_refused() {
         let error = answer.error().unwrap_or_else(|| panic!("{line}: {answer:?}"));
         assert!(error.starts_with("CROSSSLOT") && error.contains(&hint), "{line}: {error}");
     }
-    assert_eq!((client.cmd("GET {t}a"), client.cmd("GET {t}b"), client.cmd("LLEN {t}l")), (bulk("1"), bulk("2"), int(2)));
+    assert_eq!(
+        (client.cmd("GET {t}a"), client.cmd("GET {t}b"), client.cmd("LLEN {t}l")),
+        (bulk("1"), bulk("2"), int(2))
+    );
 
     // One key, or keys that live together, are no matter.
     assert_eq!(client.cmd("EVAL \"return redis.call('INCR', KEYS[1])\" 1 {t}b"), int(3));
     assert_eq!(client.cmd("RENAME {t}b {t}d"), ok());
     assert_eq!(client.cmd("RENAME {t}d {t}b"), ok());
-    assert_eq!(client.cmd("EVAL \"return redis.call('MGET', KEYS[1], KEYS[2])\" 2 {t}b {t}d").items(), [bulk("3"), Value::Nil]);
+    assert_eq!(
+        client.cmd("EVAL \"return redis.call('MGET', KEYS[1], KEYS[2])\" 2 {t}b {t}d").items(),
+        [bulk("3"), Value::Nil]
+    );
 
     // Transactions: at one node, or not at all.
     for line in ["MULTI", "INCR {t}b", "SET {t}d 1"] {
@@ -217,7 +241,10 @@ fn commands_of_several_keys_are_right_or_refused() {
     assert_eq!(client.cmd("EXEC").items(), [int(4), ok()]);
     for (first, second) in [("INCR {t}a", "INCR {t}b"), ("INCR {t}b", "INCR {t}a"), ("MGET {t}a {t}b", "GET {t}a")] {
         client.cmd("MULTI");
-        assert_eq!((client.cmd(first), client.cmd(second)), (Value::Simple("QUEUED".into()), Value::Simple("QUEUED".into())));
+        assert_eq!(
+            (client.cmd(first), client.cmd(second)),
+            (Value::Simple("QUEUED".into()), Value::Simple("QUEUED".into()))
+        );
         let answer = client.cmd("EXEC");
         let error = answer.error().unwrap_or_else(|| panic!("{first}, {second}: {answer:?}"));
         assert!(error.starts_with("EXECABORT") && error.contains(&hint), "{error}");
@@ -241,7 +268,8 @@ fn commands_of_several_keys_are_right_or_refused() {
 fn who_waits_or_watches_is_not_forgotten_when_a_key_moves() {
     let Some(scene) = Scene::start() else { return };
     let mut client = scene.site.client();
-    let (mut pops, mut stays, mut watches, mut both) = (scene.site.client(), scene.site.client(), scene.site.client(), scene.site.client());
+    let (mut pops, mut stays, mut watches, mut both) =
+        (scene.site.client(), scene.site.client(), scene.site.client(), scene.site.client());
     client.cmd("SET {t}k 1");
     pops.post("BLPOP {t}queue 30");
     stays.post("BLPOP {t}other 30");
@@ -254,7 +282,8 @@ fn who_waits_or_watches_is_not_forgotten_when_a_key_moves() {
     scene.part("{t}k");
     let answer = both.reply();
     assert!(answer.error().is_some_and(|text| text.starts_with("CROSSSLOT")), "its keys are parted: {answer:?}");
-    let waiting = |node: &Node, count: u32| node.cmd("INFO clients").text().contains(&format!("blocked_clients:{count}\r"));
+    let waiting =
+        |node: &Node, count: u32| node.cmd("INFO clients").text().contains(&format!("blocked_clients:{count}\r"));
     crate::support::until("each waits where its key lives", || waiting(owner, 1) && waiting(other, 1));
     client.cmd("RPUSH {t}other o");
     client.cmd("RPUSH {t}queue q");
@@ -290,22 +319,30 @@ fn slots_move_without_their_exceptions() {
             assert_eq!(client.cmd(&format!("GET {{t}}{n}")), bulk(n.to_string()));
         }
         let (owner, other) = scene.nodes_of("{t}");
-        assert_eq!((owner.cmd("DBSIZE"), other.cmd("DBSIZE"), third.cmd("DBSIZE")), (int(first), int(second), int(third_has)));
+        assert_eq!(
+            (owner.cmd("DBSIZE"), other.cmd("DBSIZE"), third.cmd("DBSIZE")),
+            (int(first), int(second), int(third_has))
+        );
         assert_eq!(client.cmd("DBSIZE"), int(20));
     };
     check(&mut client, 18, 1, 1, &scene);
-    // To where one of them lives: it is an exception no more, and is not taken for a leftover. The other stays where it is.
+    // To where one of them lives: it is an exception no more, and is not taken for a leftover. The other stays where it
+    // is.
     done(scene.router(), &format!("move --from {first} --to {second} --slots {slot} --wait"));
     check(&mut client, 0, 19, 1, &scene);
     assert_eq!(scene.exceptions().iter().sum::<u64>(), 1);
-    // Away, and back to where the slot was before: what an earlier move may have left there is removed, and an exception is not that.
+    // Away, and back to where the slot was before: what an earlier move may have left there is removed, and an
+    // exception is not that.
     done(scene.router(), &format!("move --from {second} --to {first} --keys {{t}}3 --wait"));
     check(&mut client, 1, 18, 1, &scene);
     done(scene.router(), &format!("move --from {second} --to {first} --slots {slot} --wait"));
     check(&mut client, 19, 0, 1, &scene);
     // A drain takes along what lives there without its slot; before that the node cannot go.
     let text = refused(scene.router(), &format!("nodes remove {third_name}"));
-    assert!(text.contains("1 key was moved to") && text.contains(&format!("switchyard nodes drain {third_name}")), "{text}");
+    assert!(
+        text.contains("1 key was moved to") && text.contains(&format!("switchyard nodes drain {third_name}")),
+        "{text}"
+    );
     done(scene.router(), &format!("nodes drain {third_name} --wait"));
     check(&mut client, 20, 0, 0, &scene);
     assert_eq!(scene.exceptions(), [0, 0, 0]);
@@ -357,7 +394,10 @@ fn a_move_of_keys_goes_on_after_a_crash() {
     wait_for(scene.router(), 1, "done");
     all_there(&mut client);
     let (low, high) = (&scene.site.nodes()[scene.low], &scene.site.nodes()[1 - scene.low]);
-    assert_eq!((low.cmd("DBSIZE"), high.cmd("DBSIZE")), (int((lows - count) as i64), int((KEYS - lows + count) as i64)));
+    assert_eq!(
+        (low.cmd("DBSIZE"), high.cmd("DBSIZE")),
+        (int((lows - count) as i64), int((KEYS - lows + count) as i64))
+    );
     assert_eq!(scene.exceptions().iter().sum::<u64>(), count as u64);
     scene.again();
     all_there(&mut scene.site.client());
@@ -386,7 +426,8 @@ fn histories_have_an_order_while_keys_come_and_go() {
     let recording = Recording::start(&[router.address()], name);
     recording.wait_for(50);
     for round in 0..12 {
-        let said = crate::movectl::ask(&router, &format!("move --from {low} --to {high} --keys h:* --wait --goal fast"));
+        let said =
+            crate::movectl::ask(&router, &format!("move --from {low} --to {high} --keys h:* --wait --goal fast"));
         assert!(said.code == 0 || said.err.contains("no key that lives"), "{}", said.err);
         recording.wait_for(20);
         if round % 4 == 3 {

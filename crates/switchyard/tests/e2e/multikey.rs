@@ -1,4 +1,5 @@
-//! Commands on several keys: split over nodes and merged in order, or within one slot, or refused as a cluster refuses them.
+//! Commands on several keys: split over nodes and merged in order, or within one slot, or refused as a cluster refuses
+//! them.
 
 use std::collections::BTreeSet;
 
@@ -26,8 +27,9 @@ fn keys_are_where_the_cluster_specification_puts_them() {
             _ => random.bytes(1 + i % 40),
         };
         assert_eq!(client.call(&[&b"SET"[..], &key, b"v"]), ok());
-        let homes: Vec<usize> =
-            (0..site.nodes().len()).filter(|n| site.nodes()[*n].client().call(&[&b"EXISTS"[..], &key]) == int(1)).collect();
+        let homes: Vec<usize> = (0..site.nodes().len())
+            .filter(|n| site.nodes()[*n].client().call(&[&b"EXISTS"[..], &key]) == int(1))
+            .collect();
         assert_eq!(homes.len(), 1, "key {:?} must be at exactly one node", key.escape_ascii().to_string());
         let before = node_of_slot.insert(slot(&key), homes[0]);
         assert!(before.is_none_or(|b| b == homes[0]), "slot {} is at two nodes", slot(&key));
@@ -55,9 +57,11 @@ fn mget_mset_and_counts_span_nodes_in_order() {
             assert_eq!(client.call(&mset), ok());
             // Any order, with repetitions and absent keys.
             let asked: Vec<usize> = (0..1 + random.below(300)).map(|_| random.below(n + n / 4 + 1)).collect();
-            let keys =
-                |name: &str| -> Vec<String> { std::iter::once(name.to_owned()).chain(asked.iter().map(|i| format!("k{i}"))).collect() };
-            let expected: Vec<Value> = asked.iter().map(|i| if *i < n { bulk(format!("{round}:{i}")) } else { Value::Nil }).collect();
+            let keys = |name: &str| -> Vec<String> {
+                std::iter::once(name.to_owned()).chain(asked.iter().map(|i| format!("k{i}"))).collect()
+            };
+            let expected: Vec<Value> =
+                asked.iter().map(|i| if *i < n { bulk(format!("{round}:{i}")) } else { Value::Nil }).collect();
             assert_eq!(client.call(&keys("MGET")), Value::Array(expected));
             let there = asked.iter().filter(|i| **i < n).count() as i64;
             assert_eq!(client.call(&keys("EXISTS")), int(there));
@@ -120,8 +124,14 @@ fn split_commands_in_a_pipeline_keep_their_places() {
     for (i, replies) in replies.chunks(6).enumerate() {
         let values: Vec<Value> = replies.iter().map(|raw| crate::support::value::parse(raw)).collect();
         let v = bulk(i.to_string());
-        let expected =
-            [ok(), v.clone(), Value::Array(vec![v.clone(), v.clone(), Value::Nil, v.clone()]), crate::support::simple("PONG"), int(3), v];
+        let expected = [
+            ok(),
+            v.clone(),
+            Value::Array(vec![v.clone(), v.clone(), Value::Nil, v.clone()]),
+            crate::support::simple("PONG"),
+            int(3),
+            v,
+        ];
         assert_eq!(values, expected, "round {i}");
     }
 }
@@ -129,7 +139,9 @@ fn split_commands_in_a_pipeline_keep_their_places() {
 #[test]
 fn within_a_slot_everything_works_and_across_slots_nothing_changes() {
     // What may be served across slots is in `cross_slot.rs`; here it is switched off.
-    let Some(site) = Site::router_only(3, &SiteOptions::router(RouterOptions::args(&["--set", "clients.cross-slot-max=0"]))) else {
+    let Some(site) =
+        Site::router_only(3, &SiteOptions::router(RouterOptions::args(&["--set", "clients.cross-slot-max=0"])))
+    else {
         return;
     };
     let mut client = site.client();
@@ -179,7 +191,11 @@ fn within_a_slot_everything_works_and_across_slots_nothing_changes() {
         let reply = client.cmd(&fill("one", "two"));
         assert_eq!(reply, Value::Error(CROSSSLOT.into()), "{}", fill("one", "two"));
         let reply = client.cmd(&fill("{same}one", "{same}two"));
-        assert!(!reply.error().is_some_and(|e| e.starts_with("CROSSSLOT")), "{}: {reply:?}", fill("{same}one", "{same}two"));
+        assert!(
+            !reply.error().is_some_and(|e| e.starts_with("CROSSSLOT")),
+            "{}: {reply:?}",
+            fill("{same}one", "{same}two")
+        );
         assert_eq!(client.cmd("DEL one two"), int(0), "{command} across slots must not do anything");
     }
     // Functions too.

@@ -1,4 +1,5 @@
-//! Nodes that are named by host names, which resolve elsewhere one day, or not at all. The router has an `/etc/hosts` of its own.
+//! Nodes that are named by host names, which resolve elsewhere one day, or not at all. The router has an `/etc/hosts`
+//! of its own.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -18,7 +19,8 @@ struct Hosts(TempDir);
 impl Hosts {
     /// `None` where the machine allows no mounts.
     fn new() -> Option<Hosts> {
-        let tried = Command::new("unshare").args(["--mount", "--", "mount", "--bind", "/etc/hosts", "/etc/hosts"]).output();
+        let tried =
+            Command::new("unshare").args(["--mount", "--", "mount", "--bind", "/etc/hosts", "/etc/hosts"]).output();
         if tried.is_ok_and(|tried| tried.status.success()) {
             return Some(Hosts(TempDir::new().expect("a directory")));
         }
@@ -40,15 +42,18 @@ impl Hosts {
     fn router(&self, nodes: &[Node; 2]) -> Router {
         let (first, second) = (nodes[0].address(), nodes[1].address().port());
         let config = format!("[[node]]\naddress = \"{first}\"\n[[node]]\naddress = \"{NAME}:{second}\"\n");
-        Router::start(&[], &RouterOptions { hosts: Some(self.file()), nodes_may_be_down: true, ..RouterOptions::config(config) })
+        Router::start(
+            &[],
+            &RouterOptions { hosts: Some(self.file()), nodes_may_be_down: true, ..RouterOptions::config(config) },
+        )
     }
 }
 
 /// A key of the second node.
 fn key_of_second(client: &mut Client, nodes: &[Node; 2]) -> String {
     let names = (0..1000).map(|number| format!("key:{number}"));
-    let mut at_second =
-        names.filter(|key| client.cmd(&format!("SET {key} v")) == ok() && nodes[1].cmd(&format!("EXISTS {key}")).int() == 1);
+    let mut at_second = names
+        .filter(|key| client.cmd(&format!("SET {key} v")) == ok() && nodes[1].cmd(&format!("EXISTS {key}")).int() == 1);
     until("the second node serves", || at_second.next())
 }
 
@@ -83,7 +88,9 @@ fn a_name_that_does_not_resolve_stops_neither_start_nor_reload() {
     let mut client = Client::connect(router.address());
     let down = until("its node is known to be down", || client.cmd(&format!("GET {key}")).error().map(str::to_owned));
     assert!(down.starts_with(&format!("NODEDOWN {NAME}:")) && down.contains("cannot resolve the host name"), "{down}");
-    until("the other node serves", || (0..100).any(|number| client.cmd(&format!("GET key:{number}")).error().is_none()));
+    until("the other node serves", || {
+        (0..100).any(|number| client.cmd(&format!("GET key:{number}")).error().is_none())
+    });
     router.process().signal(Signal::HUP);
     until("it has reloaded", || router.process().log().contains("reloaded: "));
     hosts.point(Some("127.0.0.1"));
@@ -98,8 +105,10 @@ fn the_name_of_a_primary_is_looked_up_again() {
     hosts.point(Some("127.0.0.2"));
     let (primary, replica) = (format!("{NAME}:{}", nodes[0].address().port()), nodes[1].address());
     let config = format!("[[node]]\naddress = \"{primary}\"\nreplicas = [\"{replica}\"]\n");
-    let mut router =
-        Router::start(&[], &RouterOptions { hosts: Some(hosts.file()), nodes_may_be_down: true, ..RouterOptions::config(config) });
+    let mut router = Router::start(
+        &[],
+        &RouterOptions { hosts: Some(hosts.file()), nodes_may_be_down: true, ..RouterOptions::config(config) },
+    );
     let mut client = Client::connect(router.address());
     until("it serves", || client.cmd("SET k v") == ok());
     assert_eq!(nodes[0].cmd("CONFIG SET bind 127.0.0.1"), ok());

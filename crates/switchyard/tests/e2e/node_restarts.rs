@@ -1,5 +1,6 @@
-//! A node that restarts: commands for its keys wait for it, at most for `nodes.wait-max` after the loss, and the error that ends a wait closes the connection
-//! if the node is the only one. Every other test of the suite runs without this wait.
+//! A node that restarts: commands for its keys wait for it, at most for `nodes.wait-max` after the loss, and the error
+//! that ends a wait closes the connection if the node is the only one. Every other test of the suite runs without this
+//! wait.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -8,7 +9,9 @@ use rustix::process::Signal;
 
 use crate::replicas::{calls, group};
 use crate::support::client::PATIENCE;
-use crate::support::{Client, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok, simple, until};
+use crate::support::{
+    Client, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok, simple, until,
+};
 
 /// Longer than any test takes: only the return of a node ends a wait.
 const LONG: &str = "[nodes]\nwait-max = \"1h\"\n";
@@ -24,7 +27,10 @@ fn site(nodes: usize, config: &str) -> Option<Site> {
 /// Nodes with more arguments, and such a router.
 fn site_with(nodes: usize, config: &str, args: &[&str]) -> Option<Site> {
     let node = NodeOptions::args(&[&["--appendonly", "yes", "--appendfsync", "always"], args].concat());
-    Site::router_only(nodes, &SiteOptions { node, router: RouterOptions { waits_for_nodes: true, ..RouterOptions::config(config) } })
+    Site::router_only(
+        nodes,
+        &SiteOptions { node, router: RouterOptions { waits_for_nodes: true, ..RouterOptions::config(config) } },
+    )
 }
 
 /// Kills a node, and waits until every worker has lost it.
@@ -64,7 +70,8 @@ fn commands_of_every_kind_survive_the_restart_of_the_only_node() {
         ("SELECT 5", ok()),
     ];
     let mut clients: Vec<Client> = lines.iter().map(|_| site.client()).collect();
-    let (mut pipeline, mut transaction, mut third, mut gone) = (site.client(), site.client(), site.client(), site.client());
+    let (mut pipeline, mut transaction, mut third, mut gone) =
+        (site.client(), site.client(), site.client(), site.client());
     assert!(matches!(third.cmd("HELLO 3"), Value::Map(_)));
     gone.cmd("CLIENT SETNAME gone");
     lose(&mut site, 0);
@@ -251,7 +258,8 @@ fn a_promoted_replica_serves_the_commands_that_wait() {
         return;
     }
     let mut nodes = group(1);
-    let config = format!("{LONG}[[node]]\naddress = \"{}\"\nreplicas = [\"{}\"]\n", nodes[0].address(), nodes[1].address());
+    let config =
+        format!("{LONG}[[node]]\naddress = \"{}\"\nreplicas = [\"{}\"]\n", nodes[0].address(), nodes[1].address());
     let options = RouterOptions { waits_for_nodes: true, ..RouterOptions::config(config) };
     let router = Router::start(&[nodes[0].address()], &options);
     let mut client = Client::connect(router.address());

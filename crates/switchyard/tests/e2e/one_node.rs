@@ -1,17 +1,20 @@
-//! One node takes everything: no command, transaction or script is refused for its keys while there is one node. And what becomes of those that are under
-//! way when the second one joins.
+//! One node takes everything: no command, transaction or script is refused for its keys while there is one node. And
+//! what becomes of those that are under way when the second one joins.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::movectl::{ask, done, json, owns, refused};
 use crate::support::slots::slot;
-use crate::support::{Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, simple, until};
+use crate::support::{
+    Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, simple, until,
+};
 
 fn options(workers: usize) -> SiteOptions {
     SiteOptions::router(RouterOptions { workers, ..RouterOptions::default() })
 }
 
-/// What applications and libraries send, one block after the other. `a`, `b`, `c` and the others are in different slots.
+/// What applications and libraries send, one block after the other. `a`, `b`, `c` and the others are in different
+/// slots.
 const BLOCKS: &[&[&str]] = &[
     &["SET test 1", "RENAME test test1", "RENAMENX test1 test2", "COPY test2 test3", "GET test3"],
     &[
@@ -48,11 +51,31 @@ const BLOCKS: &[&[&str]] = &[
         "SINTERSTORE t3 t2 t2",
         "SUNION t2 t3",
     ],
-    &["SET o:1 3", "SET o:2 1", "RPUSH ids 1 2", "SORT ids BY o:* GET o:* GET #", "SORT ids BY o:* STORE sorted", "LRANGE sorted 0 -1"],
+    &[
+        "SET o:1 3",
+        "SET o:2 1",
+        "RPUSH ids 1 2",
+        "SORT ids BY o:* GET o:* GET #",
+        "SORT ids BY o:* STORE sorted",
+        "LRANGE sorted 0 -1",
+    ],
     &["MULTI", "SET user:1 a", "SADD users 1", "MSET x 1 y 2", "RENAME x z1", "EXEC", "SMEMBERS users"],
     // kombu: the length of all priorities of a queue.
     &["MULTI", "LLEN celery", "LLEN \"celery\\x06\\x163\"", "LLEN \"celery\\x06\\x166\"", "EXEC"],
-    &["WATCH a b", "WATCH c", "MULTI", "SET d 1", "GET a", "EXEC", "WATCH a b", "SET b 9", "MULTI", "SET a 9", "EXEC", "GET a"],
+    &[
+        "WATCH a b",
+        "WATCH c",
+        "MULTI",
+        "SET d 1",
+        "GET a",
+        "EXEC",
+        "WATCH a b",
+        "SET b 9",
+        "MULTI",
+        "SET a 9",
+        "EXEC",
+        "GET a",
+    ],
     &["MULTI", "SET a 1", "SET b", "EXEC", "GET a"],
     // Redlock with two resources.
     &[
@@ -132,7 +155,8 @@ fn one_node_serves_who_waits_for_keys_of_several_slots() {
     let Some(site) = Site::router_only(1, &options(2)) else { return };
     let (mut waiting, mut other) = (site.client(), site.client());
     let id = waiting.cmd("CLIENT ID").int();
-    let blocked = |other: &mut Client| until("it waits", || other.cmd("INFO clients").text().contains("blocked_clients:1"));
+    let blocked =
+        |other: &mut Client| until("it waits", || other.cmd("INFO clients").text().contains("blocked_clients:1"));
     for (wait, push, reply) in [
         ("BLPOP a b c 0", "RPUSH c 1", Value::Array(vec![bulk("c"), bulk("1")])),
         ("BRPOP a b c 0", "RPUSH b 2", Value::Array(vec![bulk("b"), bulk("2")])),
@@ -173,11 +197,15 @@ fn a_second_node_ends_what_only_one_can_do() {
         &["MULTI", "SET a 1", "DBSIZE"],
     ];
     let mut transactions = clients(&refused_ones);
-    let mut single = clients(&[&["WATCH {t}1", "MULTI", "SET {t}2 done", "EVAL \"return redis.call('GET',KEYS[1])\" 1 {t}2"]]);
+    let mut single =
+        clients(&[&["WATCH {t}1", "MULTI", "SET {t}2 done", "EVAL \"return redis.call('GET',KEYS[1])\" 1 {t}2"]]);
     let mut waiting: Vec<Client> = (0..4).map(|_| site.client()).collect();
-    for (client, line) in
-        waiting.iter_mut().zip(["BLPOP a b 0", "XREAD BLOCK 0 STREAMS s1 s2 $ $", "BLMOVE c d LEFT RIGHT 0", "BLPOP {t}list {t}more 0"])
-    {
+    for (client, line) in waiting.iter_mut().zip([
+        "BLPOP a b 0",
+        "XREAD BLOCK 0 STREAMS s1 s2 $ $",
+        "BLMOVE c d LEFT RIGHT 0",
+        "BLPOP {t}list {t}more 0",
+    ]) {
         client.post(line);
     }
     until("they wait", || other.cmd("INFO clients").text().contains("blocked_clients:4"));
@@ -200,13 +228,18 @@ fn a_second_node_ends_what_only_one_can_do() {
     assert_eq!(waiting[3].reply(), Value::Array(vec![bulk("{t}more"), bulk("1")]));
     // From now on as with two nodes.
     assert!(other.cmd("RENAME a b").expect_error().starts_with("CROSSSLOT"));
-    assert!(other.cmd("EVAL \"return redis.call('SET',ARGV[1],1)\" 0 x").expect_error().contains("the script touches the key"));
+    assert!(
+        other
+            .cmd("EVAL \"return redis.call('SET',ARGV[1],1)\" 0 x")
+            .expect_error()
+            .contains("the script touches the key")
+    );
     done(site.router(), &format!("nodes remove {}", second.address()));
     until("one node takes everything again", || other.cmd("EVAL \"return redis.call('SET',ARGV[1],1)\" 0 x") == ok());
 }
 
-/// Scripts that make names of keys run at full speed while the second node joins and gets half of the slots: whatever was acknowledged is where it is looked
-/// for, and nothing else.
+/// Scripts that make names of keys run at full speed while the second node joins and gets half of the slots: whatever
+/// was acknowledged is where it is looked for, and nothing else.
 #[test]
 fn no_script_writes_at_a_wrong_place_while_a_node_joins() {
     let Some(site) = Site::router_only(1, &options(2)) else { return };
@@ -238,12 +271,17 @@ fn no_script_writes_at_a_wrong_place_while_a_node_joins() {
         stop.store(true, Ordering::Relaxed);
         let mut client = site.client();
         until("all scripts have ended", || {
-            let values = |client: &mut Client| (0..64).map(|n| client.cmd(&format!("GET n:{n}")).text()).collect::<Vec<_>>();
+            let values =
+                |client: &mut Client| (0..64).map(|n| client.cmd(&format!("GET n:{n}")).text()).collect::<Vec<_>>();
             values(&mut client) == values(&mut client)
         });
         for (n, count) in counts.iter().enumerate() {
             let count = count.load(Ordering::Relaxed).to_string();
-            assert_eq!(client.cmd(&format!("MGET n:{n} m:{n}")), Value::Array(vec![bulk(&count), bulk(&count)]), "pair {n}");
+            assert_eq!(
+                client.cmd(&format!("MGET n:{n} m:{n}")),
+                Value::Array(vec![bulk(&count), bulk(&count)]),
+                "pair {n}"
+            );
         }
         assert_eq!(client.cmd("DBSIZE"), int(128));
         drop(second);
@@ -255,7 +293,9 @@ fn what_two_nodes_would_refuse_is_counted_and_named() {
     let Some(site) = Site::router_only(1, &options(2)) else { return };
     let mut client = site.client();
     let second = Node::start(&NodeOptions::default());
-    for line in ["SET {t}a 1", "RENAME {t}a {t}b", "MGET a b", "SUNION a b", "EVAL \"return redis.call('GET',KEYS[1])\" 1 a"] {
+    for line in
+        ["SET {t}a 1", "RENAME {t}a {t}b", "MGET a b", "SUNION a b", "EVAL \"return redis.call('GET',KEYS[1])\" 1 a"]
+    {
         assert_eq!(client.cmd(line).error(), None, "{line}");
     }
     assert!(!site.router().metrics().contains("limited_commands_total{"), "two nodes serve these too");
@@ -286,12 +326,18 @@ fn what_two_nodes_would_refuse_is_counted_and_named() {
     until("all is counted", || {
         let metrics = site.router().metrics();
         counted.iter().all(|(command, limit, count)| {
-            metrics.contains(&format!("switchyard_limited_commands_total{{command=\"{command}\",limit=\"{limit}\"}} {count}\n"))
+            metrics.contains(&format!(
+                "switchyard_limited_commands_total{{command=\"{command}\",limit=\"{limit}\"}} {count}\n"
+            ))
         })
     });
     let [node, state] = [site.nodes()[0].address().to_string(), site.router().state_dir().display().to_string()];
     let doctor = ask(site.router(), &format!("doctor --node {node} --state-dir {state}"));
-    assert!(doctor.out.contains("2 calls of RENAME that two nodes would not serve as one does: keys of several slots"), "{}", doctor.out);
+    assert!(
+        doctor.out.contains("2 calls of RENAME that two nodes would not serve as one does: keys of several slots"),
+        "{}",
+        doctor.out
+    );
     let info = client.cmd("INFO switchyard").text();
     assert!(info.contains("\r\nlimited_rename:slots=2\r\n"), "{info}");
     let text = refused(site.router(), &format!("nodes add {}", second.address()));
@@ -303,7 +349,8 @@ fn what_two_nodes_would_refuse_is_counted_and_named() {
     assert_eq!(json(site.router(), "nodes list")["nodes"].as_array().map(Vec::len), Some(2));
 }
 
-/// Functions of the only node may use every key. Those of several nodes keep to the keys that their callers name, whenever and however they came to a node.
+/// Functions of the only node may use every key. Those of several nodes keep to the keys that their callers name,
+/// whenever and however they came to a node.
 #[test]
 fn functions_of_one_node_are_checked_when_a_second_joins() {
     let Some(site) = Site::router_only(1, &options(2)) else { return };
@@ -316,7 +363,10 @@ fn functions_of_one_node_are_checked_when_a_second_joins() {
         format!("#!lua name={name}\nredis.register_function('{name}', function(k, a) return redis.call({what}) end)")
     };
     assert_eq!(client.call(&["FUNCTION", "LOAD", &library("alone", "unpack(a)")]), bulk("alone"));
-    assert_eq!((client.cmd("MULTI"), client.call(&["FUNCTION", "LOAD", &library("queued", "unpack(a)")])), (ok(), simple("QUEUED")));
+    assert_eq!(
+        (client.cmd("MULTI"), client.call(&["FUNCTION", "LOAD", &library("queued", "unpack(a)")])),
+        (ok(), simple("QUEUED"))
+    );
     assert_eq!(client.cmd("EXEC"), Value::Array(vec![bulk("queued")]));
     let names = ["alone", "queued"];
     let put = |client: &mut Client, name: &str| client.cmd(&format!("FCALL {name} 0 SET by:{name} 1"));
@@ -329,7 +379,12 @@ fn functions_of_one_node_are_checked_when_a_second_joins() {
         assert_eq!(client.cmd(&format!("FCALL {name} 1 by:{name} GET by:{name}")), bulk("1"));
     }
     let codes = |client: &mut Client| -> Vec<String> {
-        client.cmd("FUNCTION LIST WITHCODE").items().iter().map(|library| library.field("library_code").text()).collect()
+        client
+            .cmd("FUNCTION LIST WITHCODE")
+            .items()
+            .iter()
+            .map(|library| library.field("library_code").text())
+            .collect()
     };
     let is_checked = |code: &String| code.contains("ERR Switchyard");
     assert!(codes(&mut client).iter().all(|code| !is_checked(code)), "clients see what they have written");
@@ -343,5 +398,8 @@ fn functions_of_one_node_are_checked_when_a_second_joins() {
     assert_eq!(client.call(&["FUNCTION", "LOAD", &library("odd", "_G.unpack(a)")]), bulk("odd"));
     assert_eq!(second.cmd("FLUSHALL"), ok());
     let text = refused(site.router(), &format!("nodes add {} --rebalance --wait --allow-limits", second.address()));
-    assert!(text.contains("library odd") && text.contains("cannot be kept to the keys that its callers name"), "{text}");
+    assert!(
+        text.contains("library odd") && text.contains("cannot be kept to the keys that its callers name"),
+        "{text}"
+    );
 }

@@ -1,4 +1,5 @@
-//! What an operator of one big server asks: the slow log with the clients' names, and settings of the router and of all nodes.
+//! What an operator of one big server asks: the slow log with the clients' names, and settings of the router and of all
+//! nodes.
 
 use std::time::Duration;
 
@@ -11,7 +12,9 @@ fn site(nodes: usize, args: &[&str]) -> Option<Site> {
 
 #[test]
 fn the_slow_log_names_the_client_and_says_where_the_time_went() {
-    let Some(site) = site(2, &["--set", "log.slowlog-log-slower-than=100ms", "--set", "log.slowlog-max-len=5"]) else { return };
+    let Some(site) = site(2, &["--set", "log.slowlog-log-slower-than=100ms", "--set", "log.slowlog-max-len=5"]) else {
+        return;
+    };
     let mut client = site.client();
     let address = client.stream().local_addr().expect("an address").to_string();
     client.cmd("CLIENT SETNAME billing");
@@ -41,7 +44,11 @@ fn the_slow_log_names_the_client_and_says_where_the_time_went() {
     assert_eq!(entry.len(), 6, "exactly Redis's fields: some clients count them");
     assert!(entry[2].int() >= 200_000, "{entry:?}");
     assert_eq!(entry[3].items()[1], bulk(key.as_str()));
-    assert_eq!(entry[3].items()[2], bulk(format!("{}... (172 more bytes)", "y".repeat(128))), "values are cut as Redis cuts them");
+    assert_eq!(
+        entry[3].items()[2],
+        bulk(format!("{}... (172 more bytes)", "y".repeat(128))),
+        "values are cut as Redis cuts them"
+    );
     assert_eq!((&entry[4], &entry[5]), (&bulk(address.as_str()), &bulk("billing")));
     other.cmd("HELLO 3");
     let details = other.cmd("SWITCHYARD SLOWLOG -1");
@@ -49,7 +56,10 @@ fn the_slow_log_names_the_client_and_says_where_the_time_went() {
     assert_eq!(set.field("node"), bulk(site.nodes()[0].address().to_string()));
     assert_eq!(set.field("user"), bulk("default"));
     assert!(set.field("node_us").int() >= 200_000, "{set:?}");
-    assert_eq!(set.field("total_us").int(), set.field("held_us").int() + set.field("queue_us").int() + set.field("node_us").int());
+    assert_eq!(
+        set.field("total_us").int(),
+        set.field("held_us").int() + set.field("queue_us").int() + set.field("node_us").int()
+    );
     assert!(other.cmd("SLOWLOG LEN").int() <= 5);
     assert_eq!(other.cmd("SLOWLOG RESET"), ok());
     assert_eq!(other.cmd("SLOWLOG LEN"), int(0));
@@ -61,7 +71,9 @@ fn the_slow_log_names_the_client_and_says_where_the_time_went() {
 
 #[test]
 fn the_slow_log_has_what_travels_on_connections_of_its_own() {
-    let Some(site) = site(1, &["--set", "log.slowlog-log-slower-than=200ms", "--set", "nodes.large-value=16kb"]) else { return };
+    let Some(site) = site(1, &["--set", "log.slowlog-log-slower-than=200ms", "--set", "nodes.large-value=16kb"]) else {
+        return;
+    };
     let mut client = site.client();
     // Frozen before it is asked: a node that gets the processor first would have answered.
     let while_frozen = |milliseconds, ask: &mut (dyn FnMut() + Send)| {
@@ -77,7 +89,8 @@ fn the_slow_log_has_what_travels_on_connections_of_its_own() {
         let entries = log.items().iter().map(|entry| entry.items().to_vec());
         entries.filter(|entry| entry[3].items()[0] == bulk(name)).collect()
     };
-    // A large value, of which nothing is kept once it is sent. Small enough for the buffers on its way: what an upload takes is not the node's time.
+    // A large value, of which nothing is kept once it is sent. Small enough for the buffers on its way: what an upload
+    // takes is not the node's time.
     let large = "y".repeat(64_000);
     while_frozen(500, &mut || client.send(&["SET", "big", &large]));
     assert_eq!(client.reply(), ok());
@@ -105,9 +118,17 @@ fn the_slow_log_has_what_travels_on_connections_of_its_own() {
 
 #[test]
 fn the_slow_log_keeps_no_arguments_where_told_so() {
-    let Some(site) =
-        site(2, &["--set", "log.slowlog-log-slower-than=0s", "--set", "log.slowlog-arguments=false", "--set", "log.slowlog-max-len=3"])
-    else {
+    let Some(site) = site(
+        2,
+        &[
+            "--set",
+            "log.slowlog-log-slower-than=0s",
+            "--set",
+            "log.slowlog-arguments=false",
+            "--set",
+            "log.slowlog-max-len=3",
+        ],
+    ) else {
         return;
     };
     let mut client = site.client();
@@ -125,7 +146,9 @@ fn the_slow_log_keeps_no_arguments_where_told_so() {
 
 #[test]
 fn a_length_of_zero_switches_the_slow_log_off() {
-    let Some(site) = site(2, &["--set", "log.slowlog-max-len=0", "--set", "log.slowlog-log-slower-than=0s"]) else { return };
+    let Some(site) = site(2, &["--set", "log.slowlog-max-len=0", "--set", "log.slowlog-log-slower-than=0s"]) else {
+        return;
+    };
     let mut client = site.client();
     client.cmd("SET a 1");
     assert_eq!(client.cmd("SLOWLOG LEN"), int(0), "a length of 0 switches it off");
@@ -149,7 +172,9 @@ fn config_get_shows_the_routers_settings_and_the_nodes() {
     // Where they differ, what a program may rely on at each of them, of the kind that it can parse.
     site.nodes()[0].cmd("CONFIG SET maxmemory 209715200 maxmemory-policy allkeys-lru notify-keyspace-events KEA");
     site.nodes()[1].cmd("CONFIG SET notify-keyspace-events Ex");
-    for (name, value) in [("maxmemory", "104857600"), ("maxmemory-policy", "allkeys-lru"), ("notify-keyspace-events", "xE")] {
+    for (name, value) in
+        [("maxmemory", "104857600"), ("maxmemory-policy", "allkeys-lru"), ("notify-keyspace-events", "xE")]
+    {
         assert_eq!(get(&mut client, name), bulk(value), "{name}");
     }
     let buffers = get(&mut client, "client-output-buffer-limit").text();
@@ -169,7 +194,12 @@ fn config_set_reaches_every_node_where_it_is_allowed() {
         assert_eq!(node.cmd("CONFIG GET maxmemory").items()[1], bulk("104857600"));
         assert_eq!(node.cmd("CONFIG GET maxmemory-policy").items()[1], bulk("allkeys-lru"));
     }
-    for line in ["CONFIG SET appendonly yes", "CONFIG SET dir /tmp", "CONFIG SET maxmemory 1 save x", "CONFIG SET requirepass x"] {
+    for line in [
+        "CONFIG SET appendonly yes",
+        "CONFIG SET dir /tmp",
+        "CONFIG SET maxmemory 1 save x",
+        "CONFIG SET requirepass x",
+    ] {
         assert!(client.cmd(line).expect_error().contains("CONFIG SET"), "{line}");
     }
     client.cmd("CONFIG SET maxmemory").expect_error();
@@ -192,9 +222,12 @@ fn config_set_reaches_every_node_where_it_is_allowed() {
 fn config_set_changes_the_routers_own_settings() {
     let dir = tempfile::TempDir::new().expect("a directory");
     let users = dir.path().join("users");
-    std::fs::write(&users, "user default on nopass ~* &* +@all\nuser app on nopass ~* &* +@all -@admin\n").expect("written");
+    std::fs::write(&users, "user default on nopass ~* &* +@all\nuser app on nopass ~* &* +@all -@admin\n")
+        .expect("written");
     std::fs::set_permissions(&users, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("mode");
-    let Some(site) = Site::router_only(2, &SiteOptions::config(format!("[clients]\nusers-file = {users:?}\nmax-clients = 500\n"))) else {
+    let Some(site) =
+        Site::router_only(2, &SiteOptions::config(format!("[clients]\nusers-file = {users:?}\nmax-clients = 500\n")))
+    else {
         return;
     };
     let mut operator = site.client();
@@ -215,7 +248,10 @@ fn config_set_changes_the_routers_own_settings() {
             until(name, || get(&mut other, name) == bulk(value));
         }
     }
-    assert_eq!(operator.cmd("INFO clients").text().lines().find(|l| l.starts_with("maxclients:")), Some("maxclients:600"));
+    assert_eq!(
+        operator.cmd("INFO clients").text().lines().find(|l| l.starts_with("maxclients:")),
+        Some("maxclients:600")
+    );
     // All or nothing.
     let error = operator.cmd("CONFIG SET timeout 1 maxclients 0");
     assert!(error.expect_error().contains("'maxclients') - argument must be between 1 and"), "{error:?}");
@@ -272,7 +308,10 @@ fn saves_are_begun_at_every_node() {
     // It is told in seconds.
     until("every node has saved", || {
         let reply = client.cmd("BGSAVE");
-        assert!(reply == simple("Background saving started") || reply.error().is_some_and(|e| e.contains("in progress")), "{reply:?}");
+        assert!(
+            reply == simple("Background saving started") || reply.error().is_some_and(|e| e.contains("in progress")),
+            "{reply:?}"
+        );
         client.cmd("LASTSAVE").int() > before && site.nodes().iter().all(|n| saved(n) > before)
     });
     until("no save is under way", || {
@@ -304,7 +343,10 @@ fn memory_stats_are_those_of_one_server() {
         assert_eq!(names(&whole), names(&one.cmd("MEMORY STATS")), "{protocol}");
         for line in ["MEMORY DOCTOR", "LATENCY DOCTOR"] {
             let text = client.cmd(line).text();
-            assert!(direct() || site.nodes().iter().all(|n| text.contains(&format!("{}:\n", n.address()))), "{line}: {text}");
+            assert!(
+                direct() || site.nodes().iter().all(|n| text.contains(&format!("{}:\n", n.address()))),
+                "{line}: {text}"
+            );
         }
     }
 }

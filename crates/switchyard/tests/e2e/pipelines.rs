@@ -1,4 +1,5 @@
-//! Many commands in flight at once: every reply to its own command, in order, to its own client, whatever breaks meanwhile.
+//! Many commands in flight at once: every reply to its own command, in order, to its own client, whatever breaks
+//! meanwhile.
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -6,7 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::relay::Relay;
-use crate::support::{Client, Node, Random, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok, until, value, words};
+use crate::support::{
+    Client, Node, Random, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok, until, value, words,
+};
 
 #[test]
 fn a_pipeline_of_two_hundred_thousand_commands_keeps_its_order() {
@@ -73,9 +76,10 @@ struct Tally {
     reconnects: u64,
 }
 
-/// One client: writes values that say who wrote them and when, and checks every reply against what it asked. Everything it asks is on
-/// keys of its own, so that it knows exactly what a right answer is; after an error the value is one of those that it may have
-/// written. When it has cut its own connection it goes on with new keys: what it sent before may still be executed, at any time.
+/// One client: writes values that say who wrote them and when, and checks every reply against what it asked. Everything
+/// it asks is on keys of its own, so that it knows exactly what a right answer is; after an error the value is one of
+/// those that it may have written. When it has cut its own connection it goes on with new keys: what it sent before may
+/// still be executed, at any time.
 fn checked_client(address: std::net::SocketAddr, me: usize, seed: u64, stop: &AtomicBool, cuts: bool) -> Tally {
     let mut random = Random::new(seed);
     let mut tally = Tally::default();
@@ -177,7 +181,11 @@ fn checked_client(address: std::net::SocketAddr, me: usize, seed: u64, stop: &At
                     if reply.error().is_some() {
                         tally.errors += 1;
                     } else {
-                        assert!(fits(&may[key], &reply), "client {me}: GET of key {key} gave {reply:?}, possible: {:?}", brief(&may[key]));
+                        assert!(
+                            fits(&may[key], &reply),
+                            "client {me}: GET of key {key} gave {reply:?}, possible: {:?}",
+                            brief(&may[key])
+                        );
                         tally.right += 1;
                     }
                 }
@@ -187,8 +195,18 @@ fn checked_client(address: std::net::SocketAddr, me: usize, seed: u64, stop: &At
                     } else {
                         let items = reply.items();
                         assert_eq!(items.len(), 2, "client {me}: {reply:?}");
-                        assert!(fits(&may[a], &items[0]), "client {me}: MGET of {a} gave {:?}, possible: {:?}", items[0], brief(&may[a]));
-                        assert!(fits(&may[b], &items[1]), "client {me}: MGET of {b} gave {:?}, possible: {:?}", items[1], brief(&may[b]));
+                        assert!(
+                            fits(&may[a], &items[0]),
+                            "client {me}: MGET of {a} gave {:?}, possible: {:?}",
+                            items[0],
+                            brief(&may[a])
+                        );
+                        assert!(
+                            fits(&may[b], &items[1]),
+                            "client {me}: MGET of {b} gave {:?}, possible: {:?}",
+                            items[1],
+                            brief(&may[b])
+                        );
                         tally.right += 1;
                     }
                 }
@@ -238,7 +256,10 @@ fn no_reply_goes_astray_when_connections_break_on_both_sides() {
                         std::thread::sleep(Duration::from_millis(50 + random.below(150) as u64));
                         if !direct() {
                             let node = &site.nodes()[random.below(site.nodes().len())];
-                            kills.fetch_add(node.cmd("CLIENT KILL TYPE normal SKIPME yes").int() as u64, Ordering::Relaxed);
+                            kills.fetch_add(
+                                node.cmd("CLIENT KILL TYPE normal SKIPME yes").int() as u64,
+                                Ordering::Relaxed,
+                            );
                         }
                     }
                 })
@@ -258,7 +279,10 @@ fn no_reply_goes_astray_when_connections_break_on_both_sides() {
         let kills = kills.load(Ordering::Relaxed);
         eprintln!("{right} right replies, {errors} errors, {reconnects} reconnects, {kills} node connections killed");
         assert!(right > 2000, "only {right} replies");
-        assert!(errors * 2 < right, "{errors} errors beside {right} right replies: kills should cost only what was in flight");
+        assert!(
+            errors * 2 < right,
+            "{errors} errors beside {right} right replies: kills should cost only what was in flight"
+        );
         if !direct() {
             assert!(kills > 10, "only {kills} node connections were killed");
         }
@@ -324,7 +348,8 @@ fn replies_may_arrive_from_the_nodes_in_any_pieces() {
     }
 }
 
-/// A client that leaves with commands in flight must not shift the replies of those who share its connection to the node.
+/// A client that leaves with commands in flight must not shift the replies of those who share its connection to the
+/// node.
 #[test]
 fn clients_that_leave_in_flight_shift_nobody() {
     let site = Site::with(2, &SiteOptions::router(RouterOptions { workers: 1, ..RouterOptions::default() }));

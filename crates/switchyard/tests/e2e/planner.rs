@@ -13,8 +13,16 @@ const PATIENCE: Duration = Duration::from_secs(90);
 
 fn site(mode: &str) -> Option<Site> {
     let mode = format!("planner.mode={mode}");
-    let args =
-        ["--set", mode.as_str(), "--set", "planner.min-requests=50", "--set", "planner.window=1s", "--set", "planner.interval=200ms"];
+    let args = [
+        "--set",
+        mode.as_str(),
+        "--set",
+        "planner.min-requests=50",
+        "--set",
+        "planner.window=1s",
+        "--set",
+        "planner.interval=200ms",
+    ];
     let args = [&args[..], &["--set", "hot-copies.mode=off", "--set", "telemetry.sample=1"]].concat();
     Site::router_only(3, &SiteOptions::router(RouterOptions::args(&args)))
 }
@@ -26,7 +34,8 @@ fn at(site: &Site, key: &str) -> Json {
 /// Most of a load goes to four keys of one node, until `body` ends. No write of it is lost.
 fn skewed(site: &Site, body: impl FnOnce(&[String])) {
     let first = at(site, "hot")["owner"].clone();
-    let hot: Vec<String> = (0..).map(|number| format!("hot:{number}")).filter(|name| at(site, name)["owner"] == first).take(4).collect();
+    let hot: Vec<String> =
+        (0..).map(|number| format!("hot:{number}")).filter(|name| at(site, name)["owner"] == first).take(4).collect();
     let mut client = site.client();
     // One by one: a MGET of keys of several slots is no single look.
     let mut sum = || -> i64 {
@@ -77,19 +86,28 @@ fn a_node_with_hot_keys_is_relieved_and_it_says_why() {
     skewed(&site, |hot| {
         until_within(PATIENCE, "keys were moved", || relocated(&site, hot));
         until_within(PATIENCE, "it looked at what came of it", || {
-            decisions(&site).iter().any(|decision| decision["outcome"].as_str().is_some_and(|outcome| outcome.contains("% of its limit")))
+            decisions(&site)
+                .iter()
+                .any(|decision| decision["outcome"].as_str().is_some_and(|outcome| outcome.contains("% of its limit")))
         });
     });
     let first = decisions(&site).pop().expect("a decision");
     assert_eq!((&first["by"], &first["id"]), (&Json::from("planner"), &Json::from(1)));
-    assert!(first["says"].as_str().is_some_and(|says| says.contains("its limit is") && says.contains("moving")), "{first}");
+    assert!(
+        first["says"].as_str().is_some_and(|says| says.contains("its limit is") && says.contains("moving")),
+        "{first}"
+    );
     // The same decision once more, on the same numbers.
     let again = json(site.router(), "plan replay 1");
     assert_eq!((&again["steps"], &again["says"], &again["nodes"]), (&first["steps"], &first["says"], &first["nodes"]));
     assert!(refused(site.router(), "plan replay 999").contains("there is no decision 999"));
     let addresses: Vec<_> = site.nodes().iter().map(crate::support::Node::address).collect();
     site.router_mut().restart(&addresses);
-    assert_eq!(decisions(&site).pop().map(|kept| kept["says"].clone()), Some(first["says"].clone()), "a restart keeps what was decided");
+    assert_eq!(
+        decisions(&site).pop().map(|kept| kept["says"].clone()),
+        Some(first["says"].clone()),
+        "a restart keeps what was decided"
+    );
 }
 
 #[test]
@@ -101,7 +119,8 @@ fn an_observing_planner_moves_nothing_unasked() {
         assert!(!relocated(&site, hot) && json(site.router(), "moves")["open"].as_array().is_none_or(Vec::is_empty));
         let plan = until_within(PATIENCE, "hot keys are to move", || {
             let plan = json(site.router(), "plan");
-            let names_one = plan["steps"].as_array()?.iter().any(|step| hot.iter().any(|key| step["key"] == key.as_str()));
+            let names_one =
+                plan["steps"].as_array()?.iter().any(|step| hot.iter().any(|key| step["key"] == key.as_str()));
             names_one.then_some(plan)
         });
         assert!(["relieved", "partly"].contains(&plan["verdict"].as_str().expect("a verdict")), "{plan}");
@@ -112,7 +131,13 @@ fn an_observing_planner_moves_nothing_unasked() {
         assert!(refused(site.router(), "plan --policy nobody").contains("makris-ffd"));
         let leaver = plan["nodes"][2]["node"].as_str().expect("a name").to_owned();
         let without = json(site.router(), &format!("plan --without {leaver}"));
-        assert!(without["steps"].as_array().expect("steps").iter().any(|step| step["from"] == leaver.as_str() && step["what"] == "slots"));
+        assert!(
+            without["steps"]
+                .as_array()
+                .expect("steps")
+                .iter()
+                .any(|step| step["from"] == leaver.as_str() && step["what"] == "slots")
+        );
         let applied = until("the plan is begun", || {
             let said = crate::movectl::ask(site.router(), "plan --apply");
             (said.code == 0).then_some(said.out)
@@ -120,9 +145,14 @@ fn an_observing_planner_moves_nothing_unasked() {
         assert!(applied.contains("is begun as"), "{applied}");
         until_within(PATIENCE, "keys were moved", || relocated(&site, hot));
         // Back again, and only once.
-        let applied = decisions(&site).into_iter().find(|decision| decision["by"] != "planner").expect("the decision of an operator");
+        let applied = decisions(&site)
+            .into_iter()
+            .find(|decision| decision["by"] != "planner")
+            .expect("the decision of an operator");
         let id = applied["id"].as_u64().expect("a number");
-        until_within(PATIENCE, "the decision is undone", || crate::movectl::ask(site.router(), &format!("plan undo {id}")).code == 0);
+        until_within(PATIENCE, "the decision is undone", || {
+            crate::movectl::ask(site.router(), &format!("plan undo {id}")).code == 0
+        });
         until_within(PATIENCE, "keys are home", || !relocated(&site, hot));
         until_within(PATIENCE, "nothing is left to undo", || {
             crate::movectl::ask(site.router(), &format!("plan undo {id}")).err.contains("nothing of decision")
@@ -142,7 +172,12 @@ fn a_node_short_of_memory_gives_slots_to_nodes_with_room() {
     let node = &site.nodes()[0];
     let used = |node: &Node| -> u64 {
         let info = node.cmd("INFO memory").text();
-        info.lines().find_map(|line| line.strip_prefix("used_memory:")).expect("a field").trim().parse().expect("a number")
+        info.lines()
+            .find_map(|line| line.strip_prefix("used_memory:"))
+            .expect("a field")
+            .trim()
+            .parse()
+            .expect("a number")
     };
     let most = used(node) * 3 / 4;
     node.cmd(&format!("CONFIG SET maxmemory {most}"));
@@ -150,7 +185,9 @@ fn a_node_short_of_memory_gives_slots_to_nodes_with_room() {
     let first = decisions(&site).pop().expect("a decision");
     assert!(first["says"].as_str().is_some_and(|says| says.contains("of memory, and its limit is")), "{first}");
     done(site.router(), "automation off");
-    until_within(PATIENCE, "no move is open", || json(site.router(), "moves")["moves"].as_array().is_none_or(Vec::is_empty));
+    until_within(PATIENCE, "no move is open", || {
+        json(site.router(), "moves")["moves"].as_array().is_none_or(Vec::is_empty)
+    });
     assert!((0..3000).all(|number| client.cmd(&format!("STRLEN key:{number}")).int() == 10_000), "no key is lost");
     // The other nodes have no room for a whole node.
     for other in &site.nodes()[1..] {
@@ -174,7 +211,9 @@ fn one_switch_stops_all_automation_for_good() {
         until_within(PATIENCE, "it goes on looking", || json(site.router(), "plan")["verdict"] != "fine");
         assert!(
             !relocated(&site, hot)
-                && decisions(&site).iter().all(|decision| decision["applied"].is_null() && decision["outcome"].is_null())
+                && decisions(&site)
+                    .iter()
+                    .all(|decision| decision["applied"].is_null() && decision["outcome"].is_null())
         );
     });
     let addresses: Vec<_> = site.nodes().iter().map(crate::support::Node::address).collect();

@@ -40,7 +40,8 @@ fn replies_are_translated_for_clients_of_a_newer_protocol() {
 fn nodes_may_be_of_both_kinds() {
     let old = Node::start(&old_nodes().node);
     let new = Node::start(&NodeOptions::default());
-    let router = crate::support::Router::start(&[old.address(), new.address()], &crate::support::RouterOptions::default());
+    let router =
+        crate::support::Router::start(&[old.address(), new.address()], &crate::support::RouterOptions::default());
     let mut client = three(Client::connect(router.address()));
     for i in 0..30 {
         client.cmd(&format!("HSET h{i} f v"));

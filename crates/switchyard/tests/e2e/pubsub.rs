@@ -4,7 +4,9 @@ use std::io::Read as _;
 use std::time::{Duration, Instant};
 
 use crate::support::client::PATIENCE;
-use crate::support::{Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, direct, int, ok, simple, until};
+use crate::support::{
+    Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, direct, int, ok, simple, until,
+};
 
 fn three(site: &Site) -> Client {
     let mut client = site.client();
@@ -98,8 +100,25 @@ fn the_bytes_are_those_of_one_server() {
             "PUBSUB CHANNELS b*",
             "HELLO 2",
         ],
-        &["SUBSCRIBE a", "RESET", "GET k", "PUBSUB NUMSUB a", "PUBSUB CHANNELS", "PUBSUB CHANNELS a b", "PUBSUB NUMSUB", "PUBSUB"],
-        &["HELLO 3", "UNSUBSCRIBE", "PUNSUBSCRIBE x", "SUNSUBSCRIBE", "PUBLISH nobody x", "SPUBLISH nobody x", "PUBLISH x"],
+        &[
+            "SUBSCRIBE a",
+            "RESET",
+            "GET k",
+            "PUBSUB NUMSUB a",
+            "PUBSUB CHANNELS",
+            "PUBSUB CHANNELS a b",
+            "PUBSUB NUMSUB",
+            "PUBSUB",
+        ],
+        &[
+            "HELLO 3",
+            "UNSUBSCRIBE",
+            "PUNSUBSCRIBE x",
+            "SUNSUBSCRIBE",
+            "PUBLISH nobody x",
+            "SPUBLISH nobody x",
+            "PUBLISH x",
+        ],
     ] {
         let (mut routed, mut reference) = (site.client(), plain.client());
         for (number, line) in script.iter().enumerate() {
@@ -295,7 +314,9 @@ fn shard_channels_live_at_the_owner_of_their_slot() {
         assert_eq!(publisher.cmd(&format!("PUBLISH {name} x")), int(0));
     }
     drop(client);
-    until("the nodes have lost their subscriptions", || site.nodes().iter().all(|n| n.cmd("PUBSUB SHARDCHANNELS").items().is_empty()));
+    until("the nodes have lost their subscriptions", || {
+        site.nodes().iter().all(|n| n.cmd("PUBSUB SHARDCHANNELS").items().is_empty())
+    });
 }
 
 #[test]
@@ -307,7 +328,14 @@ fn scripts_and_publishers_at_a_node_reach_the_routers_clients() {
     let tags = site.tags();
     for (number, tags) in tags.iter().enumerate() {
         // Executed where the key is, wherever the channel belongs.
-        publisher.send(&["EVAL", "return redis.call('PUBLISH', ARGV[1], ARGV[2])", "1", &format!("{{{}}}k", tags[0]), "events", "s"]);
+        publisher.send(&[
+            "EVAL",
+            "return redis.call('PUBLISH', ARGV[1], ARGV[2])",
+            "1",
+            &format!("{{{}}}k", tags[0]),
+            "events",
+            "s",
+        ]);
         publisher.reply().int();
         assert_eq!(client.reply(), Value::Array(message("events", "s")), "a script at node {number}");
         site.nodes()[number].cmd("PUBLISH events d");
@@ -412,9 +440,10 @@ fn subscriptions_come_back_with_their_node() {
 
 #[test]
 fn a_node_that_vanished_without_a_word_is_noticed() {
-    let Some(site) =
-        Site::router_only(1, &SiteOptions::config("[nodes]\ncommand-timeout = \"300ms\"\n[clients]\non-missed-messages = \"continue\"\n"))
-    else {
+    let Some(site) = Site::router_only(
+        1,
+        &SiteOptions::config("[nodes]\ncommand-timeout = \"300ms\"\n[clients]\non-missed-messages = \"continue\"\n"),
+    ) else {
         return;
     };
     let mut client = site.client();
@@ -433,7 +462,10 @@ fn a_node_that_vanished_without_a_word_is_noticed() {
 
 #[test]
 fn who_may_have_missed_messages_is_disconnected() {
-    let Some(mut site) = Site::router_only(3, &SiteOptions::config("[clients]\non-missed-messages = \"disconnect\"\n")) else { return };
+    let Some(mut site) = Site::router_only(3, &SiteOptions::config("[clients]\non-missed-messages = \"disconnect\"\n"))
+    else {
+        return;
+    };
     let (owner, other) = (owner_of(&site, "a"), (owner_of(&site, "a") + 1) % 3);
     let shard = |node: usize| format!("{{{}}}shard", site.tags()[node][0]);
     let (mut channel, mut pattern, mut three, mut own, mut elsewhere, mut plain) =
@@ -462,13 +494,15 @@ fn who_may_have_missed_messages_is_disconnected() {
     assert_eq!(again.reply(), Value::Array(message("a", "x")));
 }
 
-/// A shard channel's subscribers go with its node, those of channels and patterns with the last one; then there is nobody to subscribe at.
+/// A shard channel's subscribers go with its node, those of channels and patterns with the last one; then there is
+/// nobody to subscribe at.
 #[test]
 fn subscribers_stay_while_any_node_serves() {
     let Some(mut site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let first = owner_of(&site, "a");
     let shard = |node: usize| format!("{{{}}}shard", site.tags()[node][0]);
-    let (mut channel, mut pattern, mut own, mut elsewhere) = (site.client(), three(&site), site.client(), site.client());
+    let (mut channel, mut pattern, mut own, mut elsewhere) =
+        (site.client(), three(&site), site.client(), site.client());
     channel.cmd("SUBSCRIBE a");
     pattern.cmd("PSUBSCRIBE a*");
     own.cmd(&format!("SSUBSCRIBE {}", shard(first)));
@@ -494,7 +528,10 @@ fn subscribers_stay_while_any_node_serves() {
 
 #[test]
 fn a_slow_subscriber_is_cut_and_hurts_nobody() {
-    let options = SiteOptions { node: NodeOptions::default(), router: RouterOptions::config("[clients]\npush-limit = \"1mb\"\n") };
+    let options = SiteOptions {
+        node: NodeOptions::default(),
+        router: RouterOptions::config("[clients]\npush-limit = \"1mb\"\n"),
+    };
     let Some(site) = Site::router_only(2, &options) else { return };
     let mut slow: Vec<Client> = (0..4).map(|i| if i % 2 == 0 { site.client() } else { three(&site) }).collect();
     let mut good: Vec<Client> = (0..4).map(|_| site.client()).collect();
@@ -568,7 +605,8 @@ fn info_counts_what_is_subscribed_to() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
     let fields = || -> Vec<String> {
         let info = site.client().cmd("INFO everything").text();
-        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::to_owned);
+        let field =
+            |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::to_owned);
         let names = ["pubsub_clients", "pubsub_channels", "pubsub_patterns", "pubsubshard_channels"];
         names.map(|name| field(name).unwrap_or_else(|| panic!("no {name} in {info}"))).to_vec()
     };
@@ -624,8 +662,10 @@ fn large_messages_pass_and_never_break_a_reply() {
 
 #[test]
 fn thousands_of_subscribers_share_one_connection_per_worker_and_node() {
-    let Some(site) = Site::router_only(2, &SiteOptions::router(RouterOptions { open_files: Some(8192), ..RouterOptions::default() }))
-    else {
+    let Some(site) = Site::router_only(
+        2,
+        &SiteOptions::router(RouterOptions { open_files: Some(8192), ..RouterOptions::default() }),
+    ) else {
         return;
     };
     let mut clients: Vec<Client> = (0..1500).map(|_| site.client()).collect();
@@ -693,7 +733,8 @@ fn subscriptions_of_a_client_are_bounded() {
     assert_eq!(client.cmd("SSUBSCRIBE a").items()[2], int(1));
 }
 
-/// A client that has read OK may look whether its connection has ended (pools do), and others may count the subscribers: both see it.
+/// A client that has read OK may look whether its connection has ended (pools do), and others may count the
+/// subscribers: both see it.
 #[test]
 fn who_has_quit_is_gone_with_the_reply() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
@@ -712,7 +753,10 @@ fn who_has_quit_is_gone_with_the_reply() {
 
 #[test]
 fn nodes_that_refuse_say_so_to_the_client() {
-    let node = NodeOptions { config: "user default on nopass ~* +@all resetchannels &open*\n".into(), ..NodeOptions::default() };
+    let node = NodeOptions {
+        config: "user default on nopass ~* +@all resetchannels &open*\n".into(),
+        ..NodeOptions::default()
+    };
     let site = Site::with(2, &SiteOptions { node, ..SiteOptions::default() });
     let mut client = three(&site);
     assert!(client.cmd("SUBSCRIBE secret").expect_error().starts_with("NOPERM"));
@@ -745,7 +789,9 @@ fn client_list_shows_subscribers() {
 
 #[test]
 fn subscribers_are_not_idle() {
-    let Some(site) = Site::router_only(1, &SiteOptions::config("[clients]\nidle-timeout = \"300ms\"\n")) else { return };
+    let Some(site) = Site::router_only(1, &SiteOptions::config("[clients]\nidle-timeout = \"300ms\"\n")) else {
+        return;
+    };
     let mut subscriber = site.client();
     subscriber.cmd("SUBSCRIBE a");
     let mut idle = site.client();

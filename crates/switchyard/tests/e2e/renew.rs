@@ -15,7 +15,12 @@ fn config(password: &str, user: Option<&str>) -> String {
 fn connections(node: &Node, password: &str, user: &str) -> usize {
     let mut client = node.client();
     client.call(&["AUTH", password]);
-    client.cmd("CLIENT LIST").text().lines().filter(|l| l.contains("name=switchyard-") && l.contains(&format!(" user={user} "))).count()
+    client
+        .cmd("CLIENT LIST")
+        .text()
+        .lines()
+        .filter(|l| l.contains("name=switchyard-") && l.contains(&format!(" user={user} ")))
+        .count()
 }
 
 #[test]

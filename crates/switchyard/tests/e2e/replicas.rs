@@ -36,7 +36,8 @@ pub(crate) fn caught_up(replica: &Node) {
 /// A router in front of one node, `nodes[0]`, whose replicas the others are.
 fn router(nodes: &[Node], config: &str) -> Router {
     let replicas: Vec<String> = nodes[1..].iter().map(|n| format!("\"{}\"", n.address())).collect();
-    let config = format!("{config}\n[[node]]\naddress = \"{}\"\nreplicas = [{}]\n", nodes[0].address(), replicas.join(", "));
+    let config =
+        format!("{config}\n[[node]]\naddress = \"{}\"\nreplicas = [{}]\n", nodes[0].address(), replicas.join(", "));
     Router::start(&[nodes[0].address()], &RouterOptions::config(config))
 }
 
@@ -127,7 +128,9 @@ fn a_listener_has_its_own_policy_and_replica_means_replica() {
     nodes[1].kill();
     let error = until("there is no replica", || reader.cmd("GET k").error().map(str::to_owned));
     assert!(error.starts_with("NODE"), "{error}");
-    let error = until("that is told", || reader.cmd("GET k").error().filter(|e| e.contains("no replica of")).map(str::to_owned));
+    let error = until("that is told", || {
+        reader.cmd("GET k").error().filter(|e| e.contains("no replica of")).map(str::to_owned)
+    });
     assert!(error.starts_with("NODEDOWN"), "{error}");
     assert_eq!(calls(&nodes[0], "get"), before + 1);
 }
@@ -222,7 +225,8 @@ fn a_dead_primary_is_replaced_by_the_replica_that_is_promoted() {
     assert_eq!((calls(&nodes[0], "set"), calls(&nodes[0], "get")), (0, 0), "the old primary got commands");
 }
 
-/// Clients count up and let WAIT confirm it. Counts that are confirmed are never seen to go back, also if writes that were only acknowledged are lost.
+/// Clients count up and let WAIT confirm it. Counts that are confirmed are never seen to go back, also if writes that
+/// were only acknowledged are lost.
 #[test]
 fn counts_that_wait_has_confirmed_survive_a_promotion() {
     if direct() {
@@ -268,7 +272,8 @@ fn counts_that_wait_has_confirmed_survive_a_promotion() {
             })
             .collect();
         std::thread::sleep(Duration::from_secs(1));
-        // Writes from here on are acknowledged and reach no replica: no connection of replication is left, and the replica opens no other.
+        // Writes from here on are acknowledged and reach no replica: no connection of replication is left, and the
+        // replica opens no other.
         nodes[1].freeze();
         nodes[0].cmd("CLIENT KILL TYPE replica");
         is_cut.store(true, Ordering::SeqCst);
@@ -314,7 +319,8 @@ pub(crate) fn sentinels(nodes: &[Node]) -> Vec<Node> {
 
 fn router_with_sentinels(sentinels: &[Node], config: &str) -> Router {
     let addresses: Vec<String> = sentinels.iter().map(|s| format!("\"{}\"", s.address())).collect();
-    let config = format!("{config}\n[[node]]\nsentinel-master = \"mymaster\"\nsentinels = [{}]\n", addresses.join(", "));
+    let config =
+        format!("{config}\n[[node]]\nsentinel-master = \"mymaster\"\nsentinels = [{}]\n", addresses.join(", "));
     Router::start(&[], &RouterOptions::config(config))
 }
 
@@ -339,8 +345,9 @@ fn followed(router: &Router) -> Option<u16> {
     body["nodes"][0]["primary"].as_str().map(|address| address.parse::<SocketAddr>().expect("an address").port())
 }
 
-/// Replication is asynchronous: what a primary acknowledged and had not sent on is lost with it, here as without a router. So only what the
-/// *last* primary acknowledged must be there: that is looked for, however often the Sentinels fail over on a machine that is busy.
+/// Replication is asynchronous: what a primary acknowledged and had not sent on is lost with it, here as without a
+/// router. So only what the *last* primary acknowledged must be there: that is looked for, however often the Sentinels
+/// fail over on a machine that is busy.
 #[test]
 fn sentinels_fail_over_under_load() {
     if direct() {
@@ -412,10 +419,19 @@ fn sentinels_fail_over_under_load() {
         missing.extend(last.into_iter().filter(|key| check.cmd(&format!("EXISTS {key}")).int() == 0));
     }
     assert_eq!(announced(&sentinels[0]), last, "the Sentinels failed over while we looked: nothing can be said");
-    assert!(missing.is_empty(), "{last:?} acknowledged and has not {missing:?}; the router's log:\n{}", router.process().log());
+    assert!(
+        missing.is_empty(),
+        "{last:?} acknowledged and has not {missing:?}; the router's log:\n{}",
+        router.process().log()
+    );
     // Every change was one that the Sentinels made: never back to a primary that was left.
     let changes = router.process().log().matches("node has another primary").count() as u64;
-    assert!(changes <= last.1, "{changes} changes of primary in {} epochs; the router's log:\n{}", last.1, router.process().log());
+    assert!(
+        changes <= last.1,
+        "{changes} changes of primary in {} epochs; the router's log:\n{}",
+        last.1,
+        router.process().log()
+    );
     if last.0 != nodes[0].address().port() {
         let writes = calls(&nodes[0], "set");
         let is_replica = nodes[0].cmd("INFO replication").text().contains("role:slave");
@@ -427,7 +443,10 @@ fn sentinels_fail_over_under_load() {
 fn the_old_primary_and_its_sentinel_come_back_together() {
     an_old_primary_is_followed_by_word_only(|router| {
         let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
-        let accepted = command.args(["nodes", "accept", "mymaster", "--admin", &router.admin().to_string()]).output().expect("it runs");
+        let accepted = command
+            .args(["nodes", "accept", "mymaster", "--admin", &router.admin().to_string()])
+            .output()
+            .expect("it runs");
         let said = String::from_utf8_lossy(&accepted.stderr);
         assert!(accepted.status.success() || said.contains("waits to be accepted"), "{said}");
     });
@@ -443,16 +462,18 @@ fn what_was_not_proven_is_accepted_over_resp_too() {
     });
 }
 
-/// The machine of the old primary comes back, with its Sentinel: both know nothing of the failover. The present primary does not answer for
-/// a while. That is no reason to go back.
+/// The machine of the old primary comes back, with its Sentinel: both know nothing of the failover. The present primary
+/// does not answer for a while. That is no reason to go back.
 fn an_old_primary_is_followed_by_word_only(accept: impl Fn(&Router)) {
     if direct() {
         return;
     }
     let mut nodes = group(1);
     let mut sentinels = sentinels(&nodes);
-    let router =
-        router_with_sentinels(&sentinels, "[clients]\ndefault-user-rules = [\"operator\"]\n[nodes]\ncommand-timeout = \"300ms\"\n");
+    let router = router_with_sentinels(
+        &sentinels,
+        "[clients]\ndefault-user-rules = [\"operator\"]\n[nodes]\ncommand-timeout = \"300ms\"\n",
+    );
     let (old, new) = (nodes[0].address().port(), nodes[1].address().port());
     assert_eq!(Client::connect(router.address()).cmd("SET k v"), ok());
     until("the replica has it", || nodes[1].cmd("GET k") == bulk("v"));
@@ -514,7 +535,8 @@ fn who_watches_reads_the_primary() {
     assert_eq!(calls(&nodes[1], "get"), before + 1, "afterwards the replica is read again");
 }
 
-/// Another server becomes the primary: who waited at the old one is disconnected, and what was watched there is in doubt.
+/// Another server becomes the primary: who waited at the old one is disconnected, and what was watched there is in
+/// doubt.
 #[test]
 fn waits_and_watches_end_with_the_primary() {
     if direct() {

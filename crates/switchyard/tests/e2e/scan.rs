@@ -1,4 +1,5 @@
-//! SCAN while nodes come, go, exchange keys and restart: every key that is there all the time is given, and no call is an error.
+//! SCAN while nodes come, go, exchange keys and restart: every key that is there all the time is given, and no call is
+//! an error.
 
 use std::collections::BTreeSet;
 

@@ -1,8 +1,10 @@
-//! Random scripts and functions, tame ones and ones that try to get around the check, before two nodes and before one server.
+//! Random scripts and functions, tame ones and ones that try to get around the check, before two nodes and before one
+//! server.
 //!
-//! Afterwards no node holds a key that it does not own; what was executed answered as one server does and left the same keys; and what was
-//! refused was refused for a reason that docs/commands.md lists. A script tells its results by `out`, errors that it caught included, so that
-//! no refusal stays unseen. `SWITCHYARD_E2E_SCRIPTS` says how many scripts (default 2,000); `make soak-scripts` runs many.
+//! Afterwards no node holds a key that it does not own; what was executed answered as one server does and left the same
+//! keys; and what was refused was refused for a reason that docs/commands.md lists. A script tells its results by
+//! `out`, errors that it caught included, so that no refusal stays unseen. `SWITCHYARD_E2E_SCRIPTS` says how many
+//! scripts (default 2,000); `make soak-scripts` runs many.
 
 use std::collections::BTreeSet;
 
@@ -71,7 +73,8 @@ impl Writer<'_> {
     /// The arguments of a call that is allowed.
     fn allowed(&mut self) -> String {
         let n = self.number();
-        let (s, l, h, z, m, x) = (self.key("s"), self.key("l"), self.key("h"), self.key("z"), self.key("m"), self.key("x"));
+        let (s, l, h, z, m, x) =
+            (self.key("s"), self.key("l"), self.key("h"), self.key("z"), self.key("m"), self.key("x"));
         let other = self.key("s");
         let all = [
             format!("'GET',{s}"),
@@ -205,7 +208,9 @@ impl Writer<'_> {
             format!("out(redis['pca'..'ll']({args}))"),
             format!("out((function(r) return r.pcall({args}) end)(redis))"),
             format!("out(coroutine.wrap(function() return redis.pcall({args}) end)())"),
-            format!("local f=coroutine.wrap(function(...) coroutine.yield(1) return redis.pcall(...) end) f({args}) out(f())"),
+            format!(
+                "local f=coroutine.wrap(function(...) coroutine.yield(1) return redis.pcall(...) end) f({args}) out(f())"
+            ),
             format!("out(select(2,xpcall(function() return redis.call({args}) end,function(e) return e end)))"),
             format!("local t={{redis.pcall,n=redis}} out(t[1]({args})) out(t.n.pcall({args}))"),
             format!("for _,f in ipairs({{redis.pcall}}) do out(f({args})) end"),
@@ -293,7 +298,11 @@ impl Writer<'_> {
         if !self.tame && self.random.one_in(4) {
             let trick = self.trick();
             // A scope of its own, mostly: many of them declare locals.
-            return if trick.contains("return R") || self.random.one_in(2) { format!("do {trick}\nend") } else { trick };
+            return if trick.contains("return R") || self.random.one_in(2) {
+                format!("do {trick}\nend")
+            } else {
+                trick
+            };
         }
         if depth < 2 && self.random.one_in(4) {
             let inner = self.block(depth + 1);
@@ -407,7 +416,8 @@ fn texts(value: &Value, into: &mut Vec<String>) {
 #[test]
 fn random_scripts_answer_as_at_one_server_and_touch_only_their_keys() {
     let Some(site) = Site::router_only(2, &SiteOptions::default()) else { return };
-    let wanted: usize = std::env::var("SWITCHYARD_E2E_SCRIPTS").map_or(2000, |n| n.parse().expect("a number of scripts"));
+    let wanted: usize =
+        std::env::var("SWITCHYARD_E2E_SCRIPTS").map_or(2000, |n| n.parse().expect("a number of scripts"));
     let seeds = Random::seeds(&[1]);
     for seed in &seeds {
         eprintln!("seed {seed}");
@@ -433,12 +443,15 @@ fn many_scripts(site: &Site, first: u64, wanted: usize) {
         let mine = random.below(2);
         let declared = random.below(7);
         let tame = !random.one_in(3);
-        let form = [Form::Eval, Form::Eval, Form::Eval, Form::ReadOnly, Form::Sha, Form::Transaction, Form::Function][random.below(7)];
+        let form = [Form::Eval, Form::Eval, Form::Eval, Form::ReadOnly, Form::Sha, Form::Transaction, Form::Function]
+            [random.below(7)];
         // With no declared key nothing can be in a slot of one.
         let declared = if tame { declared.max(1) } else { declared };
         let tag = |of: usize| format!("{{{}}}", tags[of]);
-        let keys: Vec<String> =
-            ["s", "l", "h", "z", "m", "x"][..declared.min(6)].iter().map(|kind| format!("{}{kind}", tag(mine))).collect();
+        let keys: Vec<String> = ["s", "l", "h", "z", "m", "x"][..declared.min(6)]
+            .iter()
+            .map(|kind| format!("{}{kind}", tag(mine)))
+            .collect();
         let other = site.nodes()[1 - mine].address();
         let args = [tag(mine), tag(1 - mine), other.ip().to_string(), other.port().to_string()];
         let mut writer = Writer { random: &mut random, tame, keys: keys.len() };

@@ -41,10 +41,16 @@ fn undeclared_keys_are_refused_and_those_of_the_slot_are_not() {
     }
     assert_eq!(client.cmd(&format!("GET {b}")), bulk("there"));
     assert!(client.call(&["EVAL", "return redis.call('GET', 'x')", "0"]).expect_error().contains("'x'"));
-    for script in
-        ["return redis.call('GET', ARGV[1])", "local r = redis.call; return r('GET', ARGV[1])", "return redis.pcall('GET', ARGV[1])"]
-    {
-        assert_eq!(client.call(&["EVAL", script, "1", &a, &near]), bulk("here"), "{script}: a key of the slot of a declared one");
+    for script in [
+        "return redis.call('GET', ARGV[1])",
+        "local r = redis.call; return r('GET', ARGV[1])",
+        "return redis.pcall('GET', ARGV[1])",
+    ] {
+        assert_eq!(
+            client.call(&["EVAL", script, "1", &a, &near]),
+            bulk("here"),
+            "{script}: a key of the slot of a declared one"
+        );
     }
     // With an argument that is passed on piece by piece elsewhere: a script is not, and is checked all the same.
     let large = "x".repeat(3 << 20);
@@ -109,7 +115,9 @@ fn scripts_do_what_they_do_at_one_server() {
         let wanted = plain.call(&["EVAL", script, "1", &format!("{a}list"), "5"]);
         // Errors name the hash of the script, which is another one.
         let bare = |v: &Value| match v.error() {
-            Some(text) => text.split(" script: ").next().unwrap_or_default().split("f_").next().unwrap_or_default().to_owned(),
+            Some(text) => {
+                text.split(" script: ").next().unwrap_or_default().split("f_").next().unwrap_or_default().to_owned()
+            }
             None => format!("{v:?}"),
         };
         if script.contains("LLEN', 5") {
@@ -134,9 +142,12 @@ fn functions_are_kept_to_their_keys() {
     assert_eq!(client.cmd(&format!("FCALL get 1 {a} {near}")), bulk("here"));
     assert_eq!(client.cmd(&format!("FCALL_RO get_ro 1 {a} {near}")), bulk("here"));
     assert_eq!(client.cmd(&format!("FCALL own 1 {near}")), bulk("here"));
-    for call in
-        [format!("FCALL get 1 {a} {b}"), format!("FCALL get 1 {b} {near}"), format!("FCALL get_ro 1 {a} {b}"), format!("FCALL get 0 {b}")]
-    {
+    for call in [
+        format!("FCALL get 1 {a} {b}"),
+        format!("FCALL get 1 {b} {near}"),
+        format!("FCALL get_ro 1 {a} {b}"),
+        format!("FCALL get 0 {b}"),
+    ] {
         assert!(client.cmd(&call).expect_error().contains("touches the key"), "{call}");
     }
     // The code is shown as it was written.
@@ -158,7 +169,11 @@ fn functions_are_kept_to_their_keys() {
     assert!(client.call(&[&b"FUNCTION"[..], b"RESTORE", dump.bytes()]).expect_error().contains("already exists"));
     assert!(
         client
-            .call(&["FUNCTION", "LOAD", "#!lua name=evil\nlocal g = _G redis.register_function('e', function() return 1 end)"])
+            .call(&[
+                "FUNCTION",
+                "LOAD",
+                "#!lua name=evil\nlocal g = _G redis.register_function('e', function() return 1 end)"
+            ])
             .expect_error()
             .contains("_G")
     );
@@ -166,7 +181,9 @@ fn functions_are_kept_to_their_keys() {
 
 #[test]
 fn where_it_is_allowed_nothing_is_checked() {
-    let Some(site) = Site::router_only(2, &SiteOptions::router(RouterOptions::args(&["--set", "scripts.undeclared-keys=allow"]))) else {
+    let Some(site) =
+        Site::router_only(2, &SiteOptions::router(RouterOptions::args(&["--set", "scripts.undeclared-keys=allow"])))
+    else {
         return;
     };
     let (a, b, _) = keys(&site);
@@ -259,7 +276,10 @@ fn a_script_can_do_nothing_that_its_client_could_not_do() {
         for call in calls {
             let reply = client.call(&["EVAL", &form.replace("CALL", call), "1", &a, &near, &b, &host, &port]);
             assert!(reply.expect_error().contains("Switchyard: "), "{call}: {reply:?}");
-            let code = format!("#!lua name=l\nredis.register_function('f', function(KEYS, ARGV) {} end)", form.replace("CALL", call));
+            let code = format!(
+                "#!lua name=l\nredis.register_function('f', function(KEYS, ARGV) {} end)",
+                form.replace("CALL", call)
+            );
             assert_eq!(client.call(&["FUNCTION", "LOAD", "REPLACE", &code]), bulk("l"));
             let reply = client.call(&["FCALL", "f", "1", &a, &near, &b, &host, &port]);
             assert!(reply.expect_error().contains("Switchyard: "), "{call}: {reply:?}");
@@ -323,7 +343,8 @@ fn a_function_finds_redis_read_only_as_at_a_server() {
     assert_eq!(client.call(&["FCALL", "f", "1", &a, &b]), answer);
 }
 
-/// Once the checked form of a callback was put into the library's own table, where it could be called with any keys; and `CALLBACK` was not checked at all.
+/// Once the checked form of a callback was put into the library's own table, where it could be called with any keys;
+/// and `CALLBACK` was not checked at all.
 #[test]
 fn a_library_does_not_choose_what_counts_as_declared() {
     let Some(site) = site(2) else { return };
@@ -354,8 +375,14 @@ fn no_library_passes_for_checked_that_is_not() {
     let mut client = site.client();
     client.call(&["FUNCTION", "LOAD", "#!lua name=l\nredis.register_function('f', function() return 1 end)"]);
     let stored = |site: &Site| site.nodes()[0].cmd("FUNCTION LIST WITHCODE").items()[0].field("library_code").text();
-    let prelude =
-        stored(&site).lines().nth(1).expect("a second line").split("redis.register_function('f'").next().expect("text").to_owned();
+    let prelude = stored(&site)
+        .lines()
+        .nth(1)
+        .expect("a second line")
+        .split("redis.register_function('f'")
+        .next()
+        .expect("text")
+        .to_owned();
     // Its text in a comment, and in a library that a node has; and what an older router put there.
     let evil = "redis.register_function('f', function(k, a) return redis.call('SET', a[1], 'astray') end)";
     let older = include_str!("../../../router/src/lua/prelude-0.1.0.lua");
@@ -377,7 +404,10 @@ fn no_library_passes_for_checked_that_is_not() {
     assert!(client.call(&["FCALL", "f", "1", &a, &b]).expect_error().contains("touches the key"));
     assert_eq!(client.cmd("FUNCTION LIST WITHCODE").items()[0].field("library_code"), bulk(&long));
     client.cmd("MULTI");
-    assert!(client.cmd("FUNCTION LIST WITHCODE").expect_error().contains("Call it outside"), "it would show the router's line");
+    assert!(
+        client.cmd("FUNCTION LIST WITHCODE").expect_error().contains("Call it outside"),
+        "it would show the router's line"
+    );
     client.cmd("DISCARD");
     elsewhere.client().call(&[
         "FUNCTION",

@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use crate::support::relay::Relay;
-use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok, until};
+use crate::support::{
+    Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, encode, int, ok, until,
+};
 
 const ADD: &str = "return redis.call('INCRBY', KEYS[1], ARGV[1])";
 /// SHA-1 of a script, as the first node says it.
@@ -21,7 +23,10 @@ fn a_loaded_script_runs_at_every_node() {
     let sha = sha(&site, ADD);
     assert!(client.call(&["EVALSHA", &sha, "1", "k", "1"]).expect_error().starts_with("NOSCRIPT"));
     assert_eq!(client.call(&["SCRIPT", "LOAD", ADD]), bulk(&sha));
-    assert_eq!(client.call(&["SCRIPT", "EXISTS", &sha, "ffffffffffffffffffffffffffffffffffffffff"]), Value::Array(vec![int(1), int(0)]));
+    assert_eq!(
+        client.call(&["SCRIPT", "EXISTS", &sha, "ffffffffffffffffffffffffffffffffffffffff"]),
+        Value::Array(vec![int(1), int(0)])
+    );
     for i in 0..60 {
         assert_eq!(client.call(&["EVALSHA", &sha, "1", &format!("counter{i}"), &i.to_string()]), int(i));
     }
@@ -49,7 +54,11 @@ fn a_script_that_a_node_lost_is_brought_back() {
         assert_eq!(node.cmd("SCRIPT FLUSH"), ok());
     }
     for i in 0..60 {
-        assert_eq!(client.call(&["EVALSHA", &sha, "1", &format!("a{i}"), "5"]), int(5), "script lost by SCRIPT FLUSH at the node");
+        assert_eq!(
+            client.call(&["EVALSHA", &sha, "1", &format!("a{i}"), "5"]),
+            int(5),
+            "script lost by SCRIPT FLUSH at the node"
+        );
     }
     // The same in a pipeline, where the healing must keep the order and must not run anything twice.
     for node in site.nodes() {
@@ -77,7 +86,11 @@ fn a_script_that_a_node_lost_is_brought_back() {
         client.cmd("DBSIZE").error().is_none().then_some(client)
     });
     for i in 0..30 {
-        assert_eq!(client.call(&["EVALSHA", &sha, "1", &format!("c{i}"), "2"]), int(2), "script lost by a restart of the node");
+        assert_eq!(
+            client.call(&["EVALSHA", &sha, "1", &format!("c{i}"), "2"]),
+            int(2),
+            "script lost by a restart of the node"
+        );
     }
 }
 
@@ -145,7 +158,8 @@ fn functions_are_loaded_at_every_node() {
 fn a_library_that_one_node_refuses_is_at_none() {
     let Some(site) = Site::router_only(3, &SiteOptions::default()) else { return };
     let mut client = site.client();
-    let library = |version: u32| format!("#!lua name=lib\nredis.register_function('f', function() return {version} end)");
+    let library =
+        |version: u32| format!("#!lua name=lib\nredis.register_function('f', function() return {version} end)");
     let refuse = |what: &str| assert_eq!(site.nodes()[1].cmd(&format!("ACL SETUSER default {what}")), ok());
     let at_each = || site.nodes().iter().map(|node| node.cmd("FUNCTION LIST").items().len()).collect::<Vec<_>>();
     refuse("-function|load");
@@ -185,7 +199,8 @@ fn given_functions() -> ([Node; 2], Relay, Router) {
     (nodes, relay, router)
 }
 
-/// A node is being given the functions of another, and a client removes them: what it was told is gone does not come back at that node.
+/// A node is being given the functions of another, and a client removes them: what it was told is gone does not come
+/// back at that node.
 #[test]
 fn functions_that_are_removed_while_a_node_is_given_them_do_not_come_back() {
     if direct() {
@@ -206,7 +221,8 @@ fn functions_that_are_removed_while_a_node_is_given_them_do_not_come_back() {
     assert!(nodes.iter().all(|node| node.cmd("FUNCTION LIST").items().is_empty()));
 }
 
-/// The same where the node does not answer in time: what was sent to it may still be executed until its connection is ended.
+/// The same where the node does not answer in time: what was sent to it may still be executed until its connection is
+/// ended.
 #[test]
 fn functions_that_a_node_was_to_be_given_and_that_are_removed_do_not_come_late() {
     if direct() {
@@ -215,7 +231,8 @@ fn functions_that_a_node_was_to_be_given_and_that_are_removed_do_not_come_late()
     let (nodes, relay, router) = given_functions();
     let mut client = Client::connect(router.address());
     let mut flush = || client.cmd("FUNCTION FLUSH");
-    let answer = until("somebody is told that they are gone", || Some(flush()).filter(|answer| answer.error().is_none()));
+    let answer =
+        until("somebody is told that they are gone", || Some(flush()).filter(|answer| answer.error().is_none()));
     assert_eq!(answer, ok());
     relay.release();
     for _ in 0..20 {

@@ -1,4 +1,5 @@
-//! Commands about the server itself, as monitoring, libraries and people ask them; and what is refused or not there yet.
+//! Commands about the server itself, as monitoring, libraries and people ask them; and what is refused or not there
+//! yet.
 
 use crate::support::{Node, NodeOptions, Site, SiteOptions, Value, bulk, direct, int, ok, simple, until};
 
@@ -101,7 +102,16 @@ fn config_get_answers_what_clients_ask() {
     let site = Site::new(2);
     let mut client = site.client();
     // redis-benchmark, redis-py, Spring and others ask these when they start.
-    for name in ["save", "appendonly", "maxmemory", "maxmemory-policy", "databases", "timeout", "maxclients", "proto-max-bulk-len"] {
+    for name in [
+        "save",
+        "appendonly",
+        "maxmemory",
+        "maxmemory-policy",
+        "databases",
+        "timeout",
+        "maxclients",
+        "proto-max-bulk-len",
+    ] {
         let reply = client.cmd(&format!("CONFIG GET {name}"));
         assert_eq!(reply.items().len(), 2, "CONFIG GET {name}: {reply:?}");
         assert_eq!(reply.items()[0], bulk(name));

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use crate::support::client::PATIENCE;
-use crate::support::{Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, direct, int, ok, simple, until, value};
+use crate::support::{
+    Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, direct, int, ok, simple, until, value,
+};
 
 /// Sends each line to the router and to a plain server, on connections of their own, and compares the bytes.
 #[track_caller]
@@ -34,7 +36,11 @@ fn hello_switches_protocols() {
         let names: Vec<String> = hello.pairs().into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["server", "version", "proto", "id", "mode", "role", "modules"]);
         assert_eq!(hello.field("server"), plain.cmd("HELLO").field("server"));
-        assert_eq!(hello.field("version"), plain.cmd("HELLO").field("version"), "libraries decide by the version what they may use");
+        assert_eq!(
+            hello.field("version"),
+            plain.cmd("HELLO").field("version"),
+            "libraries decide by the version what they may use"
+        );
     }
     assert_eq!(client.cmd("CLIENT GETNAME"), bulk("neo"));
     same(
@@ -57,7 +63,17 @@ fn hello_switches_protocols() {
     let mut client = site.client();
     client.cmd("HSET h f v");
     client.cmd("ZADD z 1.5 m");
-    for line in ["HGETALL h", "HELLO 3", "HGETALL h", "ZSCORE z m", "GET none", "HELLO 2", "HGETALL h", "ZSCORE z m", "GET none"] {
+    for line in [
+        "HGETALL h",
+        "HELLO 3",
+        "HGETALL h",
+        "ZSCORE z m",
+        "GET none",
+        "HELLO 2",
+        "HGETALL h",
+        "ZSCORE z m",
+        "GET none",
+    ] {
         client.post(line);
     }
     assert_eq!(client.raw(), b"*2\r\n$1\r\nf\r\n$1\r\nv\r\n");
@@ -123,8 +139,28 @@ fn clients_authenticate_as_at_a_plain_server() {
     };
     let site = Site::with(2, &options);
     for lines in [
-        &["PING", "GET k", "ECHO x", "NOSUCH", "CLIENT ID", "HELLO", "HELLO 3", "AUTH", "AUTH wrong", "GET k", "SELECT 1"][..],
-        &["AUTH nobody \"open sesame\"", "AUTH default wrong", "AUTH default \"open sesame\"", "GET k", "AUTH wrong", "GET k", "PING"],
+        &[
+            "PING",
+            "GET k",
+            "ECHO x",
+            "NOSUCH",
+            "CLIENT ID",
+            "HELLO",
+            "HELLO 3",
+            "AUTH",
+            "AUTH wrong",
+            "GET k",
+            "SELECT 1",
+        ][..],
+        &[
+            "AUTH nobody \"open sesame\"",
+            "AUTH default wrong",
+            "AUTH default \"open sesame\"",
+            "GET k",
+            "AUTH wrong",
+            "GET k",
+            "PING",
+        ],
         &["AUTH \"open sesame\"", "SET k v", "GET k", "RESET", "GET k", "PING"],
         &["HELLO 3 AUTH default wrong", "HELLO 2 AUTH default \"open sesame\" SETNAME me", "CLIENT GETNAME", "GET k"],
         &["HELLO 2 SETNAME me AUTH default \"open sesame\"", "GET k"],
@@ -195,7 +231,11 @@ fn a_wrong_node_password_is_an_error_that_names_the_node() {
     let args = ["--requirepass", "node secret"].map(str::to_owned).to_vec();
     let options = SiteOptions {
         node: NodeOptions { args, ..NodeOptions::default() },
-        router: RouterOptions { config: "[nodes]\npassword = \"wrong\"\n".into(), nodes_may_be_down: true, ..RouterOptions::default() },
+        router: RouterOptions {
+            config: "[nodes]\npassword = \"wrong\"\n".into(),
+            nodes_may_be_down: true,
+            ..RouterOptions::default()
+        },
     };
     let Some(site) = Site::router_only(1, &options) else {
         return;
@@ -289,7 +329,11 @@ fn names_ids_and_lists_of_clients() {
     }
     let list = clients[1].cmd("CLIENT LIST").text();
     for id in &ids {
-        assert_eq!(list.lines().filter(|line| field(line, "id") == id.to_string()).count(), 1, "client {id} in\n{list}");
+        assert_eq!(
+            list.lines().filter(|line| field(line, "id") == id.to_string()).count(),
+            1,
+            "client {id} in\n{list}"
+        );
     }
     assert!(list.lines().any(|line| field(line, "addr") == own_address && field(line, "name") == "alpha"));
     let two = clients[1].cmd(&format!("CLIENT LIST ID {} {}", ids[2], ids[5])).text();
@@ -306,7 +350,8 @@ fn names_ids_and_lists_of_clients() {
         assert_eq!((field(info.trim(), "lib-name"), field(info.trim(), "lib-ver")), ("mylib".into(), "1.2.3".into()));
         // Only nodes from Redis 7.2 on can leave no trace of use.
         let version = clients[0].cmd("INFO server").text();
-        let version = version.lines().find_map(|line| line.strip_prefix("redis_version:")).expect("a version").to_owned();
+        let version =
+            version.lines().find_map(|line| line.strip_prefix("redis_version:")).expect("a version").to_owned();
         let knows = version.split('.').map(|n| n.parse().unwrap_or(0)).collect::<Vec<u32>>()[..2] >= [7, 2][..];
         assert_eq!(clients[0].cmd("CLIENT NO-TOUCH on").error().is_none(), knows);
         assert_eq!(clients[0].cmd("GET none"), Value::Nil);
@@ -449,7 +494,10 @@ fn a_client_that_has_finished_sending_still_gets_its_replies() {
 #[test]
 fn a_client_without_traffic_is_closed_after_the_configured_time() {
     let options = SiteOptions {
-        node: NodeOptions { args: vec!["--timeout".into(), if direct() { "1" } else { "0" }.into()], ..NodeOptions::default() },
+        node: NodeOptions {
+            args: vec!["--timeout".into(), if direct() { "1" } else { "0" }.into()],
+            ..NodeOptions::default()
+        },
         router: RouterOptions::config("[clients]\nidle-timeout = \"1s\"\n"),
     };
     let site = Site::with(1, &options);

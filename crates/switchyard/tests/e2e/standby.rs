@@ -1,4 +1,5 @@
-//! Two routers, one after another: a standby takes over when the first has died or stands still, and what the first still wants to do is never done.
+//! Two routers, one after another: a standby takes over when the first has died or stands still, and what the first
+//! still wants to do is never done.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -92,7 +93,8 @@ fn a_standby_with_local_servers_is_refused() {
         let mut second = scene.first.start_beside(&options, scene.listen, fresh(), scene.copy.path());
         assert_eq!(second.wait(Duration::from_secs(30)).code(), Some(2), "{}", second.log());
         assert!(
-            second.log().contains("[autoscale.local] run on one machine") && second.log().contains("[autoscale.command]"),
+            second.log().contains("[autoscale.local] run on one machine")
+                && second.log().contains("[autoscale.command]"),
             "{}",
             second.log()
         );
@@ -137,14 +139,20 @@ fn a_waiting_standby_shows_its_state_and_keeps_its_admin_port() {
     for (with, reason) in [("copy", "another router serves the nodes"), ("shared", "waits for the state directory")] {
         let Some(mut scene) = Scene::start() else { return };
         scene.copy_state();
-        let (state, admin) = (if with == "copy" { scene.copy.path().to_owned() } else { scene.first.state_dir() }, fresh());
+        let (state, admin) =
+            (if with == "copy" { scene.copy.path().to_owned() } else { scene.first.state_dir() }, fresh());
         let token = std::fs::read(scene.first.state_dir().join("admin-token")).expect("the token of the first router");
         let mut standby = scene.second_at(&["--standby", with], &state, admin);
         let waits = format!("not ready\nwaiting as a standby\n{reason}\n");
-        eventually("it shows that it waits", || http::try_get(admin, "/readyz").is_ok_and(|answer| answer == (503, waits.clone())));
+        eventually("it shows that it waits", || {
+            http::try_get(admin, "/readyz").is_ok_and(|answer| answer == (503, waits.clone()))
+        });
         assert_eq!(http::get(admin, "/healthz"), (200, "ok\n".to_owned()));
         let metrics = http::get(admin, "/metrics").1;
-        assert!(metrics.contains("\nswitchyard_standby_waits 1\n") && metrics.contains("\nprocess_open_fds "), "{metrics}");
+        assert!(
+            metrics.contains("\nswitchyard_standby_waits 1\n") && metrics.contains("\nprocess_open_fds "),
+            "{metrics}"
+        );
         assert!(scene.first.metrics().contains("\nswitchyard_standby_waits 0\n"));
         let (code, shown) = command(admin, "status --check");
         assert_eq!((code, shown.contains(&format!("waits as a standby: {reason}"))), (Some(0), true), "{shown}");
@@ -181,7 +189,9 @@ fn a_standby_waits_for_the_admin_address_of_the_router() {
 
 #[test]
 fn a_standby_that_waits_hears_signals() {
-    for (with, waits, signal) in [("copy", WAITS, Signal::TERM), ("shared", "waits until the state directory is free", Signal::INT)] {
+    for (with, waits, signal) in
+        [("copy", WAITS, Signal::TERM), ("shared", "waits until the state directory is free", Signal::INT)]
+    {
         let Some(scene) = Scene::start() else { return };
         scene.copy_state();
         let state = if with == "copy" { scene.copy.path().to_owned() } else { scene.first.state_dir() };
@@ -238,7 +248,10 @@ fn a_router_that_stood_still_writes_nothing_after_another_has_taken_over() {
     let status = eventually("it ends", || {
         if let Ok(mut late) = Client::try_connect(scene.first.address()) {
             late.post_quietly("SET key:0 late");
-            assert!(!late.try_reply().is_ok_and(|reply| reply.error().is_none()), "a write through the router that was replaced");
+            assert!(
+                !late.try_reply().is_ok_and(|reply| reply.error().is_none()),
+                "a write through the router that was replaced"
+            );
         }
         scene.first.process_mut().ended()
     });
@@ -284,7 +297,8 @@ fn a_copy_will_not_do_where_keys_were_moving_and_the_directory_itself_will() {
     let [from, to] = [0, 1].map(|node: usize| scene.nodes[node].address());
     let marks = |scene: &Scene| {
         let mark_at = |node: &Node| {
-            let users = node.cmd("ACL USERS").items().iter().map(Value::text).find(|user| user.starts_with("switchyard-"));
+            let users =
+                node.cmd("ACL USERS").items().iter().map(Value::text).find(|user| user.starts_with("switchyard-"));
             users.map(|user| (format!("{:?}", node.cmd(&format!("ACL GETUSER {user}"))), user))
         };
         scene.nodes.iter().map(|node| mark_at(node).expect("a mark")).collect::<Vec<_>>()
@@ -298,7 +312,8 @@ fn a_copy_will_not_do_where_keys_were_moving_and_the_directory_itself_will() {
     eventually("both know that none is", || moving(&scene) == 0);
     scene.copy_state();
     scene.first.process_mut().kill();
-    // As if the router had died in the middle of a leg: a copy from that time looks the same, and does not know which keys have moved.
+    // As if the router had died in the middle of a leg: a copy from that time looks the same, and does not know which
+    // keys have moved.
     let (_, user) = marks(&scene).remove(0);
     assert_eq!(scene.nodes[0].cmd(&format!("ACL SETUSER {user} ~moving:1")), ok());
     let mut second = scene.second(&["--standby", "copy"], scene.copy.path());
@@ -357,7 +372,11 @@ fn a_router_that_was_replaced_gives_no_old_copy() {
     assert_eq!(client.cmd("SET hot old"), ok());
     let hits = |scene: &Scene| {
         let metrics = scene.first.metrics();
-        let line = metrics.lines().find(|line| line.starts_with("switchyard_hot_copies_hits_total")).expect("a metric").to_owned();
+        let line = metrics
+            .lines()
+            .find(|line| line.starts_with("switchyard_hot_copies_hits_total"))
+            .expect("a metric")
+            .to_owned();
         line.rsplit(' ').next().and_then(|hits| hits.parse::<f64>().ok()).expect("a number")
     };
     let before = hits(&scene);
@@ -377,7 +396,8 @@ fn a_router_that_was_replaced_gives_no_old_copy() {
         let readers: Vec<_> = (0..2)
             .map(|_| {
                 scope.spawn(|| {
-                    // The first router is cut off from its nodes, and not from its clients. It may reply as long as nothing was written elsewhere.
+                    // The first router is cut off from its nodes, and not from its clients. It may reply as long as
+                    // nothing was written elsewhere.
                     let end = Instant::now() + Duration::from_secs(240);
                     let mut late_reads = 0;
                     while late_reads < 100 && Instant::now() < end {
@@ -417,8 +437,13 @@ fn a_router_that_was_replaced_gives_no_old_copy() {
 fn a_successor_waits_for_copies_unless_the_router_has_provably_ended() {
     let Some(mut scene) = Scene::start() else { return };
     let marks = |scene: &Scene| {
-        let user =
-            scene.nodes[0].cmd("ACL USERS").items().iter().map(Value::text).find(|user| user.starts_with("switchyard-")).expect("a mark");
+        let user = scene.nodes[0]
+            .cmd("ACL USERS")
+            .items()
+            .iter()
+            .map(Value::text)
+            .find(|user| user.starts_with("switchyard-"))
+            .expect("a mark");
         format!("{:?}", scene.nodes[0].cmd(&format!("ACL GETUSER {user}")))
     };
     let addresses: Vec<SocketAddr> = scene.nodes.iter().map(Node::address).collect();

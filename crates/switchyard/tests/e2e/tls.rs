@@ -10,7 +10,9 @@ use rustix::process::Signal;
 
 use crate::support::certificates::{Authority, Pair, TlsClient};
 use crate::support::client::PATIENCE;
-use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, bulk, encode, int, ok, ports, simple, until};
+use crate::support::{
+    Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, bulk, encode, int, ok, ports, simple, until,
+};
 
 /// A TLS listener beside the plain one, and its address.
 fn secured(pair: &Pair, tls: &str, rest: &str) -> (SiteOptions, SocketAddr) {
@@ -90,7 +92,10 @@ fn handshakes_that_fail_hurt_nobody() {
     let (options, address) = secured(&pair, "handshake-timeout = \"500ms\"", "");
     let Some(site) = Site::router_only(1, &options) else { return };
 
-    let error = TlsClient::connect(address, &Authority::new().client_config(None)).err().expect("another authority").to_string();
+    let error = TlsClient::connect(address, &Authority::new().client_config(None))
+        .err()
+        .expect("another authority")
+        .to_string();
     assert!(error.contains("UnknownIssuer"), "{error}");
     // Plain RESP, HTTP and noise on the TLS port; nothing is answered but an alert.
     for bytes in [&b"PING\r\n"[..], b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", &[0x16, 3, 1, 0xff, 0xff, 0, 0], &[0; 300]] {
@@ -140,7 +145,8 @@ fn clients_must_show_a_certificate_where_that_is_asked() {
     assert_eq!(secure.cmd(&["SET", "k", "v"]).expect("a reply"), b"+OK");
     for own in [None, Some(authority.sign("mallory", &["alice"]))] {
         // In TLS 1.3 the refusal comes after the client's last word.
-        let outcome = TlsClient::connect(address, &authority.client_config(own.as_ref())).and_then(|mut c| c.cmd(&["GET", "k"]));
+        let outcome =
+            TlsClient::connect(address, &authority.client_config(own.as_ref())).and_then(|mut c| c.cmd(&["GET", "k"]));
         assert!(outcome.is_err(), "{own:?}: {outcome:?}");
     }
     assert_eq!(site.client().cmd("GET k"), bulk("v"));
@@ -182,7 +188,9 @@ fn new_certificates_are_taken_up_and_nobody_is_dropped() {
         let old = TlsClient::connect(address, &config).expect("shakes hands").shown();
         authority.sign("server", &["localhost"]);
         site.router().process().signal(Signal::HUP);
-        until("the new certificate is shown", || TlsClient::connect(address, &config).expect("shakes hands").shown() != old);
+        until("the new certificate is shown", || {
+            TlsClient::connect(address, &config).expect("shakes hands").shown() != old
+        });
         assert_eq!(secure.cmd(&["PING"]).expect("a reply"), b"+PONG", "round {round}");
     }
     assert_ne!(TlsClient::connect(address, &config).expect("shakes hands").shown(), before);
@@ -191,7 +199,10 @@ fn new_certificates_are_taken_up_and_nobody_is_dropped() {
     std::fs::write(&pair.certificate, "not a certificate").expect("written");
     site.router().process().signal(Signal::HUP);
     until("the mistake is told", || site.router().process().log().contains("server.pem"));
-    assert_eq!(TlsClient::connect(address, &config).expect("the old one stays").cmd(&["PING"]).expect("a reply"), b"+PONG");
+    assert_eq!(
+        TlsClient::connect(address, &config).expect("the old one stays").cmd(&["PING"]).expect("a reply"),
+        b"+PONG"
+    );
     stop.store(true, Ordering::Relaxed);
     for thread in traffic {
         assert!(thread.join().expect("no client was dropped") > 0);
@@ -271,9 +282,10 @@ fn nodes_that_cannot_be_trusted_get_nothing() {
 
     // Another authority; the right one but another name.
     let other = Authority::new();
-    for (tls, expected, advice) in
-        [(ca(&other), "UnknownIssuer", "set nodes.tls-ca-file"), (ca(&authority), "not valid for name", "set tls-server-name")]
-    {
+    for (tls, expected, advice) in [
+        (ca(&other), "UnknownIssuer", "set nodes.tls-ca-file"),
+        (ca(&authority), "not valid for name", "set tls-server-name"),
+    ] {
         let router = start(&tls);
         let error = until("the reason is told", || {
             let reply = Client::connect(router.address()).cmd("GET k");
@@ -283,9 +295,10 @@ fn nodes_that_cannot_be_trusted_get_nothing() {
         router.process().expect_log(&[advice]);
     }
     // The name given, or everything accepted with a warning.
-    for (tls, warned) in
-        [(format!("{}\ntls-server-name = \"redis.internal\"", ca(&authority)), false), ("tls = true\ntls-insecure = true".to_owned(), true)]
-    {
+    for (tls, warned) in [
+        (format!("{}\ntls-server-name = \"redis.internal\"", ca(&authority)), false),
+        ("tls = true\ntls-insecure = true".to_owned(), true),
+    ] {
         let router = start(&tls);
         let mut client = Client::connect(router.address());
         until("the node is up", || client.cmd("SET k v") == ok());
@@ -294,10 +307,12 @@ fn nodes_that_cannot_be_trusted_get_nothing() {
     drop(node);
 }
 
-/// A primary and its replica, each with a certificate for one name only: the first for its IP address, the second for a host name.
+/// A primary and its replica, each with a certificate for one name only: the first for its IP address, the second for a
+/// host name.
 fn servers_with_own_names(authority: &Authority) -> [(Node, SocketAddr); 2] {
     let more = ["--tls-auth-clients", "no", "--tls-replication", "yes"];
-    let named = |name: &str, more: &[&str]| secure_node(&authority.sign(&name.replace('.', "-"), &[name]), authority, more);
+    let named =
+        |name: &str, more: &[&str]| secure_node(&authority.sign(&name.replace('.', "-"), &[name]), authority, more);
     let first = named("127.0.0.1", &more);
     let second = named("localhost", &[&more[..], &["--replica-announce-ip", "localhost"]].concat());
     assert_eq!(second.0.cmd(&format!("REPLICAOF 127.0.0.1 {}", first.1.port())), ok());
@@ -346,7 +361,8 @@ fn names_from_sentinels_are_verified_through_a_failover() {
     let authority = Authority::new();
     let [(first, first_at), (second, second_at)] = servers_with_own_names(&authority);
     let pair = authority.sign("sentinel", &["sentinel.internal"]);
-    let (mut sentinel, _) = secure_node(&pair, &authority, &["--sentinel", "--tls-auth-clients", "no", "--tls-replication", "yes"]);
+    let (mut sentinel, _) =
+        secure_node(&pair, &authority, &["--sentinel", "--tls-auth-clients", "no", "--tls-replication", "yes"]);
     for setting in ["resolve-hostnames", "announce-hostnames"] {
         assert_eq!(sentinel.cmd(&format!("SENTINEL CONFIG SET {setting} yes")), ok());
     }
@@ -368,7 +384,8 @@ fn names_from_sentinels_are_verified_through_a_failover() {
             && second.cmd("GET k") == bulk("w")
     });
     // The announced name survives a reload, and a restart with the Sentinel and without it.
-    std::fs::write(router.config_file(), config.replace("[nodes]", "[nodes]\ncommand-timeout = \"4s\"")).expect("configuration");
+    std::fs::write(router.config_file(), config.replace("[nodes]", "[nodes]\ncommand-timeout = \"4s\""))
+        .expect("configuration");
     router.process().signal(Signal::HUP);
     router.process().expect_log(&["command-timeout", "reloaded: "]);
     assert!(second.cmd("CLIENT KILL TYPE normal").int() > 0);
@@ -379,7 +396,10 @@ fn names_from_sentinels_are_verified_through_a_failover() {
     router.restart(&[]);
     until("it is used without the Sentinel", || Client::connect(router.address()).cmd("GET k") == bulk("y"));
     assert!(
-        !router.process().log().contains("cannot be reached; trying again with increasing pauses node=mymaster why=\"TLS"),
+        !router
+            .process()
+            .log()
+            .contains("cannot be reached; trying again with increasing pauses node=mymaster why=\"TLS"),
         "{first_at} {second_at}"
     );
 }
@@ -410,7 +430,8 @@ fn nodes_without_a_cipher_or_key_in_common_are_explained() {
     }
     let authority = Authority::new();
     let pair = authority.sign("node", &["127.0.0.1"]);
-    let other = Pair { certificate: pair.certificate.with_file_name("ed448.pem"), key: pair.key.with_file_name("ed448.key") };
+    let other =
+        Pair { certificate: pair.certificate.with_file_name("ed448.pem"), key: pair.key.with_file_name("ed448.key") };
     std::fs::write(&other.certificate, ED448[0]).and(std::fs::write(&other.key, ED448[1])).expect("written");
     let open = ["--tls-auth-clients", "no"];
     let old = [&open[..], &["--tls-protocols", "TLSv1.2", "--tls-ciphers", "ECDHE-ECDSA-AES128-SHA"]].concat();
@@ -420,7 +441,8 @@ fn nodes_without_a_cipher_or_key_in_common_are_explained() {
         (&pair, &["--tls-auth-clients", "yes"][..], "set nodes.tls-cert-file and nodes.tls-key-file"),
     ] {
         let (_node, address) = secure_node(pair, &authority, more);
-        let config = format!("[nodes]\ntls = true\ntls-ca-file = {:?}\n[[node]]\naddress = \"{address}\"\n", authority.file());
+        let config =
+            format!("[nodes]\ntls = true\ntls-ca-file = {:?}\n[[node]]\naddress = \"{address}\"\n", authority.file());
         let router = Router::start(&[], &RouterOptions { config, nodes_may_be_down: true, ..RouterOptions::default() });
         router.process().expect_log(&["node cannot be reached", named]);
         let mut doctor = crate::support::process::tied(env!("CARGO_BIN_EXE_switchyard"));
@@ -491,7 +513,12 @@ fn the_admin_port_over_https() {
     };
     let ca = authority.file();
     let trust = ["--admin-ca-file".as_ref(), ca.as_os_str()];
-    let show = ["--admin-cert-file".as_ref(), known.certificate.as_os_str(), "--admin-key-file".as_ref(), known.key.as_os_str()];
+    let show = [
+        "--admin-cert-file".as_ref(),
+        known.certificate.as_os_str(),
+        "--admin-key-file".as_ref(),
+        known.key.as_os_str(),
+    ];
     let both = [&trust[..], &show[..]].concat();
     let (good, shown) = status(&https, &both);
     assert!(good && shown.contains("ready"), "{shown}");
@@ -501,11 +528,14 @@ fn the_admin_port_over_https() {
     let (good, shown) = status(&https, &trust);
     assert!(!good, "without a certificate of its own: {shown}");
 
-    let old = TlsClient::connect(site.router().admin(), &authority.client_config(Some(&known))).expect("shakes hands").shown();
+    let old = TlsClient::connect(site.router().admin(), &authority.client_config(Some(&known)))
+        .expect("shakes hands")
+        .shown();
     authority.sign("server", &["localhost"]);
     site.router().process().signal(Signal::HUP);
     until("the new certificate is shown", || {
-        let client = TlsClient::connect(site.router().admin(), &authority.client_config(Some(&known))).expect("shakes hands");
+        let client =
+            TlsClient::connect(site.router().admin(), &authority.client_config(Some(&known))).expect("shakes hands");
         client.shown() != old
     });
 }

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use crate::support::client::PATIENCE;
-use crate::support::{Client, Node, NodeOptions, Random, Site, SiteOptions, Value, bulk, direct, int, ok, simple, until};
+use crate::support::{
+    Client, Node, NodeOptions, Random, Site, SiteOptions, Value, bulk, direct, int, ok, simple, until,
+};
 
 fn three(site: &Site) -> Client {
     let mut client = site.client();
@@ -315,7 +317,8 @@ fn no_cache_keeps_an_old_value() {
                 cache.client.post(&format!("SET {key} own{step}{only_new}"));
                 cache.asked.push_back((key.clone(), true));
             }
-            if !cache.values.contains_key(&key) && (mode != " BCAST PREFIX k1 PREFIX k2" || key.starts_with("k1") || key.starts_with("k2"))
+            if !cache.values.contains_key(&key)
+                && (mode != " BCAST PREFIX k1 PREFIX k2" || key.starts_with("k1") || key.starts_with("k2"))
             {
                 if mode == " OPTIN" {
                     cache.client.post("CLIENT CACHING YES");
@@ -371,8 +374,8 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Everything that nodes have told up to here, but for the key by which that is known: its node tells of it last. A change that was
-    /// answered before this call is told before it.
+    /// Everything that nodes have told up to here, but for the key by which that is known: its node tells of it last. A
+    /// change that was answered before this call is told before it.
     fn told(&mut self, writer: &mut Client) -> Vec<Value> {
         let mut told = Vec::new();
         self.client.post("GET {t}end");

@@ -1,13 +1,16 @@
-//! MULTI, EXEC, DISCARD, WATCH, UNWATCH: what scripts/transactions.txt (compared with a plain server) cannot show, because it takes several
-//! nodes, several clients, or something that breaks.
+//! MULTI, EXEC, DISCARD, WATCH, UNWATCH: what scripts/transactions.txt (compared with a plain server) cannot show,
+//! because it takes several nodes, several clients, or something that breaks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::support::relay::Relay;
-use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, encode, int, ok, simple, until};
+use crate::support::{
+    Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, encode, int, ok, simple, until,
+};
 
-const BRISK: &str = "[nodes]\nconnect-timeout = \"500ms\"\ncommand-timeout = \"500ms\"\nreconnect-backoff-max = \"100ms\"\n";
+const BRISK: &str =
+    "[nodes]\nconnect-timeout = \"500ms\"\ncommand-timeout = \"500ms\"\nreconnect-backoff-max = \"100ms\"\n";
 
 fn queued() -> Value {
     simple("QUEUED")
@@ -141,9 +144,8 @@ fn a_node_that_refuses_multi_executes_nothing_one_by_one() {
     assert_eq!(client.cmd("GET k"), bulk("v"));
 }
 
-/// The node takes MULTI away while connections are up. What is on its way then is executed one by one, which no client may take for a
-/// transaction; what comes afterwards on
-/// that connection is not sent at all.
+/// The node takes MULTI away while connections are up. What is on its way then is executed one by one, which no client
+/// may take for a transaction; what comes afterwards on that connection is not sent at all.
 #[test]
 fn multi_that_is_taken_away_makes_exec_fail() {
     let Some(site) = Site::router_only(1, &options("", 1)) else { return };
@@ -197,7 +199,8 @@ fn multi_that_is_taken_away_makes_exec_fail() {
     }
 }
 
-/// Increments by WATCH, GET, MULTI, SET, EXEC from many clients of several workers: every success counts once, and nothing else does.
+/// Increments by WATCH, GET, MULTI, SET, EXEC from many clients of several workers: every success counts once, and
+/// nothing else does.
 #[test]
 fn watch_makes_increments_of_many_clients_add_up() {
     let site = Site::with(2, &options("", 2));
@@ -286,7 +289,11 @@ fn transactions_use_the_connections_that_are_there() {
 
 #[test]
 fn a_connection_comes_back_clean_whatever_its_client_does() {
-    let Some(site) = Site::router_only(1, &options("[nodes]\nwatch-connections-max = 1\ncommand-timeout = \"20s\"\n", 1)) else { return };
+    let Some(site) =
+        Site::router_only(1, &options("[nodes]\nwatch-connections-max = 1\ncommand-timeout = \"20s\"\n", 1))
+    else {
+        return;
+    };
     let mut other = site.client();
     other.cmd("SET k 0");
     // Each way to stop watching; the next client, on the same connection, must see none of it.
@@ -337,7 +344,11 @@ fn a_connection_comes_back_clean_whatever_its_client_does() {
 
 #[test]
 fn at_the_bound_a_watch_waits_and_then_gets_a_clear_error() {
-    let Some(site) = Site::router_only(1, &options("[nodes]\nwatch-connections-max = 2\ncommand-timeout = \"700ms\"\n", 1)) else { return };
+    let Some(site) =
+        Site::router_only(1, &options("[nodes]\nwatch-connections-max = 2\ncommand-timeout = \"700ms\"\n", 1))
+    else {
+        return;
+    };
     let mut holders = [site.client(), site.client()];
     for holder in &mut holders {
         assert_eq!(holder.cmd("WATCH k"), ok());
@@ -345,7 +356,10 @@ fn at_the_bound_a_watch_waits_and_then_gets_a_clear_error() {
     let mut third = site.client();
     let reply = third.cmd("WATCH k");
     let error = reply.expect_error();
-    assert!(error.starts_with("NODEBUSY") && error.contains("watch-connections-max 2") && error.contains("transactions"), "{error}");
+    assert!(
+        error.starts_with("NODEBUSY") && error.contains("watch-connections-max 2") && error.contains("transactions"),
+        "{error}"
+    );
     // In line while one is given back.
     third.post("WATCH k");
     std::thread::sleep(Duration::from_millis(100));
@@ -370,7 +384,8 @@ fn at_the_bound_a_watch_waits_and_then_gets_a_clear_error() {
     assert_eq!(three.cmd("EXEC"), Value::Array(vec![Value::Map(vec![])]));
 }
 
-/// The connection that watches is lost: EXEC says nil or an error, although nobody has touched the key; never is it a success.
+/// The connection that watches is lost: EXEC says nil or an error, although nobody has touched the key; never is it a
+/// success.
 #[test]
 fn a_watch_does_not_survive_its_connection() {
     let Some(mut site) = Site::router_only(1, &options(BRISK, 1)) else { return };
@@ -540,7 +555,8 @@ fn large_arguments_and_large_replies_in_transactions() {
     }
 }
 
-/// Transactions between other commands of many clients, while connections break on both sides: what EXEC says is what happened.
+/// Transactions between other commands of many clients, while connections break on both sides: what EXEC says is what
+/// happened.
 #[test]
 fn transactions_are_all_or_nothing_whatever_breaks() {
     let Some(site) = Site::router_only(2, &SiteOptions::config(BRISK)) else { return };
@@ -569,7 +585,9 @@ fn transactions_are_all_or_nothing_whatever_breaks() {
                             doubt = true;
                             continue;
                         }
-                        for line in ["MULTI".into(), format!("INCR {{t{i}}}a"), format!("INCR {{t{i}}}b"), "EXEC".into()] {
+                        for line in
+                            ["MULTI".into(), format!("INCR {{t{i}}}a"), format!("INCR {{t{i}}}b"), "EXEC".into()]
+                        {
                             client.post(&line);
                         }
                         assert_eq!((client.reply(), client.reply(), client.reply()), (ok(), queued(), queued()));
@@ -603,13 +621,20 @@ fn transactions_are_all_or_nothing_whatever_breaks() {
     for (i, (acked, unknown)) in outcomes.into_iter().enumerate() {
         let value = |name: &str, client: &mut Client| {
             until("the node serves", || {
-                client.cmd(&format!("GET {{t{i}}}{name}")).error().is_none().then(|| client.cmd(&format!("GET {{t{i}}}{name}")).text())
+                client
+                    .cmd(&format!("GET {{t{i}}}{name}"))
+                    .error()
+                    .is_none()
+                    .then(|| client.cmd(&format!("GET {{t{i}}}{name}")).text())
             })
         };
         let (a, b) = (value("a", &mut client), value("b", &mut client));
         assert_eq!(a, b, "half of a transaction was executed");
         let count: i64 = a.parse().expect("a number");
-        assert!(acked > 20 && acked <= count && count <= acked + unknown, "{acked} acknowledged, {unknown} unknown, {count} there");
+        assert!(
+            acked > 20 && acked <= count && count <= acked + unknown,
+            "{acked} acknowledged, {unknown} unknown, {count} there"
+        );
     }
 }
 
@@ -646,7 +671,8 @@ fn a_slow_transaction_behind_a_watch_has_the_time_of_slow_commands() {
     assert_eq!(client.cmd("EXEC"), Value::Array(vec![int(1)]));
 }
 
-/// Between what the node executes: commands that the router answers, each at its place, and the effects of those that have any behind EXEC.
+/// Between what the node executes: commands that the router answers, each at its place, and the effects of those that
+/// have any behind EXEC.
 #[test]
 fn what_the_router_answers_stands_at_its_place_in_exec() {
     let Some(site) = Site::router_only(2, &options("", 1)) else { return };
@@ -682,13 +708,19 @@ fn what_the_router_answers_stands_at_its_place_in_exec() {
         };
         let [exec, name, found, ..] = &replies[13..] else { panic!("{replies:?}") };
         assert!(replies[1..13].iter().all(|reply| *reply == queued()), "{replies:?}");
-        let [before, set, named, inside, info, a, own, role, config, select, b, evict] = exec.items() else { panic!("{exec:?}") };
+        let [before, set, named, inside, info, a, own, role, config, select, b, evict] = exec.items() else {
+            panic!("{exec:?}")
+        };
         assert_eq!(*before, if is_pipeline { bulk("out") } else { Value::Nil });
         assert_eq!((set, named, inside, a, own), (&ok(), &ok(), &bulk("inside"), &bulk("1"), &id));
         assert!(info.text().contains("switchyard_version:"), "{info:?}");
         assert_eq!((&role.items()[0], &config.items()[0]), (&bulk("master"), &bulk("maxmemory")));
         assert_eq!((select, b, evict), (&ok(), &ok(), &ok()));
-        assert_eq!((name, found), (&bulk("inside"), &bulk("2")), "the name and the database are as the transaction left them");
+        assert_eq!(
+            (name, found),
+            (&bulk("inside"), &bulk("2")),
+            "the name and the database are as the transaction left them"
+        );
     }
     // A transaction that comes to nothing changes nothing.
     let mut other = site.client();
@@ -721,8 +753,17 @@ fn one_node_takes_what_concerns_all_keys_into_a_transaction() {
     for i in 0..50 {
         client.cmd(&format!("SET key:{i} 1"));
     }
-    let lines =
-        ["MULTI", "SET more 1", "DBSIZE", "SCAN 0 COUNT 5", "RANDOMKEY", "KEYS mor?", "SCRIPT LOAD \"return 1\"", "SCAN nonsense", "EXEC"];
+    let lines = [
+        "MULTI",
+        "SET more 1",
+        "DBSIZE",
+        "SCAN 0 COUNT 5",
+        "RANDOMKEY",
+        "KEYS mor?",
+        "SCRIPT LOAD \"return 1\"",
+        "SCAN nonsense",
+        "EXEC",
+    ];
     let exec = lines.map(|line| client.cmd(line))[8].clone();
     let [set, size, page, random, keys, sha, refused] = exec.items() else { panic!("{exec:?}") };
     assert_eq!((set, size, keys, sha.text().len()), (&ok(), &int(51), &Value::Array(vec![bulk("more")]), 40));

@@ -98,7 +98,8 @@ fn children(pid: u32) -> Vec<Pid> {
 }
 
 fn pool_of(pid: Pid) -> String {
-    let line = std::fs::read_to_string(Path::new("/proc").join(pid.as_raw_nonzero().to_string()).join("cmdline")).unwrap_or_default();
+    let line = std::fs::read_to_string(Path::new("/proc").join(pid.as_raw_nonzero().to_string()).join("cmdline"))
+        .unwrap_or_default();
     line.split('\0').skip_while(|word| *word != "--twemproxy-pool").nth(1).unwrap_or_default().to_owned()
 }
 
@@ -160,16 +161,21 @@ fn stats_have_the_names_of_a_real_nutcracker() {
     let _nutcracker = fleet.nutcracker_with(before, theirs);
     let switchyard = fleet.switchyard_with(&["--twemproxy-stats", &format!("127.0.0.1:{ours}")]);
     let theirs = stats(theirs);
-    let servers: Vec<String> = names(&theirs["alpha"]).into_iter().filter(|name| theirs["alpha"][name].is_object()).collect();
-    let sum = |stats: &Value, name: &str| servers.iter().map(|server| stats["alpha"][server][name].as_u64().unwrap_or(0)).sum::<u64>();
+    let servers: Vec<String> =
+        names(&theirs["alpha"]).into_iter().filter(|name| theirs["alpha"][name].is_object()).collect();
+    let sum = |stats: &Value, name: &str| {
+        servers.iter().map(|server| stats["alpha"][server][name].as_u64().unwrap_or(0)).sum::<u64>()
+    };
     // A router's own first question to each server is counted as well.
-    let first = until("each server has answered the router", || Some(stats(ours)).filter(|stats| sum(stats, "responses") == 3));
+    let first =
+        until("each server has answered the router", || Some(stats(ours)).filter(|stats| sum(stats, "responses") == 3));
     assert_eq!(names(&theirs), names(&first));
     // The router has no queue of its own before that of the connection, and counts no bytes of what waits.
     let uncounted = BTreeSet::from(["in_queue", "in_queue_bytes", "out_queue_bytes"].map(String::from));
     for pool in ["alpha", "beta"] {
         assert_eq!(names(&theirs[pool]), names(&first[pool]), "{pool}");
-        for (server, counts) in theirs[pool].as_object().expect("a map").iter().filter(|(_, counts)| counts.is_object()) {
+        for (server, counts) in theirs[pool].as_object().expect("a map").iter().filter(|(_, counts)| counts.is_object())
+        {
             assert_eq!(&names(counts) - &uncounted, names(&first[pool][server]), "{pool} {server}");
         }
     }
@@ -182,10 +188,15 @@ fn stats_have_the_names_of_a_real_nutcracker() {
     }
     assert_eq!(alpha.call(&[&["MGET".to_owned()], &keys[..]].concat()).items().len(), 60);
     drop(client(fleet.listen[0]));
-    let last = until("an end of a connection is counted", || Some(stats(ours)).filter(|stats| stats["alpha"]["client_eof"] == 1));
+    let last = until("an end of a connection is counted", || {
+        Some(stats(ours)).filter(|stats| stats["alpha"]["client_eof"] == 1)
+    });
     assert_eq!(sum(&last, "requests") - sum(&first, "requests"), 60 + 3, "a part of MGET for each server");
     assert_eq!(sum(&last, "responses") - sum(&first, "responses"), 60 + 3);
-    assert!(sum(&last, "request_bytes") > sum(&first, "request_bytes") && sum(&last, "response_bytes") > sum(&first, "response_bytes"));
+    assert!(
+        sum(&last, "request_bytes") > sum(&first, "request_bytes")
+            && sum(&last, "response_bytes") > sum(&first, "response_bytes")
+    );
     assert_eq!(
         (&last["alpha"]["client_connections"], &last["alpha"]["fragments"], &last["beta"]["fragments"]),
         (&json!(1), &json!(3), &json!(0))
@@ -287,15 +298,23 @@ fn strays_are_removed_where_that_is_asked_for() {
         let mut client = client(port);
         for key in &keys {
             let at = client.call(&["GET", key]);
-            assert!(nodes.iter().any(|node| at == bulk(node.address().to_string()) && node.client().call(&["GET", key]) == at), "{key}");
+            assert!(
+                nodes
+                    .iter()
+                    .any(|node| at == bulk(node.address().to_string()) && node.client().call(&["GET", key]) == at),
+                "{key}"
+            );
         }
     }
     for node in &fleet.nodes {
         let mut client = node.client();
         assert_eq!((client.cmd("SELECT 3"), client.cmd("GET other")), (ok(), bulk("x")));
     }
-    until("each server is counted", || (switchyard.log().matches("of other servers (--strays remove)").count() == 5).then_some(()));
-    // A key that a move has put elsewhere is no stray, also after a restart. At a server that has nothing to do with the move it is one.
+    until("each server is counted", || {
+        (switchyard.log().matches("of other servers (--strays remove)").count() == 5).then_some(())
+    });
+    // A key that a move has put elsewhere is no stray, also after a restart. At a server that has nothing to do with
+    // the move it is one.
     let mut alpha = client(fleet.listen[0]);
     let owner = fleet.nodes[..3].iter().position(|node| node.cmd("EXISTS key:1") == int(1)).expect("a server has it");
     let [target, other] = [[1, 2], [0, 2], [0, 1]][owner];
@@ -338,7 +357,10 @@ fn keys_of_another_pool_at_a_shared_server_stay() {
     };
     let mut refused = start(&path, "state", &["--strays", "remove"]);
     assert_eq!(refused.wait(Duration::from_secs(20)).code(), Some(2), "{}", refused.log());
-    let why = format!("--strays remove is refused: pool one shares servers with other pools of the file ({} with pool two)", address(1));
+    let why = format!(
+        "--strays remove is refused: pool one shares servers with other pools of the file ({} with pool two)",
+        address(1)
+    );
     assert!(refused.log().contains(&why), "{}", refused.log());
 
     let switchyard = start(&path, "state", &[]);
@@ -347,10 +369,15 @@ fn keys_of_another_pool_at_a_shared_server_stay() {
         let off = format!("auto_eject_hosts has no effect: pool {name} shares servers");
         assert_eq!(switchyard.log().matches(&off).count(), 1, "{}", switchyard.log());
         // The two write to one log, so each line has its pool.
-        let lines_of = |what: &str| switchyard.log().lines().filter(|line| line.contains(what)).map(str::to_owned).collect::<Vec<_>>();
+        let lines_of = |what: &str| {
+            switchyard.log().lines().filter(|line| line.contains(what)).map(str::to_owned).collect::<Vec<_>>()
+        };
         assert!(lines_of(&off).iter().all(|line| line.ends_with(&format!(" pool={name}"))));
-        let is_ready = |line: &String| line.contains("ready: clients connect to") && line.ends_with(&format!(" pool={name}"));
-        until("its line is written", || (lines_of("clients connect to").iter().filter(|line| is_ready(line)).count() == 1).then_some(()));
+        let is_ready =
+            |line: &String| line.contains("ready: clients connect to") && line.ends_with(&format!(" pool={name}"));
+        until("its line is written", || {
+            (lines_of("clients connect to").iter().filter(|line| is_ready(line)).count() == 1).then_some(())
+        });
     }
     let mut clients = listen.map(client);
     for key in 0..100 {
@@ -380,7 +407,8 @@ fn keys_of_another_pool_at_a_shared_server_stay() {
     assert!(!switchyard.log().contains("is ejected"), "{}", switchyard.log());
     stop(switchyard);
 
-    // Two routers with a file each do not see each other's pools; the server shows that there is another router, also one that does not run.
+    // Two routers with a file each do not see each other's pools; the server shows that there is another router, also
+    // one that does not run.
     let (first, second) = (dir.path().join("one.yml"), dir.path().join("two.yml"));
     std::fs::write(&first, one).expect("written");
     std::fs::write(&second, two.replace("redis_db: 1", "redis_db: 0")).expect("written");
@@ -414,7 +442,11 @@ fn what_cannot_be_served_is_refused_with_a_way_out() {
         let path = fleet.dir.path().join("wrong.yml");
         std::fs::write(&path, text.replacen(from, to, 1)).expect("written");
         let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
-        command.args(["serve", "--twemproxy-config"]).arg(&path).args(["--state-dir"]).arg(fleet.dir.path().join("none"));
+        command
+            .args(["serve", "--twemproxy-config"])
+            .arg(&path)
+            .args(["--state-dir"])
+            .arg(fleet.dir.path().join("none"));
         let mut process = Process::start("switchyard", command, &fleet.dir.path().join("wrong.log"));
         assert_eq!(process.wait(Duration::from_secs(20)).code(), Some(2), "{}", process.log());
         assert!(process.log().contains(reason), "{}", process.log());

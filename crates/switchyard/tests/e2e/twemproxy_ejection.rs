@@ -1,4 +1,5 @@
-//! `auto_eject_hosts`: a server of a pool fails, others serve for it, and it returns with old values that nobody may ever read.
+//! `auto_eject_hosts`: a server of a pool fails, others serve for it, and it returns with old values that nobody may
+//! ever read.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -45,8 +46,13 @@ fn connect(port: u16) -> Client {
 impl Pool {
     fn new(distribution: &str) -> Pool {
         let nodes: Vec<Node> = (0..3).map(|_| Node::start(&NodeOptions::default())).collect();
-        let pool =
-            Pool { dir: TempDir::new().expect("a directory"), nodes, listen: ports::free(), admin: ports::free(), stats: ports::free() };
+        let pool = Pool {
+            dir: TempDir::new().expect("a directory"),
+            nodes,
+            listen: ports::free(),
+            admin: ports::free(),
+            stats: ports::free(),
+        };
         let text = format!(
             "pool:\n  listen: 127.0.0.1:{}\n  hash: murmur\n  distribution: {distribution}\n  redis: true\n  timeout: 4000\n  auto_eject_hosts: true\n  \
              server_failure_limit: 2\n  server_retry_timeout: 1000\n  servers:\n",
@@ -75,7 +81,12 @@ impl Pool {
         let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
         command.args(["serve", "--workers", "2", "--admin"]).arg(local(self.admin).to_string());
         command.arg("--twemproxy-stats").arg(local(self.stats).to_string());
-        command.arg("--twemproxy-config").arg(self.file()).arg("--state-dir").arg(self.dir.path().join("state")).args(flags);
+        command
+            .arg("--twemproxy-config")
+            .arg(self.file())
+            .arg("--state-dir")
+            .arg(self.dir.path().join("state"))
+            .args(flags);
         Process::start("switchyard", command, &self.dir.path().join(log))
     }
 
@@ -88,7 +99,8 @@ impl Pool {
     /// The figures of twemproxy's stats port: ejections of the pool, and when this server was ejected last.
     fn ejected(&self, server: &str) -> (u64, u64) {
         let mut text = String::new();
-        let mut stream = until_within(PATIENCE, "the stats port answers", || std::net::TcpStream::connect(local(self.stats)).ok());
+        let mut stream =
+            until_within(PATIENCE, "the stats port answers", || std::net::TcpStream::connect(local(self.stats)).ok());
         std::io::Read::read_to_string(&mut stream, &mut text).expect("a document");
         let stats: Json = serde_json::from_str(&text).expect("JSON");
         let number = |of: &Json| of.as_u64().unwrap_or(0);
@@ -172,7 +184,13 @@ impl Known {
         match found {
             Value::Bulk(value) => {
                 let value: u64 = String::from_utf8_lossy(value).parse().expect("a number");
-                assert!((self.least..=self.most).contains(&value), "{}: {value} is not from {} to {}", name(key), self.least, self.most);
+                assert!(
+                    (self.least..=self.most).contains(&value),
+                    "{}: {value} is not from {} to {}",
+                    name(key),
+                    self.least,
+                    self.most
+                );
                 self.least = value;
             }
             Value::Nil => {
@@ -195,7 +213,9 @@ fn goes_on(rounds: &AtomicU64) {
 /// All of these keys are answered without an error, within some attempts.
 fn are_served(port: u16, keys: &[usize]) {
     let mut client = connect(port);
-    until_within(PATIENCE, "all keys are served", || keys.iter().all(|key| client.call(&["GET", &name(*key)]).error().is_none()));
+    until_within(PATIENCE, "all keys are served", || {
+        keys.iter().all(|key| client.call(&["GET", &name(*key)]).error().is_none())
+    });
 }
 
 fn eject_and_return(distribution: &str, lose: impl Fn(&mut Node), find: impl Fn(&mut Node)) {
@@ -258,7 +278,12 @@ fn eject_and_return(distribution: &str, lose: impl Fn(&mut Node), find: impl Fn(
         are_served(listen, &last);
         goes_on(rounds);
         let refused = ask_at(local(pool.admin), "balance");
-        assert!(refused.code != 0 && refused.err.contains("s1 is ejected (auto_eject_hosts)"), "{}{}", refused.out, refused.err);
+        assert!(
+            refused.code != 0 && refused.err.contains("s1 is ejected (auto_eject_hosts)"),
+            "{}{}",
+            refused.out,
+            refused.err
+        );
         find(&mut pool.nodes[1]);
         logged(&again, "node s1 is ejected no more: all of its slots are back");
         goes_on(rounds);
@@ -283,7 +308,8 @@ fn a_server_that_hung_returns_without_old_values() {
     eject_and_return("ketama", |node| node.freeze(), |node| node.thaw());
 }
 
-/// Checks the keys of a server that returns, after clients have written some of them and deleted some. The server keeps all others, or none.
+/// Checks the keys of a server that returns, after clients have written some of them and deleted some. The server keeps
+/// all others, or none.
 fn write_while_away(lose: impl Fn(&mut Node), find: impl Fn(&mut Node), keeps: bool) {
     let mut pool = Pool::new("ketama");
     let router = pool.start("first.log");
@@ -467,7 +493,8 @@ fn a_server_that_fails_on_its_way_back_is_tried_again() {
     let mut client = connect(pool.listen);
     let (listen, all) = (pool.listen, (0..KEYS).collect::<Vec<_>>());
     let value = |first: &str| first.repeat(4000);
-    let mut set_all = |first: &str| all.iter().for_each(|key| assert_eq!(client.call(&["SET", &name(*key), &value(first)]), ok()));
+    let mut set_all =
+        |first: &str| all.iter().for_each(|key| assert_eq!(client.call(&["SET", &name(*key), &value(first)]), ok()));
     set_all("1");
     pool.nodes[1].kill();
     logged(&router, "node s1 is ejected:");
@@ -479,7 +506,8 @@ fn a_server_that_fails_on_its_way_back_is_tried_again() {
     // Slots that have moved as a whole are ejected anew; the others have not left the stand-ins.
     until_within(PATIENCE, "the moves to it are over", || {
         let (_, moves) = http::get(local(pool.admin), "/api/v1/moves");
-        serde_json::from_str::<serde_json::Value>(&moves).is_ok_and(|moves| moves["open"].as_array().is_none_or(Vec::is_empty))
+        serde_json::from_str::<serde_json::Value>(&moves)
+            .is_ok_and(|moves| moves["open"].as_array().is_none_or(Vec::is_empty))
     });
     are_served(listen, &all);
     let mut client = connect(listen);

@@ -1,4 +1,5 @@
-//! The list of servers of a twemproxy pool changes while clients use it. Afterwards a real `nutcracker` with the new file finds each key.
+//! The list of servers of a twemproxy pool changes while clients use it. Afterwards a real `nutcracker` with the new
+//! file finds each key.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -39,7 +40,13 @@ fn client(port: u16) -> Client {
 impl Pool {
     fn new(distribution: &'static str) -> Pool {
         let nodes = (0..3).map(|_| Node::start(&NodeOptions::default())).collect();
-        Pool { dir: TempDir::new().expect("a directory"), nodes, distribution, listen: ports::free(), admin: ports::free() }
+        Pool {
+            dir: TempDir::new().expect("a directory"),
+            nodes,
+            distribution,
+            listen: ports::free(),
+            admin: ports::free(),
+        }
     }
 
     /// Writes a file with these servers.
@@ -86,7 +93,10 @@ impl Pool {
         for n in 0..KEYS {
             assert_eq!(theirs.call(&["GET", &format!("key:{n}")]), bulk(n.to_string()), "key:{n}");
         }
-        assert_eq!(self.nodes.iter().map(|node| node.cmd("DBSIZE").int()).sum::<i64>(), client(self.listen).cmd("DBSIZE").int());
+        assert_eq!(
+            self.nodes.iter().map(|node| node.cmd("DBSIZE").int()).sum::<i64>(),
+            client(self.listen).cmd("DBSIZE").int()
+        );
     }
 }
 
@@ -108,7 +118,8 @@ fn scanned(client: &mut Client) -> std::collections::BTreeSet<String> {
     }
 }
 
-/// Clients use the pool until `body` ends: each answer must be the newest value, no SCAN may miss a key, and nothing may be an error.
+/// Clients use the pool until `body` ends: each answer must be the newest value, no SCAN may miss a key, and nothing
+/// may be an error.
 fn checked(port: u16, body: impl FnOnce()) {
     struct Ends<'s>(&'s AtomicBool);
     impl Drop for Ends<'_> {
@@ -185,7 +196,11 @@ fn servers_join_and_leave(distribution: &'static str) {
     assert!(ended.error().is_none(), "{ended:?}");
     for (n, client) in waiting.iter_mut().enumerate() {
         assert_eq!(first.cmd(&format!("LPUSH queue:{n} {n}")), int(1));
-        assert_eq!(client.reply(), Value::Array(vec![bulk(format!("queue:{n}")), bulk(n.to_string())]), "a client that waits is served");
+        assert_eq!(
+            client.reply(),
+            Value::Array(vec![bulk(format!("queue:{n}")), bulk(n.to_string())]),
+            "a client that waits is served"
+        );
     }
 
     // A server leaves the file, and the router is killed on the way.
@@ -195,7 +210,9 @@ fn servers_join_and_leave(distribution: &'static str) {
     router = pool.start();
     until("it is served again", || Client::try_connect(local(pool.listen)).ok());
     pool.wait_for_moves(|| true);
-    until_within(PATIENCE, "the server has left", || router.log().contains("node s0 is not in the list of servers any more"));
+    until_within(PATIENCE, "the server has left", || {
+        router.log().contains("node s0 is not in the list of servers any more")
+    });
     assert_eq!(pool.nodes[0].cmd("DBSIZE"), int(0), "nothing is left at it");
     pool.are_keys_where_nutcracker_looks(&[1, 2]);
 

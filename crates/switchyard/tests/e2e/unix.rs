@@ -42,8 +42,10 @@ fn clients_come_through_a_socket_of_the_file_system() {
     }
     assert_eq!(site.client().cmd("GET k7"), bulk("v"));
     let list = site.client().cmd("CLIENT LIST").text();
-    let own: Vec<&str> =
-        list.lines().filter(|line| line.contains(&format!("addr={}:0 laddr={}:0", path.display(), path.display()))).collect();
+    let own: Vec<&str> = list
+        .lines()
+        .filter(|line| line.contains(&format!("addr={}:0 laddr={}:0", path.display(), path.display())))
+        .collect();
     assert_eq!(own.len(), 30, "{list}");
     assert!(own[0].contains(" flags=U "), "{}", own[0]);
     drop(clients);
@@ -54,8 +56,12 @@ fn clients_come_through_a_socket_of_the_file_system() {
     // Else it is refused because another router serves the nodes.
     let args = vec!["--beside-another-router".to_owned()];
     let rival = RouterOptions { args, ..options(&path).router };
-    let mut rival =
-        site.router().start_beside(&rival, any(crate::support::ports::free()), any(crate::support::ports::free()), state.path());
+    let mut rival = site.router().start_beside(
+        &rival,
+        any(crate::support::ports::free()),
+        any(crate::support::ports::free()),
+        state.path(),
+    );
     assert_eq!(rival.wait(Duration::from_secs(20)).code(), Some(1));
     assert!(rival.log().contains("another process listens there"), "{}", rival.log());
     ask(&mut connect(&path), &["PING"], b"+PONG\r\n");

@@ -61,7 +61,8 @@ fn wait_counts_the_replicas_that_have_what_was_written() {
 #[test]
 fn waitaof_counts_the_local_file_and_replicas() {
     let args = ["--appendonly", "yes", "--appendfsync", "everysec"].map(String::from).to_vec();
-    let site = Site::with(2, &SiteOptions { node: NodeOptions { args, ..NodeOptions::default() }, ..SiteOptions::default() });
+    let site =
+        Site::with(2, &SiteOptions { node: NodeOptions { args, ..NodeOptions::default() }, ..SiteOptions::default() });
     let mut client = site.client();
     let reply = client.cmd("WAITAOF 0 0 0");
     if reply.error().is_some_and(|e| e.starts_with("ERR unknown command")) {
@@ -161,10 +162,12 @@ fn wait_follows_keys_that_moved_to_another_node() {
     let names: Vec<String> = site.nodes().iter().map(|node| node.address().to_string()).collect();
     let _replica = replica_of(&site.nodes()[0]);
     let tag = site.tags()[0][0].clone();
-    for (number, order) in
-        [format!("move --keys {{{tag}}}0 --to {} --wait", names[1]), format!("move --from {} --to {} --all --wait", names[0], names[1])]
-            .iter()
-            .enumerate()
+    for (number, order) in [
+        format!("move --keys {{{tag}}}0 --to {} --wait", names[1]),
+        format!("move --from {} --to {} --all --wait", names[0], names[1]),
+    ]
+    .iter()
+    .enumerate()
     {
         let mut client = site.client();
         assert_eq!(client.cmd(&format!("SET {{{tag}}}{number} v")), ok());

@@ -1,4 +1,5 @@
-//! Where is it? The slot map and the places of keys, by the command line, the admin API and RESP; and moves that find their sources themselves.
+//! Where is it? The slot map and the places of keys, by the command line, the admin API and RESP; and moves that find
+//! their sources themselves.
 
 use serde_json::Value as Json;
 
@@ -104,6 +105,7 @@ fn what_is_on_its_way_or_was_moved_alone_is_told() {
     // Slots from wherever they are.
     done(site.router(), &format!("move --slots 0-99,16000-16383 --to {} --wait", names[0]));
     let map = json(site.router(), "slots");
-    let ranges: Vec<&str> = map["nodes"].as_array().expect("nodes").iter().filter_map(|node| node["ranges"].as_str()).collect();
+    let ranges: Vec<&str> =
+        map["nodes"].as_array().expect("nodes").iter().filter_map(|node| node["ranges"].as_str()).collect();
     assert!(ranges.contains(&"0-99,16000-16383") && ranges.contains(&"100-15999"), "{map}");
 }

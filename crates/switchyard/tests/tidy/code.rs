@@ -1,7 +1,7 @@
 //! What is code in a Rust file, as opposed to comments and the text of strings.
 //!
-//! A parser would be exact; it is also a dependency and slow to build. The checks look for a few tokens only, so it is enough
-//! to blank out what is not code and keep line numbers.
+//! A parser would be exact; it is also a dependency and slow to build. The checks look for a few tokens only, so it is
+//! enough to blank out what is not code and keep line numbers.
 
 /// The file with comments, and the insides of strings and character literals, replaced by spaces. Line breaks stay.
 pub(crate) fn only_code(text: &str) -> String {
@@ -55,7 +55,9 @@ fn block_comment(text: &str) -> usize {
 
 /// Length of `r"..."`, `r#"..."#`, `br"..."`, `cr"..."`, if the text starts with one.
 fn raw_string(text: &str) -> Option<usize> {
-    let prefix = ["r", "br", "cr"].into_iter().find(|prefix| text.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(['"', '#'])))?;
+    let prefix = ["r", "br", "cr"]
+        .into_iter()
+        .find(|prefix| text.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(['"', '#'])))?;
     let rest = &text[prefix.len()..];
     let hashes = rest.len() - rest.trim_start_matches('#').len();
     let body = rest[hashes..].strip_prefix('"')?; // else `r#name`, a raw identifier

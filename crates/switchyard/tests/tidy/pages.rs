@@ -1,15 +1,18 @@
 //! Pages: their links lead somewhere, and those that are a map of the code name files that are there.
 //!
-//! A map that is wrong once is not trusted again, and nobody notices a file that moved away from a page. Not a Markdown parser: pages use few forms.
+//! A map that is wrong once is not trusted again, and nobody notices a file that moved away from a page. Not a Markdown
+//! parser: pages use few forms.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Files;
 
-/// Every link to a file or a heading of the project, and in `ARCHITECTURE.md` and `docs/design/` every path in backticks.
+/// Every link to a file or a heading of the project, and in `ARCHITECTURE.md` and `docs/design/` every path in
+/// backticks.
 pub(super) fn pages_name_what_is_there(files: &Files) -> Vec<String> {
     let pages = || files.0.iter().filter(|(path, _)| path.ends_with(".md"));
-    let headings: BTreeMap<&str, BTreeSet<String>> = pages().map(|(path, text)| (path.as_str(), headings(text))).collect();
+    let headings: BTreeMap<&str, BTreeSet<String>> =
+        pages().map(|(path, text)| (path.as_str(), headings(text))).collect();
     let mut complaints = Vec::new();
     for (path, text) in pages() {
         let is_map = path == "ARCHITECTURE.md" || path.starts_with("docs/design/");
@@ -19,12 +22,15 @@ pub(super) fn pages_name_what_is_there(files: &Files) -> Vec<String> {
                 if link.contains("://") {
                     continue;
                 }
-                let (file, heading) = link.split_once('#').map_or((link, None), |(file, heading)| (file, Some(heading)));
+                let (file, heading) =
+                    link.split_once('#').map_or((link, None), |(file, heading)| (file, Some(heading)));
                 let target = if file.is_empty() { path.clone() } else { joined(path, file) };
                 let folder = format!("{}/", target.trim_end_matches('/'));
                 if !files.0.keys().any(|known| *known == target || known.starts_with(&folder)) {
                     complain(link, "there is no such file; correct the link");
-                } else if heading.is_some_and(|heading| !headings.get(target.as_str()).is_some_and(|known| known.contains(heading))) {
+                } else if heading
+                    .is_some_and(|heading| !headings.get(target.as_str()).is_some_and(|known| known.contains(heading)))
+                {
                     complain(link, "the page has no such heading; correct the link");
                 }
             }
@@ -54,7 +60,8 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
 /// The names of a page's headings in links, as Git hosts make them: the second of one name ends in `-1`.
 fn headings(text: &str) -> BTreeSet<String> {
     let mut seen: BTreeMap<String, u32> = BTreeMap::new();
-    let titles = prose(text).filter(|(_, line)| line.starts_with('#')).map(|(_, line)| line.trim_start_matches('#').trim());
+    let titles =
+        prose(text).filter(|(_, line)| line.starts_with('#')).map(|(_, line)| line.trim_start_matches('#').trim());
     titles
         .map(|title| {
             let kept = title.to_lowercase().replace(' ', "-");

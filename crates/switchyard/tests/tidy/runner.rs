@@ -28,7 +28,10 @@ fn run(binary: &str) -> (Option<i32>, String) {
         .output()
         .expect("python3");
     let text = String::from_utf8_lossy(&ended.stdout).into_owned();
-    (ended.status.code(), text.rsplit_once("\n\n").map_or_else(String::new, |(_, end)| end.replace(dir_name(dir.path()), "x")))
+    (
+        ended.status.code(),
+        text.rsplit_once("\n\n").map_or_else(String::new, |(_, end)| end.replace(dir_name(dir.path()), "x")),
+    )
 }
 
 fn dir_name(path: &Path) -> &str {
@@ -59,7 +62,10 @@ fn a_test_that_passes_alone_is_flaky_and_the_run_passes() {
 fn a_binary_that_does_not_end_as_it_should_fails_the_run() {
     for (failed, code) in [(1, 134), (2, 101)] {
         let (ended, end) = run(&planted("", failed, code));
-        assert!(ended == Some(1) && end.contains("did not come to its end") && end.ends_with("2 passed, 1 failed\n"), "{end}");
+        assert!(
+            ended == Some(1) && end.contains("did not come to its end") && end.ends_with("2 passed, 1 failed\n"),
+            "{end}"
+        );
     }
     let (ended, end) = run("echo 'test good ... ok'; kill -9 $$\n");
     assert!(ended == Some(1) && end.contains("FAILED: ") && end.ends_with("0 passed, 1 failed\n"), "{end}");

@@ -1,8 +1,9 @@
 //! What workers share, and that a forwarded command uses none of it.
 //!
-//! An atomic read-modify-write or a lock that two workers use costs nothing on two processors and most of the time on sixteen, so no benchmark of a
-//! small machine shows it. Here every one of them that a worker can come by is listed, with how often a client can make it happen. What is
-//! not listed is found, whoever adds it: also a clone of an `Arc` that all workers count.
+//! An atomic read-modify-write or a lock that two workers use costs nothing on two processors and most of the time on
+//! sixteen, so no benchmark of a small machine shows it. Here every one of them that a worker can come by is listed,
+//! with how often a client can make it happen. What is not listed is found, whoever adds it: also a clone of an `Arc`
+//! that all workers count.
 
 use crate::Files;
 use crate::code::only_code;
@@ -24,12 +25,20 @@ const SHARES: &[&str] = &[
 ];
 
 /// Where commands of clients pass: nothing shared, but for what is listed.
-const PLACES: &[&str] =
-    &["crates/router/src/worker/", "crates/router/src/users/", "crates/router/src/limits.rs", "crates/router/src/metrics.rs"];
+const PLACES: &[&str] = &[
+    "crates/router/src/worker/",
+    "crates/router/src/users/",
+    "crates/router/src/limits.rs",
+    "crates/router/src/metrics.rs",
+];
 
 /// Path below `crates/router/src`, how many there are, and when they happen.
 const LISTED: &[(&str, usize, &str)] = &[
-    ("limits.rs", 7, "a slice of a rate or of bytes is used up, a client comes or goes: at most SLICES_PERCENT of what is counted"),
+    (
+        "limits.rs",
+        7,
+        "a slice of a rate or of bytes is used up, a client comes or goes: at most SLICES_PERCENT of what is counted",
+    ),
     ("metrics.rs", 1, "a worker meets a node for the first time"),
     ("users/change.rs", 1, "ACL SETUSER"),
     ("users/queue.rs", 3, "ACL SETUSER"),
@@ -70,8 +79,11 @@ pub(crate) fn workers_share_nothing_per_command(files: &Files) -> Vec<String> {
     for (path, text) in files.rust().filter(|(path, _)| PLACES.iter().any(|place| path.starts_with(place))) {
         let code = only_code(text);
         let code = code.split("#[cfg(test)]").next().unwrap_or_default();
-        let found: Vec<String> =
-            code.lines().enumerate().flat_map(|(number, line)| uses(line).map(move |use_| format!("{}: {use_}", number + 1))).collect();
+        let found: Vec<String> = code
+            .lines()
+            .enumerate()
+            .flat_map(|(number, line)| uses(line).map(move |use_| format!("{}: {use_}", number + 1)))
+            .collect();
         let below = path.strip_prefix("crates/router/src/").unwrap_or(path);
         let listed = LISTED.iter().find(|(of, ..)| *of == below).map_or(0, |(_, count, _)| *count);
         if found.len() != listed {

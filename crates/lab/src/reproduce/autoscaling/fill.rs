@@ -1,6 +1,8 @@
-//! A fleet of small nodes grows while it is filled: the autoscaler's threshold of memory adds a node before the last one is full.
+//! A fleet of small nodes grows while it is filled: the autoscaler's threshold of memory adds a node before the last
+//! one is full.
 //!
-//! The report's trigger is a response time that leaps once its servers swap. Here it is the memory itself, as no server should come so far.
+//! The report's trigger is a response time that leaps once its servers swap. Here it is the memory itself, as no server
+//! should come so far.
 
 use std::time::{Duration, Instant};
 
@@ -83,7 +85,10 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
     let sum = |value: fn(&Measured) -> i64| runs.iter().map(value).sum::<i64>();
     let section = Section {
         notes: vec![
-            format!("The report, of nodes with 6 MB: \"{}\". Its threshold is a response time of 20 s.", says::THRESHOLD),
+            format!(
+                "The report, of nodes with 6 MB: \"{}\". Its threshold is a response time of 20 s.",
+                says::THRESHOLD
+            ),
             format!(
                 "One node of {MEMORY} with `noeviction` at the beginning, {NODES} at most. One client writes {KEYS} keys of 64 characters with values of 1 to 128, {RATE} in a second. \
                  `[autoscale]` has the policy `threshold` with `max-memory = {THRESHOLD}`, and `[autoscale.local]`. Requests that failed: {}. Keys that were lost: {}.",
@@ -92,7 +97,11 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
             ),
         ],
         tables: vec![("A node more".to_owned(), table)],
-        figures: vec![("autoscaling-fill".to_owned(), "Nodes and response time by the number of keys".to_owned(), figure::svg(&panels)?)],
+        figures: vec![(
+            "autoscaling-fill".to_owned(),
+            "Nodes and response time by the number of keys".to_owned(),
+            figure::svg(&panels)?,
+        )],
     };
     publish(&settings.conduct, MARK, &outcome, &section)
 }
@@ -100,7 +109,8 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
 fn one(bench: &Bench<'_>) -> Result<Measured> {
     let most = NODES.to_string();
     let keys = [("max-nodes", &*most), ("max-memory", THRESHOLD), ("up-after", "1s"), ("up-pause", "1s")];
-    let grown = Grown::start(bench, &keys, &["--maxmemory", MEMORY, "--maxmemory-policy", "noeviction", "--appendonly", "no"])?;
+    let grown =
+        Grown::start(bench, &keys, &["--maxmemory", MEMORY, "--maxmemory-policy", "noeviction", "--appendonly", "no"])?;
     let mut client = Client::connect(grown.site.entry)?;
     let (mut rng, begun) = (Rng::new(1), Instant::now());
     let (mut points, mut errors, mut acknowledged) = (Vec::new(), 0, 0);

@@ -1,6 +1,8 @@
-//! A router whose autoscaler starts further servers on this machine, from one node on; and what its admin port shows of that.
+//! A router whose autoscaler starts further servers on this machine, from one node on; and what its admin port shows of
+//! that.
 //!
-//! Such servers outlive their router. These must not outlive the experiment, so the kernel kills them when the router's thread that started them ends (`setpriv`).
+//! Such servers outlive their router. These must not outlive the experiment, so the kernel kills them when the router's
+//! thread that started them ends (`setpriv`).
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -56,7 +58,11 @@ impl Standing {
             started: started.filter_map(|address| address.as_str()?.parse().ok()).collect(),
             stage: report["change"]["stage"].as_str().map(str::to_owned),
             events: events
-                .map(|event| Event { at: event["at"].as_u64().unwrap_or(0), kind: text(&event["kind"]), text: text(&event["text"]) })
+                .map(|event| Event {
+                    at: event["at"].as_u64().unwrap_or(0),
+                    kind: text(&event["kind"]),
+                    text: text(&event["text"]),
+                })
                 .collect(),
         })
     }
@@ -70,9 +76,23 @@ impl Standing {
 impl Grown {
     /// One node, and an autoscaler with these keys of `[autoscale]`. All servers have these arguments.
     pub(super) fn start(bench: &Bench<'_>, keys: &[(&str, &str)], server: &[&str]) -> Result<Self> {
-        let setpriv = process::find_program(&["setpriv"]).context("setpriv is not on PATH; it is a part of util-linux")?;
+        let setpriv =
+            process::find_program(&["setpriv"]).context("setpriv is not on PATH; it is a part of util-linux")?;
         let (setpriv, program) = (setpriv.to_string_lossy(), bench.programs.server.to_string_lossy());
-        let first = ["--pdeathsig", "KILL", "--", &*program, "--bind", "127.0.0.1", "--port", "{port}", "--dir", "{dir}", "--save", ""];
+        let first = [
+            "--pdeathsig",
+            "KILL",
+            "--",
+            &*program,
+            "--bind",
+            "127.0.0.1",
+            "--port",
+            "{port}",
+            "--dir",
+            "{dir}",
+            "--save",
+            "",
+        ];
         let command: Vec<&str> = [&*setpriv].into_iter().chain(first).chain(server.iter().copied()).collect();
         let port = process::free_port()?.min(u16::MAX - PORTS);
         let ports = format!("{port}-{}", port + PORTS);

@@ -1,4 +1,5 @@
-//! The time that a node takes to join and to get its share, by the number of nodes that are there: the number of keys stays, and so each further node moves fewer.
+//! The time that a node takes to join and to get its share, by the number of nodes that are there: the number of keys
+//! stays, and so each further node moves fewer.
 
 use std::time::Instant;
 
@@ -49,11 +50,22 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
         |goal| format!("nodes join one after the other, goal {goal}"),
         |bench, goal| one(bench, settings, goal),
     )?;
-    let mut table =
-        Table::new(["goal", "nodes", "takes, s", "of the first", "1/N", "keys moved", "of all keys", "p99 meanwhile, ms", "errors"]);
+    let mut table = Table::new([
+        "goal",
+        "nodes",
+        "takes, s",
+        "of the first",
+        "1/N",
+        "keys moved",
+        "of all keys",
+        "p99 meanwhile, ms",
+        "errors",
+    ]);
     let mut lines = Vec::new();
     for (goal, runs) in GOALS.iter().zip(&outcome.results) {
-        let spread = |at: usize, value: &dyn Fn(&Joined) -> f64| Spread::of(runs.iter().filter_map(|run| Some(value(run.joined.get(at)?))));
+        let spread = |at: usize, value: &dyn Fn(&Joined) -> f64| {
+            Spread::of(runs.iter().filter_map(|run| Some(value(run.joined.get(at)?))))
+        };
         let first = spread(0, &|joined| joined.seconds).map_or(0.0, |spread| spread.median);
         let mut points = Vec::new();
         for at in 0..NODES - 1 {
@@ -79,18 +91,26 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
         lines.push(Line { name: (*goal).to_owned(), points });
         lines.push(Line { name: format!("{goal}, if only keys counted"), points: ideal });
     }
-    let panel = Panel { title: "Time to join".to_owned(), x: "nodes before".to_owned(), y: "s".to_owned(), floor: None, lines };
+    let panel =
+        Panel { title: "Time to join".to_owned(), x: "nodes before".to_owned(), y: "s".to_owned(), floor: None, lines };
     let wrong: u64 = outcome.results.iter().flatten().map(|run| run.wrong_after).sum();
     let section = Section {
         notes: vec![
-            format!("The report: \"{}\". Of N nodes' keys one more gets 1/(N+1), so the time should fall as that does.", says::NODE_ADD),
+            format!(
+                "The report: \"{}\". Of N nodes' keys one more gets 1/(N+1), so the time should fall as that does.",
+                says::NODE_ADD
+            ),
             format!(
                 "{KEYS} keys, and {RATE} requests per second meanwhile, 10 % SET. The time is that of `nodes add --rebalance` until the last move is done; `balanced` is the default goal. \
                  At the end each key was read: {wrong} were wrong."
             ),
         ],
         tables: vec![("A node joins".to_owned(), table)],
-        figures: vec![("autoscaling-join".to_owned(), "Time to join by the number of nodes".to_owned(), figure::svg(&[panel])?)],
+        figures: vec![(
+            "autoscaling-join".to_owned(),
+            "Time to join by the number of nodes".to_owned(),
+            figure::svg(&[panel])?,
+        )],
     };
     publish(&settings.conduct, MARK, &outcome, &section)
 }
@@ -104,10 +124,12 @@ fn one(bench: &Bench<'_>, settings: &Settings, goal: &str) -> Result<Measured> {
     let (mut servers, mut joined) = (Vec::new(), Vec::new());
     for at in 1..NODES {
         for_a_while(&run, settings.phase / 4, &conduct.stop)?;
-        let (server, address) = process::start_redis(&bench.programs.server, &format!("{name}-more-{at}"), bench.folder)?;
+        let (server, address) =
+            process::start_redis(&bench.programs.server, &format!("{name}-more-{at}"), bench.folder)?;
         servers.push(server);
         let begun = Instant::now();
-        let text = bench.order(site.admin, &["nodes", "add", &address.to_string(), "--rebalance", "--goal", goal, "--json"])?;
+        let text = bench
+            .order(site.admin, &["nodes", "add", &address.to_string(), "--rebalance", "--goal", goal, "--json"])?;
         let moves = moves_of(&text)?;
         let watched = until_done(&run, site.admin, &moves, begun, conduct.patience, &conduct.stop)?;
         let tally = &watched.counts.tally;
@@ -125,7 +147,8 @@ fn one(bench: &Bench<'_>, settings: &Settings, goal: &str) -> Result<Measured> {
 /// The numbers of the moves that an answer of `nodes add --rebalance --json` names: its last line that has some.
 pub(in crate::reproduce) fn moves_of(text: &str) -> Result<Vec<u64>> {
     let plans = serde_json::Deserializer::from_str(text).into_iter::<Value>().filter_map(Result::ok);
-    let numbers = |plan: Value| Some(plan["moves"].as_array()?.iter().filter_map(|one| one["id"].as_u64()).collect::<Vec<u64>>());
+    let numbers =
+        |plan: Value| Some(plan["moves"].as_array()?.iter().filter_map(|one| one["id"].as_u64()).collect::<Vec<u64>>());
     plans
         .filter_map(numbers)
         .last()

@@ -1,11 +1,13 @@
-//! The report on auto-scaling of key-value stores (Raman, IIT Kanpur): its experiments behind Switchyard, and a load that rises and falls.
+//! The report on auto-scaling of key-value stores (Raman, IIT Kanpur): its experiments behind Switchyard, and a load
+//! that rises and falls.
 //!
 //! - [`nodes`]: one to six nodes without limits, with little processor time, and with little memory.
 //! - [`join`]: how long a node takes to join, by the number of nodes.
 //! - [`fill`]: a fleet of 6 MB nodes grows while it is filled.
 //! - [`surge`]: four times the load at once, and its end. The report has no such experiment.
 //!
-//! The report limits containers; here a cgroup limits processor time, and `maxmemory` memory: beyond its limit the report's server was swapped, ours forgets keys.
+//! The report limits containers; here a cgroup limits processor time, and `maxmemory` memory: beyond its limit the
+//! report's server was swapped, ours forgets keys.
 
 mod fill;
 mod grown;
@@ -77,14 +79,20 @@ fn router(more: &[String]) -> Vec<String> {
     quiet.into_iter().chain(more.iter().cloned()).collect()
 }
 
-/// Keys that are spread over all slots, however few there are. The slot of a key is its number's remainder, so neighbours in number are a far step apart.
+/// Keys that are spread over all slots, however few there are. The slot of a key is its number's remainder, so
+/// neighbours in number are a far step apart.
 pub(super) fn keys(from: u64, count: u64) -> Arc<Keys> {
     const STEP: u64 = 10_127; // 16,384 by the golden ratio, and odd
     Arc::new(Keys::new((from..from + count).map(|at| at * STEP).collect(), VALUE, &Arc::new(Layout::new(HALF))))
 }
 
 /// A load of GET, and of SET for a tenth, over all keys alike. `rate`: `None` is a closed loop.
-pub(super) fn load(entry: std::net::SocketAddr, keys: &Arc<Keys>, connections: usize, rate: Option<f64>) -> generator::Settings {
+pub(super) fn load(
+    entry: std::net::SocketAddr,
+    keys: &Arc<Keys>,
+    connections: usize,
+    rate: Option<f64>,
+) -> generator::Settings {
     generator::Settings {
         nodes: vec![entry],
         cluster: false,

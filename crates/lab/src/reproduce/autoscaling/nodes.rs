@@ -1,4 +1,5 @@
-//! One to six nodes: throughput, response time and hits, without limits, with little processor time, and with little memory; and one server alone with more or less of each.
+//! One to six nodes: throughput, response time and hits, without limits, with little processor time, and with little
+//! memory; and one server alone with more or less of each.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -93,11 +94,20 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
         conduct,
         &cells,
         |cell| json!({"experiment": "autoscaling-nodes", "cell": cell, "connections": connections, "seconds": phase.as_secs_f64()}),
-        |cell| format!("{} nodes, limit: {}{}", cell.servers, cell.limit.text(), if cell.is_routed { "" } else { ", no router" }),
+        |cell| {
+            format!(
+                "{} nodes, limit: {}{}",
+                cell.servers,
+                cell.limit.text(),
+                if cell.is_routed { "" } else { ", no router" }
+            )
+        },
         |bench, cell| one(bench, settings, cell),
     )?;
-    let of = |cell: &Cell| cells.iter().position(|one| one == cell).map_or(&[][..], |at| outcome.results[at].as_slice());
-    let median = |cell: &Cell, value: fn(&Measured) -> f64| Spread::of(of(cell).iter().map(value)).map(|spread| spread.median);
+    let of =
+        |cell: &Cell| cells.iter().position(|one| one == cell).map_or(&[][..], |at| outcome.results[at].as_slice());
+    let median =
+        |cell: &Cell, value: fn(&Measured) -> f64| Spread::of(of(cell).iter().map(value)).map(|spread| spread.median);
     let mut table = Table::new([
         "nodes",
         "limit of each",
@@ -145,14 +155,26 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
     beside.row([
         "1 against 6 nodes, no limits".to_owned(),
         says::SIX_NODES.to_owned(),
-        format!("{} x the requests/s, {} x the mean response time", ratio(&nothing, 1, |m| m.rps), ratio(&nothing, 1, |m| m.mean_ms)),
+        format!(
+            "{} x the requests/s, {} x the mean response time",
+            ratio(&nothing, 1, |m| m.rps),
+            ratio(&nothing, 1, |m| m.mean_ms)
+        ),
     ]);
     beside.row([
         "1 against 6 nodes, little processor time".to_owned(),
         String::new(),
-        format!("{} x the requests/s, {} x the mean response time", ratio(&little_cpu, 1, |m| m.rps), ratio(&little_cpu, 1, |m| m.mean_ms)),
+        format!(
+            "{} x the requests/s, {} x the mean response time",
+            ratio(&little_cpu, 1, |m| m.rps),
+            ratio(&little_cpu, 1, |m| m.mean_ms)
+        ),
     ]);
-    beside.row([format!("1 against 6 nodes of {MEMORY}"), String::new(), format!("{:.0} % hits against {:.0} %", hits(1), hits(NODES))]);
+    beside.row([
+        format!("1 against 6 nodes of {MEMORY}"),
+        String::new(),
+        format!("{:.0} % hits against {:.0} %", hits(1), hits(NODES)),
+    ]);
     beside.row([
         "2 to 6 nodes, no limits".to_owned(),
         says::NODE_SWEEP.to_owned(),
@@ -174,7 +196,9 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
     ]);
     let line = |limit: &Limit, value: fn(&Measured) -> f64| Line {
         name: format!("limit: {}", limit.text()),
-        points: (1..=NODES).filter_map(|servers| Some((servers as f64, median(&routed(servers, limit), value)?))).collect(),
+        points: (1..=NODES)
+            .filter_map(|servers| Some((servers as f64, median(&routed(servers, limit), value)?)))
+            .collect(),
     };
     let by_nodes = |title: &str, y: &str, lines: Vec<Line>| Panel {
         title: title.to_owned(),

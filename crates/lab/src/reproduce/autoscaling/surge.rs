@@ -1,6 +1,8 @@
-//! Four times the load at once: how soon answers are within the objective again. And when it ends: how soon the node is drained and stopped.
+//! Four times the load at once: how soon answers are within the objective again. And when it ends: how soon the node is
+//! drained and stopped.
 //!
-//! No paper has this. The load is a part of what one node can do, which is measured first: so each machine meets the same step.
+//! No paper has this. The load is a part of what one node can do, which is measured first: so each machine meets the
+//! same step.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -37,7 +39,8 @@ const DOWN_PAUSE: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(250);
 /// Answers are within the objective again if they have been so long.
 const LASTS: Duration = Duration::from_secs(5);
-/// Requests that a connection has under way at most, as clients with pools have; further ones wait there, and their clocks run.
+/// Requests that a connection has under way at most, as clients with pools have; further ones wait there, and their
+/// clocks run.
 const UNDER_WAY: usize = 64;
 /// The goals: seconds beyond the time that a server takes to come, and seconds after the down epoch.
 const GOAL_UP: f64 = 10.0;
@@ -96,7 +99,8 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
     let header = SIZES.map(|size| format!("s, {} keys", thousands(size)));
     let mut stages = Table::new(["".to_owned()].into_iter().chain(header).chain(["after".to_owned()]));
     let text = |runs: &[Measured], value: &dyn Fn(&Measured) -> f64| {
-        Spread::of(runs.iter().map(value)).map_or(String::new(), |spread| spread.text(|seconds| format!("{seconds:.1}")))
+        Spread::of(runs.iter().map(value))
+            .map_or(String::new(), |spread| spread.text(|seconds| format!("{seconds:.1}")))
     };
     let mut row = |what: &str, value: &dyn Fn(&Measured) -> f64, after: &str| {
         let sizes = outcome.results.iter().map(|runs| text(runs, value));
@@ -117,7 +121,11 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
         let size = thousands(*size);
         goals.row([
             format!("{size} keys: within the objective in less than the provisioning time + {GOAL_UP:.0} s"),
-            format!("{} s, with {} s of provisioning", text(runs, &|run| run.well), text(runs, &Measured::provisioning)),
+            format!(
+                "{} s, with {} s of provisioning",
+                text(runs, &|run| run.well),
+                text(runs, &Measured::provisioning)
+            ),
             met(runs.iter().all(|run| run.well < run.provisioning() + GOAL_UP)),
         ]);
         goals.row([
@@ -134,8 +142,10 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
         SIZES.into_iter().zip(&outcome.results).filter_map(|(size, runs)| Some((size, runs.first()?))).collect();
     if !firsts.is_empty() {
         let panel = |title: &str, y: &str, floor: Option<f64>, value: fn(&Look) -> f64| {
-            let line =
-                |(size, run): &(u64, &Measured)| Line { name: format!("{} keys", thousands(*size)), points: highest(&run.looks, value) };
+            let line = |(size, run): &(u64, &Measured)| Line {
+                name: format!("{} keys", thousands(*size)),
+                points: highest(&run.looks, value),
+            };
             let lines = firsts.iter().map(line).collect();
             Panel { title: title.to_owned(), x: "s since the load rose".to_owned(), y: y.to_owned(), floor, lines }
         };
@@ -148,7 +158,8 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
              Requests come in an open loop: their times count from when they should have been sent. `[autoscale]` has the policy `threshold` with `max-response-time = {} ms`, \
              `up-after = {UP_AFTER}`, `up-pause = {UP_PAUSE}`, `down-after = {} s` and `down-pause = {} s`; servers come by `[autoscale.local]`, with the same part of a processor. \
              The most nodes were {}. The first node has more to do than it can while it gives half of its keys away: their number decides how soon that helps.",
-            Spread::of(all.iter().map(|run| run.capacity)).map_or(String::new(), |spread| spread.text(|value| thousands(value as u64))),
+            Spread::of(all.iter().map(|run| run.capacity))
+                .map_or(String::new(), |spread| spread.text(|value| thousands(value as u64))),
             connections * PIPELINE,
             OBJECTIVE.as_millis(),
             DOWN_AFTER.as_secs(),
@@ -208,7 +219,11 @@ impl Watch<'_> {
     /// Waits until the next look, and looks.
     fn look(&mut self) -> Result<Standing> {
         stopped(&self.bench.conduct.stop)?;
-        ensure!(self.rose.elapsed() < self.bench.conduct.patience, "it was not over within {:?}", self.bench.conduct.patience);
+        ensure!(
+            self.rose.elapsed() < self.bench.conduct.patience,
+            "it was not over within {:?}",
+            self.bench.conduct.patience
+        );
         std::thread::sleep(LOOK);
         let mut both = Tally::default();
         self.runs.iter().for_each(|run| both.add(&run.take().tally));
@@ -262,7 +277,9 @@ fn one(bench: &Bench<'_>, settings: &Settings, size: u64) -> Result<Measured> {
     run.finish()?;
     let capacity = counts.tally.replies as f64 / took.as_secs_f64();
     let rate = capacity * PART;
-    let paced = |keys, rate| Run::start(&generator::Settings { under_way_max: UNDER_WAY, ..load(entry, keys, connections, Some(rate)) });
+    let paced = |keys, rate| {
+        Run::start(&generator::Settings { under_way_max: UNDER_WAY, ..load(entry, keys, connections, Some(rate)) })
+    };
     let calm = paced(&base, rate)?;
     for_a_while(&calm, settings.phase, &conduct.stop)?;
     bench.order(grown.site.admin, &["autoscale", "resume"])?;
@@ -272,7 +289,15 @@ fn one(bench: &Bench<'_>, settings: &Settings, size: u64) -> Result<Measured> {
         "a node was added before the load rose: is the machine busy?"
     );
     let surge = paced(&more, rate * 3.0)?;
-    let mut watch = Watch { bench, grown, cpu: settings.cpu, runs: vec![calm, surge], rose: Instant::now(), looks: Vec::new(), errors: 0 };
+    let mut watch = Watch {
+        bench,
+        grown,
+        cpu: settings.cpu,
+        runs: vec![calm, surge],
+        rose: Instant::now(),
+        looks: Vec::new(),
+        errors: 0,
+    };
 
     let [mut started, mut joined] = [None, None];
     let (standing, well) = loop {
@@ -280,17 +305,26 @@ fn one(bench: &Bench<'_>, settings: &Settings, size: u64) -> Result<Measured> {
         let stage = standing.stage.as_deref().unwrap_or_default();
         let now = watch.now();
         started = started.or_else(|| (!standing.started.is_empty()).then_some(now));
-        joined = joined.or_else(|| stage.contains("share").then_some(now)).or_else(|| (standing.nodes > 1).then_some(now));
-        let well = watch.well_since().filter(|since| now - since >= LASTS.as_secs_f64().max(settings.phase.as_secs_f64()));
+        joined =
+            joined.or_else(|| stage.contains("share").then_some(now)).or_else(|| (standing.nodes > 1).then_some(now));
+        let well =
+            watch.well_since().filter(|since| now - since >= LASTS.as_secs_f64().max(settings.phase.as_secs_f64()));
         match well {
             Some(well) if standing.nodes > 1 && standing.stage.is_none() => break (standing, well),
             _ => {}
         }
     };
-    let oldest =
-        |kind: &str| standing.events.iter().rev().find(|event| event.kind == kind).map_or(f64::NAN, |event| watch.seconds_at(event.at));
+    let oldest = |kind: &str| {
+        standing
+            .events
+            .iter()
+            .rev()
+            .find(|event| event.kind == kind)
+            .map_or(f64::NAN, |event| watch.seconds_at(event.at))
+    };
     let (decided, filled) = (oldest("decided"), oldest("done"));
-    let changed = standing.events.iter().find(|event| event.kind == "done").map_or(0.0, |event| watch.seconds_at(event.at));
+    let changed =
+        standing.events.iter().find(|event| event.kind == "done").map_or(0.0, |event| watch.seconds_at(event.at));
     let most_nodes = standing.nodes;
 
     // The load falls.
@@ -302,13 +336,16 @@ fn one(bench: &Bench<'_>, settings: &Settings, size: u64) -> Result<Measured> {
     let standing = loop {
         let standing = watch.look()?;
         let stage = standing.stage.as_deref().unwrap_or_default();
-        drained = drained
-            .or_else(|| (stage.contains("leaving") || stage.contains("stopped") || standing.nodes < most_nodes).then(|| watch.now()));
+        drained = drained.or_else(|| {
+            (stage.contains("leaving") || stage.contains("stopped") || standing.nodes < most_nodes).then(|| watch.now())
+        });
         if standing.nodes < most_nodes && standing.stage.is_none() {
             break standing;
         }
     };
-    let newest = |kind: &str| standing.events.iter().find(|event| event.kind == kind).map_or(f64::NAN, |event| watch.seconds_at(event.at));
+    let newest = |kind: &str| {
+        standing.events.iter().find(|event| event.kind == kind).map_or(f64::NAN, |event| watch.seconds_at(event.at))
+    };
     let (goes, ended) = (newest("decided"), newest("done"));
     let (last, _) = watch.runs.remove(0).finish()?;
     watch.count(&last.tally);

@@ -1,4 +1,5 @@
-//! Which keys a leg has: from the list made before it, by name, or by walking through a node; and the removal of what should not be there, by a walk of its own.
+//! Which keys a leg has: from the list made before it, by name, or by walking through a node; and the removal of what
+//! should not be there, by a walk of its own.
 
 use super::{Do, Driver, REMOVED_AT_ONCE};
 use crate::migration::planted::Bug;
@@ -70,7 +71,14 @@ pub(super) struct Walk {
 
 impl Walk {
     pub(super) fn new(number: u32, side: Side, databases: &[u32]) -> Self {
-        Self { number, side, databases: databases.to_vec(), all: databases.to_vec(), cursor: b"0".to_vec(), asked: false }
+        Self {
+            number,
+            side,
+            databases: databases.to_vec(),
+            all: databases.to_vec(),
+            cursor: b"0".to_vec(),
+            asked: false,
+        }
     }
 
     fn add(&mut self, databases: &[u32]) {
@@ -114,7 +122,12 @@ impl Purge {
         self.walk.is_over() && self.named.is_empty() && self.removals == 0
     }
 
-    pub(super) fn scanned(&mut self, cursor: &[u8], mut keys: Vec<Key>, fingerprint: impl Fn(&Key) -> Fingerprint) -> Option<Do> {
+    pub(super) fn scanned(
+        &mut self,
+        cursor: &[u8],
+        mut keys: Vec<Key>,
+        fingerprint: impl Fn(&Key) -> Fingerprint,
+    ) -> Option<Do> {
         let database = self.walk.databases.last().copied().unwrap_or_default();
         self.walk.take(cursor);
         keys.retain(|key| self.wrong.has(fingerprint(key)));
@@ -218,7 +231,9 @@ impl Driver {
             let ended = match &self.listing {
                 Listing::Whole => true,
                 // Of a side that is away it is not known which databases have keys there.
-                Listing::Walked(walk) => walk.is_over() && (self.is_up[walk.side as usize] || self.planted.is(Bug::WalkedWhileAway)),
+                Listing::Walked(walk) => {
+                    walk.is_over() && (self.is_up[walk.side as usize] || self.planted.is(Bug::WalkedWhileAway))
+                }
                 Listing::Named | Listing::Kept { .. } => false,
             };
             if !ended && self.listed.len() < count {

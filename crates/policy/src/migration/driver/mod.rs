@@ -1,8 +1,9 @@
-//! A leg under way: the machine of its protocol, and everything around it that is decided and not I/O. Listing, purging, telling the workers, the
-//! drain, and handing the slots over are the same for each protocol.
+//! A leg under way: the machine of its protocol, and everything around it that is decided and not I/O. Listing,
+//! purging, telling the workers, the drain, and handing the slots over are the same for each protocol.
 //!
-//! Events in ([`Happened`]), actions out ([`Do`]), and no call that waits. The router's mover and the simulator's do what it says, and tell what came of
-//! it. Values of keys never pass through here: a batch has a number, and what was read for it stays with whoever read it.
+//! Events in ([`Happened`]), actions out ([`Do`]), and no call that waits. The router's mover and the simulator's do
+//! what it says, and tell what came of it. Values of keys never pass through here: a batch has a number, and what was
+//! read for it stays with whoever read it.
 
 mod listing;
 
@@ -16,8 +17,8 @@ use super::published::{Paper, Published, Rules};
 use super::record::OpenLeg;
 use super::tracker::Pair;
 use super::{
-    Action, DoubleRead, Event, Fingerprint, Fingerprinter, Io, Key, Leg, Machine, Orders, Precopy, Process, Progress, Protocol, Record,
-    Side, StopAndCopy, is_temporary,
+    Action, DoubleRead, Event, Fingerprint, Fingerprinter, Io, Key, Leg, Machine, Orders, Precopy, Process, Progress,
+    Protocol, Record, Side, StopAndCopy, is_temporary,
 };
 use crate::topology::{SLOT_COUNT, Topology};
 
@@ -45,8 +46,8 @@ pub struct Begin {
     pub keys: Option<Vec<Key>>,
     /// Databases that may have keys of it.
     pub databases: Vec<u32>,
-    /// The process at the source (its `run_id`) of which whoever does the I/O has a list of keys, to which it adds what is written. Another process may have
-    /// keys again that this one had not.
+    /// The process at the source (its `run_id`) of which whoever does the I/O has a list of keys, to which it adds what
+    /// is written. Another process may have keys again that this one had not.
     pub listed_of: Option<String>,
     /// The target has no keys of its slots.
     pub target_is_clean: bool,
@@ -55,7 +56,8 @@ pub struct Begin {
 /// What happened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Happened {
-    /// Something that the protocol alone has to know: an answer about a batch, keys that are wanted, a request of the user.
+    /// Something that the protocol alone has to know: an answer about a batch, keys that are wanted, a request of the
+    /// user.
     Of(Event),
     /// [`Do::Record`] with these numbers is durable.
     Recorded(RangeInclusive<u64>),
@@ -111,7 +113,8 @@ pub enum Do {
         /// What.
         records: Vec<Record>,
     },
-    /// From the next [`Do::Publish`] on: no key is committed, and keys go to the target; or `away` come back, and all others are at the source.
+    /// From the next [`Do::Publish`] on: no key is committed, and keys go to the target; or `away` come back, and all
+    /// others are at the source.
     View {
         /// The keys that come back.
         away: Option<Arc<BTreeSet<Fingerprint>>>,
@@ -186,7 +189,8 @@ pub enum Do {
     Io(Io),
 }
 
-/// What a leg waits for before it goes on: every worker knows this epoch, and nothing that was sent to that side under an earlier one is in flight.
+/// What a leg waits for before it goes on: every worker knows this epoch, and nothing that was sent to that side under
+/// an earlier one is in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Barrier {
     /// The epoch.
@@ -266,7 +270,8 @@ impl Driver {
     }
 
     fn planted(begin: Begin, planted: Planted) -> Self {
-        let Begin { protocol, paper, orders, fingerprints, resume, keys, databases, listed_of, target_is_clean } = begin;
+        let Begin { protocol, paper, orders, fingerprints, resume, keys, databases, listed_of, target_is_clean } =
+            begin;
         let mut is_ours = vec![false; SLOT_COUNT];
         orders.slots.iter().for_each(|slot| is_ours[slot.index()] = true);
         // Where keys are named they are the list.
@@ -280,17 +285,25 @@ impl Driver {
                 let rules = Rules::new(protocol, &paper, Pair::of(orders.move_id));
                 Box::new(Published::new(orders, &paper, rules, fingerprints, resume.as_ref()))
             }
-            (None, Protocol::Switchyard | Protocol::Bloom) => Box::new(<Leg>::new(orders, fingerprints, resume).planted(planted)),
+            (None, Protocol::Switchyard | Protocol::Bloom) => {
+                Box::new(<Leg>::new(orders, fingerprints, resume).planted(planted))
+            }
             (None, Protocol::Rocksteady) => {
                 Box::new(<Leg>::new(orders, fingerprints, resume).pulling(super::rocksteady::PULLS).planted(planted))
             }
-            (None, Protocol::NetMigrate) => Box::new(<Leg>::new(orders, fingerprints, resume).reading_both(0).planted(planted)),
-            (None, Protocol::Fulva) => {
-                Box::new(<Leg>::new(orders, fingerprints, resume).reading_both(super::fulva::FETCH_ONE_IN).planted(planted))
+            (None, Protocol::NetMigrate) => {
+                Box::new(<Leg>::new(orders, fingerprints, resume).reading_both(0).planted(planted))
             }
-            (None, Protocol::StopAndCopy) => Box::new(Leg::<StopAndCopy>::new(orders, fingerprints, resume).planted(planted)),
+            (None, Protocol::Fulva) => Box::new(
+                <Leg>::new(orders, fingerprints, resume).reading_both(super::fulva::FETCH_ONE_IN).planted(planted),
+            ),
+            (None, Protocol::StopAndCopy) => {
+                Box::new(Leg::<StopAndCopy>::new(orders, fingerprints, resume).planted(planted))
+            }
             (None, Protocol::Source) => Box::new(Precopy::new(orders, true, fingerprints, resume).planted(planted)),
-            (None, Protocol::FreezeAndCopy) => Box::new(Precopy::new(orders, false, fingerprints, resume).planted(planted)),
+            (None, Protocol::FreezeAndCopy) => {
+                Box::new(Precopy::new(orders, false, fingerprints, resume).planted(planted))
+            }
         };
         Self {
             machine,
@@ -367,7 +380,8 @@ impl Driver {
                 self.inbox.push_back(event);
             }
             Happened::Recorded(numbers) => {
-                // The protocol takes the last one for all. What is not in order is not relied upon: the next start reads what is there.
+                // The protocol takes the last one for all. What is not in order is not relied upon: the next start
+                // reads what is there.
                 assert_eq!(*numbers.start(), self.recorded + 1, "records of a leg are durable in their order");
                 self.recorded = *numbers.end();
                 self.inbox.push_back(Event::Recorded(self.recorded));
@@ -442,11 +456,14 @@ impl Driver {
         let ignored = if purge.is_some() { Bug::ExceptionPurged } else { Bug::ExceptionTaken };
         let moves = |key: &[u8]| topology.exception(key).is_none() || self.planted.is(ignored);
         let forgets = self.planted.is(if purge.is_some() { Bug::SlotNotPurged } else { Bug::SlotForgotten });
-        let last = || self.is_ours.iter().rposition(|is_ours| *is_ours).filter(|last| self.is_ours[..*last].contains(&true));
+        let last =
+            || self.is_ours.iter().rposition(|is_ours| *is_ours).filter(|last| self.is_ours[..*last].contains(&true));
         let forgotten = forgets.then(last).flatten();
         let is_ours = |slot: usize| self.is_ours[slot] && forgotten != Some(slot);
-        let ours: Vec<Key> =
-            keys.filter(|key| is_ours(topology.slot_of(key).index()) && !is_temporary(key) && moves(key)).map(Key::from).collect();
+        let ours: Vec<Key> = keys
+            .filter(|key| is_ours(topology.slot_of(key).index()) && !is_temporary(key) && moves(key))
+            .map(Key::from)
+            .collect();
         if let Some(purge) = purge {
             let fingerprints = self.fingerprints;
             out.extend(purge.scanned(cursor, ours, |key| fingerprints.of(key)));
@@ -540,7 +557,8 @@ impl Driver {
             Action::Confirm { side } => Do::Confirm { side },
             Action::Restore { side } => Do::Reach { side },
             Action::HandOver { to } => {
-                // Clients that wait for the leg need not wait until the topology is stored; unless workers would look for the keys at the other side.
+                // Clients that wait for the leg need not wait until the topology is stored; unless workers would look
+                // for the keys at the other side.
                 if self.to == to || self.planted.is(Bug::CommittedAtTheOther) {
                     out.push(Do::CommitAll);
                 }

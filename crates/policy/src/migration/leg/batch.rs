@@ -1,6 +1,8 @@
-//! The default protocol: the life of a batch: copy, store, secure, record, remove, commit; and what becomes of it when a connection breaks or a node refuses.
+//! The default protocol: the life of a batch: copy, store, secure, record, remove, commit; and what becomes of it when
+//! a connection breaks or a node refuses.
 //!
-//! A batch waits for one answer at a time, of one side or of the journal. So when a side is lost, what is unknown about it is one step.
+//! A batch waits for one answer at a time, of one side or of the journal. So when a side is lost, what is unknown about
+//! it is one step.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{Hash, Hasher};
@@ -8,7 +10,9 @@ use std::hash::{Hash, Hasher};
 use super::shell::State;
 use super::{Bug, Shell, TRIES, Work};
 use crate::migration::record::{COMMITTED, Eras};
-use crate::migration::{Action, BatchId, Copied, Durability, Event, Fingerprint, FingerprintSet, Io, Key, Orders, Record, Side, Stored};
+use crate::migration::{
+    Action, BatchId, Copied, Durability, Event, Fingerprint, FingerprintSet, Io, Key, Orders, Record, Side, Stored,
+};
 
 /// How keys are fetched that somebody waits for.
 #[derive(Clone, Copy, Debug)]
@@ -35,8 +39,7 @@ const REST_US: u64 = 20_000;
 const REST_MAX_US: u64 = 1_000_000;
 
 /// Why a leg goes back where the target has a key that nobody moved there.
-const STRANGE: &str =
-    "the target has a key of these slots that the move did not store there: something writes to that node past the router";
+const STRANGE: &str = "the target has a key of these slots that the move did not store there: something writes to that node past the router";
 
 /// What is to be done next, or is being done.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -80,7 +83,8 @@ impl Batch {
     /// For [`super::identity`]; `behind` says how far a record is behind the last.
     pub(super) fn hash_with<H: Hasher>(&self, behind: impl Fn(u64) -> u64, state: &mut H) {
         (&self.keys, &self.had, self.read_of, &self.before, self.step, self.asked, self.wanted).hash(state);
-        (self.record.map(|(number, eras)| (behind(number), eras)), self.on_record, self.removal_sent, self.store_sent).hash(state);
+        (self.record.map(|(number, eras)| (behind(number), eras)), self.on_record, self.removal_sent, self.store_sent)
+            .hash(state);
         (self.tries, self.not_before_us).hash(state);
     }
 
@@ -141,7 +145,8 @@ impl Work for Batches {
         if !leg.usable(Side::Source) || !leg.usable(Side::Target) {
             return;
         }
-        while self.is_to_pull(now_us) && self.batches.values().filter(|batch| batch.wanted).count() < self.pulls.at_once {
+        while self.is_to_pull(now_us) && self.batches.values().filter(|batch| batch.wanted).count() < self.pulls.at_once
+        {
             self.wanted_since_us = None;
             let count = self.wanted.len().min(self.pulls.keys);
             let keys: Vec<(Fingerprint, Key)> = self.wanted.drain(..count).collect();
@@ -179,7 +184,8 @@ impl Work for Batches {
         }
     }
 
-    /// The records up to that number are durable. A batch may have been begun again since: its keys are on record all the same.
+    /// The records up to that number are durable. A batch may have been begun again since: its keys are on record all
+    /// the same.
     fn recorded(&mut self, leg: &mut Shell, number: u64) {
         for batch in self.batches.values_mut() {
             let Some((_, eras)) = batch.record.take_if(|(awaited, _)| *awaited <= number) else { continue };
@@ -197,8 +203,9 @@ impl Work for Batches {
         }
     }
 
-    /// The connection to a side broke: what was asked there and not answered is unknown. What was read stays: until a key is committed nobody changes it.
-    /// True where that has happened too often in the middle of the same keys: they may be the reason.
+    /// The connection to a side broke: what was asked there and not answered is unknown. What was read stays: until a
+    /// key is committed nobody changes it. True where that has happened too often in the middle of the same keys: they
+    /// may be the reason.
     fn lost(&mut self, leg: &mut Shell, side: Side) -> bool {
         let (from, to) = (leg.from(), leg.to());
         let not_redone = leg.planted.is(Bug::NotRedone);
@@ -214,7 +221,8 @@ impl Work for Batches {
                 }
                 Step::Copy if side == from => batch.go_to(Step::Copy),
                 Step::Clear | Step::Secure if side == to => batch.go_to(Step::Clear),
-                // It is on record and at the other side: once more. If that has restarted since, stored once more first.
+                // It is on record and at the other side: once more. If that has restarted since, stored once more
+                // first.
                 Step::Remove if side == from => {
                     let there = batch.on_record.is_some_and(|eras| eras.of(to) == era);
                     batch.go_to(if there { Step::Remove } else { Step::Clear });
@@ -230,7 +238,8 @@ impl Work for Batches {
         is_given_up && !leg.rolls_back
     }
 
-    /// Another process is at a side. If keys go there: what was stored there and not yet removed where it came from is stored once more.
+    /// Another process is at a side. If keys go there: what was stored there and not yet removed where it came from is
+    /// stored once more.
     fn restarted(&mut self, leg: &mut Shell, side: Side) {
         if side != leg.to() {
             return;
@@ -264,13 +273,18 @@ impl Work for Batches {
         }
     }
 
-    /// On the way to rolling back without the target: what waits for it ends here. Gives the keys on record that have never left the source: its copies are
-    /// those that were read, and no removal was sent. Of other keys on record the target's copy counts, and they wait for it.
+    /// On the way to rolling back without the target: what waits for it ends here. Gives the keys on record that have
+    /// never left the source: its copies are those that were read, and no removal was sent. Of other keys on record the
+    /// target's copy counts, and they wait for it.
     fn drop_without_target(&mut self, leg: &mut Shell) -> BTreeSet<Fingerprint> {
         let (source_era, planted) = (leg.source.era, leg.planted);
         let mut never_left = BTreeSet::new();
-        let dropped: Vec<BatchId> =
-            self.batches.iter().filter(|(_, batch)| !batch.asked && batch.record.is_none()).map(|(id, _)| *id).collect();
+        let dropped: Vec<BatchId> = self
+            .batches
+            .iter()
+            .filter(|(_, batch)| !batch.asked && batch.record.is_none())
+            .map(|(id, _)| *id)
+            .collect();
         for batch in dropped.into_iter().filter_map(|id| self.batches.remove(&id)) {
             leg.left.extend(batch.may_have_stored());
             let is_there = batch.step != Step::Copy && batch.read_of == source_era && !batch.removal_sent;
@@ -286,7 +300,8 @@ impl Work for Batches {
         never_left
     }
 
-    /// Without one of the sides: what has not been read, or is refused again and again, ends here. All of it, where it goes to that side.
+    /// Without one of the sides: what has not been read, or is refused again and again, ends here. All of it, where it
+    /// goes to that side.
     fn drop_without(&mut self, _leg: &mut Shell, all: bool) {
         let is_over = |batch: &Batch| all || batch.step == Step::Copy || batch.tries >= TRIES;
         let idle = self.batches.extract_if(.., |_, batch| !batch.asked && batch.record.is_none() && is_over(batch));
@@ -379,7 +394,9 @@ impl Batches {
                     batch.step = Step::Record;
                     continue;
                 }
-                Step::Store if to_usable => actions.push(Action::Io(Io::Store { batch: id, to, keys: batch.those_it_had() })),
+                Step::Store if to_usable => {
+                    actions.push(Action::Io(Io::Store { batch: id, to, keys: batch.those_it_had() }))
+                }
                 Step::Secure if durability == Durability::Memory || self.as_safe_as_it_was => {
                     batch.step = Step::Record;
                     continue;
@@ -420,10 +437,18 @@ impl Batches {
         let Orders { move_id, leg: number, .. } = leg.orders;
         let absent_too = !leg.planted.is(Bug::AbsentNotRecorded);
         let Some(batch) = self.batches.get(&id) else { return };
-        let keys: Vec<Fingerprint> =
-            batch.keys.iter().zip(&batch.had).filter(|(_, had)| absent_too || had.is_some()).map(|((key, _), _)| *key).collect();
-        let record =
-            if leg.rolls_back { Record::Returned { move_id, leg: number, keys } } else { Record::Moved { move_id, leg: number, keys } };
+        let keys: Vec<Fingerprint> = batch
+            .keys
+            .iter()
+            .zip(&batch.had)
+            .filter(|(_, had)| absent_too || had.is_some())
+            .map(|((key, _), _)| *key)
+            .collect();
+        let record = if leg.rolls_back {
+            Record::Returned { move_id, leg: number, keys }
+        } else {
+            Record::Moved { move_id, leg: number, keys }
+        };
         let number = leg.record(record, actions);
         let eras = leg.eras();
         if let Some(batch) = self.batches.get_mut(&id) {
@@ -443,7 +468,14 @@ impl Batches {
         self.batches.get_mut(&id).filter(|batch| batch.asked && batch.step == step)
     }
 
-    fn batch_copied(&mut self, leg: &mut Shell, id: BatchId, outcomes: &[Copied], now_us: u64, actions: &mut Vec<Action>) {
+    fn batch_copied(
+        &mut self,
+        leg: &mut Shell,
+        id: BatchId,
+        outcomes: &[Copied],
+        now_us: u64,
+        actions: &mut Vec<Action>,
+    ) {
         let era = leg.link(leg.from()).era;
         let Some(batch) = self.answered(id, Step::Copy) else { return };
         if outcomes.is_empty() || outcomes.len() > batch.keys.len() {
@@ -471,7 +503,10 @@ impl Batches {
             self.refused(leg, id, why, now_us, actions);
             return;
         }
-        batch.had = outcomes.iter().map(|outcome| if let Copied::Taken { bytes } = outcome { Some(*bytes) } else { None }).collect();
+        batch.had = outcomes
+            .iter()
+            .map(|outcome| if let Copied::Taken { bytes } = outcome { Some(*bytes) } else { None })
+            .collect();
         batch.read_of = era;
         batch.go_to(Step::Clear);
         self.drive(leg, id, now_us, actions);
@@ -485,18 +520,22 @@ impl Batches {
         let clear = |fingerprint: &Fingerprint, had: bool, before: Option<Eras>| {
             let eras = leg.away.get(fingerprint).copied();
             match (leg.rolls_back, had) {
-                // The source has it and is the process that it was at the key's record: it was never removed there, so never committed, and
-                // what another process at the target shows of it may be from before the leg. Not where the target was made to keep it.
+                // The source has it and is the process that it was at the key's record: it was never removed there, so
+                // never committed, and what another process at the target shows of it may be from before the leg. Not
+                // where the target was made to keep it.
                 (false, true) => {
                     let same = |eras: Eras| eras.source == source_era;
                     let there = batch.read_of == source_era && !batch.removal_sent && before.is_none_or(same);
                     let kept = leg.orders.durability == Durability::Aof;
-                    there && !kept && eras.is_some_and(|eras| same(eras) && eras.target != target_era && eras.target != COMMITTED)
+                    there
+                        && !kept
+                        && eras.is_some_and(|eras| same(eras) && eras.target != target_era && eras.target != COMMITTED)
                 }
-                // Nowhere, then, unless it is on record. To say so where it goes also shows that the process there is the one that we know: it may
-                // have been replaced, and show a key of before, and nobody has noticed.
+                // Nowhere, then, unless it is on record. To say so where it goes also shows that the process there is
+                // the one that we know: it may have been replaced, and show a key of before, and nobody has noticed.
                 (false, false) => before.is_none(),
-                // It comes back, and what the source may have of it is older: it restarted, or it was never removed there.
+                // It comes back, and what the source may have of it is older: it restarted, or it was never removed
+                // there.
                 (true, true) => match eras {
                     Some(eras) => eras.source != source_era || eras.target == target_era,
                     // It is on record as back: what the source kept of it counts.
@@ -514,21 +553,30 @@ impl Batches {
             .collect()
     }
 
-    fn batch_stored(&mut self, leg: &mut Shell, id: BatchId, outcomes: &[Stored], now_us: u64, actions: &mut Vec<Action>) {
+    fn batch_stored(
+        &mut self,
+        leg: &mut Shell,
+        id: BatchId,
+        outcomes: &[Stored],
+        now_us: u64,
+        actions: &mut Vec<Action>,
+    ) {
         let (planted, rolls_back, resumed) = (leg.planted, leg.rolls_back, leg.resumed);
         let Some(batch) = self.answered(id, Step::Store) else { return };
         if outcomes.len() != batch.had.iter().flatten().count() {
             debug_assert!(false, "an outcome per key stored");
             return;
         }
-        // The target was cleared before, so a key there is somebody else's, unless this batch, a record or a mover before this one explains it.
-        // It must not take the place of the one that was read: nothing of the batch is removed at the source, and the leg goes back.
+        // The target was cleared before, so a key there is somebody else's, unless this batch, a record or a mover
+        // before this one explains it. It must not take the place of the one that was read: nothing of the batch is
+        // removed at the source, and the leg goes back.
         let may_be_ours = rolls_back || resumed || std::mem::replace(&mut batch.store_sent, true);
         let had = batch.before.iter().zip(&batch.had).filter(|(_, had)| had.is_some());
         let strange = had.zip(outcomes).any(|((before, _), outcome)| before.is_none() && *outcome == Stored::Exists);
         if strange && !may_be_ours {
             batch.go_to(Step::Clear);
-            // Not once more: it is dropped when the leg turns, and what is removed at the target then is what was stored there now.
+            // Not once more: it is dropped when the leg turns, and what is removed at the target then is what was
+            // stored there now.
             batch.tries = TRIES;
             batch.not_before_us = u64::MAX;
             batch.store_sent = false;
@@ -548,17 +596,25 @@ impl Batches {
             return;
         }
         batch.go_to(Step::Secure);
-        let keys: Option<Vec<Key>> = planted.is(Bug::CommitBeforeRecord).then(|| batch.keys.iter().map(|(_, key)| key.clone()).collect());
+        let keys: Option<Vec<Key>> =
+            planted.is(Bug::CommitBeforeRecord).then(|| batch.keys.iter().map(|(_, key)| key.clone()).collect());
         actions.extend(keys.map(|keys| Action::Io(Io::Commit { keys })));
         self.drive(leg, id, now_us, actions);
     }
 
-    fn batch_secured(&mut self, leg: &mut Shell, id: BatchId, refused: Option<String>, now_us: u64, actions: &mut Vec<Action>) {
+    fn batch_secured(
+        &mut self,
+        leg: &mut Shell,
+        id: BatchId,
+        refused: Option<String>,
+        now_us: u64,
+        actions: &mut Vec<Action>,
+    ) {
         let rolls_back = leg.rolls_back;
         let Some(batch) = self.answered(id, Step::Secure) else { return };
         match refused {
-            // Where the keys come from need not have what the order asks of where they go: no replica, no file. They were no safer there
-            // before, and to insist would keep them from everybody for ever.
+            // Where the keys come from need not have what the order asks of where they go: no replica, no file. They
+            // were no safer there before, and to insist would keep them from everybody for ever.
             Some(why) if rolls_back => {
                 batch.go_to(Step::Record);
                 self.as_safe_as_it_was = true;
@@ -602,7 +658,8 @@ impl Batches {
         actions.push(Action::Io(Io::Commit { keys: batch.keys.into_iter().map(|(_, key)| key).collect() }));
     }
 
-    /// A node refuses: the batch rests and is begun again, and after some tries the leg goes back. On the way back there is no other way: it goes on trying.
+    /// A node refuses: the batch rests and is begun again, and after some tries the leg goes back. On the way back
+    /// there is no other way: it goes on trying.
     fn refused(&mut self, leg: &mut Shell, id: BatchId, why: String, now_us: u64, actions: &mut Vec<Action>) {
         let Some(batch) = self.batches.get_mut(&id) else { return };
         batch.tries += 1;
@@ -616,14 +673,24 @@ impl Batches {
         }
         if leg.rolls_back {
             let keys = batch.keys.iter().map(|(_, key)| key.clone()).collect();
-            actions.push(Action::Io(Io::Refuse { keys: Some(keys), error: format!("TRYAGAIN the key is being moved back, and {why}") }));
+            actions.push(Action::Io(Io::Refuse {
+                keys: Some(keys),
+                error: format!("TRYAGAIN the key is being moved back, and {why}"),
+            }));
         } else {
             leg.roll_back(why, actions);
         }
     }
 
     /// Begins a batch of keys that are busy by now.
-    fn begin(&mut self, leg: &mut Shell, keys: Vec<(Fingerprint, Key)>, wanted: bool, now_us: u64, actions: &mut Vec<Action>) {
+    fn begin(
+        &mut self,
+        leg: &mut Shell,
+        keys: Vec<(Fingerprint, Key)>,
+        wanted: bool,
+        now_us: u64,
+        actions: &mut Vec<Action>,
+    ) {
         let id = BatchId(self.next_batch);
         self.next_batch = self.next_batch.wrapping_add(1);
         let batch = Batch {
@@ -647,8 +714,8 @@ impl Batches {
 
     fn want(&mut self, leg: &mut Shell, keys: Vec<Key>, actions: &mut Vec<Action>) {
         if leg.rolls_back && matches!(leg.state, State::Waiting | State::Meeting { .. } | State::Readying) {
-            // After a crash of the router the workers do not know yet that the leg goes back: what is committed to them now they would use at the target.
-            // They look again when they know.
+            // After a crash of the router the workers do not know yet that the leg goes back: what is committed to them
+            // now they would use at the target. They look again when they know.
             return;
         }
         let mut there = Vec::new();

@@ -1,11 +1,13 @@
 //! A side that is lost for good: the user says so, and the leg ends at the other one with what is there.
 //!
-//! - **The target.** The leg goes back as it does when its target is lost. Then it does not wait for what is away: these keys are lost, but for those that the
-//!   source still shows and that never left it.
-//! - **The source.** Nothing more can be read. What was read is still stored, what is at the target is served, and the target owns the slots. A leg that
-//!   was going back turns once more, so that nothing that was sent to the source can be answered after the slots are handed over.
+//! - **The target.** The leg goes back as it does when its target is lost. Then it does not wait for what is away:
+//!   these keys are lost, but for those that the source still shows and that never left it.
+//! - **The source.** Nothing more can be read. What was read is still stored, what is at the target is served, and the
+//!   target owns the slots. A leg that was going back turns once more, so that nothing that was sent to the source can
+//!   be answered after the slots are handed over.
 //!
-//! What a lost side does later, should it come back, reaches nobody: it does not own the slots, and the next leg that meets it purges it.
+//! What a lost side does later, should it come back, reaches nobody: it does not own the slots, and the next leg that
+//! meets it purges it.
 
 use super::{Bug, Leg, Quiet, State, Work, name};
 use crate::migration::{Action, Io, Orders, Phase, Record, Side};
@@ -17,7 +19,9 @@ pub(super) fn why(side: Side) -> String {
 
 impl<W: Work> Leg<W> {
     pub(super) fn user_gives_up(&mut self, side: Side, actions: &mut Vec<Action>) {
-        if self.shell.given_up.is_some() || matches!(self.shell.state, State::Ending { .. } | State::HandingOver | State::Ended) {
+        if self.shell.given_up.is_some()
+            || matches!(self.shell.state, State::Ending { .. } | State::HandingOver | State::Ended)
+        {
             return;
         }
         if !self.shell.is_lost(side) {
@@ -64,9 +68,12 @@ impl<W: Work> Leg<W> {
         if !self.shell.usable(side.other()) || !self.shell.is_confirmed(side.other(), actions) {
             return;
         }
-        (self.shell.rolls_back, self.shell.listed, self.shell.list_ended) = (side == Side::Target, Default::default(), true);
+        (self.shell.rolls_back, self.shell.listed, self.shell.list_ended) =
+            (side == Side::Target, Default::default(), true);
         let keys = if W::SERVES { self.shell.away_now() } else { self.shell.may_have_moved() };
-        actions.push(Action::Lost { keys: if self.shell.rolls_back { keys.iter().copied().collect() } else { Vec::new() } });
+        actions.push(Action::Lost {
+            keys: if self.shell.rolls_back { keys.iter().copied().collect() } else { Vec::new() },
+        });
         self.shell.record_end(actions);
     }
 }

@@ -1,8 +1,8 @@
-//! When two machines are the same: they will do the same from now on. For a search through all that can happen (`crates/sim`), which passes over what it
-//! has seen.
+//! When two machines are the same: they will do the same from now on. For a search through all that can happen
+//! (`crates/sim`), which passes over what it has seen.
 //!
-//! Written by hand, because numbers that only go up (of records, of batches) count by how far they are behind, and what is only shown (progress) not at
-//! all: otherwise no state would ever come again.
+//! Written by hand, because numbers that only go up (of records, of batches) count by how far they are behind, and what
+//! is only shown (progress) not at all: otherwise no state would ever come again.
 
 use std::hash::{Hash, Hasher};
 
@@ -62,7 +62,13 @@ impl Hash for Leg {
             batch.hash_with(behind, state);
         }
         (&work.wanted, &leg.listed, leg.lists, leg.lists_old, leg.list_ended).hash(state);
-        (leg.pace.batch_keys, leg.pace.batches, leg.pace.interval_us, (work.last_start_us, work.wanted_since_us), leg.last_refusal_us)
+        (
+            leg.pace.batch_keys,
+            leg.pace.batches,
+            leg.pace.interval_us,
+            (work.last_start_us, work.wanted_since_us),
+            leg.last_refusal_us,
+        )
             .hash(state);
     }
 }

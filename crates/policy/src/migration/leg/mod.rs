@@ -1,17 +1,22 @@
-//! A leg: meeting, records, purge, listing again, going back, quiet and end, the same for each protocol. See the rules in the module above. What a protocol
-//! does with keys is its [`Work`]: [`batch`] is the default one's, which moves them in batches and on demand and serves them throughout.
+//! A leg: meeting, records, purge, listing again, going back, quiet and end, the same for each protocol. See the rules
+//! in the module above. What a protocol does with keys is its [`Work`]: [`batch`] is the default one's, which moves
+//! them in batches and on demand and serves them throughout.
 //!
-//! What a leg does is decided in three places: [`Leg::step`] takes note of an event, [`Leg::advance`] does what the state allows (it is
-//! called after every event, and finds by itself what is possible now), and [`Work`] is the life of batches. There is no table of
-//! (state, event) pairs: connections break in every state, and what has to be asked again is the same everywhere.
+//! What a leg does is decided in three places: [`Leg::step`] takes note of an event, [`Leg::advance`] does what the
+//! state allows (it is called after every event, and finds by itself what is possible now), and [`Work`] is the life of
+//! batches. There is no table of (state, event) pairs: connections break in every state, and what has to be asked again
+//! is the same everywhere.
 //!
 //! # Who has a key: `away`
-//! The keys on record as moved, each with the *eras* of its record: how often each side had been another process by then. From these follows
-//! what a node that restarted shows wrongly:
-//! - The source shows a key on record from an earlier era of its own: stale, and removed ([`Action::Purge`] of the source). Unless the target
-//!   restarted as well since then and need not have kept it, and the key was never committed: then it is copied again, and that is reported.
-//! - The target shows what is not on record: left over, and removed ([`Action::Purge`] of the target), before anything is stored there.
-//! - The source has a key on record from its present era: its removal was not done, so it was never committed, and it is moved as if it had not been.
+//! The keys on record as moved, each with the *eras* of its record: how often each side had been another process by
+//! then. From these follows what a node that restarted shows wrongly:
+//! - The source shows a key on record from an earlier era of its own: stale, and removed ([`Action::Purge`] of the
+//!   source). Unless the target restarted as well since then and need not have kept it, and the key was never
+//!   committed: then it is copied again, and that is reported.
+//! - The target shows what is not on record: left over, and removed ([`Action::Purge`] of the target), before anything
+//!   is stored there.
+//! - The source has a key on record from its present era: its removal was not done, so it was never committed, and it
+//!   is moved as if it had not been.
 
 mod batch;
 mod given_up;
@@ -25,13 +30,17 @@ pub(super) use self::shell::Shell;
 use self::shell::{Confirmation, Dirt, Link, LinkState, Quiet, State, name};
 use super::planted::{Bug, Planted};
 use super::record::OpenLeg;
-use super::{Action, Event, Fingerprint, Fingerprinter, Io, Machine, Orders, Outcome, Pace, Phase, Process, Progress, Record, Side};
+use super::{
+    Action, Event, Fingerprint, Fingerprinter, Io, Machine, Orders, Outcome, Pace, Phase, Process, Progress, Record,
+    Side,
+};
 
 /// A side that is lost for longer than this has those who wait for keys told so, microseconds.
 const LOST_PATIENCE_US: u64 = 2_000_000;
 /// Between two such tellings, microseconds.
 const REFUSE_EVERY_US: u64 = 100_000;
-/// A leg goes back when its target is lost for so long, microseconds: whoever waits for a key that the source still has is served there then.
+/// A leg goes back when its target is lost for so long, microseconds: whoever waits for a key that the source still has
+/// is served there then.
 const TARGET_PATIENCE_US: u64 = 3_000_000;
 /// A leg that has not begun gives up when a side is lost for so long, microseconds.
 const PREPARE_PATIENCE_US: u64 = 10_000_000;
@@ -40,8 +49,8 @@ const TRIES: u32 = 5;
 
 /// What a protocol does with the keys of a leg. Each of these takes note of something, or does what is possible then.
 pub trait Work {
-    /// Keys are served where they have moved to ([`Io::Commit`]), and what moves is on record before it is gone from where it was. Otherwise all
-    /// keys wait for the end of the leg.
+    /// Keys are served where they have moved to ([`Io::Commit`]), and what moves is on record before it is gone from
+    /// where it was. Otherwise all keys wait for the end of the leg.
     const SERVES: bool;
 
     /// An answer about a batch, or keys that are wanted.
@@ -52,7 +61,8 @@ pub trait Work {
     fn start(&mut self, leg: &mut Shell, now_us: u64, actions: &mut Vec<Action>);
     /// The records up to that number are durable.
     fn recorded(&mut self, leg: &mut Shell, number: u64);
-    /// The connection to a side broke: what was asked there is done again. True where that was too often, and the leg is to go back.
+    /// The connection to a side broke: what was asked there is done again. True where that was too often, and the leg
+    /// is to go back.
     fn lost(&mut self, leg: &mut Shell, side: Side) -> bool;
     /// Another process is at a side.
     fn restarted(&mut self, leg: &mut Shell, side: Side);
@@ -60,7 +70,8 @@ pub trait Work {
     fn drop_for_return(&mut self, _leg: &mut Shell) {}
     /// The same without the target. Gives the keys on record that have never left the source.
     fn drop_without_target(&mut self, leg: &mut Shell) -> BTreeSet<Fingerprint>;
-    /// One of the sides is lost for good: what needs it ends here; `all` that is not on its way to the journal, where the leg turns once more.
+    /// One of the sides is lost for good: what needs it ends here; `all` that is not on its way to the journal, where
+    /// the leg turns once more.
     fn drop_without(&mut self, leg: &mut Shell, all: bool);
     /// Nobody waits for keys any more.
     fn forget_wanted(&mut self) {}
@@ -141,19 +152,25 @@ impl<W: Work> Leg<W> {
             self.shell.state = State::Meeting { record: self.shell.records };
         } else {
             let Orders { move_id, leg, ref slots, .. } = self.shell.orders;
-            let record = Record::LegBegun { move_id, leg, slots: slots.clone(), source: source.clone(), target: target.clone() };
+            let record =
+                Record::LegBegun { move_id, leg, slots: slots.clone(), source: source.clone(), target: target.clone() };
             let record = self.shell.record(record, actions);
             let state = LinkState::Meeting { record };
             self.shell.source = Link { process: Some(source), state, ..Link::default() };
-            self.shell.target =
-                Link { process: Some(target), state, dirt: Dirt::anything_if(!self.shell.planted.is(Bug::NoPurge)), ..Link::default() };
+            self.shell.target = Link {
+                process: Some(target),
+                state,
+                dirt: Dirt::anything_if(!self.shell.planted.is(Bug::NoPurge)),
+                ..Link::default()
+            };
             self.shell.state = State::Meeting { record };
         }
     }
 
     fn restored(&mut self, side: Side, process: Process, actions: &mut Vec<Action>) {
         if matches!(self.shell.state, State::Ending { .. } | State::HandingOver) {
-            // The leg's last record is written: what comes after it would belong to no leg. And nothing is asked of the nodes any more.
+            // The leg's last record is written: what comes after it would belong to no leg. And nothing is asked of the
+            // nodes any more.
             return;
         }
         let Orders { move_id, leg, .. } = self.shell.orders;
@@ -172,7 +189,8 @@ impl<W: Work> Leg<W> {
                 self.shell.record_committed_again(actions);
             }
             Side::Source => {
-                self.shell.source.dirt = Dirt::anything_if(!self.shell.away.is_empty() && !self.shell.planted.is(Bug::PresenceIsHistory));
+                self.shell.source.dirt =
+                    Dirt::anything_if(!self.shell.away.is_empty() && !self.shell.planted.is(Bug::PresenceIsHistory));
             }
         }
         if self.shell.state == State::Waiting {
@@ -188,7 +206,9 @@ impl<W: Work> Leg<W> {
     }
 
     fn lost(&mut self, side: Side, now_us: u64, actions: &mut Vec<Action>) {
-        if matches!(self.shell.state, State::Ended | State::Waiting) || matches!(self.shell.link(side).state, LinkState::Down { .. }) {
+        if matches!(self.shell.state, State::Ended | State::Waiting)
+            || matches!(self.shell.link(side).state, LinkState::Down { .. })
+        {
             return;
         }
         self.shell.link_mut(side).state = LinkState::Down { since_us: now_us };
@@ -254,23 +274,29 @@ impl<W: Work> Leg<W> {
         }
     }
 
-    /// A user's request to go back is met by going on, when that is less: everything is listed, and fewer keys are left than would have to come back.
+    /// A user's request to go back is met by going on, when that is less: everything is listed, and fewer keys are left
+    /// than would have to come back.
     fn user_rolls_back(&mut self, actions: &mut Vec<Action>) {
         let left = self.under_way();
-        let is_calm =
-            self.shell.source.era + self.shell.target.era == 0 && self.shell.usable(Side::Source) && self.shell.usable(Side::Target);
+        let is_calm = self.shell.source.era + self.shell.target.era == 0
+            && self.shell.usable(Side::Source)
+            && self.shell.usable(Side::Target);
         if self.shell.state == State::Moving && self.shell.list_ended && left < self.shell.away.len() && is_calm {
-            actions
-                .push(Action::Io(Io::Report { text: format!("nearly done: {left} keys at most are left, so the leg goes on to its end") }));
+            actions.push(Action::Io(Io::Report {
+                text: format!("nearly done: {left} keys at most are left, so the leg goes on to its end"),
+            }));
             return;
         }
         self.shell.roll_back("it was told to end".to_owned(), actions);
     }
 
-    /// Whoever waits for a node that does not answer is told so. If only the target is lost, the leg goes back: what the source has is served there.
+    /// Whoever waits for a node that does not answer is told so. If only the target is lost, the leg goes back: what
+    /// the source has is served there.
     fn refuse_if_lost(&mut self, now_us: u64, actions: &mut Vec<Action>) {
         let lost = [Side::Source, Side::Target].into_iter().find_map(|side| match self.shell.link(side).state {
-            LinkState::Down { since_us } if now_us.saturating_sub(since_us) >= LOST_PATIENCE_US => Some((side, since_us)),
+            LinkState::Down { since_us } if now_us.saturating_sub(since_us) >= LOST_PATIENCE_US => {
+                Some((side, since_us))
+            }
             _ => None,
         });
         let Some((side, since_us)) = lost else { return };
@@ -330,7 +356,10 @@ impl<W: Work> Leg<W> {
                 self.shell.purge(actions);
                 if !self.shell.begun && now_us.saturating_sub(since_us) > self.shell.orders.drain_patience_us {
                     let ms = self.shell.orders.drain_patience_us / 1000;
-                    self.shell.give_up(format!("commands sent to the source earlier were not answered within {ms} ms"), actions);
+                    self.shell.give_up(
+                        format!("commands sent to the source earlier were not answered within {ms} ms"),
+                        actions,
+                    );
                 }
             }
             State::Moving => {
@@ -343,7 +372,8 @@ impl<W: Work> Leg<W> {
                         if self.work.is_idle() {
                             self.shell.record_rollback(never_left, actions);
                         }
-                    } else if self.work.is_idle() && self.shell.usable(Side::Source) && self.shell.usable(Side::Target) {
+                    } else if self.work.is_idle() && self.shell.usable(Side::Source) && self.shell.usable(Side::Target)
+                    {
                         self.shell.record_rollback(BTreeSet::new(), actions);
                     }
                 } else if self.shell.given_up.is_some() {

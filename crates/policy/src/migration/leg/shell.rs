@@ -1,4 +1,5 @@
-//! What each protocol needs of a leg: who is at both sides, what is on record, what has to be purged, which way it goes.
+//! What each protocol needs of a leg: who is at both sides, what is on record, what has to be purged, which way it
+//! goes.
 //!
 //! Apart from `Leg` so that the work of a protocol can be given all of it and none of the work itself.
 
@@ -8,8 +9,8 @@ use std::sync::Arc;
 use crate::migration::planted::{Bug, Planted};
 use crate::migration::record::{COMMITTED, Eras, OpenLeg};
 use crate::migration::{
-    Action, DoubleRead, Durability, Fingerprint, FingerprintMap, Fingerprinter, Io, Key, Orders, Outcome, Pace, Phase, Process, Progress,
-    Record, Side, Wrong,
+    Action, DoubleRead, Durability, Fingerprint, FingerprintMap, Fingerprinter, Io, Key, Orders, Outcome, Pace, Phase,
+    Process, Progress, Record, Side, Wrong,
 };
 
 /// Until somebody says otherwise ([`crate::migration::Event::Pace`]).
@@ -30,7 +31,8 @@ pub(super) struct Link {
 pub(super) enum Dirt {
     #[default]
     None,
-    /// What this leg has stored there and not put on record: [`Leg::left`]. What else is there is somebody else's, and stays.
+    /// What this leg has stored there and not put on record: [`Leg::left`]. What else is there is somebody else's, and
+    /// stays.
     Left,
     /// It is another process than before, or keeps what another router or another leg has left: anything.
     Anything,
@@ -81,8 +83,8 @@ pub(super) enum State {
     Ended,
 }
 
-/// Whether a side has answered since there is nothing left to do. One that restarted without anybody's noticing may show what it was purged of, and a leg
-/// that stores nothing asks it for nothing else.
+/// Whether a side has answered since there is nothing left to do. One that restarted without anybody's noticing may
+/// show what it was purged of, and a leg that stores nothing asks it for nothing else.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Confirmation {
     No,
@@ -94,7 +96,8 @@ pub(super) enum Confirmation {
 /// A leg but for what its protocol does with keys.
 #[derive(Clone)]
 pub struct Shell {
-    /// Keys are served where they have moved to. Otherwise they wait for the end of the leg, and of those not on record it is not known where they are.
+    /// Keys are served where they have moved to. Otherwise they wait for the end of the leg, and of those not on record
+    /// it is not known where they are.
     pub(super) serves: bool,
     /// Keys on their way may be read at both sides; one in so many of these is fetched (0: none).
     pub(super) double_reads: Option<u32>,
@@ -111,7 +114,8 @@ pub struct Shell {
     pub(in crate::migration) rolls_back: bool,
     /// The side that is lost for good ([`given_up`]).
     pub(in crate::migration) given_up: Option<Side>,
-    /// The record of that, until it is durable. Before that nothing is done that a leg with both sides would not do: after a crash it would be one.
+    /// The record of that, until it is durable. Before that nothing is done that a leg with both sides would not do:
+    /// after a crash it would be one.
     pub(super) giving_up: Option<u64>,
     pub(super) source: Link,
     pub(super) target: Link,
@@ -243,10 +247,12 @@ impl Shell {
         actions.push(Action::Io(Io::End(outcome)));
     }
 
-    /// Another process is at the target. That keys are committed is known to nobody but us: put on record anew, they are at this process for good also after
-    /// a crash of the router, and what a source that restarts shows of them is past.
+    /// Another process is at the target. That keys are committed is known to nobody but us: put on record anew, they
+    /// are at this process for good also after a crash of the router, and what a source that restarts shows of them is
+    /// past.
     pub(super) fn record_committed_again(&mut self, actions: &mut Vec<Action>) {
-        let mut keys: Vec<Fingerprint> = self.away.iter().filter(|(_, eras)| eras.target == COMMITTED).map(|(key, _)| *key).collect();
+        let mut keys: Vec<Fingerprint> =
+            self.away.iter().filter(|(_, eras)| eras.target == COMMITTED).map(|(key, _)| *key).collect();
         keys.sort_unstable();
         let back = self.rolls_back || matches!(self.state, State::RecordingRollback { .. });
         if keys.is_empty() || back {
@@ -266,7 +272,8 @@ impl Shell {
         self.target.state = LinkState::Meeting { record };
     }
 
-    /// What is on record, was never committed as far as is known, and need not be at either node as it was: both restarted since.
+    /// What is on record, was never committed as far as is known, and need not be at either node as it was: both
+    /// restarted since.
     pub(super) fn report_lost_and_found(&self, actions: &mut Vec<Action>) {
         let doubtful = self.away.values().filter(|eras| eras.source != self.source.era && !self.is_stale(eras)).count();
         if doubtful > 0 {
@@ -280,7 +287,10 @@ impl Shell {
 
     /// Whether the source, if it shows a key with such a record, shows what is past.
     pub(super) fn is_stale(&self, eras: &Eras) -> bool {
-        let kept = !self.serves || eras.target == COMMITTED || eras.target == self.target.era || self.orders.durability == Durability::Aof;
+        let kept = !self.serves
+            || eras.target == COMMITTED
+            || eras.target == self.target.era
+            || self.orders.durability == Durability::Aof;
         eras.source != self.source.era && kept
     }
 
@@ -291,7 +301,8 @@ impl Shell {
         actions.push(Action::Relist { at });
     }
 
-    /// Decides to go back. `never_left`: keys on record that the source still has, and that nobody has used elsewhere. They are back with the decision.
+    /// Decides to go back. `never_left`: keys on record that the source still has, and that nobody has used elsewhere.
+    /// They are back with the decision.
     pub(super) fn record_rollback(&mut self, never_left: BTreeSet<Fingerprint>, actions: &mut Vec<Action>) {
         let Orders { move_id, leg, .. } = self.orders;
         let why = self.back.clone().unwrap_or_default();
@@ -310,7 +321,8 @@ impl Shell {
     pub(super) fn listed(&mut self, keys: Vec<Key>, end: bool) {
         self.lists = self.lists.saturating_sub(1);
         if self.lists_old > 0 {
-            // An earlier listing's: its keys do no harm, but its end means nothing. After a turn its keys are those of the other side.
+            // An earlier listing's: its keys do no harm, but its end means nothing. After a turn its keys are those of
+            // the other side.
             self.lists_old -= 1;
             return;
         }
@@ -362,7 +374,9 @@ impl Shell {
             }
             (Side::Target, _) => Wrong::AllBut(if self.serves { self.away_now() } else { self.may_have_moved() }),
             (Side::Source, _) => {
-                let is_stale = |(key, eras): &(&Fingerprint, &Eras)| self.is_stale(eras) && (self.serves || !self.left.contains(key));
+                let is_stale = |(key, eras): &(&Fingerprint, &Eras)| {
+                    self.is_stale(eras) && (self.serves || !self.left.contains(key))
+                };
                 Wrong::These(Arc::new(self.away.iter().filter(is_stale).map(|(key, _)| *key).collect()))
             }
         };

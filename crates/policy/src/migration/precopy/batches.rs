@@ -1,6 +1,8 @@
-//! The batches of a leg that is copied as a whole: read at the source, stored at the target over what is there, removed there where the source has them no more.
+//! The batches of a leg that is copied as a whole: read at the source, stored at the target over what is there, removed
+//! there where the source has them no more.
 //!
-//! Apart from the leg, which says when keys are copied, and what that is worth. Not those of the default protocol: no key changes its place with its batch.
+//! Apart from the leg, which says when keys are copied, and what that is worth. Not those of the default protocol: no
+//! key changes its place with its batch.
 
 use std::collections::BTreeSet;
 
@@ -10,14 +12,18 @@ use crate::migration::{Action, BatchId, Copied, Event, Io, Key, Side, Stored};
 
 impl Precopy {
     pub(super) fn answered(&mut self, event: Event, now_us: u64, actions: &mut Vec<Action>) {
-        let (Event::Copied { batch: id, .. } | Event::Stored { batch: id, .. } | Event::Removed { batch: id }) = event else { return };
+        let (Event::Copied { batch: id, .. } | Event::Stored { batch: id, .. } | Event::Removed { batch: id }) = event
+        else {
+            return;
+        };
         let Some(batch) = self.batches.get_mut(&id).filter(|batch| batch.asked) else { return };
         let refused = match (event, batch.step) {
             (Event::Copied { outcomes, .. }, Step::Copy) => {
                 // Those that would be too much come in another batch.
                 let later = batch.keys.split_off(outcomes.len().min(batch.keys.len()));
                 later.into_iter().rev().for_each(|key| self.todo.push_front(key));
-                let taken = batch.keys.iter().zip(&outcomes).filter(|(_, copied)| matches!(copied, Copied::Taken { .. }));
+                let taken =
+                    batch.keys.iter().zip(&outcomes).filter(|(_, copied)| matches!(copied, Copied::Taken { .. }));
                 batch.there = taken.map(|(key, _)| key.clone()).collect();
                 let bytes = |copied: &Copied| if let Copied::Taken { bytes } = copied { *bytes } else { 0 };
                 self.progress.bytes_moved += outcomes.iter().map(bytes).sum::<u64>();
@@ -57,7 +63,8 @@ impl Precopy {
                 continue;
             }
             let asked_at = if batch.step == Step::Copy { Side::Source } else { Side::Target };
-            let gone: Vec<Key> = batch.keys.iter().filter(|key| batch.there.binary_search(key).is_err()).cloned().collect();
+            let gone: Vec<Key> =
+                batch.keys.iter().filter(|key| batch.there.binary_search(key).is_err()).cloned().collect();
             if batch.step == Step::Remove && (gone.is_empty() || self.planted.is(Bug::GoneStaysCopied)) {
                 done.push(*id);
                 continue;
@@ -114,8 +121,14 @@ impl Precopy {
                 return;
             }
             self.last_batch = self.last_batch.wrapping_add(1);
-            let batch =
-                Batch { keys: keys.into_iter().collect(), there: Vec::new(), step: Step::Copy, asked: false, not_before_us: 0, tries: 0 };
+            let batch = Batch {
+                keys: keys.into_iter().collect(),
+                there: Vec::new(),
+                step: Step::Copy,
+                asked: false,
+                not_before_us: 0,
+                tries: 0,
+            };
             self.batches.insert(BatchId(self.last_batch), batch);
             self.go_on_with_batches(now_us, actions);
         }

@@ -1,11 +1,12 @@
 //! The mover of a published protocol.
 //!
-//! All slots are one leg. Groups start in the order of their numbers, some at once: their keys are read, stored over what is there, and then the group is complete.
-//! Beside that go keys that were pulled, and late writes. When all groups are complete the target has everything, the source is emptied, and the slots are handed
-//! over. Where clients create keys at the source without an end, that happens after some looks all the same.
+//! All slots are one leg. Groups start in the order of their numbers, some at once: their keys are read, stored over
+//! what is there, and then the group is complete. Beside that go keys that were pulled, and late writes. When all
+//! groups are complete the target has everything, the source is emptied, and the slots are handed over. Where clients
+//! create keys at the source without an end, that happens after some looks all the same.
 //!
-//! The shell of [`super::super::leg`] is not used: that brings keys back, and relies on records of what has moved. Here is no record but that the leg has begun, and
-//! that it has ended.
+//! The shell of [`super::super::leg`] is not used: that brings keys back, and relies on records of what has moved. Here
+//! is no record but that the leg has begun, and that it has ended.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -14,11 +15,12 @@ use super::Rules;
 use crate::migration::record::OpenLeg;
 use crate::migration::tracker;
 use crate::migration::{
-    Action, BatchId, Copied, Event, Fingerprinter, Io, Key, Machine, Orders, Outcome, Pace, Phase, Process, Progress, Record, Side, Stored,
-    Wrong,
+    Action, BatchId, Copied, Event, Fingerprinter, Io, Key, Machine, Orders, Outcome, Pace, Phase, Process, Progress,
+    Record, Side, Stored, Wrong,
 };
 
-/// Keys that are pulled together, and how long the first of them waits for others, microseconds (NetMigrate's `rpc.h`: 16, or 100 ms).
+/// Keys that are pulled together, and how long the first of them waits for others, microseconds (NetMigrate's `rpc.h`:
+/// 16, or 100 ms).
 const PULLS: usize = 16;
 const PULL_AFTER_US: u64 = 100_000;
 /// What was pulled is not pulled again for so long, microseconds.
@@ -27,10 +29,12 @@ const PULLED_FOR_US: u64 = 10_000_000;
 const SHIP_EVERY_US: u64 = 100_000;
 /// Keys asked of the list at once, in batches.
 const LIST_BATCHES: u32 = 10;
-/// A batch that a node refuses rests for so long, microseconds; and so often it is tried. A protocol that cannot go back ends without the keys that are refused.
+/// A batch that a node refuses rests for so long, microseconds; and so often it is tried. A protocol that cannot go
+/// back ends without the keys that are refused.
 const REST_US: u64 = 100_000;
 const TRIES: u8 = 5;
-/// When everything is complete it is looked so often whether anything has come since. Clients may go on pulling and creating keys at the source for ever.
+/// When everything is complete it is looked so often whether anything has come since. Clients may go on pulling and
+/// creating keys at the source for ever.
 const SETTLES: u8 = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -147,7 +151,13 @@ pub struct Published {
 impl Published {
     /// A leg as ordered; one that was under way when the router before this one ended begins again.
     #[must_use]
-    pub fn new(orders: Orders, paper: &super::Paper, rules: Rules, fingerprints: Fingerprinter, resume: Option<&OpenLeg>) -> Self {
+    pub fn new(
+        orders: Orders,
+        paper: &super::Paper,
+        rules: Rules,
+        fingerprints: Fingerprinter,
+        resume: Option<&OpenLeg>,
+    ) -> Self {
         Self {
             orders,
             rules,
@@ -225,7 +235,8 @@ impl Published {
         }
     }
 
-    /// Workers know the rules. What was sent before has been answered, too: that is how a router of several workers changes its mind at once.
+    /// Workers know the rules. What was sent before has been answered, too: that is how a router of several workers
+    /// changes its mind at once.
     fn drained(&mut self, actions: &mut Vec<Action>) {
         if self.state == State::Settling {
             self.state = State::Moving;
@@ -238,7 +249,8 @@ impl Published {
             self.clean(actions);
         } else if self.state == State::Announcing {
             let Orders { move_id, leg, .. } = self.orders;
-            let record = if self.resumed { self.records } else { self.record(Record::LegMoving { move_id, leg }, actions) };
+            let record =
+                if self.resumed { self.records } else { self.record(Record::LegMoving { move_id, leg }, actions) };
             self.state = State::Starting { record };
             if self.resumed {
                 self.recorded(record, actions);
@@ -321,7 +333,10 @@ impl Published {
     }
 
     fn answered(&mut self, event: Event, now_us: u64, actions: &mut Vec<Action>) {
-        let (Event::Copied { batch: id, .. } | Event::Stored { batch: id, .. } | Event::Removed { batch: id }) = event else { return };
+        let (Event::Copied { batch: id, .. } | Event::Stored { batch: id, .. } | Event::Removed { batch: id }) = event
+        else {
+            return;
+        };
         let Some(batch) = self.batches.get_mut(&id).filter(|batch| batch.asked) else { return };
         batch.asked = false;
         let mut refused_keys: Vec<Key> = Vec::new();
@@ -329,7 +344,8 @@ impl Published {
             Event::Copied { outcomes, .. } => {
                 let later = batch.keys.split_off(outcomes.len().min(batch.keys.len()));
                 let why = batch.why;
-                let taken = batch.keys.iter().zip(&outcomes).filter(|(_, copied)| matches!(copied, Copied::Taken { .. }));
+                let taken =
+                    batch.keys.iter().zip(&outcomes).filter(|(_, copied)| matches!(copied, Copied::Taken { .. }));
                 batch.there = taken.map(|(key, _)| key.clone()).collect();
                 batch.step = Step::Store;
                 let no = batch.keys.iter().zip(&outcomes).filter(|(_, copied)| matches!(copied, Copied::Refused(_)));
@@ -391,7 +407,8 @@ impl Published {
                     }
                     None => {
                         self.known.extend(batch.there.iter().map(|key| (key.clone(), true)));
-                        let groups = batch.there.iter().map(|key| self.rules.group(self.fingerprints.of(key))).collect();
+                        let groups =
+                            batch.there.iter().map(|key| self.rules.group(self.fingerprints.of(key))).collect();
                         actions.push(Action::Io(Io::Track { groups, complete: true }));
                     }
                 }
@@ -431,8 +448,15 @@ impl Published {
     fn begin(&mut self, why: Why, keys: Vec<Key>) {
         self.last_batch = self.last_batch.wrapping_add(1);
         let keys: BTreeSet<Key> = keys.into_iter().collect();
-        let batch =
-            Batch { why, keys: keys.into_iter().collect(), there: Vec::new(), step: Step::Copy, asked: false, not_before_us: 0, tries: 0 };
+        let batch = Batch {
+            why,
+            keys: keys.into_iter().collect(),
+            there: Vec::new(),
+            step: Step::Copy,
+            asked: false,
+            not_before_us: 0,
+            tries: 0,
+        };
         self.batches.insert(BatchId(self.last_batch), batch);
     }
 
@@ -442,7 +466,9 @@ impl Published {
         for (id, batch) in self.batches.iter_mut().filter(|(_, batch)| !batch.asked && batch.not_before_us <= now_us) {
             let gone = || -> Vec<Key> { batch.keys.iter().filter(|key| !batch.there.contains(key)).cloned().collect() };
             let io = match batch.step {
-                Step::Copy if !self.is_down[Side::Source as usize] => Io::Copy { batch: *id, from: Side::Source, keys: batch.keys.clone() },
+                Step::Copy if !self.is_down[Side::Source as usize] => {
+                    Io::Copy { batch: *id, from: Side::Source, keys: batch.keys.clone() }
+                }
                 Step::Copy => continue,
                 Step::Store if batch.there.is_empty() => {
                     batch.step = Step::Remove;
@@ -450,7 +476,9 @@ impl Published {
                 }
                 _ if self.is_down[Side::Target as usize] => continue,
                 // What was pulled before a client wrote it at the target is past.
-                Step::Store if batch.why == Why::Pulled => Io::Store { batch: *id, to: Side::Target, keys: batch.there.clone() },
+                Step::Store if batch.why == Why::Pulled => {
+                    Io::Store { batch: *id, to: Side::Target, keys: batch.there.clone() }
+                }
                 Step::Store => Io::Overwrite { batch: *id, to: Side::Target, keys: batch.there.clone() },
                 Step::Remove if batch.why == Why::Late && batch.there.len() < batch.keys.len() => {
                     Io::Remove { batch: *id, from: Side::Target, keys: gone() }
@@ -474,10 +502,13 @@ impl Published {
         if now_us >= self.pulled_since_us + PULLED_FOR_US {
             (self.pulled_since_us, self.pulled) = (now_us, BTreeSet::new());
         }
-        if !self.late.is_empty() && now_us >= self.shipped_us + SHIP_EVERY_US && !self.batches.values().any(|batch| batch.why == Why::Late)
+        if !self.late.is_empty()
+            && now_us >= self.shipped_us + SHIP_EVERY_US
+            && !self.batches.values().any(|batch| batch.why == Why::Late)
         {
             self.shipped_us = now_us;
-            let keys: Vec<Key> = std::iter::from_fn(|| self.late.pop_first()).take(self.pace.batch_keys.max(1) as usize).collect();
+            let keys: Vec<Key> =
+                std::iter::from_fn(|| self.late.pop_first()).take(self.pace.batch_keys.max(1) as usize).collect();
             self.begin(Why::Late, keys);
         }
         self.start_groups(actions);
@@ -489,7 +520,9 @@ impl Published {
             }
             self.last_began_us = now_us;
             let mut keys = Vec::new();
-            while keys.len() < self.pace.batch_keys.max(1) as usize && self.todo.front().is_some_and(|(of, _)| *of == number) {
+            while keys.len() < self.pace.batch_keys.max(1) as usize
+                && self.todo.front().is_some_and(|(of, _)| *of == number)
+            {
                 keys.extend(self.todo.pop_front().map(|(_, key)| key));
             }
             self.begin(Why::Group(number), keys);
@@ -631,7 +664,9 @@ impl Machine for Published {
             }
             Event::Wanted { keys } => self.wanted(keys, now_us, actions),
             Event::Written { keys } => self.written(keys),
-            Event::Copied { .. } | Event::Stored { .. } | Event::Removed { .. } => self.answered(event, now_us, actions),
+            Event::Copied { .. } | Event::Stored { .. } | Event::Removed { .. } => {
+                self.answered(event, now_us, actions)
+            }
             Event::Purged => {
                 if self.state == State::Cleaning {
                     self.end_at(Side::Target, actions);
@@ -640,8 +675,10 @@ impl Machine for Published {
             Event::Lost { side } => {
                 if !std::mem::replace(&mut self.is_down[side as usize], true) && self.state != State::Waiting {
                     self.purging &= side != Side::Source;
-                    for batch in
-                        self.batches.values_mut().filter(|batch| batch.asked && (batch.step == Step::Copy) == (side == Side::Source))
+                    for batch in self
+                        .batches
+                        .values_mut()
+                        .filter(|batch| batch.asked && (batch.step == Step::Copy) == (side == Side::Source))
                     {
                         (batch.step, batch.asked) = (Step::Copy, false);
                         self.progress.repeated += 1;
@@ -676,7 +713,11 @@ impl Machine for Published {
             }
             Event::GiveUp { side } => self.give_up(side, actions),
             // A command that writes what it does not name is not in the papers.
-            Event::Rewritten | Event::Migrated { .. } | Event::Secured { .. } | Event::Confirmed { .. } | Event::Tick => {}
+            Event::Rewritten
+            | Event::Migrated { .. }
+            | Event::Secured { .. }
+            | Event::Confirmed { .. }
+            | Event::Tick => {}
         }
         if self.state != State::Ended {
             self.advance(now_us, actions);
@@ -685,7 +726,10 @@ impl Machine for Published {
 
     fn progress(&self) -> Progress {
         let listed: usize = self.listed.values().map(BTreeSet::len).sum();
-        let left = listed + self.todo.len() + self.batches.values().map(|batch| batch.keys.len()).sum::<usize>() + self.late.len();
+        let left = listed
+            + self.todo.len()
+            + self.batches.values().map(|batch| batch.keys.len()).sum::<usize>()
+            + self.late.len();
         Progress { left: left as u64, given_up: self.given_up, ..self.progress }
     }
 }

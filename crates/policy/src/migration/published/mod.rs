@@ -1,20 +1,25 @@
-//! Protocols as they were published, wrong where they are wrong: NetMigrate (FAST 2024), Rocksteady and Fulva as NetMigrate's presets have them, and the Bloom
-//! telemetry paper. They are here to be measured beside the others, on the same nodes and under the same load.
+//! Protocols as they were published, wrong where they are wrong: NetMigrate (FAST 2024), Rocksteady and Fulva as
+//! NetMigrate's presets have them, and the Bloom telemetry paper. They are here to be measured beside the others, on
+//! the same nodes and under the same load.
 //!
-//! A switch sees each command, and sends it by what a [`Tracker`](super::tracker) says of its *group*: a range of hashes, or (Bloom telemetry) the key itself.
-//! Nothing waits for what is in flight, and copies are stored over what is there. [`Published`] is the mover's side of it, and [`Rules`] the switch's.
+//! A switch sees each command, and sends it by what a [`Tracker`](super::tracker) says of its *group*: a range of
+//! hashes, or (Bloom telemetry) the key itself. Nothing waits for what is in flight, and copies are stored over what is
+//! there. [`Published`] is the mover's side of it, and [`Rules`] the switch's.
 //!
 //! # What is wrong with them
 //! Their papers say it, or their authors' code; `docs/design/published-protocols.md` has where.
 //! 1. **A copy overwrites a newer write.** A client writes at the target while the key's copy is on its way.
-//! 2. **A deleted key comes back.** DELETE removes nothing at the target, and then the copy comes; or a double read finds the source's value.
+//! 2. **A deleted key comes back.** DELETE removes nothing at the target, and then the copy comes; or a double read
+//!    finds the source's value.
 //! 3. **A late write overwrites a newer one.** What the source was sent before its group started is shipped afterwards.
 //! 4. **A write depends on a value that has not come.** INCR, APPEND and SETNX at the target begin with nothing.
-//! 5. **A group goes back to S1.** The counting filter calls a group under way that has not started. When the other group completes, it does so no more, and what was
-//!    written at the target meanwhile is not looked for there.
-//! 6. **A filter is believed** (Bloom telemetry): a key that the filter has by mistake is nil. A write to the source after the copy is lost.
+//! 5. **A group goes back to S1.** The counting filter calls a group under way that has not started. When the other
+//!    group completes, it does so no more, and what was written at the target meanwhile is not looked for there.
+//! 6. **A filter is believed** (Bloom telemetry): a key that the filter has by mistake is nil. A write to the source
+//!    after the copy is lost.
 //!
-//! A router that restarts forgets the tracker; the move then begins again with the first group. There is no way back to the source.
+//! A router that restarts forgets the tracker; the move then begins again with the first group. There is no way back to
+//! the source.
 
 mod leg;
 
@@ -34,15 +39,16 @@ pub struct Paper {
     pub at_once: u8,
     /// Bits of the filter for each group.
     pub bits: u8,
-    /// Bloom telemetry: what is not in the filter is forwarded to the source. Otherwise everything is asked of the target alone, the paper's other arm.
+    /// Bloom telemetry: what is not in the filter is forwarded to the source. Otherwise everything is asked of the
+    /// target alone, the paper's other arm.
     pub forwards: bool,
 }
 
 impl Paper {
     /// The protocols that have such a mode, with what their papers set.
     ///
-    /// NetMigrate: 2^17 groups for 256 million keys, of which four are under way at once, and 32 bits for each (section 6.1); a fleet of our size has fewer groups.
-    /// Bloom telemetry: 125 MB for 50 million keys.
+    /// NetMigrate: 2^17 groups for 256 million keys, of which four are under way at once, and 32 bits for each (section
+    /// 6.1); a fleet of our size has fewer groups. Bloom telemetry: 125 MB for 50 million keys.
     #[must_use]
     pub const fn of(protocol: Protocol) -> Option<Self> {
         let ranges = Self { tracker: Kind::BloomAndCounting, groups: 1 << 10, at_once: 4, bits: 32, forwards: true };
@@ -55,7 +61,8 @@ impl Paper {
         }
     }
 
-    /// The geometry of its filters: so many bits for each group, and 16 counters for each that is under way at one time.
+    /// The geometry of its filters: so many bits for each group, and 16 counters for each that is under way at one
+    /// time.
     #[must_use]
     pub const fn geometry(&self) -> Geometry {
         let mut geometry = Geometry::netmigrate(self.groups as u64, self.at_once as u64);
@@ -92,7 +99,13 @@ impl Rules {
     #[must_use]
     pub const fn new(protocol: Protocol, paper: &Paper, pair: Pair) -> Self {
         let repairs = matches!((protocol, paper.tracker), (Protocol::NetMigrate | Protocol::Bloom, Kind::Adaptive));
-        Self { protocol, groups: if paper.groups == 0 { 1 } else { paper.groups }, forwards: paper.forwards, repairs, pair }
+        Self {
+            protocol,
+            groups: if paper.groups == 0 { 1 } else { paper.groups },
+            forwards: paper.forwards,
+            repairs,
+            pair,
+        }
     }
 
     /// Whether the tracker is told where it was found to err (what the Bloom telemetry paper leaves to others).
@@ -107,8 +120,9 @@ impl Rules {
         matches!(self.protocol, Protocol::Bloom)
     }
 
-    /// The number of the range that a key belongs to. The papers' groups are adjacent buckets of the source's own hash table, which an unmodified server does not show:
-    /// here they are ranges of our own hash, and one SCAN lists them all.
+    /// The number of the range that a key belongs to. The papers' groups are adjacent buckets of the source's own hash
+    /// table, which an unmodified server does not show: here they are ranges of our own hash, and one SCAN lists them
+    /// all.
     #[must_use]
     pub const fn number(&self, key: Fingerprint) -> u32 {
         (((key.0 as u64) as u128 * self.groups as u128) >> 64) as u32
@@ -141,7 +155,8 @@ impl Rules {
     #[must_use]
     pub const fn way(&self, state: State, writes: bool) -> Way {
         let state = match self.protocol {
-            // The target owns everything from the beginning, and pulls what it lacks: the preset in which the filter has all.
+            // The target owns everything from the beginning, and pulls what it lacks: the preset in which the filter
+            // has all.
             Protocol::Rocksteady => State::Complete,
             // Ownership at once, and both are read: the preset in which everything is under way.
             Protocol::Fulva if !matches!(state, State::Complete) => State::UnderWay,

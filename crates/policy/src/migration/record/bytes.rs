@@ -1,7 +1,9 @@
-//! Records as bytes. By hand, as most of a journal is fingerprints, and they are to cost their sixteen bytes and no more.
+//! Records as bytes. By hand, as most of a journal is fingerprints, and they are to cost their sixteen bytes and no
+//! more.
 //!
-//! A version, a kind, and the fields in order: numbers in groups of seven bits (LEB128), texts and lists after their length, slots as ranges.
-//! That the bytes are those that were written is for the journal to check (a sum per entry); here every length is checked against what is there.
+//! A version, a kind, and the fields in order: numbers in groups of seven bits (LEB128), texts and lists after their
+//! length, slots as ranges. That the bytes are those that were written is for the journal to check (a sum per entry);
+//! here every length is checked against what is there.
 
 use super::{Behind, Record};
 use crate::migration::{Durability, Fingerprint, Key, Process, Protocol, Side};
@@ -21,7 +23,11 @@ pub struct Damaged {
 
 impl std::fmt::Display for Damaged {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "a record of the journal of moves cannot be read: at byte {} there should be {}", self.at, self.expected)
+        write!(
+            f,
+            "a record of the journal of moves cannot be read: at byte {} there should be {}",
+            self.at, self.expected
+        )
     }
 }
 
@@ -111,7 +117,10 @@ impl Record {
     pub fn decode(bytes: &[u8]) -> Result<Self, Damaged> {
         let mut input = Input { bytes, at: 0 };
         if input.byte()? != VERSION {
-            return Err(Damaged { at: 0, expected: "a version that this program knows (a newer one may have written it)" });
+            return Err(Damaged {
+                at: 0,
+                expected: "a version that this program knows (a newer one may have written it)",
+            });
         }
         let kind = input.byte()?;
         let move_id = MoveId(input.number()?);
@@ -124,7 +133,13 @@ impl Record {
                 protocol: input.one_of(&Protocol::ALL.map(|(protocol, _)| protocol))?,
                 durability: input.one_of(&[Durability::Memory, Durability::Aof, Durability::Replica])?,
             },
-            1 => Self::LegBegun { move_id, leg: input.leg()?, slots: input.slots()?, source: input.process()?, target: input.process()? },
+            1 => Self::LegBegun {
+                move_id,
+                leg: input.leg()?,
+                slots: input.slots()?,
+                source: input.process()?,
+                target: input.process()?,
+            },
             2 => Self::LegMoving { move_id, leg: input.leg()? },
             3 => Self::Met { move_id, leg: input.leg()?, side: input.side()?, process: input.process()? },
             4 => Self::Moved { move_id, leg: input.leg()?, keys: input.keys()? },

@@ -1,7 +1,7 @@
 //! What the journal of the moves says, and what follows from it after a crash.
 //!
-//! Presence of a key at a node is not history: a node that restarted may show keys again that have left it. So each step is on record before
-//! it takes effect, and after a crash the record is read first, and the nodes only then.
+//! Presence of a key at a node is not history: a node that restarted may show keys again that have left it. So each
+//! step is on record before it takes effect, and after a crash the record is read first, and the nodes only then.
 
 mod bytes;
 mod queue;
@@ -42,7 +42,8 @@ pub enum Record {
         /// The keys, ascending.
         keys: Vec<Key>,
     },
-    /// A leg begins: written before anything of it is done. What the target has of these slots may be removed until `LegMoving`.
+    /// A leg begins: written before anything of it is done. What the target has of these slots may be removed until
+    /// `LegMoving`.
     LegBegun {
         /// The move.
         move_id: MoveId,
@@ -73,7 +74,8 @@ pub enum Record {
         /// Who is there now.
         process: Process,
     },
-    /// These keys are stored at the target, or the source does not have them. Written before their source copies are removed.
+    /// These keys are stored at the target, or the source does not have them. Written before their source copies are
+    /// removed.
     Moved {
         /// The move.
         move_id: MoveId,
@@ -82,8 +84,8 @@ pub enum Record {
         /// The keys.
         keys: Vec<Fingerprint>,
     },
-    /// The target is another process, and these keys were committed before: what it has of them is all there is, and what a source that has come back shows
-    /// of them is past.
+    /// The target is another process, and these keys were committed before: what it has of them is all there is, and
+    /// what a source that has come back shows of them is past.
     Committed {
         /// The move.
         move_id: MoveId,
@@ -119,14 +121,16 @@ pub enum Record {
         /// The side.
         side: Side,
     },
-    /// All keys of the leg are at the target, and what the source has is past: from here on the target serves. Of a protocol that copies all keys first.
+    /// All keys of the leg are at the target, and what the source has is past: from here on the target serves. Of a
+    /// protocol that copies all keys first.
     CutOver {
         /// The move.
         move_id: MoveId,
         /// The leg.
         leg: u32,
     },
-    /// Of a protocol that copies all keys first: what the target has of these was copied before their last write. With `LegMoving`; nobody writes from then on.
+    /// Of a protocol that copies all keys first: what the target has of these was copied before their last write. With
+    /// `LegMoving`; nobody writes from then on.
     Behind {
         /// The move.
         move_id: MoveId,
@@ -175,7 +179,8 @@ impl Behind {
     }
 }
 
-/// In the place of the target's era: committed, so the target's state of it is the only one, whatever happens to the target.
+/// In the place of the target's era: committed, so the target's state of it is the only one, whatever happens to the
+/// target.
 pub(in crate::migration) const COMMITTED: u32 = u32::MAX;
 
 impl Record {
@@ -263,7 +268,8 @@ pub struct OpenMove {
     pub durability: Durability,
     /// Where the move takes only some keys of its slots: which, ascending.
     pub keys: Option<Arc<[Key]>>,
-    /// Slots that the target owns by the journal (or of which the keys live there). The stored topology may not say so yet.
+    /// Slots that the target owns by the journal (or of which the keys live there). The stored topology may not say so
+    /// yet.
     pub handed_over: Vec<Slot>,
     /// The leg under way.
     pub leg: Option<OpenLeg>,
@@ -271,7 +277,8 @@ pub struct OpenMove {
     pub next_leg: u32,
 }
 
-/// The moves that were under way, as the journal tells. A record that fits nothing before it is an error: the journal is damaged.
+/// The moves that were under way, as the journal tells. A record that fits nothing before it is an error: the journal
+/// is damaged.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Replay {
     /// By number.

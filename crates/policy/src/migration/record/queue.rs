@@ -1,8 +1,9 @@
 //! In which order records are written: what may be written now, given that there is room for it or not.
 //!
-//! A leg begins only where there is room to end it; where there is none its first record waits, and other moves go on. But the records of one move come on
-//! disk in the order in which they were made: after a crash each is read as following on those before it, and that a record is durable says the same of
-//! all earlier ones of its move. So what a move records while its leg waits to begin waits behind it; and a leg that is given up meanwhile has never been.
+//! A leg begins only where there is room to end it; where there is none its first record waits, and other moves go on.
+//! But the records of one move come on disk in the order in which they were made: after a crash each is read as
+//! following on those before it, and that a record is durable says the same of all earlier ones of its move. So what a
+//! move records while its leg waits to begin waits behind it; and a leg that is given up meanwhile has never been.
 //!
 //! Pure, and stepped by the journal and by the simulator. Neither knows more of what is written than this.
 
@@ -15,7 +16,8 @@ use crate::topology::MoveId;
 pub enum Kind {
     /// It begins a move: it is refused where there would not be room to end it.
     Begins,
-    /// It begins a leg of a move that was accepted: it waits until there is room to end it, with all that its move records after it.
+    /// It begins a leg of a move that was accepted: it waits until there is room to end it, with all that its move
+    /// records after it.
     Waits,
     /// It must be written, if it takes until the disk has room again, or works again.
     Goes,
@@ -87,13 +89,15 @@ impl<T> Queue<T> {
         self
     }
 
-    /// Takes what is to be written. Gives what is never written now: the beginning of a leg that was given up before there was room for it, and what
-    /// its move recorded of it. Another leg of its move, or its end, says that it was.
+    /// Takes what is to be written. Gives what is never written now: the beginning of a leg that was given up before
+    /// there was room for it, and what its move recorded of it. Another leg of its move, or its end, says that it was.
     pub fn give(&mut self, given: Given<T>) -> Vec<Given<T>> {
         let of = given.of;
         let given_up = matches!(given.kind, Kind::Waits | Kind::Ends) && !self.planted.is(Bug::GivenUpStays);
-        let withdrawn = if given_up { self.waiting.extract_if(.., |before| before.of == of).collect() } else { Vec::new() };
-        let overtakes = self.planted.is(Bug::LegOvertaken) || self.planted.is(Bug::GivenUpStays) && given.kind == Kind::Ends;
+        let withdrawn =
+            if given_up { self.waiting.extract_if(.., |before| before.of == of).collect() } else { Vec::new() };
+        let overtakes =
+            self.planted.is(Bug::LegOvertaken) || self.planted.is(Bug::GivenUpStays) && given.kind == Kind::Ends;
         let is_behind = self.waiting.iter().any(|before| before.of == of) && !overtakes;
         if given.kind == Kind::Waits || is_behind {
             self.waiting.push(given)
@@ -103,7 +107,8 @@ impl<T> Queue<T> {
         withdrawn
     }
 
-    /// Decides what is written next, where nothing is being written. `room` reserves space for these, and for ending what they begin.
+    /// Decides what is written next, where nothing is being written. `room` reserves space for these, and for ending
+    /// what they begin.
     pub fn decide<E>(&mut self, mut room: impl FnMut(&[Given<T>]) -> Result<(), E>) -> Room<T, E> {
         let mut found = Room { refused: None, starved: None };
         if !self.writing.is_empty() {

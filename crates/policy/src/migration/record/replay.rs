@@ -58,18 +58,28 @@ impl Replay {
             Record::Keys { move_id, keys } => {
                 let open = self.open(*move_id)?;
                 if open.next_leg > 0 || open.keys.is_some() {
-                    return Err(Contradiction(format!("move {} is told its keys after it has begun with others", move_id.0)));
+                    return Err(Contradiction(format!(
+                        "move {} is told its keys after it has begun with others",
+                        move_id.0
+                    )));
                 }
                 open.keys = Some(keys.as_slice().into());
             }
             Record::LegBegun { move_id, leg, slots, source, target } => {
                 let open = self.open(*move_id)?;
                 if open.leg.as_ref().is_some_and(|before| before.moving) {
-                    return Err(Contradiction(format!("leg {leg} of move {} begins before the one before has ended", move_id.0)));
+                    return Err(Contradiction(format!(
+                        "leg {leg} of move {} begins before the one before has ended",
+                        move_id.0
+                    )));
                 }
                 let again = open.leg.as_ref().is_some_and(|before| before.leg == *leg);
                 if !again && *leg < open.next_leg {
-                    return Err(Contradiction(format!("leg {leg} of move {} begins after leg {}", move_id.0, open.next_leg - 1)));
+                    return Err(Contradiction(format!(
+                        "leg {leg} of move {} begins after leg {}",
+                        move_id.0,
+                        open.next_leg - 1
+                    )));
                 }
                 open.next_leg = leg.saturating_add(1);
                 open.leg = Some(OpenLeg {
@@ -101,16 +111,23 @@ impl Replay {
             Record::Moved { move_id, leg, keys } => {
                 let open = self.moving(*move_id, *leg)?;
                 if open.rolled_back.is_some() {
-                    return Err(Contradiction(format!("keys of leg {leg} of move {} move after it was rolled back", move_id.0)));
+                    return Err(Contradiction(format!(
+                        "keys of leg {leg} of move {} move after it was rolled back",
+                        move_id.0
+                    )));
                 }
                 open.away.extend(keys.iter().map(|key| (*key, open.eras)));
             }
             Record::Committed { move_id, leg, keys } => {
                 let open = self.moving(*move_id, *leg)?;
                 if open.rolled_back.is_some() {
-                    return Err(Contradiction(format!("keys of leg {leg} of move {} are committed after it was rolled back", move_id.0)));
+                    return Err(Contradiction(format!(
+                        "keys of leg {leg} of move {} are committed after it was rolled back",
+                        move_id.0
+                    )));
                 }
-                // Not with the source's present era: what it shows of them was there before, if it has come back since they were moved.
+                // Not with the source's present era: what it shows of them was there before, if it has come back since
+                // they were moved.
                 for key in keys {
                     open.away.entry(*key).or_insert(open.eras).target = COMMITTED;
                 }
@@ -119,7 +136,10 @@ impl Replay {
             Record::Returned { move_id, leg, keys } => {
                 let open = self.moving(*move_id, *leg)?;
                 if open.rolled_back.is_none() {
-                    return Err(Contradiction(format!("keys of leg {leg} of move {} return though it was not rolled back", move_id.0)));
+                    return Err(Contradiction(format!(
+                        "keys of leg {leg} of move {} return though it was not rolled back",
+                        move_id.0
+                    )));
                 }
                 for key in keys {
                     open.away.remove(key);
@@ -136,7 +156,10 @@ impl Replay {
             Record::CutOver { move_id, leg } => {
                 let open = self.moving(*move_id, *leg)?;
                 if open.rolled_back.is_some() {
-                    return Err(Contradiction(format!("leg {leg} of move {} is at its target after it was rolled back", move_id.0)));
+                    return Err(Contradiction(format!(
+                        "leg {leg} of move {} is at its target after it was rolled back",
+                        move_id.0
+                    )));
                 }
                 open.cut_over = true;
             }
@@ -150,9 +173,13 @@ impl Replay {
                 }
             }
             Record::Ended { move_id } => {
-                // No mover writes that. Where it stands, the record that says where the leg's keys are is missing, and nothing may be guessed from the rest.
+                // No mover writes that. Where it stands, the record that says where the leg's keys are is missing, and
+                // nothing may be guessed from the rest.
                 if let Some(leg) = self.open(*move_id)?.leg.as_ref().filter(|leg| leg.moving) {
-                    return Err(Contradiction(format!("move {} ends while keys of its leg {} are on their way", move_id.0, leg.leg)));
+                    return Err(Contradiction(format!(
+                        "move {} ends while keys of its leg {} are on their way",
+                        move_id.0, leg.leg
+                    )));
                 }
                 self.open.remove(move_id);
             }
@@ -161,7 +188,9 @@ impl Replay {
     }
 
     fn open(&mut self, move_id: MoveId) -> Result<&mut OpenMove, Contradiction> {
-        self.open.get_mut(&move_id).ok_or_else(|| Contradiction(format!("move {} goes on, and has not begun", move_id.0)))
+        self.open
+            .get_mut(&move_id)
+            .ok_or_else(|| Contradiction(format!("move {} goes on, and has not begun", move_id.0)))
     }
 
     fn leg(&mut self, move_id: MoveId, leg: u32) -> Result<&mut OpenLeg, Contradiction> {

@@ -1,8 +1,10 @@
-//! The end of a staged key's way, in its leg: what is stored of a batch with staged keys, step by step, and what the nodes' answers mean.
+//! The end of a staged key's way, in its leg: what is stored of a batch with staged keys, step by step, and what the
+//! nodes' answers mean.
 //!
-//! First the batch's other keys are stored. Then each staged key's tail is written to its staging key, and all is counted, in one transaction; where the count
-//! is right the staging key is renamed, in another. What was staged in vain is read once more, whole, at the source: nobody has written it since the
-//! drain. Doing any of it again is harmless: elements are written as they are, and no step stores over a key that is there.
+//! First the batch's other keys are stored. Then each staged key's tail is written to its staging key, and all is
+//! counted, in one transaction; where the count is right the staging key is renamed, in another. What was staged in
+//! vain is read once more, whole, at the source: nobody has written it since the drain. Doing any of it again is
+//! harmless: elements are written as they are, and no step stores over a key that is there.
 
 use super::Place;
 use crate::migration::planted::{Bug, Planted};
@@ -105,13 +107,14 @@ impl Storing {
         self.state == State::Reading
     }
 
-    /// Whether these are what it has asked for. Another question may still be answered: what is asked at the source outlives the loss of the target.
+    /// Whether these are what it has asked for. Another question may still be answered: what is asked at the source
+    /// outlives the loss of the target.
     pub(super) fn reads_whole(&self, places: &[Place]) -> bool {
         self.is_reading_whole() && self.again == places
     }
 
-    /// The keys of the batch, but those that are staged, were stored: an outcome per key; `is_staged`: whether a key still is. Or what was read whole was
-    /// stored: an outcome for each of [`Next::StoreWhole`].
+    /// The keys of the batch, but those that are staged, were stored: an outcome per key; `is_staged`: whether a key
+    /// still is. Or what was read whole was stored: an outcome for each of [`Next::StoreWhole`].
     pub(super) fn stored(&mut self, outcomes: Vec<Stored>, is_staged: impl Fn(&Place) -> bool) -> Next {
         if self.state == State::StoringWhole {
             for ((key, _), outcome) in std::mem::take(&mut self.again).into_iter().zip(outcomes) {
@@ -184,16 +187,18 @@ impl Shown {
     fn means(self, planted: Planted) -> Finished {
         let gone = || Finished::Unusable("what was copied of it is gone".to_owned());
         match self {
-            Self::Counted(Counted { key_was_there, staging_was_there, there, at_source }) => match (staging_was_there, key_was_there) {
-                // What is not there any more was renamed, or was lost.
-                (false, false) if planted.is(Bug::GoneIsRenamed) => Finished::Over(Stored::Exists),
-                (false, true) => Finished::Over(Stored::Exists),
-                (false, false) => gone(),
-                (true, _) if there != at_source && !planted.is(Bug::NotCounted) => Finished::Unusable(format!(
-                    "its copy has {there} elements, and it has {at_source}: it was changed past the router, or emptied"
-                )),
-                (true, _) => Finished::GoOn,
-            },
+            Self::Counted(Counted { key_was_there, staging_was_there, there, at_source }) => {
+                match (staging_was_there, key_was_there) {
+                    // What is not there any more was renamed, or was lost.
+                    (false, false) if planted.is(Bug::GoneIsRenamed) => Finished::Over(Stored::Exists),
+                    (false, true) => Finished::Over(Stored::Exists),
+                    (false, false) => gone(),
+                    (true, _) if there != at_source && !planted.is(Bug::NotCounted) => Finished::Unusable(format!(
+                        "its copy has {there} elements, and it has {at_source}: it was changed past the router, or emptied"
+                    )),
+                    (true, _) => Finished::GoOn,
+                }
+            }
             Self::Renamed(Renamed::Yes | Renamed::TimeIsOver) => Finished::Over(Stored::Stored),
             Self::Renamed(Renamed::KeyIsThere) => Finished::Over(Stored::Exists),
             Self::Renamed(Renamed::Gone) => gone(),

@@ -1,21 +1,28 @@
-//! Copying big keys in pieces, while their slots are observed and the source serves everything: what is decided about it, without connections, formats and
-//! clocks. The router's mover and the simulator do what it says ([`Action`]) and tell it what came of it ([`Event`]).
+//! Copying big keys in pieces, while their slots are observed and the source serves everything: what is decided about
+//! it, without connections, formats and clocks. The router's mover and the simulator do what it says ([`Action`]) and
+//! tell it what came of it ([`Event`]).
 //!
-//! A big key is copied under another name at the target, its *staging key*, before its leg begins. In the leg, when nobody writes any more, only its *tail*
-//! is read ([`Staging::tail`]), written to the staging key, and that is renamed (`last_piece`). The leg's machine knows nothing of it.
+//! A big key is copied under another name at the target, its *staging key*, before its leg begins. In the leg, when
+//! nobody writes any more, only its *tail* is read ([`Staging::tail`]), written to the staging key, and that is renamed
+//! (`last_piece`). The leg's machine knows nothing of it.
 //!
 //! # The rules
-//! 1. A copy begins behind a barrier: every worker knows that the key is staged, and what was sent before has been answered ([`Event::Reached`]). From then
-//!    on workers tell what a command may touch before they send it ([`Event::Touched`]).
-//! 2. What was told is read again, as it *is*, behind a later barrier, one that was set after the telling. What was read before is written before.
-//! 3. A command that does not name its elements makes the copy begin again, to another staging key; after some times the key is moved whole.
-//! 4. So each element of the source is in the staging key with its value. What removes without being told (expiry, eviction) shows in the count: as many
-//!    elements on both sides are the same elements. If not, the key is moved whole.
-//! 5. What was copied is worth something only at the processes between which it was copied. While it is copied, that holds for the connections, too.
+//! 1. A copy begins behind a barrier: every worker knows that the key is staged, and what was sent before has been
+//!    answered ([`Event::Reached`]). From then on workers tell what a command may touch before they send it
+//!    ([`Event::Touched`]).
+//! 2. What was told is read again, as it *is*, behind a later barrier, one that was set after the telling. What was
+//!    read before is written before.
+//! 3. A command that does not name its elements makes the copy begin again, to another staging key; after some times
+//!    the key is moved whole.
+//! 4. So each element of the source is in the staging key with its value. What removes without being told (expiry,
+//!    eviction) shows in the count: as many elements on both sides are the same elements. If not, the key is moved
+//!    whole.
+//! 5. What was copied is worth something only at the processes between which it was copied. While it is copied, that
+//!    holds for the connections, too.
 //! 6. A staging key that is gone where the key is there has been renamed; gone where the key is not, it is lost.
 //!
-//! One thing is asked for at a time: [`Event::Go`] asks what is next, and nothing is next while something is not answered. So whoever does the I/O says how
-//! fast. Values never pass through here: pieces stay with whoever read them.
+//! One thing is asked for at a time: [`Event::Go`] asks what is next, and nothing is next while something is not
+//! answered. So whoever does the I/O says how fast. Values never pass through here: pieces stay with whoever read them.
 
 mod last_piece;
 
@@ -100,7 +107,8 @@ pub enum Wrote {
 /// What happened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// A leg is to be prepared. What was copied over other connections is copied again: what those had sent last is not known.
+    /// A leg is to be prepared. What was copied over other connections is copied again: what those had sent last is not
+    /// known.
     Begin {
         /// Big keys of its slots that need not be moved whole.
         big: Vec<Place>,
@@ -140,7 +148,8 @@ pub enum Event {
         /// The epoch.
         epoch: u64,
     },
-    /// All workers have adopted the epoch, and what was sent to the source before is answered. What they had told before must have been taken note of.
+    /// All workers have adopted the epoch, and what was sent to the source before is answered. What they had told
+    /// before must have been taken note of.
     Reached {
         /// The epoch.
         epoch: u64,
@@ -185,7 +194,8 @@ pub enum Event {
         /// The batch.
         batch: BatchId,
     },
-    /// In the leg: the keys of a batch are being stored, but those that are staged, perhaps once more; [`Event::Stored`] follows.
+    /// In the leg: the keys of a batch are being stored, but those that are staged, perhaps once more;
+    /// [`Event::Stored`] follows.
     Storing {
         /// The batch.
         batch: BatchId,
@@ -231,8 +241,8 @@ pub enum Action {
         /// The number that its staging key gets; none is used twice.
         number: u64,
     },
-    /// Have the workers know which keys are staged ([`Staging::places`]) and then that there is a new epoch; [`Event::Published`] follows, and when it is
-    /// reached [`Event::Reached`]. Other things are done meanwhile.
+    /// Have the workers know which keys are staged ([`Staging::places`]) and then that there is a new epoch;
+    /// [`Event::Published`] follows, and when it is reached [`Event::Reached`]. Other things are done meanwhile.
     Barrier,
     /// Read the next piece of the key; [`Event::Read`] follows. It may be read while the one before is written.
     Read {
@@ -283,14 +293,16 @@ pub enum Action {
         /// Which.
         places: Vec<Place>,
     },
-    /// In the leg: what was staged of these is worth nothing. Read them whole, at the source; [`Event::ReadWhole`] follows, or [`Event::SourceLost`].
+    /// In the leg: what was staged of these is worth nothing. Read them whole, at the source; [`Event::ReadWhole`]
+    /// follows, or [`Event::SourceLost`].
     ReadWhole {
         /// The batch.
         batch: BatchId,
         /// Which.
         places: Vec<Place>,
     },
-    /// Store these, which were read whole, never over an existing key; [`Event::Stored`] follows, with an outcome for each.
+    /// Store these, which were read whole, never over an existing key; [`Event::Stored`] follows, with an outcome for
+    /// each.
     StoreWhole {
         /// The batch.
         batch: BatchId,
@@ -451,7 +463,9 @@ impl Staging {
                 }
             }
             Event::Stored { batch, outcomes } => {
-                let Some(storing) = self.storing.get_mut(&batch) else { return actions.push(Action::Stored { batch, outcomes }) };
+                let Some(storing) = self.storing.get_mut(&batch) else {
+                    return actions.push(Action::Stored { batch, outcomes });
+                };
                 let all = &self.all;
                 let next = storing.stored(outcomes, |place| all.contains_key(place));
                 self.go_on_storing(batch, next, actions);
@@ -472,7 +486,8 @@ impl Staging {
             Event::SourceLost => {
                 let why = Some("what was copied of it in pieces is worth nothing, and its source is lost");
                 let reading = self.storing.iter_mut().filter(|(_, storing)| storing.is_reading_whole());
-                let all: Vec<(BatchId, Next)> = reading.map(|(batch, storing)| (*batch, storing.read_whole(why))).collect();
+                let all: Vec<(BatchId, Next)> =
+                    reading.map(|(batch, storing)| (*batch, storing.read_whole(why))).collect();
                 all.into_iter().for_each(|(batch, next)| self.go_on_storing(batch, next, actions));
             }
         }
@@ -520,17 +535,18 @@ impl Staging {
         self.all.get(place).map_or(0, |staged| staged.starts)
     }
 
-    /// In the leg: what of a key has to be read again before its staging key is what the key is. It stays, so that it can be asked once more. `None`: the
-    /// key is not staged.
+    /// In the leg: what of a key has to be read again before its staging key is what the key is. It stays, so that it
+    /// can be asked once more. `None`: the key is not staged.
     #[must_use]
     pub fn tail(&self, place: &Place) -> Option<Vec<Element>> {
         let staged = self.all.get(place)?;
         Some(if self.planted.is(Bug::TailNotReadInTheLeg) { Vec::new() } else { staged.tail.all().cloned().collect() })
     }
 
-    /// In the leg, before keys are read: those of which nothing that is staged may be used are moved whole. Else all of a key was read, it was not changed as a
-    /// whole since, and both nodes are the processes that they were (by their `run_id`; `None`: not connected, so it cannot be told, and nothing is asked
-    /// there). `is_ours`: the key is of the leg.
+    /// In the leg, before keys are read: those of which nothing that is staged may be used are moved whole. Else all of
+    /// a key was read, it was not changed as a whole since, and both nodes are the processes that they were (by their
+    /// `run_id`; `None`: not connected, so it cannot be told, and nothing is asked there). `is_ours`: the key is of the
+    /// leg.
     pub fn drop_unusable(
         &mut self,
         source: Option<&str>,
@@ -607,8 +623,9 @@ impl Staging {
             self.all.values_mut().for_each(|staged| staged.tail.begin_round());
             actions.push(Action::Barrier);
         }
-        let is_next =
-            |staged: &Staged| staged.stage == Stage::Ready || staged.stage == Stage::Copying || staged.stage == Stage::Read && staged.held;
+        let is_next = |staged: &Staged| {
+            staged.stage == Stage::Ready || staged.stage == Stage::Copying || staged.stage == Stage::Read && staged.held
+        };
         if let Some((place, staged)) = self.all.iter_mut().find(|(_, staged)| is_next(staged)) {
             if staged.stage == Stage::Ready {
                 staged.stage = Stage::Copying;
@@ -628,10 +645,15 @@ impl Staging {
     /// Copies begin again that a command has changed as a whole, or are given up.
     fn begin_again(&mut self, actions: &mut Vec<Action>) {
         let all = self.all.iter();
-        let changed: Vec<(Place, u32)> = all.filter(|(_, s)| s.tail.is_everything()).map(|(place, s)| (place.clone(), s.starts)).collect();
+        let changed: Vec<(Place, u32)> =
+            all.filter(|(_, s)| s.tail.is_everything()).map(|(place, s)| (place.clone(), s.starts)).collect();
         for (place, starts) in changed {
             if starts >= STARTS_MAX {
-                self.whole(place, "commands changed it as a whole, again and again, while it was copied".to_owned(), actions);
+                self.whole(
+                    place,
+                    "commands changed it as a whole, again and again, while it was copied".to_owned(),
+                    actions,
+                );
             } else {
                 self.drop_place(&place, actions);
                 self.looks.push_back((place, starts + 1));
@@ -648,7 +670,8 @@ impl Staging {
             Seen::Fit => {
                 let Some(ends) = self.ends.clone() else { return };
                 let stage = if self.planted.is(Bug::StagedWithoutBarrier) { Stage::Ready } else { Stage::New };
-                self.all.insert(place, Staged { stage, tail: Tail::default(), held: false, written: false, starts, ends });
+                self.all
+                    .insert(place, Staged { stage, tail: Tail::default(), held: false, written: false, starts, ends });
             }
         }
     }
@@ -728,7 +751,8 @@ impl Staging {
     }
 
     fn touched(&mut self, key: &Key, elements: Option<&[Element]>) {
-        let (dropped, unheard) = (self.planted.is(Bug::TouchedNotReadAgain), self.planted.is(Bug::ChangeAsAWholeUnheard));
+        let (dropped, unheard) =
+            (self.planted.is(Bug::TouchedNotReadAgain), self.planted.is(Bug::ChangeAsAWholeUnheard));
         for staged in self.of_mut(key) {
             match elements {
                 Some(_) if dropped => {}

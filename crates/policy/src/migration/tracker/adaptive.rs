@@ -1,7 +1,8 @@
 //! A tracker that does not say twice what was found to be wrong.
 //!
-//! The Bloom telemetry paper asks for it: a filter errs about the same keys again and again, and the popular ones among them are asked for most. What was
-//! found is kept exactly, beside the filter. So it costs memory for each error that is met, and not for each group.
+//! The Bloom telemetry paper asks for it: a filter errs about the same keys again and again, and the popular ones among
+//! them are asked for most. What was found is kept exactly, beside the filter. So it costs memory for each error that
+//! is met, and not for each group.
 
 use std::collections::VecDeque;
 

@@ -10,7 +10,8 @@ pub struct Exact {
     complete: FingerprintSet,
 }
 
-/// What a set of so many fingerprints takes where it has room for no more: a fingerprint and a byte in each place, and an eighth of the places is free.
+/// What a set of so many fingerprints takes where it has room for no more: a fingerprint and a byte in each place, and
+/// an eighth of the places is free.
 const fn bytes_with_room_for(count: usize) -> usize {
     match count {
         0 => 0,

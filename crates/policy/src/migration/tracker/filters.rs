@@ -1,7 +1,8 @@
-//! A Bloom filter of groups that are complete, and a counting one of those under way (NetMigrate, FAST 2024, section 4.2); or the first alone (the Bloom
-//! telemetry paper, where a group is a key).
+//! A Bloom filter of groups that are complete, and a counting one of those under way (NetMigrate, FAST 2024, section
+//! 4.2); or the first alone (the Bloom telemetry paper, where a group is a key).
 //!
-//! Written here and not taken from a crate: the geometry has to be the published one to the cell, and policy has no dependencies.
+//! Written here and not taken from a crate: the geometry has to be the published one to the cell, and policy has no
+//! dependencies.
 
 use super::{Saturation, State, Tracker, wang};
 use crate::migration::Fingerprint;
@@ -75,7 +76,8 @@ impl Geometry {
     /// NetMigrate's default: 512 KB of bits and 1024 KB of counters, for 2^17 groups.
     pub const NETMIGRATE: Self = Self { complete: Filter::shared(1 << 22), under_way: Some(Filter::shared(1 << 20)) };
 
-    /// What NetMigrate's published code has: four arrays of 32,768 bits, and four of 16 counters. The worst row of its Table 2.
+    /// What NetMigrate's published code has: four arrays of 32,768 bits, and four of 16 counters. The worst row of its
+    /// Table 2.
     pub const NETMIGRATE_SHIPPED: Self = Self {
         complete: Filter { cells: 1 << 17, hashes: 4, layout: Layout::Partitioned },
         under_way: Some(Filter { cells: 1 << 6, hashes: 4, layout: Layout::Partitioned }),
@@ -90,10 +92,14 @@ impl Geometry {
         Self { complete: Filter::shared(16 * groups), under_way: Some(Filter::shared(16 * at_once)) }
     }
 
-    /// How often a group that has not started is called something else, when so many are complete and so many under way. NetMigrate's formula.
+    /// How often a group that has not started is called something else, when so many are complete and so many under
+    /// way. NetMigrate's formula.
     #[must_use]
     pub fn false_positives(&self, complete: u64, under_way: u64) -> f64 {
-        either(self.complete.false_positives(complete), self.under_way.map_or(0.0, |filter| filter.false_positives(under_way)))
+        either(
+            self.complete.false_positives(complete),
+            self.under_way.map_or(0.0, |filter| filter.false_positives(under_way)),
+        )
     }
 
     /// Bytes of memory.
@@ -165,8 +171,10 @@ impl Tracker for Filters {
     }
 
     fn state(&self, group: Fingerprint) -> State {
-        let is_complete = self.geometry.complete.places(group).all(|place| self.bits[place / 64] & 1 << (place % 64) != 0);
-        let is_under_way = self.geometry.under_way.is_some_and(|filter| filter.places(group).all(|place| self.counters[place] > 0));
+        let is_complete =
+            self.geometry.complete.places(group).all(|place| self.bits[place / 64] & 1 << (place % 64) != 0);
+        let is_under_way =
+            self.geometry.under_way.is_some_and(|filter| filter.places(group).all(|place| self.counters[place] > 0));
         match (is_complete, is_under_way) {
             (false, false) => State::NotStarted,
             (false, true) => State::UnderWay,

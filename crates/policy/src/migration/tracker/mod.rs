@@ -1,14 +1,17 @@
-//! Where each group of a move is, as far as it is remembered: exactly, or by filters that take less memory and err to one side.
+//! Where each group of a move is, as far as it is remembered: exactly, or by filters that take less memory and err to
+//! one side.
 //!
-//! A *group* is the unit that a protocol tracks: a key, or a range of hashes. It is a [`Fingerprint`]: that of the key, or [`group`]. Several moves share
-//! one tracker, so a group of a range has its pair of source and target in it, as NetMigrate's filters have address and port.
+//! A *group* is the unit that a protocol tracks: a key, or a range of hashes. It is a [`Fingerprint`]: that of the key,
+//! or [`group`]. Several moves share one tracker, so a group of a range has its pair of source and target in it, as
+//! NetMigrate's filters have address and port.
 //!
 //! # What may be relied upon
-//! What has completed is never said to be elsewhere, and what is under way is never said not to have started. Filters err in the other direction
-//! only: they call a group complete, or under way, that is not. Two things follow from that.
+//! What has completed is never said to be elsewhere, and what is under way is never said not to have started. Filters
+//! err in the other direction only: they call a group complete, or under way, that is not. Two things follow from that.
 //! - Whoever reads by a filter looks at the other node when he finds nothing. [`Tracker::found`] is told of it.
-//! - A group that has not started can be called under way now and not started later, when another group with the same cells completes. What was written for it
-//!   meanwhile at the target is then not looked for there. The papers do not say so; a correct protocol remembers such writes exactly.
+//! - A group that has not started can be called under way now and not started later, when another group with the same
+//!   cells completes. What was written for it meanwhile at the target is then not looked for there. The papers do not
+//!   say so; a correct protocol remembers such writes exactly.
 
 mod adaptive;
 mod exact;
@@ -41,7 +44,8 @@ pub struct Saturation {
     pub complete: f64,
     /// Share of the cells of groups under way that are not zero.
     pub under_way: f64,
-    /// Counters that have reached their end. They stay there until [`Tracker::reset`], because how much they should be lowered is not known.
+    /// Counters that have reached their end. They stay there until [`Tracker::reset`], because how much they should be
+    /// lowered is not known.
     pub stuck: usize,
     /// How often a group that has not started is called something else, with what is in the tracker now.
     pub false_positives: f64,
@@ -58,12 +62,14 @@ pub trait Tracker: Send + Sync {
     /// Where the group is.
     fn state(&self, group: Fingerprint) -> State;
 
-    /// The group is in truth in this state, not in the one that was said. Whether it is said from now on, until the group starts or completes.
+    /// The group is in truth in this state, not in the one that was said. Whether it is said from now on, until the
+    /// group starts or completes.
     fn found(&mut self, _group: Fingerprint, _truth: State) -> bool {
         false
     }
 
-    /// Nothing has started. No move that relies on it may be under way: what is forgotten here would be looked for at its source.
+    /// Nothing has started. No move that relies on it may be under way: what is forgotten here would be looked for at
+    /// its source.
     fn reset(&mut self);
 
     /// Bytes of memory.

@@ -19,7 +19,8 @@ pub(in crate::mover) fn copied(reading: Reading, answers: Vec<Vec<u8>>) -> Resul
         0
     } else {
         let time = next();
-        let time: Vec<i64> = reply::elements(&time).filter_map(|n| std::str::from_utf8(reply::text(n)?).ok()?.parse().ok()).collect();
+        let time: Vec<i64> =
+            reply::elements(&time).filter_map(|n| std::str::from_utf8(reply::text(n)?).ok()?.parse().ok()).collect();
         let [seconds, micros] = time[..] else { return Err("it does not tell its TIME".to_owned()) };
         seconds * 1000 + micros / 1000
     };
@@ -51,7 +52,14 @@ pub(in crate::mover) fn copied(reading: Reading, answers: Vec<Vec<u8>>) -> Resul
                         (Some(-2), _) => {}
                         (Some(expiry), Some(value)) => {
                             let payload = Payload::within(&values, value);
-                            of_key.push(Content { database, form, payload, last: None, expires_ms: until(expiry), usage: None });
+                            of_key.push(Content {
+                                database,
+                                form,
+                                payload,
+                                last: None,
+                                expires_ms: until(expiry),
+                                usage: None,
+                            });
                         }
                         // No string, or not there; or it is not told.
                         _ => others.push(place),
@@ -71,7 +79,14 @@ pub(in crate::mover) fn copied(reading: Reading, answers: Vec<Vec<u8>>) -> Resul
                     (Some(_), None) => unusable.push(staging),
                     (Some(expiry), Some(last)) => {
                         let (last, expires_ms) = (Some(Box::new(last)), until(expiry));
-                        of_key.push(Content { database, form: Form::Staged, payload: Payload::default(), last, expires_ms, usage: None });
+                        of_key.push(Content {
+                            database,
+                            form: Form::Staged,
+                            payload: Payload::default(),
+                            last,
+                            expires_ms,
+                            usage: None,
+                        });
                     }
                 }
                 continue;
@@ -83,7 +98,9 @@ pub(in crate::mover) fn copied(reading: Reading, answers: Vec<Vec<u8>>) -> Resul
                 others.push(place);
                 continue;
             }
-            if let Some(error) = [Some(&value), expiry.as_ref()].into_iter().flatten().find(|answer| reply::is_error(answer)) {
+            if let Some(error) =
+                [Some(&value), expiry.as_ref()].into_iter().flatten().find(|answer| reply::is_error(answer))
+            {
                 refused[place] = Some(error_text(error));
                 continue;
             }
@@ -99,7 +116,9 @@ pub(in crate::mover) fn copied(reading: Reading, answers: Vec<Vec<u8>>) -> Resul
     let outcome = |(of_key, refused): (&Vec<Content>, Option<String>)| match refused {
         Some(why) => Copied::Refused(why),
         None if of_key.is_empty() => Copied::Absent,
-        None => Copied::Taken { bytes: of_key.iter().map(|c| c.last.as_ref().map_or(c.payload.len() as u64, |last| last.bytes)).sum() },
+        None => Copied::Taken {
+            bytes: of_key.iter().map(|c| c.last.as_ref().map_or(c.payload.len() as u64, |last| last.bytes)).sum(),
+        },
     };
     let outcomes = contents.iter().zip(refused).map(outcome).collect();
     others.sort_unstable();
@@ -116,7 +135,9 @@ fn together(mut first: Read, then: Read) -> Read {
     let mut at = 0;
     first.unusable.extend(then.unusable);
     for ((key, outcome), content) in then.keys.into_iter().zip(then.outcomes).zip(then.contents) {
-        let Some(place) = first.keys[at..].iter().position(|k| Arc::ptr_eq(k, &key)).map(|found| at + found) else { break };
+        let Some(place) = first.keys[at..].iter().position(|k| Arc::ptr_eq(k, &key)).map(|found| at + found) else {
+            break;
+        };
         first.outcomes[place] = outcome;
         first.contents[place] = content;
         at = place + 1;
@@ -127,7 +148,8 @@ fn together(mut first: Read, then: Read) -> Read {
 /// What has to be stored by itself: a key's place in its batch, and a database.
 pub(in crate::mover) type OneByOne = (usize, u32);
 
-/// What came of a [`super::Ask::Store`]: an outcome per key; and what has to be stored one by one, by place and database.
+/// What came of a [`super::Ask::Store`]: an outcome per key; and what has to be stored one by one, by place and
+/// database.
 pub(in crate::mover) fn stored(
     places: Vec<Placed>,
     mut outcomes: Vec<Stored>,
@@ -177,12 +199,17 @@ pub(in crate::mover) fn secured(durability: Durability, answers: &[Vec<u8>]) -> 
     }
     let count = reply::integer(answer).or_else(|| reply::elements(answer).next().and_then(reply::integer)).unwrap_or(0);
     if durability != Durability::Replica {
-        return Secured::Is(if count < 1 { Err("its append-only file was not synced within 2 s".to_owned()) } else { Ok(()) });
+        return Secured::Is(if count < 1 {
+            Err("its append-only file was not synced within 2 s".to_owned())
+        } else {
+            Ok(())
+        });
     }
     let acknowledged = u32::try_from(count).unwrap_or(0);
     let info = answers.first().and_then(|info| reply::text(info)).map(String::from_utf8_lossy).unwrap_or_default();
     // One that is in its first synchronisation has nothing yet, and cannot be promoted.
-    let replicas = info.lines().filter(|line| line.starts_with("slave") && line.contains("state=online")).count() as u32;
+    let replicas =
+        info.lines().filter(|line| line.starts_with("slave") && line.contains("state=online")).count() as u32;
     if acknowledged >= replicas.max(1) { Secured::Is(Ok(())) } else { Secured::Fewer { acknowledged, replicas } }
 }
 
@@ -221,10 +248,23 @@ mod tests {
     }
 
     fn reading(keys: &[&str], databases: &[(u32, bool)], absolute: bool, form: Form) -> Reading {
-        let databases =
-            databases.iter().map(|(database, selected)| AskedOf { database: *database, selected: *selected, expiry: true, together: 1 });
+        let databases = databases.iter().map(|(database, selected)| AskedOf {
+            database: *database,
+            selected: *selected,
+            expiry: true,
+            together: 1,
+        });
         let keys = keys.iter().map(|key| Key::from(key.as_bytes())).collect();
-        Reading { keys, databases: databases.collect(), usage: None, absolute, form, again: None, staged: BTreeMap::new(), first: None }
+        Reading {
+            keys,
+            databases: databases.collect(),
+            usage: None,
+            absolute,
+            form,
+            again: None,
+            staged: BTreeMap::new(),
+            first: None,
+        }
     }
 
     #[test]
@@ -268,7 +308,8 @@ mod tests {
         assert_eq!(first.others, [1]);
         let then = Reading { first: Some(Box::new(first)), ..reading(&[], &[(0, false)], true, Form::Serialised) };
         let b = then.first.as_ref().map(|first| first.keys[1].clone()).expect("it is there");
-        let read = copied(Reading { keys: vec![b], ..then }, answers(&[":90\r\n", "$3\r\n\u{4}zz\r\n"])).expect("understood");
+        let read =
+            copied(Reading { keys: vec![b], ..then }, answers(&[":90\r\n", "$3\r\n\u{4}zz\r\n"])).expect("understood");
         let taken = |bytes| Copied::Taken { bytes };
         assert_eq!(read.outcomes, [taken(2), taken(3), Copied::Absent, taken(0)]);
         assert_eq!((read.contents[1][0].form, read.contents[1][0].expires_ms), (Form::Serialised, 90));
@@ -289,7 +330,10 @@ mod tests {
         let places = vec![Placed::One(0), Placed::One(1), Placed::Selected, Placed::One(1)];
         let (outcomes, again) = stored(places, fresh(2), &replies).expect("understood");
         assert_eq!((outcomes, again.is_empty()), (vec![Stored::Stored, Stored::Refused("OOM no".into())], true));
-        assert_eq!(stored(vec![Placed::One(0)], fresh(1), &answers(&["$-1\r\n"])), Ok((vec![Stored::Exists], Vec::new())));
+        assert_eq!(
+            stored(vec![Placed::One(0)], fresh(1), &answers(&["$-1\r\n"])),
+            Ok((vec![Stored::Exists], Vec::new()))
+        );
         assert!(stored(vec![Placed::Selected], fresh(1), &answers(&["-ERR DB index is out of range\r\n"])).is_err());
     }
 
@@ -297,7 +341,8 @@ mod tests {
     fn what_was_not_stored_together_is_stored_one_by_one() {
         for answer in [":0\r\n", "-OOM no\r\n", "-NOPERM no\r\n"] {
             let places = vec![Placed::Together(0, vec![0, 2]), Placed::One(1), Placed::Together(3, vec![1, 2])];
-            let (outcomes, again) = stored(places, vec![Stored::Stored; 3], &answers(&[":1\r\n", "$-1\r\n", answer])).expect("understood");
+            let (outcomes, again) =
+                stored(places, vec![Stored::Stored; 3], &answers(&[":1\r\n", "$-1\r\n", answer])).expect("understood");
             assert_eq!(outcomes, [Stored::Stored, Stored::Exists, Stored::Stored]);
             assert_eq!(again, [(1, 3), (2, 3)], "after {answer}");
         }

@@ -1,7 +1,7 @@
 //! One side of a move: the connection to its node, what is being asked there, and what a lost connection may still do.
 //!
-//! What was asked of a node is a *job*: some commands in one piece, and what their replies mean together. Jobs are answered in the order in which they
-//! were asked, because they travel on one connection.
+//! What was asked of a node is a *job*: some commands in one piece, and what their replies mean together. Jobs are
+//! answered in the order in which they were asked, because they travel on one connection.
 
 mod answers;
 
@@ -64,8 +64,9 @@ pub(in crate::mover) enum Use {
 pub(in crate::mover) enum Form {
     /// `DUMP`, and stored by `RESTORE`: whatever it is.
     Serialised,
-    /// `GET`, and stored by `SET NX`: nothing is serialised, compressed or summed up, and it costs a third. Many small ones at once, by `MGET` and
-    /// `MSETNX`, cost half of that. What is no string answers WRONGTYPE (or as if it were not there), and is read once more.
+    /// `GET`, and stored by `SET NX`: nothing is serialised, compressed or summed up, and it costs a third. Many small
+    /// ones at once, by `MGET` and `MSETNX`, cost half of that. What is no string answers WRONGTYPE (or as if it were
+    /// not there), and is read once more.
     Plain,
     /// It is staged: only its tail.
     Staged,
@@ -299,7 +300,8 @@ pub(in crate::mover) struct End {
     pub(in crate::mover) next_try: Option<Instant>,
     /// `appendfsync always`: what is answered is on disk.
     pub(in crate::mover) always_synced: bool,
-    /// The replicas that it has, when last asked: nobody knows which of them a failover would promote, so all must have what is to be safe.
+    /// The replicas that it has, when last asked: nobody knows which of them a failover would promote, so all must have
+    /// what is to be safe.
     pub(in crate::mover) replicas: u32,
     pub(in crate::mover) policy: String,
     /// Seconds of a processor that it had used, and when it said so.
@@ -312,7 +314,8 @@ pub(in crate::mover) struct End {
     pub(in crate::mover) bytes_per_key: usize,
     /// It refuses MGET or MSETNX.
     pub(in crate::mover) only_one_by_one: bool,
-    /// By how much its clock is ahead of ours, microseconds, at least and at most: its answer was under way for a while.
+    /// By how much its clock is ahead of ours, microseconds, at least and at most: its answer was under way for a
+    /// while.
     pub(in crate::mover) ahead_us: Option<(i64, i64)>,
 }
 
@@ -347,7 +350,8 @@ impl End {
         if let Some(connection) = self.connection.take() {
             self.fences.broke(self.node, connection.process);
         }
-        let discards = self.jobs.drain(..).filter_map(|job| if let Ask::Discard(names) = job.ask { Some(names) } else { None });
+        let discards =
+            self.jobs.drain(..).filter_map(|job| if let Ask::Discard(names) = job.ask { Some(names) } else { None });
         self.not_discarded.extend(discards.flatten());
         self.answers.clear();
         self.next_try = Some(Instant::now());
@@ -393,7 +397,14 @@ impl End {
     }
 
     /// Reads keys.
-    pub(in crate::mover) fn copy(&mut self, batch: BatchId, keys: Vec<Key>, known: Known<'_>, form: Form, usage: Option<Use>) {
+    pub(in crate::mover) fn copy(
+        &mut self,
+        batch: BatchId,
+        keys: Vec<Key>,
+        known: Known<'_>,
+        form: Form,
+        usage: Option<Use>,
+    ) {
         self.read(batch, keys, known, form, usage, None);
     }
 
@@ -418,7 +429,15 @@ impl End {
         None
     }
 
-    fn read(&mut self, batch: BatchId, keys: Vec<Key>, known: Known<'_>, form: Form, usage: Option<Use>, first: Option<Box<Read>>) {
+    fn read(
+        &mut self,
+        batch: BatchId,
+        keys: Vec<Key>,
+        known: Known<'_>,
+        form: Form,
+        usage: Option<Use>,
+        first: Option<Box<Read>>,
+    ) {
         let Some(connection) = &mut self.connection else { return };
         let absolute = connection.version >= (7, 0);
         let before = connection.unanswered;
@@ -432,12 +451,18 @@ impl End {
         let one_by_one = form != Form::Plain || self.only_one_by_one || staging.is_some();
         let together = if one_by_one || keys.len() < TOGETHER_MIN || small < 2 { 1 } else { small };
         for database in known.databases.iter().copied() {
-            let of = AskedOf { database, selected: connection.select(database), expiry: !known.lasting.contains(&database), together };
+            let of = AskedOf {
+                database,
+                selected: connection.select(database),
+                expiry: !known.lasting.contains(&database),
+                together,
+            };
             asked.push(of);
             if together > 1 {
                 for some in keys.chunks(together) {
                     if of.expiry {
-                        some.iter().for_each(|key| connection.push(&[if absolute { b"PEXPIRETIME" } else { b"PTTL" }, key]));
+                        some.iter()
+                            .for_each(|key| connection.push(&[if absolute { b"PEXPIRETIME" } else { b"PTTL" }, key]));
                     }
                     connection.push_all(b"MGET", some.iter().map(|key| &key[..]));
                 }
@@ -467,7 +492,10 @@ impl End {
         }
         let replies = connection.unanswered - before;
         self.ask(
-            Ask::Copy { batch, reading: Reading { keys, databases: asked, usage, absolute, form, again: None, staged: tails, first } },
+            Ask::Copy {
+                batch,
+                reading: Reading { keys, databases: asked, usage, absolute, form, again: None, staged: tails, first },
+            },
             replies,
         );
     }
@@ -478,11 +506,18 @@ impl End {
     }
 
     /// The same in the place of what is there, in all these databases.
-    pub(in crate::mover) fn overwrite(&mut self, batch: BatchId, contents: &[(&Key, &[Content])], usage: Option<Use>, databases: &[u32]) {
+    pub(in crate::mover) fn overwrite(
+        &mut self,
+        batch: BatchId,
+        contents: &[(&Key, &[Content])],
+        usage: Option<Use>,
+        databases: &[u32],
+    ) {
         self.write(batch, contents, usage, None, Some(databases), vec![Stored::Stored; contents.len()]);
     }
 
-    /// Of what was to be stored together something was there: these, by place and database, one by one. `so_far` is known of the others.
+    /// Of what was to be stored together something was there: these, by place and database, one by one. `so_far` is
+    /// known of the others.
     pub(in crate::mover) fn store_one_by_one(
         &mut self,
         batch: BatchId,
@@ -514,12 +549,17 @@ impl End {
                 places.push(Placed::Selected);
             }
             if over.is_some() {
-                for (key, _) in contents.iter().filter(|(_, of_key)| of_key.iter().all(|content| content.database != database)) {
+                for (key, _) in
+                    contents.iter().filter(|(_, of_key)| of_key.iter().all(|content| content.database != database))
+                {
                     places.push(Placed::Cleared);
                     connection.push(&[b"UNLINK", key]);
                 }
             }
-            let all = contents.iter().enumerate().flat_map(|(place, (key, of_key))| of_key.iter().map(move |c| (place, *key, c)));
+            let all = contents
+                .iter()
+                .enumerate()
+                .flat_map(|(place, (key, of_key))| of_key.iter().map(move |c| (place, *key, c)));
             let mut together = Together { over: over.is_some(), ..Together::default() };
             for (place, key, content) in all.filter(|(_, _, content)| content.database == database) {
                 if content.form == Form::Staged || only.is_some_and(|only| !only.contains(&(place, database))) {
@@ -554,7 +594,13 @@ impl End {
     }
 
     /// Does a step of finishing what is staged.
-    pub(in crate::mover) fn finish(&mut self, batch: BatchId, step: Step, mut items: Vec<last_piece::Item>, lasts: &[&Last]) {
+    pub(in crate::mover) fn finish(
+        &mut self,
+        batch: BatchId,
+        step: Step,
+        mut items: Vec<last_piece::Item>,
+        lasts: &[&Last],
+    ) {
         let Some(connection) = &mut self.connection else { return };
         let before = connection.unanswered;
         for (item, last) in items.iter_mut().zip(lasts) {
@@ -579,7 +625,8 @@ impl End {
         self.ask(Ask::Discard(names), replies);
     }
 
-    /// Makes what was stored on this connection safe; replicas were asked so often before. False where it is as safe as that already.
+    /// Makes what was stored on this connection safe; replicas were asked so often before. False where it is as safe as
+    /// that already.
     pub(in crate::mover) fn secure(&mut self, batch: BatchId, durability: Durability, tried: u32) -> bool {
         let Some(connection) = &mut self.connection else { return true };
         let before = connection.unanswered;
@@ -627,21 +674,30 @@ impl End {
 
     /// Removes keys, of all these databases.
     pub(in crate::mover) fn remove(&mut self, batch: BatchId, keys: &[Key], databases: &[u32]) {
-        // The loss of a connection is heard of behind what came before it. A job that awaits no reply would be done as soon as there is another.
+        // The loss of a connection is heard of behind what came before it. A job that awaits no reply would be done as
+        // soon as there is another.
         if let Some(replies) = self.unlink(keys, databases) {
             self.ask(Ask::Remove { batch }, replies);
         }
     }
 
     /// Has the node migrate keys itself to where `access` leads.
-    pub(in crate::mover) fn migrate(&mut self, batch: BatchId, keys: &[Key], databases: &[u32], address: SocketAddr, access: &NodeAccess) {
+    pub(in crate::mover) fn migrate(
+        &mut self,
+        batch: BatchId,
+        keys: &[Key],
+        databases: &[u32],
+        address: SocketAddr,
+        access: &NodeAccess,
+    ) {
         let Some(connection) = &mut self.connection else { return };
         let (host, port) = (address.ip().to_string(), address.port().to_string());
         let before = connection.unanswered;
         for database in databases {
             connection.select(*database);
             let number = database.to_string();
-            let mut args: Vec<&[u8]> = vec![b"MIGRATE", host.as_bytes(), port.as_bytes(), b"", number.as_bytes(), MIGRATE_MS];
+            let mut args: Vec<&[u8]> =
+                vec![b"MIGRATE", host.as_bytes(), port.as_bytes(), b"", number.as_bytes(), MIGRATE_MS];
             match (&access.username, &access.password) {
                 (Some(user), Some(password)) => args.extend([&b"AUTH2"[..], user.as_bytes(), password.0.as_bytes()]),
                 (None, Some(password)) => args.extend([&b"AUTH"[..], password.0.as_bytes()]),
@@ -684,7 +740,8 @@ impl End {
         self.ask(Ask::Sizes { page, selected }, replies);
     }
 
-    /// What of a processor the thread that executes commands has used since it last said so: a share, or `None` at first.
+    /// What of a processor the thread that executes commands has used since it last said so: a share, or `None` at
+    /// first.
     pub(in crate::mover) fn worked(&mut self, answers: &[Vec<u8>]) -> Option<f64> {
         let info = String::from_utf8_lossy(reply::text(answers.first()?)?).into_owned();
         let seconds = |name: &str| field(&info, name)?.parse::<f64>().ok();
@@ -706,7 +763,10 @@ impl End {
         let database = |line: &str| {
             let (number, counts) = line.strip_prefix("db")?.split_once(':')?;
             // Not told is not none.
-            let expires = counts.split(',').find_map(|count| count.strip_prefix("expires=")).is_none_or(|count| count.trim() != "0");
+            let expires = counts
+                .split(',')
+                .find_map(|count| count.strip_prefix("expires="))
+                .is_none_or(|count| count.trim() != "0");
             Some((number.parse().ok()?, expires))
         };
         Ok(info.lines().filter_map(database).collect())
@@ -717,8 +777,10 @@ impl End {
         let Some(connection) = &mut self.connection else { return Err("not connected".to_owned()) };
         let memory = connection.info("memory", patience)?;
         self.policy = field(&memory, "maxmemory_policy").unwrap_or_default().to_owned();
-        let setting =
-            |answer: &[u8]| String::from_utf8_lossy(reply::elements(answer).nth(1).and_then(reply::text).unwrap_or_default()).into_owned();
+        let setting = |answer: &[u8]| {
+            String::from_utf8_lossy(reply::elements(answer).nth(1).and_then(reply::text).unwrap_or_default())
+                .into_owned()
+        };
         // Where CONFIG is refused, WAITAOF decides.
         let fsync = connection.call(&[b"CONFIG", b"GET", b"appendfsync"], patience)?;
         let aof = connection.call(&[b"CONFIG", b"GET", b"appendonly"], patience)?;

@@ -11,8 +11,8 @@ use super::{Item, Kind, Subscriber};
 use crate::slab::Handle;
 use crate::worker::Worker;
 
-/// A message of at least this size is sent to each subscriber before the next one's copy is made: only what a socket does not take
-/// stays in memory.
+/// A message of at least this size is sent to each subscriber before the next one's copy is made: only what a socket
+/// does not take stays in memory.
 const AT_ONCE_MIN: usize = 64 << 10;
 
 impl Worker {
@@ -52,7 +52,8 @@ impl Worker {
                 }
                 Item::Unsubscribe { seq, kind, names, .. } => {
                     let everything = names.is_empty();
-                    let names = if everything { subscriber.names[kind as usize].keys().cloned().collect() } else { names };
+                    let names =
+                        if everything { subscriber.names[kind as usize].keys().cloned().collect() } else { names };
                     for name in &names {
                         self.leave(handle, kind, name);
                         if let Some(subscriber) = self.clients.get(handle).and_then(|c| c.pubsub.as_deref()) {
@@ -125,8 +126,8 @@ impl Worker {
         }
     }
 
-    /// Gives a message to all subscribers of a topic. `bytes` is the message as a node sent it; only its first byte differs between the
-    /// protocols.
+    /// Gives a message to all subscribers of a topic. `bytes` is the message as a node sent it; only its first byte
+    /// differs between the protocols.
     pub(super) fn deliver_message(&mut self, topic: Handle, bytes: &[u8]) {
         let Some(topic) = self.pubsub.topics.get(topic) else { return };
         // The set is taken for the while: pushing may close a client, which takes it out of the set.
@@ -140,8 +141,8 @@ impl Worker {
         self.pubsub.receivers = receivers;
     }
 
-    /// Sends a client something that it is not owed: a message, an invalidation, a line of MONITOR. `bytes` begins with `>` or `*` where the
-    /// protocol decides which.
+    /// Sends a client something that it is not owed: a message, an invalidation, a line of MONITOR. `bytes` begins with
+    /// `>` or `*` where the protocol decides which.
     pub(in crate::worker) fn push(&mut self, handle: Handle, bytes: &[u8]) {
         let limit = self.plan.live.push_limit;
         let Some(client) = self.clients.get_mut(handle) else { return };
@@ -188,7 +189,9 @@ impl Worker {
         let (streaming, first) = (client.streaming, client.first_owed());
         let Some(subscriber) = client.pubsub.as_deref_mut() else { return };
         let mut released = false;
-        while let Some((_, bytes)) = subscriber.held.pop_front_if(|(behind, _)| !streaming && (behind.wrapping_sub(first) as i32) < 0) {
+        while let Some((_, bytes)) =
+            subscriber.held.pop_front_if(|(behind, _)| !streaming && (behind.wrapping_sub(first) as i32) < 0)
+        {
             subscriber.held_bytes -= bytes.len();
             client.out.extend_from_slice(&bytes);
             released = true;

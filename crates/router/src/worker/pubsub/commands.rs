@@ -49,7 +49,12 @@ impl Worker {
         let Handling::Local(local) = command.handling else { return self.gate_other(handle, command) };
         let subscribes = matches!(
             local,
-            Local::Subscribe | Local::Psubscribe | Local::Ssubscribe | Local::Unsubscribe | Local::Punsubscribe | Local::Sunsubscribe
+            Local::Subscribe
+                | Local::Psubscribe
+                | Local::Ssubscribe
+                | Local::Unsubscribe
+                | Local::Punsubscribe
+                | Local::Sunsubscribe
         );
         if subscribes || !subscriber.waits() && matches!(local, Local::Ping | Local::Quit | Local::Reset) {
             return None;
@@ -67,8 +72,9 @@ impl Worker {
             return None;
         }
         let name = command.name.to_ascii_lowercase();
-        let text =
-            format!("ERR Can't execute '{name}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context");
+        let text = format!(
+            "ERR Can't execute '{name}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context"
+        );
         Some(self.refuse(handle, command.class() as u8, &text))
     }
 
@@ -79,7 +85,11 @@ impl Worker {
         }
         let limit = plan.live.subscriptions_max;
         let subscriber = client.pubsub.get_or_insert_default();
-        let waiting: usize = subscriber.items.iter().map(|i| if let Item::Subscribe { topics, .. } = i { topics.len() } else { 0 }).sum();
+        let waiting: usize = subscriber
+            .items
+            .iter()
+            .map(|i| if let Item::Subscribe { topics, .. } = i { topics.len() } else { 0 })
+            .sum();
         let fresh = || args.iter().skip(1).filter(|name| !subscriber.names[kind as usize].contains_key(*name));
         let count = subscriber.total() + waiting + fresh().count();
         let bytes = subscriber.name_bytes + fresh().map(<[u8]>::len).sum::<usize>();
@@ -87,7 +97,9 @@ impl Worker {
             let text = if count > limit {
                 format!("ERR too many subscriptions: a client may have {limit} (clients.subscriptions-max)")
             } else {
-                format!("ERR too many subscriptions: the names of a client's subscriptions may have {NAME_BYTES_MAX} bytes together")
+                format!(
+                    "ERR too many subscriptions: the names of a client's subscriptions may have {NAME_BYTES_MAX} bytes together"
+                )
             };
             self.tidy_subscriber(handle);
             return self.refuse(handle, class, &text);
@@ -122,18 +134,30 @@ impl Worker {
         // A message that was published before this command may still be on its way: it comes first, as with one server.
         let subscriber = client.pubsub.get_or_insert_default();
         let own = &subscriber.names[kind as usize];
-        let hears = subscriber.waits() || if names.is_empty() { !own.is_empty() } else { names.iter().any(|n| own.contains_key(n)) };
+        let hears = subscriber.waits()
+            || if names.is_empty() { !own.is_empty() } else { names.iter().any(|n| own.contains_key(n)) };
         let left = if hears { self.sync_pubsub_links(handle, seq) } else { 0 };
-        let Some(subscriber) = self.clients.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) else { return Flow::Close };
+        let Some(subscriber) = self.clients.get_mut(handle).and_then(|c| c.pubsub.as_deref_mut()) else {
+            return Flow::Close;
+        };
         subscriber.items.push_back(Item::Unsubscribe { seq, kind, names, left });
         self.advance_subscriber(handle);
         Flow::Next
     }
 
-    /// A message goes to the owner of its channel's slot. The owner may be down, or have only some subscriptions in force again. Then another node brings
-    /// it to the subscribers of a channel as well; the message of a shard channel would miss some. The node's answer counts our workers' subscriptions:
-    /// the reply counts our clients in their place.
-    fn publish(&mut self, plan: &Plan, handle: Handle, command: &Command, kind: Kind, raw: &[u8], args: &Args<'_>) -> Flow {
+    /// A message goes to the owner of its channel's slot. The owner may be down, or have only some subscriptions in
+    /// force again. Then another node brings it to the subscribers of a channel as well; the message of a shard channel
+    /// would miss some. The node's answer counts our workers' subscriptions: the reply counts our clients in their
+    /// place.
+    fn publish(
+        &mut self,
+        plan: &Plan,
+        handle: Handle,
+        command: &Command,
+        kind: Kind,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
         let channel = args.get(1).unwrap_or_default();
         let mut node = plan.topology.owner_of(channel);
         let subscriptions = &self.shared.subscriptions;
@@ -177,7 +201,8 @@ impl Worker {
             Local::PubsubChannels | Local::PubsubShardchannels => {
                 if args.len() > 3 {
                     let name = String::from_utf8_lossy(args.get(1).unwrap_or_default()).into_owned();
-                    let text = format!("ERR unknown subcommand or wrong number of arguments for '{name}'. Try PUBSUB HELP.");
+                    let text =
+                        format!("ERR unknown subcommand or wrong number of arguments for '{name}'. Try PUBSUB HELP.");
                     return self.refuse(handle, class, &text);
                 }
                 let kind = if local == Local::PubsubChannels { Kind::Channel } else { Kind::Shard };
@@ -203,7 +228,14 @@ impl Worker {
 }
 
 /// Appends one confirmation. `name` is missing where there was nothing to unsubscribe from.
-pub(super) fn confirmation(out: &mut Vec<u8>, verb: &str, name: Option<&[u8]>, subscriber: &Subscriber, kind: Kind, resp3: bool) {
+pub(super) fn confirmation(
+    out: &mut Vec<u8>,
+    verb: &str,
+    name: Option<&[u8]>,
+    subscriber: &Subscriber,
+    kind: Kind,
+    resp3: bool,
+) {
     encode::header(out, if resp3 { b'>' } else { b'*' }, 3);
     out.extend_from_slice(format!("${}\r\n", verb.len()).as_bytes());
     out.extend(verb.bytes().map(|b| b.to_ascii_lowercase()));

@@ -1,16 +1,21 @@
 //! Pub/sub: many clients on one subscription of the worker at each node.
 //!
-//! A worker has one connection to each node that carries nothing but subscriptions ([`super::upstream::Lane::Pubsub`]), made at first use.
-//! A [`Topic`] is a channel, pattern or shard channel that some client of the worker wants; it is subscribed to once at each node
-//! where a message for it can be published, and what comes is given to all its subscribers.
+//! A worker has one connection to each node that carries nothing but subscriptions ([`super::upstream::Lane::Pubsub`]),
+//! made at first use. A [`Topic`] is a channel, pattern or shard channel that some client of the worker wants; it is
+//! subscribed to once at each node where a message for it can be published, and what comes is given to all its
+//! subscribers.
 //!
-//! - Where: a shard channel only at the owner of its slot; channels and patterns at every node. `PUBLISH` through the router goes to the
-//!   owner of the channel's slot, or to another node while the owner is down, and so brings one copy. The other nodes have the subscription too, because scripts, transactions, keyspace
-//!   notifications and publishers that talk to a node directly publish where they are, and nodes do not tell each other.
-//! - A client's confirmation is sent when the subscription is in force at every node that can be reached: from then on nothing published is missed
-//!   while the connections last. At a node that is down it comes into force before anything is published there through the router.
-//! - Commands of one client (`SUBSCRIBE a`, `UNSUBSCRIBE`, ...) take effect in their order, also where an earlier one still waits for nodes.
-//! - A client hears its own messages (RESP3) behind the reply to what published them (`Subscriber::published`), as in Redis from 7.2 on.
+//! - Where: a shard channel only at the owner of its slot; channels and patterns at every node. `PUBLISH` through the
+//!   router goes to the owner of the channel's slot, or to another node while the owner is down, and so brings one
+//!   copy. The other nodes have the subscription too, because scripts, transactions, keyspace notifications and
+//!   publishers that talk to a node directly publish where they are, and nodes do not tell each other.
+//! - A client's confirmation is sent when the subscription is in force at every node that can be reached: from then on
+//!   nothing published is missed while the connections last. At a node that is down it comes into force before anything
+//!   is published there through the router.
+//! - Commands of one client (`SUBSCRIBE a`, `UNSUBSCRIBE`, ...) take effect in their order, also where an earlier one
+//!   still waits for nodes.
+//! - A client hears its own messages (RESP3) behind the reply to what published them (`Subscriber::published`), as in
+//!   Redis from 7.2 on.
 //!
 //! Not one upstream connection per client: thousands of subscribers would be thousands of connections at each node.
 
@@ -81,7 +86,13 @@ impl Topics {
     }
 
     pub(super) fn new() -> Self {
-        Self { topics: Slab::new(), by_name: Default::default(), has_old_places: false, scratch: Vec::new(), receivers: Vec::new() }
+        Self {
+            topics: Slab::new(),
+            by_name: Default::default(),
+            has_old_places: false,
+            scratch: Vec::new(),
+            receivers: Vec::new(),
+        }
     }
 }
 
@@ -96,7 +107,8 @@ enum Item {
         left: usize,
         failed: Option<String>,
     },
-    /// `names` is empty where everything of the kind is meant. `left`: connections that may still bring a message published before.
+    /// `names` is empty where everything of the kind is meant. `left`: connections that may still bring a message
+    /// published before.
     Unsubscribe { seq: u32, kind: Kind, names: Vec<Arc<[u8]>>, left: usize },
 }
 
@@ -108,7 +120,8 @@ pub(super) struct Subscriber {
     /// Bytes of all these names.
     name_bytes: usize,
     items: VecDeque<Item>,
-    /// Messages, each behind the command of this number: one that may have published it, or whose large reply is being passed on.
+    /// Messages, each behind the command of this number: one that may have published it, or whose large reply is being
+    /// passed on.
     held: VecDeque<(u32, Vec<u8>)>,
     held_bytes: usize,
     /// The last command of the client that may have published something.
@@ -132,8 +145,8 @@ impl Subscriber {
         }
     }
 
-    /// The command that a message which comes now has to wait for. `first` is the number of the next reply, `streaming` says that some of
-    /// it has been sent.
+    /// The command that a message which comes now has to wait for. `first` is the number of the next reply, `streaming`
+    /// says that some of it has been sent.
     pub(super) fn holds(&self, first: u32, streaming: bool) -> Option<u32> {
         let publishing = self.published.filter(|seq| seq.wrapping_sub(first) as i32 >= 0);
         // Messages keep their order.
@@ -144,7 +157,11 @@ impl Subscriber {
     /// Bytes that it takes, with its share of the names and tables of topics.
     pub(super) fn memory(&self) -> usize {
         const TOPIC: usize = 256;
-        size_of::<Self>() + self.name_bytes + self.total() * TOPIC + self.items.len() * size_of::<Item>() + self.held_bytes
+        size_of::<Self>()
+            + self.name_bytes
+            + self.total() * TOPIC
+            + self.items.len() * size_of::<Item>()
+            + self.held_bytes
     }
 
     /// Whether a command of the client waits for nodes.

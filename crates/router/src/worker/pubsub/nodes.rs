@@ -15,8 +15,8 @@ use crate::slab::Handle;
 use crate::worker::Worker;
 use crate::worker::upstream::{Lane, Pending, Phase, Purpose};
 
-/// A connection of subscriptions that brought nothing for so long is asked for a sign of life: a peer that vanished without a word would
-/// else look like one without messages.
+/// A connection of subscriptions that brought nothing for so long is asked for a sign of life: a peer that vanished
+/// without a word would else look like one without messages.
 const QUIET_US: u64 = 1_000_000;
 
 impl Worker {
@@ -30,7 +30,14 @@ impl Worker {
             Kind::Shard => self.shard_nodes(&name),
             Kind::Channel | Kind::Pattern => self.plan.topology.nodes().map(|n| n.id).collect(),
         };
-        let topic = Topic { kind, name: name.clone(), places: Vec::new(), subscribers: HashSet::new(), waiting: Vec::new(), holds: 0 };
+        let topic = Topic {
+            kind,
+            name: name.clone(),
+            places: Vec::new(),
+            subscribers: HashSet::new(),
+            waiting: Vec::new(),
+            holds: 0,
+        };
         let handle = self.pubsub.topics.insert(topic);
         self.pubsub.by_name[kind as usize].insert(name, handle);
         for node in nodes {
@@ -67,7 +74,8 @@ impl Worker {
         self.push_own_for(link, topic_handle, &[verb.as_bytes(), &name], Purpose::Subscribe, 0);
     }
 
-    /// A command names the topic: it stays until that has taken effect. True where the command must wait for the outcome.
+    /// A command names the topic: it stays until that has taken effect. True where the command must wait for the
+    /// outcome.
     pub(super) fn hold_topic(&mut self, topic: Handle, client: Handle, seq: u32) -> bool {
         let Some(topic) = self.pubsub.topics.get_mut(topic) else { return false };
         topic.holds += 1;
@@ -125,7 +133,11 @@ impl Worker {
             Standing::Unsettled => return,
             Standing::InForce => None,
             // It comes into force with its node, and until then nobody publishes there.
-            Standing::Down if topic.kind == Kind::Shard && self.plan.topology.nodes().any(|node| self.links.is_up(node.id)) => None,
+            Standing::Down
+                if topic.kind == Kind::Shard && self.plan.topology.nodes().any(|node| self.links.is_up(node.id)) =>
+            {
+                None
+            }
             Standing::Down => {
                 // No node serves: as one server that is not there.
                 let waiting = std::mem::take(&mut topic.waiting);
@@ -175,7 +187,8 @@ impl Worker {
         self.settle(handle);
     }
 
-    /// Asks every connection of subscriptions for an answer that comes behind all messages under way. Gives their number.
+    /// Asks every connection of subscriptions for an answer that comes behind all messages under way. Gives their
+    /// number.
     pub(super) fn sync_pubsub_links(&mut self, client: Handle, seq: u32) -> usize {
         let links = self.links.pubsubs();
         for link in &links {
@@ -262,8 +275,9 @@ impl Worker {
         }
     }
 
-    /// Messages for these clients may have been missed. Only the end of its connection can show that to a client, as one server's end would: it then
-    /// subscribes again, and reads anew what it follows. Gives how many were disconnected.
+    /// Messages for these clients may have been missed. Only the end of its connection can show that to a client, as
+    /// one server's end would: it then subscribes again, and reads anew what it follows. Gives how many were
+    /// disconnected.
     fn disconnect_subscribers(&mut self, mut clients: Vec<Handle>) -> usize {
         clients.retain(|client| self.clients.get(*client).is_some());
         clients.sort_unstable_by_key(|client| client.index);
@@ -307,7 +321,8 @@ impl Worker {
             self.pubsub.has_old_places |= shard && topic.places.iter().any(|(at, _)| !nodes.contains(at) && kept(*at));
             let wanted = |node: NodeId| if shard { nodes.contains(&node) } else { plan.topology.node(node).is_some() };
             let missing: Vec<NodeId> = plan.topology.nodes().map(|n| n.id).filter(|n| wanted(*n) && !has(*n)).collect();
-            let left: Vec<(NodeId, Place)> = topic.places.extract_if(.., |(node, _)| !(wanted(*node) || shard && kept(*node))).collect();
+            let left: Vec<(NodeId, Place)> =
+                topic.places.extract_if(.., |(node, _)| !(wanted(*node) || shard && kept(*node))).collect();
             for node in missing {
                 self.ask_place(handle, node);
             }
@@ -318,8 +333,8 @@ impl Worker {
         }
     }
 
-    /// Whether every worker has the present topology, and nothing that was published under an older one is unanswered: what a node then says of
-    /// its subscribers would be counted wrongly.
+    /// Whether every worker has the present topology, and nothing that was published under an older one is unanswered:
+    /// what a node then says of its subscribers would be counted wrongly.
     fn all_workers_know(&self) -> bool {
         let epoch = self.plan.topology.epoch();
         self.shared.drained.iter().all(|d| d.load(std::sync::atomic::Ordering::Acquire) >= epoch)
@@ -347,15 +362,23 @@ impl Worker {
     pub(in crate::worker) fn are_topics_settling(&self) -> bool {
         let in_transit = |topic: &Topic| {
             topic.kind == Kind::Shard
-                && self.plan.topology.transit(self.plan.topology.slot_of(&topic.name)).is_some_and(|transit| !transit.keys_only)
+                && self
+                    .plan
+                    .topology
+                    .transit(self.plan.topology.slot_of(&topic.name))
+                    .is_some_and(|transit| !transit.keys_only)
         };
-        self.pubsub.topics.iter().any(|(_, topic)| topic.places.iter().any(|(_, place)| *place == Place::Asked) && in_transit(topic))
+        self.pubsub
+            .topics
+            .iter()
+            .any(|(_, topic)| topic.places.iter().any(|(_, place)| *place == Place::Asked) && in_transit(topic))
     }
 
-    /// Whether a keyspace event comes from a mover's own commands: keys that it stores where they are going and removes where they were, and
-    /// the one by which it finds out what nodes can.
+    /// Whether a keyspace event comes from a mover's own commands: keys that it stores where they are going and removes
+    /// where they were, and the one by which it finds out what nodes can.
     fn is_of_a_mover(&self, node: NodeId, channel: &[u8], payload: &[u8]) -> bool {
-        let (event, key) = match channel.iter().position(|b| *b == b':').map(|at| (&channel[..at], &channel[at + 1..])) {
+        let (event, key) = match channel.iter().position(|b| *b == b':').map(|at| (&channel[..at], &channel[at + 1..]))
+        {
             Some((kind, key)) if kind.starts_with(b"__keyspace@") => (payload, key),
             Some((kind, event)) if kind.starts_with(b"__keyevent@") => (event, payload),
             _ => return false,
@@ -365,7 +388,9 @@ impl Worker {
         }
         let of = |plan: &Plan| {
             let slot = plan.topology.slot_of(key);
-            let Some(Transit { move_id, source, target, stage: Stage::Moving { leg }, .. }) = plan.topology.transit(slot).copied() else {
+            let Some(Transit { move_id, source, target, stage: Stage::Moving { leg }, .. }) =
+                plan.topology.transit(slot).copied()
+            else {
                 return false;
             };
             let view = plan.moves.legs.get(&(move_id, leg));
@@ -375,7 +400,9 @@ impl Worker {
             }
             let (from, to) = if goes_back { (target, source) } else { (source, target) };
             let is_staged = || plan.moves.by_id.get(&move_id).is_some_and(|mover| mover.is_staged(key));
-            (event == b"del" && node == from) || (event == b"restore" && node == to) || (event == b"rename_to" && node == to && is_staged())
+            (event == b"del" && node == from)
+                || (event == b"restore" && node == to)
+                || (event == b"rename_to" && node == to && is_staged())
         };
         of(&self.plan) || self.transit.before(self.now_us).is_some_and(of)
     }
@@ -401,7 +428,11 @@ impl Worker {
             if let Some(kind) = kind {
                 let name = parts.next().and_then(reply::text).unwrap_or_default();
                 if self.transit.before(self.now_us).is_some() || !self.plan.moves.by_id.is_empty() {
-                    let channel = if kind == Kind::Pattern { parts.next().and_then(reply::text).unwrap_or_default() } else { name };
+                    let channel = if kind == Kind::Pattern {
+                        parts.next().and_then(reply::text).unwrap_or_default()
+                    } else {
+                        name
+                    };
                     let payload = parts.next().and_then(reply::text).unwrap_or_default();
                     let node = self.links.get(link).map(|l| l.node);
                     if node.is_some_and(|node| self.is_of_a_mover(node, channel, payload)) {
@@ -454,7 +485,9 @@ impl Worker {
 impl Topic {
     /// In force means: at every node that can be reached.
     fn standing(&self) -> Standing {
-        if let Some(error) = self.places.iter().find_map(|(_, p)| if let Place::Refused(e) = p { Some(e) } else { None }) {
+        if let Some(error) =
+            self.places.iter().find_map(|(_, p)| if let Place::Refused(e) = p { Some(e) } else { None })
+        {
             return Standing::Refused(error.to_string());
         }
         if self.places.iter().any(|(_, p)| *p == Place::Asked) {

@@ -86,7 +86,13 @@ fn check(new: &Options, old: Option<&Options>) -> Result<(), String> {
 }
 
 impl Worker {
-    pub(in crate::worker) fn tracking_command(&mut self, handle: Handle, class: u8, local: Local, args: &Args<'_>) -> Flow {
+    pub(in crate::worker) fn tracking_command(
+        &mut self,
+        handle: Handle,
+        class: u8,
+        local: Local,
+        args: &Args<'_>,
+    ) -> Flow {
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         let word = args.get(2).unwrap_or_default();
         let mut out = Vec::new();
@@ -115,10 +121,18 @@ impl Worker {
                 };
                 let (yes, no) = (word.eq_ignore_ascii_case(b"YES"), word.eq_ignore_ascii_case(b"NO"));
                 if yes && !tracked.options.optin {
-                    return self.refuse(handle, class, "ERR CLIENT CACHING YES is only valid when tracking is enabled in OPTIN mode.");
+                    return self.refuse(
+                        handle,
+                        class,
+                        "ERR CLIENT CACHING YES is only valid when tracking is enabled in OPTIN mode.",
+                    );
                 }
                 if no && !tracked.options.optout {
-                    return self.refuse(handle, class, "ERR CLIENT CACHING NO is only valid when tracking is enabled in OPTOUT mode.");
+                    return self.refuse(
+                        handle,
+                        class,
+                        "ERR CLIENT CACHING NO is only valid when tracking is enabled in OPTOUT mode.",
+                    );
                 }
                 if !yes && !no {
                     return self.refuse(handle, class, "ERR syntax error");
@@ -153,7 +167,9 @@ impl Worker {
             return Flow::Next;
         };
         let workers = self.shared.mailboxes.len();
-        let Some(gather) = self.begin_gather(handle, class, workers, Whole::Redirect(Box::new(options))) else { return Flow::Close };
+        let Some(gather) = self.begin_gather(handle, class, workers, Whole::Redirect(Box::new(options))) else {
+            return Flow::Close;
+        };
         for (part, mailbox) in self.shared.mailboxes.iter().enumerate() {
             mailbox.send(Message::Find { id, from: self.index, gather, part: part as u32 });
         }
@@ -176,7 +192,13 @@ impl Worker {
     }
 
     /// All workers have said whether the client to redirect to is theirs.
-    pub(in crate::worker) fn redirect_found(&mut self, handle: Handle, seq: u32, mut options: Options, parts: &[Vec<u8>]) {
+    pub(in crate::worker) fn redirect_found(
+        &mut self,
+        handle: Handle,
+        seq: u32,
+        mut options: Options,
+        parts: &[Vec<u8>],
+    ) {
         let found = parts.iter().find_map(|p| {
             let numbers: Vec<i64> = reply::elements(p).filter_map(reply::integer).collect();
             let [worker, index, generation] = numbers[..] else { return None };

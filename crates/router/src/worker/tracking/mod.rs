@@ -1,22 +1,25 @@
 //! CLIENT TRACKING: clients that keep copies of values are told when a key may have changed.
 //!
-//! Replies and invalidations reach the router on different connections, from several nodes. The rule is: an invalidation may come too often,
-//! but never too early and never not at all.
+//! Replies and invalidations reach the router on different connections, from several nodes. The rule is: an
+//! invalidation may come too often, but never too early and never not at all.
 //!
-//! - **What nodes are asked.** The connection of subscriptions of each worker and node tracks in BCAST mode the prefixes that its clients need
-//!   together: everything as soon as one client is in the default mode. So it does not matter on which connection a key was read, or in
-//!   which protocol, or whether the node still remembers.
-//! - **Who is told** is decided here: clients in BCAST mode by their prefixes; the others by a table of the keys that they have read since
-//!   (OPTIN, OPTOUT and CACHING decide what enters it). An entry goes with the first invalidation, as in Redis.
-//! - **When.** A reply that is still owed may carry the old value. So an invalidation goes behind everything that its client is owed when it
-//!   comes (`Tracked::held`). With REDIRECT it does not: it concerns another connection, whose order to this one nothing defines in Redis
-//!   either.
-//! - **NOLOOP** ([`own`]): a key that its client replaces is taken out of the table when the reply says so, as Redis does.
-//! - **A lost connection** invalidates everything at once, and again when tracking is in force anew: what was cached in between was not watched.
+//! - **What nodes are asked.** The connection of subscriptions of each worker and node tracks in BCAST mode the
+//!   prefixes that its clients need together: everything as soon as one client is in the default mode. So it does not
+//!   matter on which connection a key was read, or in which protocol, or whether the node still remembers.
+//! - **Who is told** is decided here: clients in BCAST mode by their prefixes; the others by a table of the keys that
+//!   they have read since (OPTIN, OPTOUT and CACHING decide what enters it). An entry goes with the first invalidation,
+//!   as in Redis.
+//! - **When.** A reply that is still owed may carry the old value. So an invalidation goes behind everything that its
+//!   client is owed when it comes (`Tracked::held`). With REDIRECT it does not: it concerns another connection, whose
+//!   order to this one nothing defines in Redis either.
+//! - **NOLOOP** ([`own`]): a key that its client replaces is taken out of the table when the reply says so, as Redis
+//!   does.
+//! - **A lost connection** invalidates everything at once, and again when tracking is in force anew: what was cached in
+//!   between was not watched.
 //!
-//! Not `CLIENT CACHING YES` before each read on the shared connections: a read that is asked again, split, in a transaction or in the slow lane
-//! would each need its own care, and RESP2 connections could not be tracked at all. The price is that nodes name every changed key (with
-//! the prefixes wanted) to each worker that has a tracking client.
+//! Not `CLIENT CACHING YES` before each read on the shared connections: a read that is asked again, split, in a
+//! transaction or in the slow lane would each need its own care, and RESP2 connections could not be tracked at all. The
+//! price is that nodes name every changed key (with the prefixes wanted) to each worker that has a tracking client.
 
 mod commands;
 mod nodes;
@@ -30,7 +33,8 @@ use switchyard_policy::topology::NodeId;
 use crate::slab::Handle;
 use crate::worker::Worker;
 
-/// Keys that default-mode clients of a worker have read; beyond it they are told to forget everything (Redis `tracking-table-max-keys`).
+/// Keys that default-mode clients of a worker have read; beyond it they are told to forget everything (Redis
+/// `tracking-table-max-keys`).
 const KEYS_MAX: usize = 1_000_000;
 
 /// Where a client's invalidations go instead.
@@ -208,8 +212,10 @@ impl Worker {
 
     /// The same for prefixes, when clients have begun or ended to track.
     fn count_prefixes(&self) {
-        let options = self.tracking.clients.iter().filter_map(|c| Some(&self.clients.get(*c)?.tracked.as_deref()?.options));
-        let mut prefixes: Vec<&[u8]> = options.filter(|o| o.bcast).flat_map(|o| o.prefixes.iter().map(|p| &**p)).collect();
+        let options =
+            self.tracking.clients.iter().filter_map(|c| Some(&self.clients.get(*c)?.tracked.as_deref()?.options));
+        let mut prefixes: Vec<&[u8]> =
+            options.filter(|o| o.bcast).flat_map(|o| o.prefixes.iter().map(|p| &**p)).collect();
         prefixes.sort_unstable();
         prefixes.dedup();
         self.counters.tracked_prefixes.set(prefixes.len() as u64);

@@ -32,7 +32,8 @@ impl Worker {
             let cover = &self.tracking.cover;
             // Prefixes can be added to those in force, as long as none of them becomes superfluous.
             let adds = before.iter().all(|prefix| cover.contains(prefix));
-            let added: Vec<Box<[u8]>> = cover.iter().filter(|prefix| adds && !before.contains(prefix)).cloned().collect();
+            let added: Vec<Box<[u8]>> =
+                cover.iter().filter(|prefix| adds && !before.contains(prefix)).cloned().collect();
             let nodes: Vec<NodeId> = self.plan.topology.nodes().map(|n| n.id).collect();
             for node in nodes {
                 self.ask_tracking(node, &added);
@@ -44,7 +45,8 @@ impl Worker {
     fn ask_tracking(&mut self, node: NodeId, added: &[Box<[u8]>]) {
         let link = self.hopeful_link(node);
         let (up, hopeful) = self.links.get(link).map_or((false, false), |l| (l.phase == Phase::Up, l.takes_commands()));
-        let in_force = self.tracking.places.iter().any(|(n, p)| *n == node && matches!(p, Place::InForce | Place::Widening));
+        let in_force =
+            self.tracking.places.iter().any(|(n, p)| *n == node && matches!(p, Place::InForce | Place::Widening));
         if up && in_force && !added.is_empty() {
             self.set_tracking_place(node, Place::Widening);
             self.send_prefixes(link, added);
@@ -124,7 +126,8 @@ impl Worker {
         if places.iter().any(|(_, p)| matches!(p, Place::Asked | Place::Widening)) {
             return;
         }
-        let refused = places.iter().find_map(|(_, p)| if let Place::Refused(e) = p { Some(e.to_string()) } else { None });
+        let refused =
+            places.iter().find_map(|(_, p)| if let Place::Refused(e) = p { Some(e.to_string()) } else { None });
         let down = places.iter().all(|(_, p)| *p == Place::Down).then(|| places.first().map(|(n, _)| *n)).flatten();
         let failed = refused.or_else(|| down.map(|node| self.down_text(node)));
         for handle in self.tracking.clients.clone() {
@@ -132,7 +135,8 @@ impl Worker {
             let Some(tracked) = client.tracked.as_deref_mut() else { continue };
             let Some(seq) = tracked.pending.take() else {
                 if failed.is_some() && self.tracking.places.iter().any(|(_, p)| matches!(p, Place::Refused(_))) {
-                    // It relies on what cannot be had any more. A client that is disconnected forgets what it has cached.
+                    // It relies on what cannot be had any more. A client that is disconnected forgets what it has
+                    // cached.
                     warn!(client = client.details.id, "closing a client whose keys can no longer be tracked");
                     self.close_client(handle);
                 }
@@ -222,8 +226,9 @@ impl Worker {
                 continue;
             }
             let wanted = |element: &&[u8]| {
-                reply::text(element)
-                    .is_some_and(|key| !is_temporary(key) && tracked.options.prefixes.iter().any(|prefix| key.starts_with(prefix)))
+                reply::text(element).is_some_and(|key| {
+                    !is_temporary(key) && tracked.options.prefixes.iter().any(|prefix| key.starts_with(prefix))
+                })
             };
             let count = reply::elements(what).filter(wanted).count();
             if count == 0 {
@@ -239,7 +244,11 @@ impl Worker {
     /// Tells every tracking client to forget everything.
     pub(super) fn invalidate_all(&mut self) {
         for handle in self.tracking.clients.clone() {
-            let ready = self.clients.get(handle).and_then(|c| c.tracked.as_deref()).is_some_and(|t| t.pending.is_none() || t.relies);
+            let ready = self
+                .clients
+                .get(handle)
+                .and_then(|c| c.tracked.as_deref())
+                .is_some_and(|t| t.pending.is_none() || t.relies);
             if ready {
                 self.invalidate(handle, None);
             }
@@ -257,7 +266,11 @@ impl Worker {
             return; // RESP2 has no place for it, and Redis does not send it either
         }
         self.counters.invalidations.add(1);
-        let is_own = || keys.and_then(|k| reply::elements(k).next()).and_then(reply::text).is_some_and(|key| tracked.is_changing(key));
+        let is_own = || {
+            keys.and_then(|k| reply::elements(k).next())
+                .and_then(reply::text)
+                .is_some_and(|key| tracked.is_changing(key))
+        };
         if !ordered || redirects && !is_own() {
             self.tell_invalidation(handle, keys);
             return;
@@ -272,7 +285,12 @@ impl Worker {
     fn tell_invalidation(&mut self, handle: Handle, keys: Option<&[u8]>) {
         let Some(tracked) = self.clients.get(handle).and_then(|c| c.tracked.as_deref()) else { return };
         if let Some(redirect) = tracked.options.redirect {
-            let message = Message::Invalidate { to: redirect.client, from: self.index, source: handle, keys: keys.map(Into::into) };
+            let message = Message::Invalidate {
+                to: redirect.client,
+                from: self.index,
+                source: handle,
+                keys: keys.map(Into::into),
+            };
             self.shared.mailboxes[redirect.worker].send(message);
             return;
         }
@@ -302,8 +320,8 @@ impl Worker {
         }
     }
 
-    /// From time to time: a client that waits at a node may wait for ever, and what it waits for is no old value. It is told of what has been
-    /// held since the last time; what has just come may belong behind a reply that is on its way.
+    /// From time to time: a client that waits at a node may wait for ever, and what it waits for is no old value. It is
+    /// told of what has been held since the last time; what has just come may belong behind a reply that is on its way.
     pub(in crate::worker) fn tell_blocked_clients(&mut self) {
         for handle in self.tracking.clients.clone() {
             let Some(client) = self.clients.get_mut(handle) else { continue };

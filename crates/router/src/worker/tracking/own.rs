@@ -1,16 +1,17 @@
 //! NOLOOP in the default mode: a client is not told of keys that it has changed itself.
 //!
-//! A node's broadcast does not say whose write it tells of, and one broadcast may stand for several writes. So nothing is taken out of what
-//! nodes tell. Instead the router does what a Redis server does: a key that a client with NOLOOP has changed is no longer one that the
-//! client has read, until it reads it again. Whatever the nodes then tell of the key is not for this client.
+//! A node's broadcast does not say whose write it tells of, and one broadcast may stand for several writes. So nothing
+//! is taken out of what nodes tell. Instead the router does what a Redis server does: a key that a client with NOLOOP
+//! has changed is no longer one that the client has read, until it reads it again. Whatever the nodes then tell of the
+//! key is not for this client.
 //!
-//! That is right only where the client knows the new value from its own command, whatever others did to the key before: so only for commands
-//! that replace or delete whole values, or whose reply is the value ([`Proof`]), and only when the reply says that it was done. A
-//! broadcast that comes before this reply waits for it. After any other write the client is told as if it had been another's: once too
-//! often, never too seldom.
+//! That is right only where the client knows the new value from its own command, whatever others did to the key before:
+//! so only for commands that replace or delete whole values, or whose reply is the value ([`Proof`]), and only when the
+//! reply says that it was done. A broadcast that comes before this reply waits for it. After any other write the client
+//! is told as if it had been another's: once too often, never too seldom.
 //!
-//! Not in BCAST mode: there a client is also told of keys that it has not read, so a change by somebody else in the same moment at the node,
-//! which has the same broadcast, would be lost.
+//! Not in BCAST mode: there a client is also told of keys that it has not read, so a change by somebody else in the
+//! same moment at the node, which has the same broadcast, would be lost.
 
 use switchyard_resp::command::{Command, Flags};
 use switchyard_resp::reply;
@@ -96,7 +97,8 @@ impl Worker {
         let found = command.find_keys(args, &mut places).is_ok();
         let proof = Proof::of(&command.name, places.len()).filter(|_| found);
         let is_read = |key: &&[u8]| self.tracking.is_read_by(key, handle);
-        let keys: Vec<Box<[u8]>> = places.iter().filter_map(|place| args.get(*place as usize)).filter(is_read).map(Into::into).collect();
+        let keys: Vec<Box<[u8]>> =
+            places.iter().filter_map(|place| args.get(*place as usize)).filter(is_read).map(Into::into).collect();
         self.keys = places;
         if let Some(proof) = proof
             && !keys.is_empty()
@@ -107,8 +109,8 @@ impl Worker {
         }
     }
 
-    /// A client has been given the reply to its command `seq`. If that proves its write, the write's keys are not the client's business any
-    /// more, nor is what nodes have told of them meanwhile.
+    /// A client has been given the reply to its command `seq`. If that proves its write, the write's keys are not the
+    /// client's business any more, nor is what nodes have told of them meanwhile.
     #[cold]
     pub(in crate::worker) fn settle_own_write(&mut self, handle: Handle, seq: u32, answer: &[u8]) {
         let Some(tracked) = self.clients.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) else { return };

@@ -54,7 +54,15 @@ pub(super) struct Loads {
 impl Loads {
     pub(super) fn new(target: SocketAddr, connections: u16, start: u32) -> Self {
         let (running, failures, complaints) = (Vec::new(), Vec::new(), Vec::new());
-        Self { target, connections: usize::from(connections), start, running, ended: Tally::default(), failures, complaints }
+        Self {
+            target,
+            connections: usize::from(connections),
+            start,
+            running,
+            ended: Tally::default(),
+            failures,
+            complaints,
+        }
     }
 
     /// Begins a part. Its keys begin with `prefix`, as no others do.

@@ -1,6 +1,8 @@
-//! `switchyard demo`: what Switchyard does, told on this machine with real servers, the real router and a checked load, with nothing to set up.
+//! `switchyard demo`: what Switchyard does, told on this machine with real servers, the real router and a checked load,
+//! with nothing to set up.
 //!
-//! [`stage`] has all that is started, [`loads`] the clients, [`story`] what happens to them, and [`narrator`] and [`svg`] what is seen of it.
+//! [`stage`] has all that is started, [`loads`] the clients, [`story`] what happens to them, and [`narrator`] and
+//! [`svg`] what is seen of it.
 
 mod loads;
 mod narrator;
@@ -74,7 +76,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let ended = stage.strike();
     narrator.finish();
     let told = told.map(|()| match &arguments.svg {
-        Some(file) => std::fs::write(file, svg::picture(narrator.lines())).with_context(|| format!("cannot write {}", file.display())),
+        Some(file) => std::fs::write(file, svg::picture(narrator.lines()))
+            .with_context(|| format!("cannot write {}", file.display())),
         None => Ok(()),
     })?;
     told?;

@@ -1,4 +1,5 @@
-//! The voice of the demo: a line for each thing that was seen, decided or done, and a line that shows the load as it is.
+//! The voice of the demo: a line for each thing that was seen, decided or done, and a line that shows the load as it
+//! is.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
@@ -85,7 +86,9 @@ impl Narrator {
         let is_terminal = std::io::stdout().is_terminal();
         let bar = is_terminal.then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout());
-            bar.set_style(ProgressStyle::with_template("{spinner} {msg}").unwrap_or_else(|_| ProgressStyle::default_spinner()));
+            bar.set_style(
+                ProgressStyle::with_template("{spinner} {msg}").unwrap_or_else(|_| ProgressStyle::default_spinner()),
+            );
             bar
         });
         let is_coloured = is_terminal && std::env::var_os("NO_COLOR").is_none();
@@ -155,7 +158,9 @@ impl Narrator {
     fn print(&self, line: &Line) {
         let Line { kind, head, text } = line;
         let text = match (self.is_coloured, kind) {
-            (true, Kind::Act | Kind::Verdict | Kind::Missed | Kind::Load) => format!("{}{head}{text}\x1b[0m", kind.escape()),
+            (true, Kind::Act | Kind::Verdict | Kind::Missed | Kind::Load) => {
+                format!("{}{head}{text}\x1b[0m", kind.escape())
+            }
             (true, Kind::Seen | Kind::Decided | Kind::Done) => format!("{}{head}\x1b[0m{text}", kind.escape()),
             _ => format!("{head}{text}"),
         };

@@ -48,12 +48,16 @@ pub(super) struct Stage {
 impl Stage {
     pub(super) fn set(arguments: &Arguments, narrator: &mut Narrator) -> anyhow::Result<Self> {
         let server = process::find_redis_server()?;
-        let folder = tempfile::Builder::new().prefix("switchyard-demo-").tempdir().context("cannot create a temporary folder")?;
+        let folder = tempfile::Builder::new()
+            .prefix("switchyard-demo-")
+            .tempdir()
+            .context("cannot create a temporary folder")?;
         process::raise_file_limit();
         let mut nodes = Vec::new();
         let name = server.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         for number in 1..=2 {
-            let (process, address) = process::start_redis_with(&server, &format!("node{number}"), folder.path(), &DURABLE)?;
+            let (process, address) =
+                process::start_redis_with(&server, &format!("node{number}"), folder.path(), &DURABLE)?;
             narrator.say(Kind::Plain, &format!("node {number}: {name} at {address}, with an append-only file"));
             nodes.push(Node { process, address });
         }
@@ -65,7 +69,14 @@ impl Stage {
             .with_context(|| format!("cannot write {}", config.display()))?;
         let mut command = Command::new(program()?);
         command.arg("serve").arg("--config").arg(&config).arg("--state-dir").arg(folder.path().join("state"));
-        command.args(["--listen", &address.to_string(), "--admin", &admin.to_string(), "--workers", &arguments.workers.to_string()]);
+        command.args([
+            "--listen",
+            &address.to_string(),
+            "--admin",
+            &admin.to_string(),
+            "--workers",
+            &arguments.workers.to_string(),
+        ]);
         let mut router = Process::start("router", &command, folder.path())?;
         router.wait_ready(address)?;
         narrator.say(Kind::Plain, &format!("router: at {address}, one address for all of them"));
@@ -94,7 +105,8 @@ impl Stage {
     pub(super) fn places(&self, keys: &[Vec<u8>]) -> anyhow::Result<Vec<KeyReport>> {
         let mut places = Vec::new();
         for some in keys.chunks(ASKED_AT_ONCE) {
-            let query: Vec<String> = some.iter().map(|key| format!("key={}", encoded(&String::from_utf8_lossy(key)))).collect();
+            let query: Vec<String> =
+                some.iter().map(|key| format!("key={}", encoded(&String::from_utf8_lossy(key)))).collect();
             places.extend(self.ask::<WhereReport>(&format!("/api/v1/where?{}", query.join("&")))?.keys);
         }
         Ok(places)
@@ -137,7 +149,8 @@ impl Stage {
     /// Starts it again, with what its file has.
     pub(super) fn start_again(&mut self, number: usize) -> anyhow::Result<()> {
         let address = self.nodes[number - 1].address;
-        let process = process::start_redis_at(address, &self.server, &format!("node{number}"), self.folder.path(), &DURABLE)?;
+        let process =
+            process::start_redis_at(address, &self.server, &format!("node{number}"), self.folder.path(), &DURABLE)?;
         self.nodes[number - 1].process = process;
         Ok(())
     }
@@ -150,7 +163,8 @@ impl Stage {
     /// The router must know of all keys that the nodes have.
     pub(super) fn check_keys(&self) -> anyhow::Result<u64> {
         let through = self.keys(&self.address.to_string())?;
-        let each: Vec<u64> = self.nodes.iter().map(|node| self.keys(&node.address.to_string())).collect::<Result<_, _>>()?;
+        let each: Vec<u64> =
+            self.nodes.iter().map(|node| self.keys(&node.address.to_string())).collect::<Result<_, _>>()?;
         let sum: u64 = each.iter().sum();
         ensure!(through == sum, "the router says that there are {through} keys, and the nodes hold {sum}");
         Ok(sum)

@@ -1,7 +1,8 @@
-//! The six acts: in each something happens to the load or to a server, and the router is watched until it has answered to that.
+//! The six acts: in each something happens to the load or to a server, and the router is watched until it has answered
+//! to that.
 //!
-//! The planner, the hot copies and the autoscaler decide themselves. The narrator shows their decisions as their histories have them. If one of them does not
-//! act in time, the narrator says so, and the demo fails.
+//! The planner, the hot copies and the autoscaler decide themselves. The narrator shows their decisions as their
+//! histories have them. If one of them does not act in time, the narrator says so, and the demo fails.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,7 +44,12 @@ impl fmt::Display for Interrupted {
 impl std::error::Error for Interrupted {}
 
 /// Tells it.
-pub(super) fn tell(stage: &mut Stage, narrator: &mut Narrator, arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
+pub(super) fn tell(
+    stage: &mut Stage,
+    narrator: &mut Narrator,
+    arguments: &Arguments,
+    stop: &AtomicBool,
+) -> anyhow::Result<()> {
     let loads = Loads::new(stage.address, arguments.connections, arguments.rate);
     let mut story = Story {
         stage,
@@ -120,7 +126,11 @@ impl Story<'_> {
     }
 
     /// Watches the load, and tells what the router decides, until `found` has something. `None`: it has not in time.
-    fn watch<T>(&mut self, patience: Duration, mut found: impl FnMut(&mut Self) -> anyhow::Result<Option<T>>) -> anyhow::Result<Option<T>> {
+    fn watch<T>(
+        &mut self,
+        patience: Duration,
+        mut found: impl FnMut(&mut Self) -> anyhow::Result<Option<T>>,
+    ) -> anyhow::Result<Option<T>> {
         let end = Instant::now() + patience;
         loop {
             std::thread::sleep(Duration::from_millis(20));
@@ -204,7 +214,10 @@ impl Story<'_> {
     fn shares(&self) -> anyhow::Result<String> {
         let report: HotKeysReport = self.stage.ask("/api/v1/hotkeys")?;
         let of_each = |requests: f64| thousands(requests.round().max(0.0) as u64);
-        let each = report.nodes.iter().map(|node| format!("{} {}", node.node, of_each(node.requests_per_second.unwrap_or_default())));
+        let each = report
+            .nodes
+            .iter()
+            .map(|node| format!("{} {}", node.node, of_each(node.requests_per_second.unwrap_or_default())));
         Ok(each.collect::<Vec<_>>().join(", "))
     }
 
@@ -214,7 +227,9 @@ impl Story<'_> {
         let rate = thousands(u64::from(self.rate));
         self.say(
             Kind::Seen,
-            &format!("{rate} requests/s of nine commands begin, by clients that know one address; keys are Zipfian (0.99)"),
+            &format!(
+                "{rate} requests/s of nine commands begin, by clients that know one address; keys are Zipfian (0.99)"
+            ),
         );
         self.pause(Duration::from_secs(4))?;
         let shares = self.shares()?;
@@ -247,8 +262,12 @@ impl Story<'_> {
             Some((hits, reads)) => {
                 let now: HotCopiesReport = self.stage.ask("/api/v1/hot-copies")?;
                 let (more, fills) = (now.hits - before.hits, now.fills - before.fills);
-                self.say(Kind::Decided, &format!("hot copies: {key} is read so much that the switch answers it itself"));
-                let (hits, more, fills, reads) = (thousands(hits as u64), thousands(more), thousands(fills), thousands(reads as u64));
+                self.say(
+                    Kind::Decided,
+                    &format!("hot copies: {key} is read so much that the switch answers it itself"),
+                );
+                let (hits, more, fills, reads) =
+                    (thousands(hits as u64), thousands(more), thousands(fills), thousands(reads as u64));
                 self.say(Kind::Done, &format!("{more} reads were answered from copies, now {hits} in a second; {reads} in a second reach {node}, and it was asked {fills} times for a copy"));
             }
         }
@@ -264,15 +283,22 @@ impl Story<'_> {
         self.loads.begin(Part::Written, &prefix)?;
         let rate = thousands(Part::Written.rate(self.rate) as u64);
         let names = keys.iter().map(|key| String::from_utf8_lossy(key).into_owned()).collect::<Vec<_>>();
-        self.say(Kind::Seen, &format!("{rate} INCR/s for the keys {} and {} of {}: no copy helps", names[0], names[1], node));
-        let relocated = self.watch(PATIENCE, |story| Ok(story.stage.places(&keys)?.into_iter().find(|place| place.relocated)))?;
+        self.say(
+            Kind::Seen,
+            &format!("{rate} INCR/s for the keys {} and {} of {}: no copy helps", names[0], names[1], node),
+        );
+        let relocated =
+            self.watch(PATIENCE, |story| Ok(story.stage.places(&keys)?.into_iter().find(|place| place.relocated)))?;
         match relocated {
             None => self.miss("the planner moves none of the keys that are written all the time"),
             Some(place) => {
                 let history: HistoryReport = self.stage.ask("/api/v1/plan/history")?;
                 let moves_it = |decision: &&DecisionReport| {
                     decision.by == "planner"
-                        && decision.steps.iter().any(|step| step.key.as_deref() == Some(place.key.as_str()) && step.to == place.node)
+                        && decision
+                            .steps
+                            .iter()
+                            .any(|step| step.key.as_deref() == Some(place.key.as_str()) && step.to == place.node)
                 };
                 match history.decisions.iter().find(moves_it).and_then(|decision| decision.id) {
                     None => self.miss("the planner has no decision for the key that was moved"),
@@ -309,10 +335,14 @@ impl Story<'_> {
         self.narrator.say(Kind::Act, "4. More than two nodes can take");
         self.loads.begin(Part::Rush, "rush:")?;
         let (rate, capacity) = (thousands(Part::Rush.rate(self.rate) as u64), thousands(u64::from(self.rate / 2 * 5)));
-        self.say(Kind::Seen, &format!("{rate} requests/s more; a node is said to take {capacity}, and a fifth of that is to stay free"));
+        self.say(
+            Kind::Seen,
+            &format!("{rate} requests/s more; a node is said to take {capacity}, and a fifth of that is to stay free"),
+        );
         let joined = self.watch(PATIENCE, |story| {
             let scale = story.stage.scale()?;
-            Ok((scale.nodes == 3 && scale.change.is_none() && scale.started.len() == 1).then(|| scale.started[0].clone()))
+            Ok((scale.nodes == 3 && scale.change.is_none() && scale.started.len() == 1)
+                .then(|| scale.started[0].clone()))
         })?;
         match joined {
             None => self.miss("the autoscaler adds no node"),
@@ -341,7 +371,9 @@ impl Story<'_> {
     fn killed_node(&mut self) -> anyhow::Result<()> {
         self.narrator.say(Kind::Act, "5. A node is killed, and comes back");
         // A key that is on its way has two places.
-        self.watch(PATIENCE, |story| Ok(story.stage.ask::<MovesReport>("/api/v1/moves")?.moves.is_empty().then_some(())))?;
+        self.watch(PATIENCE, |story| {
+            Ok(story.stage.ask::<MovesReport>("/api/v1/moves")?.moves.is_empty().then_some(()))
+        })?;
         let (victim, map) = (self.stage.name(VICTIM), self.stage.ask::<SlotsReport>("/api/v1/slots")?);
         let early = self.loads.take_failures();
         self.suspects.extend(early);
@@ -378,7 +410,11 @@ impl Story<'_> {
         let words: Vec<String> = words.iter().map(|(word, count)| format!("{} {word}", thousands(*count))).collect();
         self.say(
             Kind::Seen,
-            &format!("{victim} is back after {seconds:.0} s with {keys} keys; {} errors ({})", thousands(errors), words.join(", ")),
+            &format!(
+                "{victim} is back after {seconds:.0} s with {keys} keys; {} errors ({})",
+                thousands(errors),
+                words.join(", ")
+            ),
         );
         let text = match self.suspects.len() {
             0 => format!(
@@ -399,14 +435,26 @@ impl Story<'_> {
         self.loads.total().errors
     }
 
-    /// Which failures were for a key of the killed node, by the map as it was then or as it is now, and say so. By their first words.
-    fn judge(&mut self, failures: Vec<Failure>, victim: &str, map: &SlotsReport) -> anyhow::Result<BTreeMap<String, u64>> {
+    /// Which failures were for a key of the killed node, by the map as it was then or as it is now, and say so. By
+    /// their first words.
+    fn judge(
+        &mut self,
+        failures: Vec<Failure>,
+        victim: &str,
+        map: &SlotsReport,
+    ) -> anyhow::Result<BTreeMap<String, u64>> {
         let keys: BTreeSet<Vec<u8>> = failures.iter().flat_map(|failure| failure.keys.iter().cloned()).collect();
         let keys: Vec<Vec<u8>> = keys.into_iter().collect();
-        let owned = |slot: u16| map.ranges.iter().any(|range| range.node == victim && (range.first..=range.last).contains(&slot));
+        let owned = |slot: u16| {
+            map.ranges.iter().any(|range| range.node == victim && (range.first..=range.last).contains(&slot))
+        };
         let places = self.stage.places(&keys)?;
-        let of_victim: BTreeSet<&[u8]> =
-            keys.iter().zip(&places).filter(|(_, place)| place.node == victim || owned(place.slot)).map(|(key, _)| &**key).collect();
+        let of_victim: BTreeSet<&[u8]> = keys
+            .iter()
+            .zip(&places)
+            .filter(|(_, place)| place.node == victim || owned(place.slot))
+            .map(|(key, _)| &**key)
+            .collect();
         let mut words: BTreeMap<String, u64> = BTreeMap::new();
         for failure in failures {
             // LOADING is the word of a server that reads its file, which does not know what others call it.
@@ -455,23 +503,39 @@ impl Story<'_> {
         let errors = match (self.excused, unexcused) {
             (excused, 0) if excused > 0 => format!("{} errors, all for keys of the killed node", thousands(excused)),
             (_, 0) => "0 errors".to_owned(),
-            (excused, other) => format!("{} errors for keys of the killed node, {} others", thousands(excused), thousands(other)),
+            (excused, other) => {
+                format!("{} errors for keys of the killed node, {} others", thousands(excused), thousands(other))
+            }
         };
         let (wrong, stale) = (thousands(total.wrong - total.stale), thousands(total.stale));
         self.say(
             Kind::Verdict,
-            &format!("{} requests, every reply checked: {wrong} wrong, {stale} stale; {errors}", thousands(total.replies)),
+            &format!(
+                "{} requests, every reply checked: {wrong} wrong, {stale} stale; {errors}",
+                thousands(total.replies)
+            ),
         );
         let keys = if is_whole && self.missed.is_empty() { Some(self.stage.check_keys()?) } else { None };
-        let keys = keys.map_or_else(String::new, |keys| format!("; {} keys through the router, as many at the nodes", thousands(keys)));
+        let keys = keys.map_or_else(String::new, |keys| {
+            format!("; {} keys through the router, as many at the nodes", thousands(keys))
+        });
         let (p50, p99) = (millis(total.quantile(0.5)), millis(total.quantile(0.99)));
         self.say(Kind::Plain, &format!("over all of it: p50 {p50}, p99 {p99}{keys}"));
-        for complaint in
-            self.suspects.iter().map(|failure| &failure.text).take(5).chain(self.loads.complaints()).filter(|_| unexcused + total.wrong > 0)
+        for complaint in self
+            .suspects
+            .iter()
+            .map(|failure| &failure.text)
+            .take(5)
+            .chain(self.loads.complaints())
+            .filter(|_| unexcused + total.wrong > 0)
         {
             self.narrator.say(Kind::Plain, &format!("  {complaint}"));
         }
-        let is_clean = total.wrong == 0 && total.unanswered == 0 && total.disconnects == 0 && unexcused == 0 && self.suspects.is_empty();
+        let is_clean = total.wrong == 0
+            && total.unanswered == 0
+            && total.disconnects == 0
+            && unexcused == 0
+            && self.suspects.is_empty();
         ensure!(
             is_clean,
             "the load did not go well: {unexcused} errors for keys of nodes that ran, {} wrong replies, {} of them stale, {} requests without an answer, \

@@ -1,6 +1,7 @@
 //! The story as a picture of a terminal: plain text in SVG, one element for each line.
 //!
-//! Own code because it is one element per line; the crates that draw terminals read escape codes, which would have to be written first.
+//! Own code because it is one element per line; the crates that draw terminals read escape codes, which would have to
+//! be written first.
 
 use std::fmt::Write as _;
 
@@ -14,13 +15,15 @@ const STYLE: &str = "text{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,'
 
 /// The picture.
 pub(super) fn picture(lines: &[Line]) -> String {
-    let letters = lines.iter().map(|line| (line.head.chars().count() + line.text.chars().count()) as f64).fold(80.0, f64::max);
+    let letters =
+        lines.iter().map(|line| (line.head.chars().count() + line.text.chars().count()) as f64).fold(80.0, f64::max);
     let (width, height) = ((letters * LETTER) as usize + 2 * EDGE, (lines.len() + 1) * LINE + 2 * EDGE);
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" role=\"img\" \
          aria-label=\"make demo\">\n<style>{STYLE}</style>\n<rect width=\"{width}\" height=\"{height}\" rx=\"8\" fill=\"#14181d\"/>\n"
     );
-    let all = std::iter::once((None, "", "$ make demo")).chain(lines.iter().map(|line| (Some(line.kind), &*line.head, &*line.text)));
+    let all = std::iter::once((None, "", "$ make demo"))
+        .chain(lines.iter().map(|line| (Some(line.kind), &*line.head, &*line.text)));
     for (at, (kind, head, text)) in all.enumerate() {
         let y = EDGE + LINE * at + 12;
         let class = kind.map_or("", class);
@@ -36,8 +39,12 @@ pub(super) fn picture(lines: &[Line]) -> String {
         };
         if !(head.is_empty() && text.is_empty()) {
             // Writing to a string does not fail.
-            let _ =
-                writeln!(out, "<text x=\"{EDGE}\" y=\"{y}\" xml:space=\"preserve\">{}{}</text>", span(of_head, head), span(of_text, text));
+            let _ = writeln!(
+                out,
+                "<text x=\"{EDGE}\" y=\"{y}\" xml:space=\"preserve\">{}{}</text>",
+                span(of_head, head),
+                span(of_text, text)
+            );
         }
     }
     out.push_str("</svg>\n");
@@ -69,7 +76,10 @@ mod tests {
     fn a_picture_has_each_line_and_no_markup_of_theirs() {
         let line = |kind, text: &str| Line { kind, head: "0:01  ".to_owned(), text: text.to_owned() };
         let picture = picture(&[line(Kind::Seen, "a < b & c"), line(Kind::Verdict, "0 wrong")]);
-        assert!(picture.contains("a &lt; b &amp; c</text>") && picture.contains("class=\"verdict\">0 wrong"), "{picture}");
+        assert!(
+            picture.contains("a &lt; b &amp; c</text>") && picture.contains("class=\"verdict\">0 wrong"),
+            "{picture}"
+        );
         assert_eq!(picture.matches("<text ").count(), 3, "{picture}");
     }
 }

@@ -1,7 +1,7 @@
 //! What an application does with Redis, beside what is different behind the router: found before it is switched over.
 //!
-//! `stats` goes by the names of commands, which every server counts; `sample` looks at real commands for a moment, and so at their keys. Both ask the
-//! command table, as the router does, what becomes of a command.
+//! `stats` goes by the names of commands, which every server counts; `sample` looks at real commands for a moment, and
+//! so at their keys. Both ask the command table, as the router does, what becomes of a command.
 
 mod sample;
 mod stats;
@@ -42,8 +42,10 @@ pub(crate) enum Limit {
 /// What the commands at these servers may meet behind the router: by their names, and for so long by real ones.
 pub(crate) fn examine_commands(nodes: &[NodeAccess], time: Option<Duration>) -> Vec<Finding> {
     let seen: Vec<_> = std::thread::scope(|scope| {
-        let looks: Vec<_> =
-            nodes.iter().map(|node| (node, scope.spawn(move || (calls(node), time.map(|time| sample(node, time)))))).collect();
+        let looks: Vec<_> = nodes
+            .iter()
+            .map(|node| (node, scope.spawn(move || (calls(node), time.map(|time| sample(node, time))))))
+            .collect();
         looks.into_iter().filter_map(|(node, look)| Some((node, look.join().ok()?))).collect()
     });
     let mut total = Calls::new();
@@ -76,10 +78,13 @@ pub(crate) fn examine_commands(nodes: &[NodeAccess], time: Option<Duration>) -> 
     findings
 }
 
-/// The limit that calls of a command may meet. What only an operator calls at a server itself is none of an application's.
+/// The limit that calls of a command may meet. What only an operator calls at a server itself is none of an
+/// application's.
 fn limit_of(command: &Command) -> Option<Limit> {
     match command.handling {
-        Handling::OnlyNode(why) | Handling::Refused(why) => (!command.flags.has(Flags::ADMIN)).then_some(Limit::Refused(why)),
+        Handling::OnlyNode(why) | Handling::Refused(why) => {
+            (!command.flags.has(Flags::ADMIN)).then_some(Limit::Refused(why))
+        }
         Handling::Keyed if command.flags.has(Flags::SCRIPT) => Some(Limit::Script),
         Handling::Keyed if !may_have_several_keys(&command.keys) || spans_slots(command) => None,
         Handling::Keyed if command.flags.has(Flags::BLOCKING) => Some(Limit::Blocking),

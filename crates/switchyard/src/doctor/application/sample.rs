@@ -1,7 +1,7 @@
 //! Real commands, looked at for a moment by MONITOR: those that the router would refuse, counted by command.
 //!
-//! Values and names of keys are looked at and forgotten: only counts leave this module. A line is parsed as inline commands are, because that is how
-//! servers write it.
+//! Values and names of keys are looked at and forgotten: only counts leave this module. A line is parsed as inline
+//! commands are, because that is how servers write it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,7 +16,8 @@ use switchyard_router::NodeAccess;
 use super::{Limit, OWN, PATIENCE, limit_of};
 use crate::doctor::{Finding, Level};
 
-/// Bytes of MONITOR that are looked at from one node, at most: it costs the node, and more of the same says nothing new.
+/// Bytes of MONITOR that are looked at from one node, at most: it costs the node, and more of the same says nothing
+/// new.
 const BYTES_MAX: usize = 256 << 20;
 
 /// A line that is longer is left out: it carries a large value.
@@ -59,7 +60,13 @@ impl Sample {
 
     /// What there is to say of it.
     pub(crate) fn judge(&self) -> Vec<Finding> {
-        let tell = |level, found, advice: &str| Finding { level, node: None, check: "sample", found, advice: advice.to_owned() };
+        let tell = |level, found, advice: &str| Finding {
+            level,
+            node: None,
+            check: "sample",
+            found,
+            advice: advice.to_owned(),
+        };
         let mut findings: Vec<Finding> = self
             .refused
             .iter()
@@ -69,7 +76,9 @@ impl Sample {
                     Limit::OneSlot => ("with keys of several slots", TAGS),
                     Limit::Transaction => ("with keys of several slots between MULTI (or WATCH) and EXEC", TAGS),
                     Limit::Blocking => ("waiting for keys of several slots", TAGS),
-                    Limit::Script => ("with keys of several slots, or with keys that are not among those declared", DECLARE),
+                    Limit::Script => {
+                        ("with keys of several slots, or with keys that are not among those declared", DECLARE)
+                    }
                     Limit::Refused(why) => ("which the router does not serve", *why),
                 };
                 tell(Level::Warning, format!("{count} of {of} calls of {} {what}", name.replace('|', " ")), advice)
@@ -97,9 +106,9 @@ impl Sample {
     }
 }
 
-const TAGS: &str = "the router answers CROSSSLOT: give keys that are used together a common hash tag ({user:7}:cart, {user:7}:name)";
-const DECLARE: &str =
-    "the router answers CROSSSLOT, or stops the script: pass every key in KEYS, and give keys of one call a common hash tag";
+const TAGS: &str =
+    "the router answers CROSSSLOT: give keys that are used together a common hash tag ({user:7}:cart, {user:7}:name)";
+const DECLARE: &str = "the router answers CROSSSLOT, or stops the script: pass every key in KEYS, and give keys of one call a common hash tag";
 
 /// Looks at the commands of a node for so long.
 pub(crate) fn sample(access: &NodeAccess, time: Duration) -> Result<Sample, String> {
@@ -117,7 +126,9 @@ pub(crate) fn sample(access: &NodeAccess, time: Duration) -> Result<Sample, Stri
 /// Addresses of routers' connections.
 fn routers(node: &mut NodeConnection) -> BTreeSet<String> {
     let Ok(list) = node.ask(&["CLIENT", "LIST"]) else { return BTreeSet::new() };
-    let field = |line: &str, name: &str| line.split(' ').find_map(|word| word.strip_prefix(name).map(str::to_owned)).unwrap_or_default();
+    let field = |line: &str, name: &str| {
+        line.split(' ').find_map(|word| word.strip_prefix(name).map(str::to_owned)).unwrap_or_default()
+    };
     list.text().lines().filter(|line| field(line, "name=").starts_with(OWN)).map(|line| field(line, "addr=")).collect()
 }
 
@@ -160,8 +171,11 @@ fn parts(line: &[u8]) -> Option<(&str, &[u8])> {
     let open = line.iter().position(|byte| *byte == b'[')?;
     let close = open + line[open..].iter().position(|byte| *byte == b']')?;
     // An IPv6 address has brackets of its own.
-    let close =
-        if line.get(close + 1) == Some(&b':') { close + 1 + line[close + 1..].iter().position(|byte| *byte == b']')? } else { close };
+    let close = if line.get(close + 1) == Some(&b':') {
+        close + 1 + line[close + 1..].iter().position(|byte| *byte == b']')?
+    } else {
+        close
+    };
     let inside = std::str::from_utf8(&line[open + 1..close]).ok()?;
     let (_, who) = inside.split_once(' ')?;
     Some((who, line.get(close + 1..)?))
@@ -192,7 +206,8 @@ impl Tally {
         let keys = keys(command, args);
         let slots: BTreeSet<Slot> = keys.iter().map(|key| crc16_slot(key)).collect();
         let seen = self.clients.entry(who.clone()).or_default();
-        seen.is_router |= &*command.name == "CLIENT|SETNAME" && args.get(2).is_some_and(|name| name.starts_with(OWN.as_bytes()));
+        seen.is_router |=
+            &*command.name == "CLIENT|SETNAME" && args.get(2).is_some_and(|name| name.starts_with(OWN.as_bytes()));
         seen.sample.commands += 1;
         let limit = match limit_of(command) {
             Some(Limit::Blocking) if !command.blocks(args) => Some(Limit::OneSlot),
@@ -297,8 +312,23 @@ mod tests {
             (&[r#"[3 [::1]:700] "xread" "STREAMS" "a" "b" "0" "0""#], one("XREAD")),
             (&[r#"[0 10.0.0.1:5] "swapdb" "0" "1""#], one("SWAPDB")),
             (&[r#"[0 10.0.0.9:1] "rename" "a" "b""#], vec![]),
-            (&[r#"[0 10.0.0.8:1] "client" "setname" "switchyard-0a1b2c3d-1-2-m""#, r#"[0 10.0.0.8:1] "rename" "a" "b""#], vec![]),
-            (&[r#"[0 10.0.0.1:5] "set" "a" "x\"y\xff\n \"""#, r#"[0 10.0.0.1:5] "get""#, "OK", "[", "[0 x] \"set\" \"a"], vec![]),
+            (
+                &[
+                    r#"[0 10.0.0.8:1] "client" "setname" "switchyard-0a1b2c3d-1-2-m""#,
+                    r#"[0 10.0.0.8:1] "rename" "a" "b""#,
+                ],
+                vec![],
+            ),
+            (
+                &[
+                    r#"[0 10.0.0.1:5] "set" "a" "x\"y\xff\n \"""#,
+                    r#"[0 10.0.0.1:5] "get""#,
+                    "OK",
+                    "[",
+                    "[0 x] \"set\" \"a",
+                ],
+                vec![],
+            ),
         ] {
             assert_eq!(refused(lines), expected, "{lines:?}");
         }
@@ -336,13 +366,19 @@ mod tests {
     #[test]
     fn findings_tell_counts_and_no_names_of_keys() {
         let mut tally = Tally::default();
-        for line in [r#"1.0 [0 10.0.0.1:5] "rename" "secret-a" "secret-b""#, r#"1.0 [0 10.0.0.1:5] "rename" "{s}a" "{s}b""#] {
+        for line in
+            [r#"1.0 [0 10.0.0.1:5] "rename" "secret-a" "secret-b""#, r#"1.0 [0 10.0.0.1:5] "rename" "{s}a" "{s}b""#]
+        {
             tally.take(line.as_bytes());
         }
         let found = tally.finish(&BTreeSet::new(), false).judge();
         assert_eq!(found[0].found, "1 of 2 calls of RENAME with keys of several slots");
         assert!(found.iter().all(|f| !f.found.contains("secret")), "{found:?}");
-        assert!(found.last().is_some_and(|f| f.found.starts_with("2 commands of clients were looked at") && f.level == Level::Note));
+        assert!(
+            found
+                .last()
+                .is_some_and(|f| f.found.starts_with("2 commands of clients were looked at") && f.level == Level::Note)
+        );
         let clean = Sample { commands: 3, ..Sample::default() }.judge();
         assert!(clean.len() == 1 && clean[0].found.ends_with("none would be refused"), "{clean:?}");
     }

@@ -13,7 +13,8 @@ use crate::doctor::{Finding, Level};
 /// How often commands were called, by name (`GET`, `XGROUP|CREATE`).
 pub(crate) type Calls = BTreeMap<String, u64>;
 
-/// What a router and its moves call at nodes for themselves, too. Which of these calls are whose is not counted there; a sample tells them apart.
+/// What a router and its moves call at nodes for themselves, too. Which of these calls are whose is not counted there;
+/// a sample tells them apart.
 const ROUTERS: &[&str] = &["EXEC", "MSETNX", "RENAMENX", "SWAPDB", "WATCH"];
 
 /// What a node has counted, as far as it is clients': calls that were no mistake.
@@ -39,7 +40,8 @@ pub(crate) fn calls(access: &NodeAccess) -> Result<Calls, String> {
 fn parse(info: &str) -> Calls {
     let line = |line: &str| {
         let (name, fields) = line.trim().strip_prefix("cmdstat_")?.split_once(":calls=")?;
-        let failed = fields.split(',').find_map(|field| field.strip_prefix("failed_calls=")?.parse::<u64>().ok()).unwrap_or(0);
+        let failed =
+            fields.split(',').find_map(|field| field.strip_prefix("failed_calls=")?.parse::<u64>().ok()).unwrap_or(0);
         let calls: u64 = fields.split(',').next()?.parse().ok()?;
         Some((name.to_ascii_uppercase(), calls.saturating_sub(failed)))
     };
@@ -60,8 +62,10 @@ pub(crate) fn judge_calls(calls: &Calls) -> Vec<Finding> {
 }
 
 fn finding(limit: Limit, commands: &[(&str, u64)]) -> Finding {
-    let shown: Vec<String> =
-        commands.iter().map(|(name, count)| format!("{} ({})", name.replace('|', " "), counted(*count, "call"))).collect();
+    let shown: Vec<String> = commands
+        .iter()
+        .map(|(name, count)| format!("{} ({})", name.replace('|', " "), counted(*count, "call")))
+        .collect();
     let shown = shown.join(", ");
     let (level, found, advice) = match limit {
         Limit::Refused(why) => (
@@ -69,7 +73,11 @@ fn finding(limit: Limit, commands: &[(&str, u64)]) -> Finding {
             format!("commands were called that the router does not serve: {shown}"),
             format!("see that the application does without: {why}"),
         ),
-        Limit::OneSlot => (Level::Note, format!("commands were called whose keys must share a slot: {shown}"), format!("{TAGS}; {SAMPLE}")),
+        Limit::OneSlot => (
+            Level::Note,
+            format!("commands were called whose keys must share a slot: {shown}"),
+            format!("{TAGS}; {SAMPLE}"),
+        ),
         Limit::Transaction => (
             Level::Note,
             format!("transactions were called, and all keys of one, with those watched, must share a slot: {shown}"),
@@ -106,9 +114,13 @@ mod tests {
         );
         assert_eq!(calls["XGROUP|CREATE"], 9);
         let found = judge_calls(&calls);
-        let told: Vec<(Level, &str)> = found.iter().map(|f| (f.level, f.found.rsplit(": ").next().unwrap_or_default())).collect();
-        let expected =
-            [(Level::Note, "RENAME (3 calls), SMOVE (1 call)"), (Level::Note, "EXEC (5 calls)"), (Level::Warning, "SWAPDB (2 calls)")];
+        let told: Vec<(Level, &str)> =
+            found.iter().map(|f| (f.level, f.found.rsplit(": ").next().unwrap_or_default())).collect();
+        let expected = [
+            (Level::Note, "RENAME (3 calls), SMOVE (1 call)"),
+            (Level::Note, "EXEC (5 calls)"),
+            (Level::Warning, "SWAPDB (2 calls)"),
+        ];
         assert_eq!(told, expected);
         assert!(judge_calls(&parse("cmdstat_get:calls=1,usec=1\r\ncmdstat_mget:calls=1,usec=1\r\n")).is_empty());
     }

@@ -1,4 +1,5 @@
-//! Certificates made for one test: an authority, and what it signs. And a client that speaks TLS, as bare as the plain one.
+//! Certificates made for one test: an authority, and what it signs. And a client that speaks TLS, as bare as the plain
+//! one.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -50,7 +51,8 @@ impl Authority {
 
     /// A certificate for these names, in files called `file`. A second one of that name takes the place of the first.
     pub(crate) fn sign(&self, file: &str, names: &[&str]) -> Pair {
-        let mut params = CertificateParams::new(names.iter().map(|&n| n.to_owned()).collect::<Vec<_>>()).expect("names");
+        let mut params =
+            CertificateParams::new(names.iter().map(|&n| n.to_owned()).collect::<Vec<_>>()).expect("names");
         params.distinguished_name.push(DnType::CommonName, file);
         let key = KeyPair::generate().expect("a key");
         let signed = params.signed_by(&key, &self.issuer).expect("a certificate");
@@ -66,7 +68,8 @@ impl Authority {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(self.pem.as_bytes()).expect("PEM")).expect("an authority");
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().expect("versions");
+        let builder =
+            ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().expect("versions");
         let builder = builder.with_root_certificates(roots);
         Arc::new(match own {
             None => builder.with_no_client_auth(),

@@ -144,7 +144,8 @@ impl Client {
     /// The next reply.
     #[track_caller]
     pub(crate) fn reply(&mut self) -> Value {
-        self.try_reply().unwrap_or_else(|e| panic!("no reply: {e}; bytes so far: {:?}", self.rest().escape_ascii().to_string()))
+        self.try_reply()
+            .unwrap_or_else(|e| panic!("no reply: {e}; bytes so far: {:?}", self.rest().escape_ascii().to_string()))
     }
 
     /// The next reply, or why there is none.
@@ -155,7 +156,8 @@ impl Client {
     /// The next reply as it came.
     #[track_caller]
     pub(crate) fn raw(&mut self) -> Vec<u8> {
-        self.try_raw().unwrap_or_else(|e| panic!("no reply: {e}; bytes so far: {:?}", self.rest().escape_ascii().to_string()))
+        self.try_raw()
+            .unwrap_or_else(|e| panic!("no reply: {e}; bytes so far: {:?}", self.rest().escape_ascii().to_string()))
     }
 
     /// The next reply as it came, or why there is none.
@@ -191,13 +193,15 @@ impl Client {
                 self.buf.extend_from_slice(&chunk[..n]);
                 Ok(())
             }
-            Err(e) if e.kind() == ErrorKind::WouldBlock => Err(io::Error::new(ErrorKind::TimedOut, "nothing came in time")),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                Err(io::Error::new(ErrorKind::TimedOut, "nothing came in time"))
+            }
             Err(e) => Err(e),
         }
     }
 
-    /// Sends a pipeline and collects `count` replies as they came. Writes beside reading, as one must: a peer that cannot write its
-    /// replies stops reading.
+    /// Sends a pipeline and collects `count` replies as they came. Writes beside reading, as one must: a peer that
+    /// cannot write its replies stops reading.
     #[track_caller]
     pub(crate) fn pipeline(&mut self, bytes: &[u8], count: usize) -> Vec<Vec<u8>> {
         let mut writer = self.stream.try_clone().expect("a second handle");

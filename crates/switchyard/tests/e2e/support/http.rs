@@ -29,7 +29,10 @@ fn try_get_as(address: SocketAddr, path: &str, accept: &str) -> std::io::Result<
     stream.read_to_end(&mut answer)?;
     let answer = String::from_utf8_lossy(&answer).into_owned();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-    let status =
-        head.split(' ').nth(1).and_then(|s| s.parse().ok()).ok_or_else(|| std::io::Error::other(format!("no HTTP answer: {head:?}")))?;
+    let status = head
+        .split(' ')
+        .nth(1)
+        .and_then(|s| s.parse().ok())
+        .ok_or_else(|| std::io::Error::other(format!("no HTTP answer: {head:?}")))?;
     Ok((status, body.to_owned()))
 }

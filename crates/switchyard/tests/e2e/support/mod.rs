@@ -1,8 +1,8 @@
 //! What every test needs: real nodes, the real binary in front of them, and a client that hides nothing.
 //!
-//! `SWITCHYARD_E2E_TARGET=direct` points the clients at a plain server instead of the router: what a test asserts must then hold as well,
-//! unless it is about the router or several nodes (those tests say so with [`site::Site::router_only`]). That is how the tests
-//! themselves are tested.
+//! `SWITCHYARD_E2E_TARGET=direct` points the clients at a plain server instead of the router: what a test asserts must
+//! then hold as well, unless it is about the router or several nodes (those tests say so with
+//! [`site::Site::router_only`]). That is how the tests themselves are tested.
 
 pub(crate) mod certificates;
 pub(crate) mod client;

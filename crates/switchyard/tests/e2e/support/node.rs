@@ -54,7 +54,12 @@ impl Node {
     /// Starts one.
     pub(crate) fn start(options: &NodeOptions) -> Node {
         for _ in 0..5 {
-            let mut node = Node { process: None, dir: TempDir::new().expect("a directory"), port: ports::free(), options: options.clone() };
+            let mut node = Node {
+                process: None,
+                dir: TempDir::new().expect("a directory"),
+                port: ports::free(),
+                options: options.clone(),
+            };
             if node.launch() {
                 return node;
             }
@@ -87,7 +92,8 @@ impl Node {
             // Before authentication PING gives an error; that it answers is enough.
             if let Ok(mut client) = Client::try_connect(self.address()) {
                 client.post("PING");
-                let answers = client.try_reply().is_ok_and(|reply| !reply.error().is_some_and(|e| e.starts_with("LOADING")));
+                let answers =
+                    client.try_reply().is_ok_and(|reply| !reply.error().is_some_and(|e| e.starts_with("LOADING")));
                 if answers && is_ours(&mut client, process.pid()) {
                     self.process = Some(process);
                     return true;
@@ -150,7 +156,8 @@ impl Node {
     }
 }
 
-/// Whether the server that answers is the process that was started, where it says. Somebody else may have been faster to bind the port.
+/// Whether the server that answers is the process that was started, where it says. Somebody else may have been faster
+/// to bind the port.
 fn is_ours(client: &mut Client, pid: u32) -> bool {
     client.post("INFO server");
     let Ok(Value::Bulk(info)) = client.try_reply() else { return true };

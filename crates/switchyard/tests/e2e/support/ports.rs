@@ -1,12 +1,14 @@
 //! Ports that are free now and that no outgoing connection can take by chance.
 //!
-//! "Bind port 0" gives ports of the ephemeral range. A node that is killed and comes back on such a port may find it used by somebody's
-//! outgoing connection; worse, a router that keeps connecting to a dead port of that range may by chance connect to itself (the kernel
-//! picks the very same source port). So ports come from below the ephemeral range, and are tried by binding.
+//! "Bind port 0" gives ports of the ephemeral range. A node that is killed and comes back on such a port may find it
+//! used by somebody's outgoing connection; worse, a router that keeps connecting to a dead port of that range may by
+//! chance connect to itself (the kernel picks the very same source port). So ports come from below the ephemeral range,
+//! and are tried by binding.
 //!
-//! That a port is free is not enough where several test processes run at once: a node that is slow to start finds that the other process
-//! has taken its port, and the test takes the other's node for its own, because somebody answers. So a process gives out ports of blocks
-//! that it has claimed. A claim is a socket of an abstract name, which ends with the process, however that ends.
+//! That a port is free is not enough where several test processes run at once: a node that is slow to start finds that
+//! the other process has taken its port, and the test takes the other's node for its own, because somebody answers. So
+//! a process gives out ports of blocks that it has claimed. A claim is a socket of an abstract name, which ends with
+//! the process, however that ends.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::linux::net::SocketAddrExt;
@@ -55,7 +57,8 @@ impl Claimed {
     }
 }
 
-/// A port on 127.0.0.1 that was free a moment ago, and that neither this process nor another one of these tests will hand out soon.
+/// A port on 127.0.0.1 that was free a moment ago, and that neither this process nor another one of these tests will
+/// hand out soon.
 pub(crate) fn free() -> u16 {
     for _ in FIRST..END {
         let port = CLAIMED.lock().unwrap_or_else(|e| e.into_inner()).next();

@@ -1,9 +1,9 @@
 //! Child processes that cannot outlive the test that started them.
 //!
-//! Two nets: the guard kills by handle when it is dropped (also while a panic unwinds), and the kernel kills the child when the test
-//! process itself dies (`PR_SET_PDEATHSIG`, set by util-linux's `setpriv`, so that no unsafe `pre_exec` is needed here). The death
-//! signal is bound to the *thread* that spawned, and the test harness ends a thread per test: so one thread of its own, which never
-//! ends, spawns everything.
+//! Two nets: the guard kills by handle when it is dropped (also while a panic unwinds), and the kernel kills the child
+//! when the test process itself dies (`PR_SET_PDEATHSIG`, set by util-linux's `setpriv`, so that no unsafe `pre_exec`
+//! is needed here). The death signal is bound to the *thread* that spawned, and the test harness ends a thread per
+//! test: so one thread of its own, which never ends, spawns everything.
 
 use std::fs::File;
 use std::io;
@@ -115,7 +115,8 @@ impl Process {
     /// Waits for its end, or panics with its log.
     pub(crate) fn wait(&mut self, limit: Duration) -> ExitStatus {
         if self.ended().is_none() {
-            let process = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty()).expect("a handle of the process");
+            let process =
+                pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty()).expect("a handle of the process");
             let limit = Timespec::try_from(limit).expect("a time");
             while poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)) == Err(Errno::INTR) {}
         }
@@ -148,7 +149,8 @@ impl Process {
     /// A field of `/proc/PID/status` in KiB (`VmRSS`, `VmHWM`).
     pub(crate) fn memory_kib(&self, field: &str) -> u64 {
         let path = format!("/proc/{}/status", self.pid());
-        let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}; log of {}:\n{}", self.name, self.log()));
+        let text = std::fs::read_to_string(&path)
+            .unwrap_or_else(|e| panic!("{path}: {e}; log of {}:\n{}", self.name, self.log()));
         text.lines()
             .find_map(|line| line.strip_prefix(field)?.strip_prefix(':')?.trim().split(' ').next()?.parse().ok())
             .unwrap_or_else(|| panic!("{path} has no {field}"))

@@ -10,7 +10,8 @@ impl Random {
         Random(seed)
     }
 
-    /// The seeds that a randomised test runs with: fixed ones, and one that nobody has tried before; or only `SWITCHYARD_E2E_SEED`.
+    /// The seeds that a randomised test runs with: fixed ones, and one that nobody has tried before; or only
+    /// `SWITCHYARD_E2E_SEED`.
     pub(crate) fn seeds(fixed: &[u64]) -> Vec<u64> {
         if let Ok(seed) = std::env::var("SWITCHYARD_E2E_SEED") {
             return vec![seed.parse().expect("SWITCHYARD_E2E_SEED must be a number")];

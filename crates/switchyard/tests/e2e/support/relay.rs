@@ -1,4 +1,5 @@
-//! A TCP relay that stands between the router and a node and does to the bytes what networks do: chops, delays, stalls, cuts.
+//! A TCP relay that stands between the router and a node and does to the bytes what networks do: chops, delays, stalls,
+//! cuts.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -56,7 +57,8 @@ impl Mood {
         self.changed.notify_all();
     }
 
-    /// Waits until the relay ends if the process that has the other end of this connection is isolated. `is_isolated` keeps the answer, which costs a look at all its files.
+    /// Waits until the relay ends if the process that has the other end of this connection is isolated. `is_isolated`
+    /// keeps the answer, which costs a look at all its files.
     fn pass(&self, near: &TcpStream, is_isolated: &mut Option<bool>) {
         let isolated = *self.isolated.lock().expect("a process");
         let Some(pid) = isolated else { return };
@@ -85,7 +87,8 @@ impl Relay {
 
     /// Relays from `address`, where nobody listens, to `target`.
     pub(crate) fn start_at(address: SocketAddr, target: SocketAddr) -> Relay {
-        // A process that another test is just starting has a copy of the socket by which the port was tried, until it is another program.
+        // A process that another test is just starting has a copy of the socket by which the port was tried, until it
+        // is another program.
         let listener = until("the port is free", || TcpListener::bind(address).ok());
         let address = listener.local_addr().expect("an address");
         let mood = Arc::new(Mood {
@@ -154,13 +157,14 @@ impl Relay {
         self.mood.change(|held| held.replies = on);
     }
 
-    /// Holds requests back, or lets them go, also those of connections that were closed meanwhile: as a network does that loses everything in one
-    /// direction for a while, since what was sent is sent again by the sender's kernel.
+    /// Holds requests back, or lets them go, also those of connections that were closed meanwhile: as a network does
+    /// that loses everything in one direction for a while, since what was sent is sent again by the sender's kernel.
     pub(crate) fn hold(&self, on: bool) {
         self.mood.change(|held| held.requests = on);
     }
 
-    /// Holds back the requests of the first connection in which `needle` comes, from there on, also when that was closed meanwhile.
+    /// Holds back the requests of the first connection in which `needle` comes, from there on, also when that was
+    /// closed meanwhile.
     pub(crate) fn hold_from(&self, needle: &[u8]) {
         *self.mood.hold_from.lock().expect("what to look for") = Some(needle.to_vec());
     }
@@ -176,7 +180,8 @@ impl Relay {
         self.mood.wait_while(|held| !held.has_released);
     }
 
-    /// Holds back everything of the connections of one process, old and new, as a partition of the network does. Other processes are not affected.
+    /// Holds back everything of the connections of one process, old and new, as a partition of the network does. Other
+    /// processes are not affected.
     pub(crate) fn isolate(&self, pid: u32) {
         *self.mood.isolated.lock().expect("a process") = Some(pid);
     }
@@ -232,11 +237,15 @@ fn has_other_end(pid: u32, near: &TcpStream) -> bool {
     let inodes: Vec<String> = table
         .lines()
         .map(|line| line.split_whitespace().collect::<Vec<_>>())
-        .filter(|row| row.get(1).is_some_and(|end| end.ends_with(&local)) && row.get(2).is_some_and(|end| end.ends_with(&remote)))
+        .filter(|row| {
+            row.get(1).is_some_and(|end| end.ends_with(&local)) && row.get(2).is_some_and(|end| end.ends_with(&remote))
+        })
         .filter_map(|row| Some(format!("socket:[{}]", row.get(9)?)))
         .collect();
     let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    files.filter_map(|file| std::fs::read_link(file.path()).ok()).any(|link| inodes.iter().any(|inode| link.as_os_str() == inode.as_str()))
+    files
+        .filter_map(|file| std::fs::read_link(file.path()).ok())
+        .any(|link| inodes.iter().any(|inode| link.as_os_str() == inode.as_str()))
 }
 
 fn requests(mut from: TcpStream, mut to: TcpStream, mood: &Mood) {
@@ -249,8 +258,11 @@ fn requests(mut from: TcpStream, mut to: TcpStream, mood: &Mood) {
                 seen.extend_from_slice(&chunk[..n]);
             }
         }
-        let is_it =
-            mood.hold_from.lock().expect("what to look for").take_if(|needle| chunk[..n].windows(needle.len()).any(|w| w == needle));
+        let is_it = mood
+            .hold_from
+            .lock()
+            .expect("what to look for")
+            .take_if(|needle| chunk[..n].windows(needle.len()).any(|w| w == needle));
         if is_it.is_some() {
             mood.change(|held| held.one = true);
             mood.wait_while(|held| held.one);

@@ -24,7 +24,8 @@ pub(crate) struct RouterOptions {
     pub(crate) open_files: Option<u64>,
     /// A file in the place of its `/etc/hosts`, in a mount namespace of its own.
     pub(crate) hosts: Option<PathBuf>,
-    /// Leaves `nodes.wait-max` to the configuration. Otherwise it is 0, so that a command for a node that is down fails at once.
+    /// Leaves `nodes.wait-max` to the configuration. Otherwise it is 0, so that a command for a node that is down fails
+    /// at once.
     pub(crate) waits_for_nodes: bool,
     /// Wait only until it answers PING, not until every node answers.
     pub(crate) nodes_may_be_down: bool,
@@ -92,7 +93,13 @@ impl Router {
     }
 
     /// Starts another process in front of the same nodes.
-    pub(crate) fn start_beside(&self, options: &RouterOptions, listen: SocketAddr, admin: SocketAddr, state_dir: &Path) -> Process {
+    pub(crate) fn start_beside(
+        &self,
+        options: &RouterOptions,
+        listen: SocketAddr,
+        admin: SocketAddr,
+        state_dir: &Path,
+    ) -> Process {
         launch_with_state(&self.nodes, options, listen, admin, self.dir.path(), state_dir, "rival.log")
     }
 
@@ -115,7 +122,8 @@ impl Router {
                 // DBSIZE asks every node.
                 client.post_quietly(if self.options.nodes_may_be_down { "PING" } else { "DBSIZE" });
                 if client.try_reply().is_ok_and(|reply| reply.error().is_none()) {
-                    // Clients are served a moment before all that executes operators' commands is there. Not where little is logged.
+                    // Clients are served a moment before all that executes operators' commands is there. Not where
+                    // little is logged.
                     let told = Instant::now() + Duration::from_secs(1);
                     while !self.process.log().contains("clients connect to") && Instant::now() < told {
                         std::thread::sleep(Duration::from_millis(5));
@@ -200,7 +208,10 @@ fn launch_with_state(
         (None, None) => tied(binary),
         (_, Some(hosts)) => {
             let mut command = tied("unshare");
-            command.args(["--mount", "--", "sh", "-c", "mount --bind \"$0\" /etc/hosts && exec \"$@\""]).arg(hosts).arg(binary);
+            command
+                .args(["--mount", "--", "sh", "-c", "mount --bind \"$0\" /etc/hosts && exec \"$@\""])
+                .arg(hosts)
+                .arg(binary);
             command
         }
         (Some(limit), None) => {

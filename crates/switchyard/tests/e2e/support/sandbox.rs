@@ -1,4 +1,5 @@
-//! A copy of this machine that a real systemd has booted, with the package installed: for what is tried as a user does it, to the letter.
+//! A copy of this machine that a real systemd has booted, with the package installed: for what is tried as a user does
+//! it, to the letter.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -35,8 +36,9 @@ fn package() -> Option<&'static Path> {
     deb.as_deref()
 }
 
-/// Runs a script in the copy, as root, with the package beside it. Does nothing where the machine does not allow it, and says so past the test runner, which
-/// shows nothing of a test that passes. In CI a machine that lacks only a package is a failure.
+/// Runs a script in the copy, as root, with the package beside it. Does nothing where the machine does not allow it,
+/// and says so past the test runner, which shows nothing of a test that passes. In CI a machine that lacks only a
+/// package is a failure.
 pub(crate) fn run(script: &Path) {
     let not_tried = |why: &str| {
         let mut out = std::io::stderr();

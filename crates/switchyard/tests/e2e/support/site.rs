@@ -116,8 +116,11 @@ impl Site {
         let mut tags = Vec::new();
         for node in &self.nodes {
             let found = node.cmd("KEYS {t*}tag-probe");
-            let mut own: Vec<String> =
-                found.items().iter().map(|key| key.text().split(['{', '}']).nth(1).expect("a tag").to_owned()).collect();
+            let mut own: Vec<String> = found
+                .items()
+                .iter()
+                .map(|key| key.text().split(['{', '}']).nth(1).expect("a tag").to_owned())
+                .collect();
             own.sort_by_key(|tag| (tag.len(), tag.clone()));
             assert!(own.len() >= 4, "of {probes} tags a node has only {own:?}");
             tags.push(own);

@@ -1,4 +1,5 @@
-//! Replies as a test wants to look at them. The bytes as they came are kept beside (see `client`): a differential test compares those.
+//! Replies as a test wants to look at them. The bytes as they came are kept beside (see `client`): a differential test
+//! compares those.
 
 use std::fmt;
 
@@ -147,7 +148,10 @@ impl Value {
     /// The value beside `key` in a map or flat array.
     #[track_caller]
     pub(crate) fn field(&self, key: &str) -> Value {
-        self.pairs().into_iter().find_map(|(k, v)| (k == key).then_some(v)).unwrap_or_else(|| panic!("no field {key} in {self:?}"))
+        self.pairs()
+            .into_iter()
+            .find_map(|(k, v)| (k == key).then_some(v))
+            .unwrap_or_else(|| panic!("no field {key} in {self:?}"))
     }
 }
 
@@ -160,17 +164,17 @@ pub(crate) struct Framer {
 }
 
 impl Framer {
-    /// The length of the first whole reply in `buf`, or `None` where more bytes are needed. Panics on bytes that are no reply.
+    /// The length of the first whole reply in `buf`, or `None` where more bytes are needed. Panics on bytes that are no
+    /// reply.
     pub(crate) fn end(&mut self, buf: &[u8]) -> Option<usize> {
         loop {
             let rest = buf.get(self.at..)?;
             let line_end = rest.windows(2).position(|w| w == b"\r\n")?;
             let (kind, body) = (rest[0], &rest[1..line_end]);
             let number = || -> i64 {
-                std::str::from_utf8(body)
-                    .ok()
-                    .and_then(|s| s.parse().ok())
-                    .unwrap_or_else(|| panic!("not a length in a reply: {:?}", rest[..line_end].escape_ascii().to_string()))
+                std::str::from_utf8(body).ok().and_then(|s| s.parse().ok()).unwrap_or_else(|| {
+                    panic!("not a length in a reply: {:?}", rest[..line_end].escape_ascii().to_string())
+                })
             };
             match kind {
                 b'+' | b'-' | b':' | b'_' | b',' | b'#' | b'(' => self.at += line_end + 2,
@@ -199,7 +203,11 @@ impl Framer {
                     }
                 }
                 other => {
-                    panic!("a reply cannot begin with {:?}: {:?}", other as char, rest[..rest.len().min(80)].escape_ascii().to_string())
+                    panic!(
+                        "a reply cannot begin with {:?}: {:?}",
+                        other as char,
+                        rest[..rest.len().min(80)].escape_ascii().to_string()
+                    )
                 }
             }
             loop {
@@ -249,7 +257,9 @@ fn parse_at(raw: &[u8], at: &mut usize) -> Value {
         b'(' => Value::Big(body),
         b'$' => blob(at).map_or(Value::Nil, Value::Bulk),
         b'!' => Value::Error(String::from_utf8_lossy(&blob(at).expect("an error has a text")).into_owned()),
-        b'=' => Value::Verbatim(String::from_utf8_lossy(&blob(at).expect("a verbatim string has a text")[4..]).into_owned()),
+        b'=' => {
+            Value::Verbatim(String::from_utf8_lossy(&blob(at).expect("a verbatim string has a text")[4..]).into_owned())
+        }
         b'*' | b'~' | b'>' => {
             let n: i64 = body.parse().expect("a length");
             if n < 0 {
