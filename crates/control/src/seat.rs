@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
-use switchyard_policy::seat::{Look, Mark, Predecessor, Standing, Turn, Watch};
+use switchyard_policy::seat::{Look, OwnershipRecord, OwnershipStatus, Predecessor, StandbyMonitor, Turn};
 use switchyard_policy::topology::NodeId;
 use switchyard_router::{Admission, Before, NodeAccess, Seat, left_behind, mark_in, question_of, why_not};
 use tracing::{debug, info, warn};
@@ -233,7 +233,7 @@ impl Seats {
             return Err(format!("is not ours: {why}"));
         }
         let mut refusal = answer.error();
-        if standing != Standing::Untold {
+        if standing != OwnershipStatus::Untold {
             let answer = connection
                 .ask(&self.seat.replacement(&self.mark_now()))
                 .map_err(|error| format!("does not answer: {error}"))?;
@@ -248,9 +248,9 @@ impl Seats {
     }
 
     /// What stands at the nodes from now on.
-    fn mark_now(&self) -> Mark {
+    fn mark_now(&self) -> OwnershipRecord {
         let is_moving = self.beginning.load(Ordering::Acquire) > 0 || self.placement.is_moving();
-        Mark {
+        OwnershipRecord {
             is_moving,
             beat: self.beat.load(Ordering::Relaxed),
             nodes: self.having_keys(is_moving),
@@ -275,11 +275,11 @@ impl Seats {
     }
 
     /// Replaces the mark at a node by a last one, if it is still ours.
-    fn leave_mark(&self, at: &mut AtNode, mark: &Mark) {
+    fn leave_mark(&self, at: &mut AtNode, mark: &OwnershipRecord) {
         let Some(Connected { access, connection, .. }) = &mut at.connection else { return };
         let replaced =
             connection.ask(&self.seat.question()).and_then(|answer| match self.seat.judge(&access.name, &answer.0) {
-                Standing::Ours => connection.ask(&self.seat.replacement(mark)).map(drop),
+                OwnershipStatus::Ours => connection.ask(&self.seat.replacement(mark)).map(drop),
                 _ => Ok(()),
             });
         if let Err(error) = replaced {
@@ -290,7 +290,7 @@ impl Seats {
     /// Records at all nodes that this router has stopped, so that its successor does not wait for its hot copies. To be
     /// called after the last worker has ended.
     fn leave_stopped(&self) {
-        let mark = Mark { is_stopped: true, ..self.mark_now() };
+        let mark = OwnershipRecord { is_stopped: true, ..self.mark_now() };
         let nodes: Vec<_> = locked(&self.nodes).values().cloned().collect();
         std::thread::scope(|scope| {
             for at in &nodes {
@@ -482,7 +482,7 @@ pub fn look(
     let mut looks = lookout.look();
     if let Some((standby, wait)) = standby {
         let start = Instant::now();
-        let mut watch = Watch::new(nodes.len());
+        let mut watch = StandbyMonitor::new(nodes.len());
         let mut last = None;
         loop {
             check(&looks, &kept, directory, nodes)?;
@@ -538,7 +538,7 @@ pub fn look(
 /// What a node showed, or why it keeps no marks.
 type Looked = Result<Look, String>;
 
-fn marks(looks: &[Looked]) -> impl Iterator<Item = &Mark> {
+fn marks(looks: &[Looked]) -> impl Iterator<Item = &OwnershipRecord> {
     looks.iter().filter_map(|look| match look {
         Ok(Look::Seen { mark, .. }) => mark.as_ref(),
         _ => None,

@@ -14,7 +14,7 @@ use switchyard_control::members::{MemberChange, NodeList};
 use switchyard_control::nodes::NodeAddress;
 use switchyard_control::placement::{Placement, access};
 use switchyard_control::{Fleet, Running};
-use switchyard_policy::migration::{Cause, How, MoveOrder};
+use switchyard_policy::migration::{Cause, MoveOptions, MoveOrder};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 use switchyard_router::{Host, ListenerSettings, Live, Ports, Router, Settings};
 
@@ -79,8 +79,14 @@ fn two_fleets_in_one_process_know_nothing_of_each_other() {
     let owner = |fleet: &Fleet| fleet.placement.topology().expect("a map").owner(slot);
     let (source, others_owner) = (owner(&one), owner(&other));
     let target = NodeId(1 - source.0);
-    let order =
-        MoveOrder { source, target, slots: vec![slot], keys: None, how: How::default(), cause: Cause::Asked(None) };
+    let order = MoveOrder {
+        source,
+        target,
+        slots: vec![slot],
+        keys: None,
+        how: MoveOptions::default(),
+        cause: Cause::Asked(None),
+    };
     let (told, durable) = mpsc::channel();
     one.moves.record(order.records(MoveId(1)), Box::new(move |outcome| told.send(outcome).expect("awaited")));
     durable.recv().expect("told").expect("written");

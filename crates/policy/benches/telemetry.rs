@@ -4,7 +4,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use switchyard_policy::telemetry::{How, Identity, Recent, Segment, Use};
+use switchyard_policy::telemetry::{AccessKind, Identity, KeyAccess, Recent, Segment};
 
 const COMMANDS: usize = 1 << 18;
 const ROUNDS: usize = 15;
@@ -52,7 +52,7 @@ fn main() {
         let hashes = hashes(keys, skew);
         let (mut segment, mut recent) = (Segment::new(256), Recent::of_one_in(1));
         let counted = least(&hashes, |hash| {
-            segment.note(Identity::new(hash, 0, b"user:1234567890"), Use { how: How::Read, bytes: 40 })
+            segment.note(Identity::new(hash, 0, b"user:1234567890"), KeyAccess { how: AccessKind::Read, bytes: 40 })
         });
         let noticed = least(&hashes, |hash| {
             black_box(recent.note(hash));

@@ -19,14 +19,14 @@ pub const COLOCATE_MAX: usize = 4;
 
 /// What a command needs to live together.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Wanted {
+pub enum ColocationRequest {
     /// These keys, of one slot, with the other keys of the command.
     Keys(Vec<Arc<[u8]>>),
     /// All keys of a slot: the command may use any of them.
     Slot(Slot),
 }
 
-impl Wanted {
+impl ColocationRequest {
     /// The slot; `None` where no key is wanted.
     fn slot(&self, topology: &Topology) -> Option<Slot> {
         match self {
@@ -74,7 +74,7 @@ pub struct Open<'a> {
 
 /// How it stands with what a command needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Standing {
+pub enum ColocationStatus {
     /// All of it lives where its slot is.
     Home,
     /// It is on its way, or will be.
@@ -102,44 +102,49 @@ pub struct Colocation {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Plan {
     /// How each stands.
-    pub standings: Vec<Standing>,
+    pub standings: Vec<ColocationStatus>,
     /// What is to begin: slots of no two of them, and of none that is open, are the same.
     pub moves: Vec<Colocation>,
 }
 
 /// Which moves bring home what is wanted.
 #[must_use]
-pub fn plan(topology: &Topology, wanted: &[&Wanted], open: &[Open<'_>], is_away: impl Fn(NodeId) -> bool) -> Plan {
+pub fn plan(
+    topology: &Topology,
+    wanted: &[&ColocationRequest],
+    open: &[Open<'_>],
+    is_away: impl Fn(NodeId) -> bool,
+) -> Plan {
     let mut plan = Plan::default();
     let mut moves: BTreeMap<(NodeId, NodeId), Colocation> = BTreeMap::new();
     // From where a slot's keys come this time.
     let mut from: BTreeMap<Slot, NodeId> = BTreeMap::new();
     for (place, wanted) in wanted.iter().enumerate() {
         let Some(slot) = wanted.slot(topology) else {
-            plan.standings.push(Standing::Home);
+            plan.standings.push(ColocationStatus::Home);
             continue;
         };
         // Also where its keys are at home by the topology: this move may take them away, and workers know of that
         // before the topology does.
         if let Some(busy) = open.iter().find(|open| open.slots.binary_search(&slot).is_ok()) {
             plan.standings.push(match [busy.source, busy.target].into_iter().find(|node| is_away(*node)) {
-                _ if busy.is_paused => Standing::Paused(busy.id),
-                Some(node) => Standing::Away(node),
-                None => Standing::Wait,
+                _ if busy.is_paused => ColocationStatus::Paused(busy.id),
+                Some(node) => ColocationStatus::Away(node),
+                None => ColocationStatus::Wait,
             });
             continue;
         }
         let away = wanted.away(topology);
         let target = topology.owner(slot);
         let Some((_, first)) = away.first() else {
-            plan.standings.push(Standing::Home);
+            plan.standings.push(ColocationStatus::Home);
             continue;
         };
         if let Some(node) = away.iter().map(|(_, node)| *node).chain([target]).find(|node| is_away(*node)) {
-            plan.standings.push(Standing::Away(node));
+            plan.standings.push(ColocationStatus::Away(node));
             continue;
         }
-        plan.standings.push(Standing::Wait);
+        plan.standings.push(ColocationStatus::Wait);
         let source = from.get(&slot).copied().unwrap_or(*first);
         let under_way =
             open.iter().filter(|open| open.colocates && (open.source, open.target) == (source, target)).count();

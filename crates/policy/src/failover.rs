@@ -1,6 +1,6 @@
 //! Which server of a node is its primary, and which replicas may be read: for nodes that have replicas.
 //!
-//! A [`Watch`] is stepped with what was seen - a server's own account of its role, its silence, a Sentinel's
+//! A [`PrimaryMonitor`] is stepped with what was seen - a server's own account of its role, its silence, a Sentinel's
 //! announcement - and says when the primary changes and which replicas are fit to be read. It elects nobody: promoting
 //! a replica is the business of Sentinel, an operator or an orchestrator. It finds out that it has happened, and
 //! refuses to be fooled: following a server that merely claims to be a primary (a detached copy, the old primary that
@@ -87,7 +87,7 @@ pub fn why_not_readable(info: &str) -> Option<&'static str> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event<A> {
     /// A server told its role, in so many microseconds.
-    Told {
+    RoleReported {
         /// Which server.
         address: A,
         /// What it said.
@@ -183,7 +183,7 @@ struct Seen<A> {
 
 /// One node's servers.
 #[derive(Clone, Debug)]
-pub struct Watch<A> {
+pub struct PrimaryMonitor<A> {
     record: Option<Record<A>>,
     has_sentinel: bool,
     seen: BTreeMap<A, Seen<A>>,
@@ -193,12 +193,12 @@ pub struct Watch<A> {
     /// moved slots to it just before), and what was moved to it since. `None` until the primary has told where it is.
     needed: Option<Position>,
     /// The address that the name of the primary leads to now, where that is another.
-    heir: Option<A>,
+    successor: Option<A>,
     /// Who claims to be a primary without proof, and Sentinel's epoch for it.
     unproven: Option<(A, u64)>,
 }
 
-impl<A: Clone + Ord> Watch<A> {
+impl<A: Clone + Ord> PrimaryMonitor<A> {
     /// Watches `servers`. Without Sentinel the first of them is the primary, unless `stored` says otherwise; with
     /// Sentinel nobody is before one has announced it, unless `stored` knows.
     pub fn new(servers: Vec<A>, has_sentinel: bool, stored: Option<Record<A>>) -> Self {
@@ -217,7 +217,7 @@ impl<A: Clone + Ord> Watch<A> {
             readable: Vec::new(),
             primary_is_nearest: true,
             needed: None,
-            heir: None,
+            successor: None,
             unproven: None,
         };
         let primary = watch.primary().cloned();
@@ -253,7 +253,7 @@ impl<A: Clone + Ord> Watch<A> {
     /// Takes in what was seen at `now_us`, and appends what is to be done about it.
     pub fn step(&mut self, event: Event<A>, now_us: u64, actions: &mut Vec<Action<A>>) {
         match event {
-            Event::Told { address, role, round_trip_us } => {
+            Event::RoleReported { address, role, round_trip_us } => {
                 let seen = self.notice(address.clone());
                 seen.silent_since_us = None;
                 let mean = seen
@@ -314,8 +314,8 @@ impl<A: Clone + Ord> Watch<A> {
             Event::Renamed { from, to, is_first } => {
                 self.notice(to.clone());
                 let leads_from = |address: Option<&A>| address.is_some() && from.as_ref() == address;
-                if leads_from(self.primary()) || leads_from(self.heir.as_ref()) {
-                    self.heir = Some(to).filter(|to| self.primary() != Some(to));
+                if leads_from(self.primary()) || leads_from(self.successor.as_ref()) {
+                    self.successor = Some(to).filter(|to| self.primary() != Some(to));
                 } else if is_first && self.record.is_none() {
                     self.change_primary(to, 0, Why::Renamed, false, actions);
                 }
@@ -392,7 +392,7 @@ impl<A: Clone + Ord> Watch<A> {
             // Two that were both promoted from ours: which has the writes, nobody here can tell.
             candidates.next().filter(|_| candidates.next().is_none()).cloned()
         });
-        let heir = self.heir.clone().filter(|address| why == Why::Silence && claims(address));
+        let heir = self.successor.clone().filter(|address| why == Why::Silence && claims(address));
         if let Some(successor) = successor {
             self.change_primary(successor, 0, why, false, actions);
         } else if let Some(heir) = heir {
@@ -412,7 +412,7 @@ impl<A: Clone + Ord> Watch<A> {
             told_id.or_else(|| self.record.as_ref().filter(|_| same).and_then(|r| r.replication_id.clone()));
         let record = Record { primary: address.clone(), config_epoch, replication_id };
         self.record = Some(record.clone());
-        (self.unproven, self.heir) = (None, None);
+        (self.unproven, self.successor) = (None, None);
         actions.push(Action::Record(record));
         if !same {
             self.needed = None;
@@ -512,10 +512,10 @@ mod tests {
     }
 
     fn told(address: u8, role: Role<u8>) -> Event<u8> {
-        Event::Told { address, role, round_trip_us: 100 }
+        Event::RoleReported { address, role, round_trip_us: 100 }
     }
 
-    fn step(watch: &mut Watch<u8>, now_us: u64, event: Event<u8>) -> Vec<Action<u8>> {
+    fn step(watch: &mut PrimaryMonitor<u8>, now_us: u64, event: Event<u8>) -> Vec<Action<u8>> {
         let mut actions = Vec::new();
         watch.step(event, now_us, &mut actions);
         actions
@@ -529,8 +529,8 @@ mod tests {
     }
 
     /// OLD with its replica NEW, both seen.
-    fn settled() -> Watch<u8> {
-        let mut watch = Watch::new(vec![OLD, NEW], false, None);
+    fn settled() -> PrimaryMonitor<u8> {
+        let mut watch = PrimaryMonitor::new(vec![OLD, NEW], false, None);
         step(&mut watch, 0, told(OLD, primary("a", None)));
         step(&mut watch, 0, told(NEW, replica(OLD)));
         watch
@@ -606,13 +606,17 @@ mod tests {
 
     #[test]
     fn a_primary_is_known_when_its_name_first_resolves() {
-        let mut watch = Watch::without_first(vec![NEW], None);
+        let mut watch = PrimaryMonitor::without_first(vec![NEW], None);
         assert_eq!(changes(&step(&mut watch, 0, told(NEW, replica(OLD)))), []);
         assert_eq!(watch.primary(), None);
         let named = Event::Renamed { from: None, to: OLD, is_first: true };
         assert_eq!(changes(&step(&mut watch, 0, named)), [(OLD, Why::Renamed)]);
         let stored = Record { primary: NEW, config_epoch: 0, replication_id: None };
-        assert_eq!(Watch::without_first(vec![NEW], Some(stored)).primary(), Some(&NEW), "it was promoted before");
+        assert_eq!(
+            PrimaryMonitor::without_first(vec![NEW], Some(stored)).primary(),
+            Some(&NEW),
+            "it was promoted before"
+        );
     }
 
     #[test]
@@ -634,10 +638,10 @@ mod tests {
 
     #[test]
     fn a_stranger_that_claims_to_be_primary_is_told_once_and_not_followed() {
-        let mut watch = Watch::new(vec![OLD, NEW], false, None);
+        let mut watch = PrimaryMonitor::new(vec![OLD, NEW], false, None);
         step(&mut watch, 0, told(OLD, primary("a", None)));
         step(&mut watch, 0, Event::Silent { address: OLD });
-        let claim = |watch: &mut Watch<u8>, now| step(watch, now, told(NEW, primary("z", Some("y"))));
+        let claim = |watch: &mut PrimaryMonitor<u8>, now| step(watch, now, told(NEW, primary("z", Some("y"))));
         assert_eq!(claim(&mut watch, 2 * SILENCE_US), [Action::Unproven { address: NEW }]);
         assert_eq!(claim(&mut watch, 3 * SILENCE_US), []);
         assert_eq!(watch.primary(), Some(&OLD));
@@ -651,7 +655,7 @@ mod tests {
 
     #[test]
     fn two_successors_are_one_too_many() {
-        let mut watch = Watch::new(vec![OLD, NEW, OTHER], false, None);
+        let mut watch = PrimaryMonitor::new(vec![OLD, NEW, OTHER], false, None);
         step(&mut watch, 0, told(OLD, primary("a", None)));
         step(&mut watch, 0, told(NEW, primary("b", Some("a"))));
         step(&mut watch, 0, told(OTHER, primary("c", Some("a"))));
@@ -664,7 +668,7 @@ mod tests {
     #[test]
     fn the_old_primary_that_comes_back_is_not_followed_even_after_a_restart_of_ours() {
         let stored = Record { primary: NEW, config_epoch: 0, replication_id: Some("b".into()) };
-        let mut watch = Watch::new(vec![OLD, NEW], false, Some(stored));
+        let mut watch = PrimaryMonitor::new(vec![OLD, NEW], false, Some(stored));
         assert_eq!(watch.primary(), Some(&NEW));
         step(&mut watch, 0, told(OLD, primary("a", None)));
         step(&mut watch, 0, Event::Silent { address: NEW });
@@ -675,9 +679,9 @@ mod tests {
 
     #[test]
     fn the_highest_epoch_of_the_sentinels_counts() {
-        let mut watch = Watch::new(Vec::new(), true, None);
+        let mut watch = PrimaryMonitor::new(Vec::new(), true, None);
         assert_eq!(watch.primary(), None);
-        let announce = |watch: &mut Watch<u8>, primary, config_epoch| {
+        let announce = |watch: &mut PrimaryMonitor<u8>, primary, config_epoch| {
             changes(&step(watch, 0, Event::Announced { primary, config_epoch }))
         };
         assert_eq!(announce(&mut watch, OLD, 1), [(OLD, Why::Announced)]);
@@ -691,8 +695,8 @@ mod tests {
     }
 
     /// OLD was replaced by NEW, as Sentinels announced with epoch 1.
-    fn failed_over() -> Watch<u8> {
-        let mut watch = Watch::new(Vec::new(), true, None);
+    fn failed_over() -> PrimaryMonitor<u8> {
+        let mut watch = PrimaryMonitor::new(Vec::new(), true, None);
         step(&mut watch, 0, Event::Announced { primary: OLD, config_epoch: 0 });
         step(&mut watch, 0, told(OLD, primary("a", None)));
         step(&mut watch, 0, Event::Announced { primary: NEW, config_epoch: 1 });
@@ -727,7 +731,7 @@ mod tests {
 
     #[test]
     fn sentinels_that_were_set_up_anew_are_followed_to_a_primary_that_proves_its_descent() {
-        let mut watch = Watch::new(
+        let mut watch = PrimaryMonitor::new(
             Vec::new(),
             true,
             Some(Record { primary: OLD, config_epoch: 7, replication_id: Some("a".into()) }),
@@ -741,7 +745,7 @@ mod tests {
 
     #[test]
     fn only_replicas_that_follow_our_primary_closely_are_read() {
-        let mut watch = Watch::new(vec![OLD, NEW, OTHER], false, None);
+        let mut watch = PrimaryMonitor::new(vec![OLD, NEW, OTHER], false, None);
         step(&mut watch, 0, told(OLD, primary("a", None)));
         assert_eq!(readable(step(&mut watch, 0, told(NEW, replica(OLD)))), Some(vec![NEW]));
         assert_eq!(readable(step(&mut watch, 0, told(NEW, replica(OLD)))), None, "told once");
@@ -755,7 +759,7 @@ mod tests {
     #[test]
     fn a_replica_that_lacks_what_was_moved_to_its_node_is_not_read_until_it_has_it() {
         let mut watch = settled();
-        let behind = |watch: &Watch<u8>| watch.behind(&at("a", 150)).copied().collect::<Vec<_>>();
+        let behind = |watch: &PrimaryMonitor<u8>| watch.behind(&at("a", 150)).copied().collect::<Vec<_>>();
         assert_eq!(behind(&watch), [NEW]);
         assert_eq!(
             readable(step(&mut watch, 0, told(NEW, replica_at(OLD, at("a", 149))))),
@@ -775,7 +779,7 @@ mod tests {
 
     #[test]
     fn a_replica_is_read_once_it_has_what_the_primary_had_when_it_was_first_seen() {
-        let mut watch = Watch::new(vec![OLD, NEW, OTHER], false, None);
+        let mut watch = PrimaryMonitor::new(vec![OLD, NEW, OTHER], false, None);
         assert_eq!(readable(step(&mut watch, 0, told(NEW, replica(OLD)))), None, "nobody knows how far the primary is");
         assert_eq!(readable(step(&mut watch, 0, told(OLD, primary("a", None)))), Some(vec![NEW]));
         assert_eq!(readable(step(&mut watch, 0, told(OTHER, replica_at(OLD, at("a", 99))))), None);
@@ -790,8 +794,8 @@ mod tests {
 
     #[test]
     fn the_nearest_changes_only_for_a_clear_gain() {
-        let mut watch = Watch::new(vec![OLD, NEW], false, None);
-        let seen = |address, role, round_trip_us| Event::Told { address, role, round_trip_us };
+        let mut watch = PrimaryMonitor::new(vec![OLD, NEW], false, None);
+        let seen = |address, role, round_trip_us| Event::RoleReported { address, role, round_trip_us };
         step(&mut watch, 0, seen(OLD, primary("a", None), 300));
         let nearest = |actions: &[Action<u8>]| {
             actions.iter().find_map(|a| {

@@ -7,13 +7,13 @@ use std::marker::PhantomData;
 
 /// The planted bug of a machine, of the kinds `B`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Planted<B> {
+pub(crate) struct InjectedBug<B> {
     #[cfg(feature = "planted-bugs")]
     bug: Option<B>,
     kinds: PhantomData<B>,
 }
 
-impl<B> Default for Planted<B> {
+impl<B> Default for InjectedBug<B> {
     fn default() -> Self {
         Self {
             #[cfg(feature = "planted-bugs")]
@@ -24,7 +24,7 @@ impl<B> Default for Planted<B> {
 }
 
 #[cfg(feature = "planted-bugs")]
-impl<B: PartialEq> Planted<B> {
+impl<B: PartialEq> InjectedBug<B> {
     pub(crate) fn new(bug: Option<B>) -> Self {
         Self { bug, kinds: PhantomData }
     }
@@ -35,7 +35,7 @@ impl<B: PartialEq> Planted<B> {
 }
 
 #[cfg(not(feature = "planted-bugs"))]
-impl<B: Copy> Planted<B> {
+impl<B: Copy> InjectedBug<B> {
     #[inline(always)]
     #[expect(clippy::unused_self, reason = "the other one uses it")]
     pub(crate) const fn is(&self, _bug: B) -> bool {

@@ -12,7 +12,7 @@
 
 /// What a node holds of the router that serves its fleet.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Mark {
+pub struct OwnershipRecord {
     /// Counts routers that have served the fleet, one after another.
     pub term: u64,
     /// Names the router.
@@ -36,10 +36,10 @@ const BEAT: &str = "beat:";
 const NODE: &str = "node:";
 const STOPPED: &str = "stopped:";
 
-impl Mark {
+impl OwnershipRecord {
     /// What words say that are kept at a node; `None` where they name no router. Other words are passed over.
-    pub fn read<'a>(words: impl IntoIterator<Item = &'a str>) -> Option<Mark> {
-        let mut found: Option<Mark> = None;
+    pub fn read<'a>(words: impl IntoIterator<Item = &'a str>) -> Option<OwnershipRecord> {
+        let mut found: Option<OwnershipRecord> = None;
         let (mut version, mut beat, mut is_moving, mut nodes, mut stopped) = (0, 0, false, Vec::new(), Vec::new());
         let number = |text: &str| text.parse::<u64>().unwrap_or(0);
         for word in words {
@@ -47,7 +47,7 @@ impl Mark {
                 let term = number(term);
                 // At the same term the first has it.
                 if found.as_ref().is_none_or(|found| found.term < term) {
-                    found = Some(Mark { term, holder: holder.to_owned(), ..Mark::default() });
+                    found = Some(OwnershipRecord { term, holder: holder.to_owned(), ..OwnershipRecord::default() });
                 }
             } else if let Some(rest) = word.strip_prefix(VERSION) {
                 version = number(rest).max(version);
@@ -61,7 +61,7 @@ impl Mark {
                 is_moving = true;
             }
         }
-        found.map(|mark| Mark {
+        found.map(|mark| OwnershipRecord {
             version,
             beat,
             is_moving,
@@ -97,12 +97,12 @@ impl Mark {
 
     /// What this mark at a node means for a router that would leave `own`.
     #[must_use]
-    pub fn standing(&self, own: &Mark) -> Standing {
+    pub fn standing(&self, own: &OwnershipRecord) -> OwnershipStatus {
         match self.term.cmp(&own.term) {
-            std::cmp::Ordering::Equal if self.holder == own.holder => Standing::Ours,
-            std::cmp::Ordering::Equal | std::cmp::Ordering::Greater => Standing::Replaced { term: self.term },
-            std::cmp::Ordering::Less if self.version > own.version => Standing::Behind { version: self.version },
-            std::cmp::Ordering::Less => Standing::Free,
+            std::cmp::Ordering::Equal if self.holder == own.holder => OwnershipStatus::Ours,
+            std::cmp::Ordering::Equal | std::cmp::Ordering::Greater => OwnershipStatus::Replaced { term: self.term },
+            std::cmp::Ordering::Less if self.version > own.version => OwnershipStatus::Behind { version: self.version },
+            std::cmp::Ordering::Less => OwnershipStatus::Free,
         }
     }
 }
@@ -118,7 +118,7 @@ pub enum Predecessor {
     /// None: the fleet has had no router.
     #[default]
     None,
-    /// The router with this [`Mark::holder`], whose process has provably ended.
+    /// The router with this [`OwnershipRecord::holder`], whose process has provably ended.
     Ended(String),
     /// A router that may still run.
     Unknown,
@@ -151,7 +151,7 @@ impl Predecessor {
 
 /// What a router may do at a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Standing {
+pub enum OwnershipStatus {
     /// It serves.
     Ours,
     /// It may take over.
@@ -178,7 +178,7 @@ pub enum Look {
     /// It did.
     Seen {
         /// Its mark.
-        mark: Option<Mark>,
+        mark: Option<OwnershipRecord>,
         /// Connections of the fleet's routers there.
         connections: usize,
     },
@@ -194,14 +194,14 @@ pub const ABSENCE_US: u64 = 2_000_000;
 /// Whether it is a standby's turn. Only a question of when: what the old router may still send, taking over ends,
 /// whatever was decided here.
 #[derive(Debug)]
-pub struct Watch {
+pub struct StandbyMonitor {
     nodes: Vec<Seen>,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Seen {
     is_reached: bool,
-    mark: Option<Mark>,
+    mark: Option<OwnershipRecord>,
     /// Since when the mark is as it is.
     still_since_us: Option<u64>,
     /// Since when there is no connection.
@@ -222,7 +222,7 @@ pub enum Turn {
     Now,
 }
 
-impl Watch {
+impl StandbyMonitor {
     /// Of so many nodes.
     #[must_use]
     pub fn new(nodes: usize) -> Self {
@@ -266,31 +266,31 @@ impl Watch {
 mod tests {
     use super::*;
 
-    fn mark(term: u64, holder: &str, version: u64) -> Mark {
-        Mark { term, holder: holder.to_owned(), version, ..Mark::default() }
+    fn mark(term: u64, holder: &str, version: u64) -> OwnershipRecord {
+        OwnershipRecord { term, holder: holder.to_owned(), version, ..OwnershipRecord::default() }
     }
 
     #[test]
     fn a_mark_says_what_its_words_say() {
         let nodes = vec!["redis-a:6379".to_owned(), "[::1]:7001".to_owned()];
-        let full = Mark { is_moving: true, beat: 12, nodes, is_stopped: true, ..mark(3, "1f-a0", 7) };
+        let full = OwnershipRecord { is_moving: true, beat: 12, nodes, is_stopped: true, ..mark(3, "1f-a0", 7) };
         assert_eq!(full.missing(&["[::1]:7001", "b:1"]), ["redis-a:6379"]);
         for mark in [mark(1, "a", 0), full] {
             let words = mark.words();
-            assert_eq!(Mark::read(words.iter().map(String::as_str)), Some(mark));
+            assert_eq!(OwnershipRecord::read(words.iter().map(String::as_str)), Some(mark));
         }
-        assert_eq!(Mark::read(["version:3", "allkeys", "holder:x"]), None);
+        assert_eq!(OwnershipRecord::read(["version:3", "allkeys", "holder:x"]), None);
     }
 
     #[test]
     fn of_words_that_were_added_the_highest_count_and_of_equal_terms_the_first() {
         let words = ["holder:2:old", "version:9", "beat:4", "holder:3:first", "version:5", "holder:3:second"];
-        assert_eq!(Mark::read(words), Some(Mark { beat: 4, ..mark(3, "first", 9) }));
+        assert_eq!(OwnershipRecord::read(words), Some(OwnershipRecord { beat: 4, ..mark(3, "first", 9) }));
     }
 
     #[test]
     fn a_successor_waits_unless_every_earlier_holder_has_provably_ended() {
-        let stopped = Mark { is_stopped: true, ..mark(1, "old", 0) }.words();
+        let stopped = OwnershipRecord { is_stopped: true, ..mark(1, "old", 0) }.words();
         let silent = mark(1, "old", 0).words();
         let claim = mark(2, "me", 0).words();
         let waits = |before: &Predecessor, words: &[&Vec<String>], is_inherited| {
@@ -312,11 +312,11 @@ mod tests {
     fn a_router_serves_where_its_own_mark_is_and_takes_over_only_from_earlier_ones_that_knew_no_more() {
         let own = mark(5, "me", 7);
         for (found, standing) in [
-            (mark(5, "me", 9), Standing::Ours),
-            (mark(5, "other", 1), Standing::Replaced { term: 5 }),
-            (mark(6, "other", 1), Standing::Replaced { term: 6 }),
-            (mark(4, "other", 7), Standing::Free),
-            (mark(4, "other", 8), Standing::Behind { version: 8 }),
+            (mark(5, "me", 9), OwnershipStatus::Ours),
+            (mark(5, "other", 1), OwnershipStatus::Replaced { term: 5 }),
+            (mark(6, "other", 1), OwnershipStatus::Replaced { term: 6 }),
+            (mark(4, "other", 7), OwnershipStatus::Free),
+            (mark(4, "other", 8), OwnershipStatus::Behind { version: 8 }),
         ] {
             assert_eq!(found.standing(&own), standing, "{found:?}");
         }
@@ -324,8 +324,9 @@ mod tests {
 
     #[test]
     fn a_standby_waits_for_a_router_that_beats_at_any_node() {
-        let mut watch = Watch::new(3);
-        let seen = |beat, connections| Look::Seen { mark: Some(Mark { beat, ..mark(1, "a", 0) }), connections };
+        let mut watch = StandbyMonitor::new(3);
+        let seen =
+            |beat, connections| Look::Seen { mark: Some(OwnershipRecord { beat, ..mark(1, "a", 0) }), connections };
         for second in 0..20 {
             let now_us = second * 1_000_000;
             watch.saw(0, seen(1, 3), now_us);
@@ -346,7 +347,7 @@ mod tests {
 
     #[test]
     fn where_no_connection_is_left_a_standby_need_not_wait_for_silence() {
-        let mut watch = Watch::new(1);
+        let mut watch = StandbyMonitor::new(1);
         let seen = |connections| Look::Seen { mark: Some(mark(1, "a", 0)), connections };
         watch.saw(0, seen(3), 0);
         watch.saw(0, seen(0), 1_000_000);
@@ -359,7 +360,7 @@ mod tests {
 
     #[test]
     fn a_router_that_leaves_no_mark_is_not_taken_for_silent() {
-        let mut watch = Watch::new(1);
+        let mut watch = StandbyMonitor::new(1);
         let seen = |connections| Look::Seen { mark: None, connections };
         watch.saw(0, seen(3), 0);
         watch.saw(0, seen(3), 60_000_000);
@@ -370,11 +371,11 @@ mod tests {
 
     #[test]
     fn a_standby_that_reaches_half_of_the_nodes_or_less_takes_over_nothing() {
-        let mut watch = Watch::new(2);
+        let mut watch = StandbyMonitor::new(2);
         watch.saw(0, Look::Seen { mark: None, connections: 0 }, 0);
         assert_eq!(watch.turn(60_000_000), Turn::CutOff { reached: 1 });
         watch.saw(1, Look::Seen { mark: None, connections: 0 }, 60_000_000);
         assert_eq!(watch.turn(62_000_000), Turn::Now);
-        assert_eq!(Watch::new(1).turn(60_000_000), Turn::CutOff { reached: 0 });
+        assert_eq!(StandbyMonitor::new(1).turn(60_000_000), Turn::CutOff { reached: 0 });
     }
 }

@@ -148,7 +148,7 @@ impl fmt::Display for Listen {
 }
 
 /// Reports something that is wrong in a line.
-type Wrong<'a> = &'a mut dyn FnMut(usize, String);
+type OnError<'a> = &'a mut dyn FnMut(usize, String);
 
 enum Value {
     Text(Word),
@@ -158,7 +158,7 @@ enum Value {
 type Keys = Vec<(Word, Value)>;
 
 impl Pool {
-    fn of(name: Word, keys: Keys, wrong: Wrong<'_>) -> Option<Self> {
+    fn of(name: Word, keys: Keys, wrong: OnError<'_>) -> Option<Self> {
         let line = name.line;
         let (mut texts, mut servers): (BTreeMap<String, Word>, Vec<Word>) = (BTreeMap::new(), Vec::new());
         for (key, value) in keys {
@@ -278,7 +278,7 @@ const KNOWN: [&str; 17] = [
 /// The values of a pool while they are read.
 struct Read<'a> {
     texts: BTreeMap<String, Word>,
-    wrong: Wrong<'a>,
+    wrong: OnError<'a>,
 }
 
 impl Read<'_> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use switchyard_policy::colocate::{COLOCATE_MAX, Open, Plan, Standing, Wanted, plan};
+use switchyard_policy::colocate::{COLOCATE_MAX, ColocationRequest, ColocationStatus, Open, Plan, plan};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, crc16_slot};
 
 type Key = Arc<[u8]>;
@@ -11,8 +11,8 @@ fn key(name: &str) -> Key {
     name.as_bytes().into()
 }
 
-fn keys(names: &[&str]) -> Wanted {
-    Wanted::Keys(names.iter().map(|name| key(name)).collect())
+fn keys(names: &[&str]) -> ColocationRequest {
+    ColocationRequest::Keys(names.iter().map(|name| key(name)).collect())
 }
 
 /// The node so many steps from the owner of the slot of these keys.
@@ -28,7 +28,7 @@ fn parted() -> Topology {
     before.keys_handed_over(&[], [&key("{a}1"), &key("{a}2")], near).keys_handed_over(&[], [&key("{a}3")], far)
 }
 
-fn asked(topology: &Topology, wanted: &[Wanted], open: &[Open<'_>], away: &[NodeId]) -> Plan {
+fn asked(topology: &Topology, wanted: &[ColocationRequest], open: &[Open<'_>], away: &[NodeId]) -> Plan {
     plan(topology, &wanted.iter().collect::<Vec<_>>(), open, |node| away.contains(&node))
 }
 
@@ -42,7 +42,10 @@ fn only_what_is_needed_comes_home_and_once_for_all_who_need_it() {
     let topology = parted();
     let (home, near) = (node(&topology, 0), node(&topology, 1));
     let plan = asked(&topology, &[keys(&["{a}1"]), keys(&["{a}1"]), keys(&["{a}cold"]), keys(&[])], &[], &[]);
-    assert_eq!(plan.standings, [Standing::Wait, Standing::Wait, Standing::Home, Standing::Home]);
+    assert_eq!(
+        plan.standings,
+        [ColocationStatus::Wait, ColocationStatus::Wait, ColocationStatus::Home, ColocationStatus::Home]
+    );
     assert_eq!(shown(&plan), [(near, home, vec!["{a}1".to_owned()])]);
     assert_eq!(plan.moves[0].keys[&key("{a}1")], 0);
     assert_eq!(plan.moves[0].wanted_by, [0, 1].into());
@@ -53,13 +56,13 @@ fn what_lives_at_several_nodes_comes_from_one_after_the_other() {
     let topology = parted();
     let slot = crc16_slot(b"{a}");
     let (home, near, far) = (node(&topology, 0), node(&topology, 1), node(&topology, 2));
-    let wanted = [Wanted::Slot(slot), keys(&["{a}3"])];
+    let wanted = [ColocationRequest::Slot(slot), keys(&["{a}3"])];
     let mut now = topology;
     let mut sources = Vec::new();
     loop {
         let plan = asked(&now, &wanted, &[], &[]);
         let [one] = &plan.moves[..] else {
-            assert_eq!((plan.standings, plan.moves.len()), (vec![Standing::Home; 2], 0));
+            assert_eq!((plan.standings, plan.moves.len()), (vec![ColocationStatus::Home; 2], 0));
             break;
         };
         assert_eq!(one.target, home);
@@ -81,11 +84,11 @@ fn a_slot_that_is_part_of_a_move_is_waited_for_or_said_to_be_stuck() {
     let open = Open { id: MoveId(7), source: home, target: near, slots: &slots, is_paused: false, colocates: false };
     let paused = Open { is_paused: true, ..open };
     for (open, away, standing) in [
-        (open, &[][..], Standing::Wait),
-        (open, &[far][..], Standing::Wait),
-        (open, &[near][..], Standing::Away(near)),
-        (paused, &[][..], Standing::Paused(MoveId(7))),
-        (paused, &[near][..], Standing::Paused(MoveId(7))),
+        (open, &[][..], ColocationStatus::Wait),
+        (open, &[far][..], ColocationStatus::Wait),
+        (open, &[near][..], ColocationStatus::Away(near)),
+        (paused, &[][..], ColocationStatus::Paused(MoveId(7))),
+        (paused, &[near][..], ColocationStatus::Paused(MoveId(7))),
     ] {
         // Also what is at home by the topology: it may be on its way elsewhere.
         let plan = asked(&topology, &[keys(&["{a}1"]), keys(&["{a}cold"])], &[open], away);
@@ -93,10 +96,10 @@ fn a_slot_that_is_part_of_a_move_is_waited_for_or_said_to_be_stuck() {
     }
     for away in [home, near] {
         let plan = asked(&topology, &[keys(&["{a}1"])], &[], &[away]);
-        assert_eq!((plan.standings, plan.moves.len()), (vec![Standing::Away(away)], 0));
+        assert_eq!((plan.standings, plan.moves.len()), (vec![ColocationStatus::Away(away)], 0));
     }
     let plan = asked(&topology, &[keys(&["{a}1"])], &[], &[far]);
-    assert_eq!((plan.standings, plan.moves.len()), (vec![Standing::Wait], 1));
+    assert_eq!((plan.standings, plan.moves.len()), (vec![ColocationStatus::Wait], 1));
 }
 
 #[test]
@@ -111,9 +114,9 @@ fn many_who_ask_do_not_begin_as_many_moves() {
         .map(|slots| Open { id: MoveId(1), source: near, target: home, slots, is_paused: false, colocates: true })
         .collect();
     let plan = asked(&topology, &[keys(&["{a}1"])], &open, &[]);
-    assert_eq!((plan.standings, plan.moves.len()), (vec![Standing::Wait], 0));
+    assert_eq!((plan.standings, plan.moves.len()), (vec![ColocationStatus::Wait], 0));
     let plan = asked(&topology, &[keys(&["{a}1"])], &open[1..], &[]);
-    assert_eq!((plan.standings, plan.moves.len()), (vec![Standing::Wait], 1));
+    assert_eq!((plan.standings, plan.moves.len()), (vec![ColocationStatus::Wait], 1));
     // Those of somebody else do not count.
     let others: Vec<Open<'_>> = open.iter().map(|open| Open { colocates: false, ..*open }).collect();
     assert_eq!(asked(&topology, &[keys(&["{a}1"])], &others, &[]).moves.len(), 1);

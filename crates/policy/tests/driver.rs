@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use switchyard_policy::migration::{
-    Begin, Copied, Do, DoubleRead, Driver, Durability, Event, Fingerprinter, Happened, Io, Key, Orders, Outcome,
-    Process, Protocol, Side,
+    Begin, Copied, DoubleRead, Driver, DriverAction, DriverEvent, Durability, Event, Fingerprinter, Io, Key, Orders,
+    Outcome, Process, Protocol, Side,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, crc16_slot};
 
@@ -42,7 +42,7 @@ fn begin(protocol: Protocol) -> Begin {
 struct Driven {
     driver: Driver,
     now_us: u64,
-    said: Vec<Do>,
+    said: Vec<DriverAction>,
 }
 
 impl Driven {
@@ -53,39 +53,39 @@ impl Driven {
         driven
     }
 
-    fn tell(&mut self, what: impl Into<Happened>) {
+    fn tell(&mut self, what: impl Into<DriverEvent>) {
         self.now_us += 1000;
         self.driver.step(what.into(), self.now_us, &mut self.said);
     }
 
-    fn take(&mut self) -> Vec<Do> {
+    fn take(&mut self) -> Vec<DriverAction> {
         std::mem::take(&mut self.said)
     }
 
     /// What was recorded last is durable.
     fn record(&mut self) {
         let numbers = self.said.iter().rev().find_map(|what| match what {
-            Do::Record { numbers, .. } => Some(numbers.clone()),
+            DriverAction::Record { numbers, .. } => Some(numbers.clone()),
             _ => None,
         });
         self.take();
-        self.tell(Happened::Recorded(numbers.expect("something was recorded")));
+        self.tell(DriverEvent::Recorded(numbers.expect("something was recorded")));
     }
 
     /// Until keys may move.
     fn drain(&mut self) {
         self.record();
-        assert_eq!(self.take(), [Do::View { away: None, double_read: None }, Do::Publish]);
-        self.tell(Happened::Published(None));
+        assert_eq!(self.take(), [DriverAction::View { away: None, double_read: None }, DriverAction::Publish]);
+        self.tell(DriverEvent::Published(None));
         assert_eq!(self.driver.barrier(), None, "workers do not know yet");
         self.now_us += 50_000 - 10_000;
         for _ in 0..20 {
-            self.tell(Happened::Tick);
+            self.tell(DriverEvent::Tick);
         }
-        assert_eq!(self.take(), [Do::Publish], "it is tried again, once");
-        self.tell(Happened::Published(Some(9)));
+        assert_eq!(self.take(), [DriverAction::Publish], "it is tried again, once");
+        self.tell(DriverEvent::Published(Some(9)));
         assert_eq!(self.driver.barrier().map(|barrier| (barrier.epoch, barrier.side)), Some((9, Side::Source)));
-        self.tell(Happened::Drained { databases: vec![0] });
+        self.tell(DriverEvent::Drained { databases: vec![0] });
         self.record();
     }
 }
@@ -99,28 +99,29 @@ fn patient(protocol: Protocol) -> Begin {
 fn keys_come_from_the_list_as_they_are_asked_for() {
     let mut driven = Driven::new(patient(Protocol::Switchyard));
     driven.drain();
-    assert_eq!(driven.take(), [Do::TakeListed]);
-    driven.tell(Happened::Taken(Some((vec![key("{t}1")], false))));
-    assert_eq!(driven.take(), [Do::TakeListed], "until there are as many as were asked for");
-    driven.tell(Happened::Taken(Some((vec![key("{t}2")], true))));
+    assert_eq!(driven.take(), [DriverAction::TakeListed]);
+    driven.tell(DriverEvent::Taken(Some((vec![key("{t}1")], false))));
+    assert_eq!(driven.take(), [DriverAction::TakeListed], "until there are as many as were asked for");
+    driven.tell(DriverEvent::Taken(Some((vec![key("{t}2")], true))));
     let copied: Vec<usize> = driven
         .take()
         .iter()
-        .filter_map(|what| if let Do::Io(Io::Copy { keys, .. }) = what { Some(keys.len()) } else { None })
+        .filter_map(|what| if let DriverAction::Io(Io::Copy { keys, .. }) = what { Some(keys.len()) } else { None })
         .collect();
     assert_eq!(copied, [2]);
 }
 
 #[test]
 fn a_list_of_another_process_or_one_that_cannot_be_read_does_not_count() {
-    let walks = |driven: &mut Driven| matches!(driven.take()[..], [Do::Scan { side: Side::Source, database: 0, .. }]);
+    let walks =
+        |driven: &mut Driven| matches!(driven.take()[..], [DriverAction::Scan { side: Side::Source, database: 0, .. }]);
     let mut driven = Driven::new(Begin { listed_of: Some("another".to_owned()), ..patient(Protocol::Switchyard) });
     driven.drain();
     assert!(walks(&mut driven));
     let mut driven = Driven::new(patient(Protocol::Switchyard));
     driven.drain();
     driven.take();
-    driven.tell(Happened::Taken(None));
+    driven.tell(DriverEvent::Taken(None));
     assert!(walks(&mut driven));
 }
 
@@ -133,16 +134,19 @@ fn what_lives_elsewhere_is_neither_purged_nor_moved() {
     let mut driven = Driven::new(Begin { target_is_clean: false, ..patient(Protocol::Switchyard) });
     driven.record();
     let said = driven.take();
-    let [Do::Scan { walk, side: Side::Target, .. }] = said[..] else {
+    let [DriverAction::Scan { walk, side: Side::Target, .. }] = said[..] else {
         panic!("it looks at the target first: {said:?}")
     };
     let found: [&[u8]; 4] = [b"{t}left over", &apart, b"of another slot", b"switchyard:temporary:{t}"];
     driven.driver.scanned(walk, b"0", found.into_iter(), &topology, driven.now_us, &mut driven.said);
-    assert_eq!(driven.take(), [Do::Unlink { walk, side: Side::Target, database: 0, keys: vec![key("{t}left over")] }]);
-    driven.tell(Happened::Unlinked { walk: walk + 1 });
+    assert_eq!(
+        driven.take(),
+        [DriverAction::Unlink { walk, side: Side::Target, database: 0, keys: vec![key("{t}left over")] }]
+    );
+    driven.tell(DriverEvent::Unlinked { walk: walk + 1 });
     assert_eq!(driven.take(), [], "another walk's");
-    driven.tell(Happened::Unlinked { walk });
-    assert_eq!(driven.take(), [Do::View { away: None, double_read: None }, Do::Publish]);
+    driven.tell(DriverEvent::Unlinked { walk });
+    assert_eq!(driven.take(), [DriverAction::View { away: None, double_read: None }, DriverAction::Publish]);
 }
 
 /// Once a protocol that goes back without telling the workers committed all keys, and they used them at the target.
@@ -155,31 +159,31 @@ fn all_is_committed_only_at_the_side_where_workers_look() {
             driven.tell(Event::RollBack);
             driven.record();
             for what in driven.take() {
-                if let Do::Scan { walk, side, .. } = what {
+                if let DriverAction::Scan { walk, side, .. } = what {
                     assert_eq!(side, Side::Target);
                     let topology = Topology::even(&["0".to_owned(), "1".to_owned()]).expect("two nodes");
                     driven.driver.scanned(walk, b"0", [].into_iter(), &topology, driven.now_us, &mut driven.said);
                 }
             }
         } else {
-            driven.tell(Happened::Taken(Some((Vec::new(), true))));
+            driven.tell(DriverEvent::Taken(Some((Vec::new(), true))));
         }
         let to = if back { Side::Source } else { Side::Target };
-        assert!(driven.take().contains(&Do::Confirm { side: to }));
+        assert!(driven.take().contains(&DriverAction::Confirm { side: to }));
         driven.tell(Event::Confirmed { side: to, evicted: 0 });
         driven.record();
         let said = driven.take();
-        assert_eq!(said.contains(&Do::CommitAll), !back, "back: {back}, {said:?}");
-        assert!(said.contains(&Do::CatchUp { side: to }));
-        driven.tell(Happened::CaughtUp);
-        assert_eq!(driven.take(), [Do::HandOver { to }]);
-        driven.tell(Happened::HandedOver(false));
+        assert_eq!(said.contains(&DriverAction::CommitAll), !back, "back: {back}, {said:?}");
+        assert!(said.contains(&DriverAction::CatchUp { side: to }));
+        driven.tell(DriverEvent::CaughtUp);
+        assert_eq!(driven.take(), [DriverAction::HandOver { to }]);
+        driven.tell(DriverEvent::HandedOver(false));
         driven.now_us += 500_000;
-        driven.tell(Happened::Tick);
-        assert_eq!(driven.take(), [Do::HandOver { to }], "to the same side");
-        driven.tell(Happened::HandedOver(true));
+        driven.tell(DriverEvent::Tick);
+        assert_eq!(driven.take(), [DriverAction::HandOver { to }], "to the same side");
+        driven.tell(DriverEvent::HandedOver(true));
         let outcome = if back { Outcome::Returned { why: "it was told to end".to_owned() } } else { Outcome::Moved };
-        assert_eq!(driven.take(), [Do::Io(Io::End(outcome))]);
+        assert_eq!(driven.take(), [DriverAction::Io(Io::End(outcome))]);
     }
 }
 
@@ -187,7 +191,7 @@ fn all_is_committed_only_at_the_side_where_workers_look() {
 #[should_panic(expected = "records of a leg are durable in their order")]
 fn a_record_that_is_durable_before_another_is_a_bug() {
     let mut driven = Driven::new(begin(Protocol::Switchyard));
-    driven.tell(Happened::Recorded(2..=2));
+    driven.tell(DriverEvent::Recorded(2..=2));
 }
 
 /// A read of a key that is on its way may go to both nodes, as long as they are the processes that the leg has met, and
@@ -198,10 +202,13 @@ fn netmigrate_reads_at_both_nodes() {
     driven.record();
     let double_read =
         |fetches_one_in| Some(Arc::new(DoubleRead { source: "a".to_owned(), target: "b".to_owned(), fetches_one_in }));
-    assert_eq!(driven.take(), [Do::View { away: None, double_read: double_read(0) }, Do::Publish]);
+    assert_eq!(driven.take(), [DriverAction::View { away: None, double_read: double_read(0) }, DriverAction::Publish]);
     let mut driven = Driven::new(patient(Protocol::Fulva));
     driven.record();
-    assert_eq!(driven.take(), [Do::View { away: None, double_read: double_read(100) }, Do::Publish]);
+    assert_eq!(
+        driven.take(),
+        [DriverAction::View { away: None, double_read: double_read(100) }, DriverAction::Publish]
+    );
 }
 
 #[test]
@@ -221,7 +228,7 @@ fn rocksteady_fetches_missing_keys_together() {
         driven
             .take()
             .iter()
-            .filter_map(|what| if let Do::Io(Io::Copy { keys, .. }) = what { Some(keys.len()) } else { None })
+            .filter_map(|what| if let DriverAction::Io(Io::Copy { keys, .. }) = what { Some(keys.len()) } else { None })
             .collect()
     };
     let mut driven = Driven::new(patient(Protocol::Rocksteady));
@@ -229,14 +236,14 @@ fn rocksteady_fetches_missing_keys_together() {
     driven.tell(wanted(0..3));
     assert_eq!(copied(&mut driven), []);
     driven.now_us += 98_000;
-    driven.tell(Happened::Tick);
+    driven.tell(DriverEvent::Tick);
     assert_eq!(copied(&mut driven), []);
     driven.tell(wanted(2..4));
     assert_eq!(copied(&mut driven), [4], "the first has waited for a tenth of a second; none twice");
     driven.tell(wanted(10..30));
     assert_eq!(copied(&mut driven), [16]);
     driven.now_us += 100_000;
-    driven.tell(Happened::Tick);
+    driven.tell(DriverEvent::Tick);
     assert_eq!(copied(&mut driven), [4]);
     let mut driven = Driven::new(patient(Protocol::Switchyard));
     driven.drain();
@@ -250,14 +257,14 @@ fn rocksteady_fetches_missing_keys_together() {
 fn what_a_node_has_is_not_known_while_it_is_away() {
     let mut driven = Driven::new(patient(Protocol::Switchyard));
     driven.drain();
-    driven.tell(Happened::Taken(Some((vec![key("{t}1")], true))));
+    driven.tell(DriverEvent::Taken(Some((vec![key("{t}1")], true))));
     let said = driven.take();
-    let Some(Do::Io(Io::Copy { batch, .. })) = said.last() else { panic!("{said:?}") };
+    let Some(DriverAction::Io(Io::Copy { batch, .. })) = said.last() else { panic!("{said:?}") };
     let batch = *batch;
     driven.tell(Event::Copied { batch, outcomes: vec![Copied::Absent] });
     let said = driven.take();
     assert!(
-        said.iter().all(|what| !matches!(what, Do::Record { .. })),
+        said.iter().all(|what| !matches!(what, DriverAction::Record { .. })),
         "first what the target may have of it is removed: {said:?}"
     );
     driven.tell(Event::Removed { batch });
@@ -265,45 +272,50 @@ fn what_a_node_has_is_not_known_while_it_is_away() {
     driven.take();
     // Its clients use it at the target from now on, in database 3. Then the target is cut off, and the leg is to go
     // back.
-    driven.tell(Happened::Lost { side: Side::Target });
+    driven.tell(DriverEvent::Lost { side: Side::Target });
     driven.tell(Event::RollBack);
     driven.record();
     driven.take();
-    driven.tell(Happened::Published(Some(10)));
-    driven.tell(Happened::Drained { databases: Vec::new() });
+    driven.tell(DriverEvent::Published(Some(10)));
+    driven.tell(DriverEvent::Drained { databases: Vec::new() });
     driven.take();
     let process = |run_id: &str| Process { run_id: run_id.to_owned(), client_id: 2 };
-    driven.tell(Happened::Restored { side: Side::Source, process: process("a"), databases: vec![3] });
-    driven.tell(Happened::Restored { side: Side::Target, process: process("b"), databases: vec![3] });
+    driven.tell(DriverEvent::Restored { side: Side::Source, process: process("a"), databases: vec![3] });
+    driven.tell(DriverEvent::Restored { side: Side::Target, process: process("b"), databases: vec![3] });
     driven.record();
     let said = driven.take();
-    assert!(said.iter().any(|what| matches!(what, Do::Scan { side: Side::Target, database: 3, .. })), "{said:?}");
+    assert!(
+        said.iter().any(|what| matches!(what, DriverAction::Scan { side: Side::Target, database: 3, .. })),
+        "{said:?}"
+    );
 }
 
 /// Once a leg without keys ended at a target that had restarted since its purge and showed what it had been purged of.
 #[test]
 fn a_leg_ends_only_where_the_process_answers_that_was_purged() {
     let mut driven = Driven::new(patient(Protocol::Switchyard));
-    let end = |driven: &mut Driven| driven.take().iter().any(|what| matches!(what, Do::Record { .. }));
+    let end = |driven: &mut Driven| driven.take().iter().any(|what| matches!(what, DriverAction::Record { .. }));
     driven.drain();
-    driven.tell(Happened::Taken(Some((Vec::new(), true))));
-    assert!(driven.take().contains(&Do::Confirm { side: Side::Target }));
+    driven.tell(DriverEvent::Taken(Some((Vec::new(), true))));
+    assert!(driven.take().contains(&DriverAction::Confirm { side: Side::Target }));
     for _ in 0..3 {
-        driven.tell(Happened::Tick);
+        driven.tell(DriverEvent::Tick);
     }
     driven.tell(Event::Confirmed { side: Side::Source, evicted: 0 });
     assert_eq!(driven.take(), [], "it is asked once, and has not answered");
-    driven.tell(Happened::Lost { side: Side::Target });
+    driven.tell(DriverEvent::Lost { side: Side::Target });
     driven.tell(Event::Confirmed { side: Side::Target, evicted: 0 });
     assert!(!end(&mut driven), "an answer of the connection that was lost");
     let process = Process { run_id: "c".to_owned(), client_id: 2 };
-    driven.tell(Happened::Restored { side: Side::Target, process, databases: vec![0] });
+    driven.tell(DriverEvent::Restored { side: Side::Target, process, databases: vec![0] });
     driven.record();
     let said = driven.take();
-    let [Do::Scan { walk, side: Side::Target, .. }] = said[..] else { panic!("it is purged first: {said:?}") };
+    let [DriverAction::Scan { walk, side: Side::Target, .. }] = said[..] else {
+        panic!("it is purged first: {said:?}")
+    };
     let topology = Topology::even(&["0".to_owned(), "1".to_owned()]).expect("two nodes");
     driven.driver.scanned(walk, b"0", [].into_iter(), &topology, driven.now_us, &mut driven.said);
-    assert_eq!(driven.take(), [Do::Confirm { side: Side::Target }]);
+    assert_eq!(driven.take(), [DriverAction::Confirm { side: Side::Target }]);
     driven.tell(Event::Wanted { keys: vec![key("{t}1")] });
     driven.take();
     driven.tell(Event::Confirmed { side: Side::Target, evicted: 0 });

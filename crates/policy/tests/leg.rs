@@ -2,10 +2,10 @@
 //! rules together keep what clients wrote is what the simulator shows (`crates/sim`); these are the ones that need
 //! three faults at once and that few seeds reach.
 
-use switchyard_policy::migration::record::{Behind, Eras, OpenLeg, Replay};
+use switchyard_policy::migration::record::{Behind, OpenLeg, ProcessGenerations, Replay};
 use switchyard_policy::migration::{
     Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Leg, Machine, Orders, Outcome, Process,
-    Protocol, Record, Side, Stored, Wrong,
+    Protocol, Record, Side, Stored, UnexpectedKeys,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 
@@ -213,7 +213,7 @@ fn what_a_source_shows_of_committed_keys_is_purged_by_the_next_router_too() {
         Driven { leg: Leg::new(orders(Durability::Memory), Fingerprinter::new(7), open), said: Vec::new() };
     driven.tell(Event::Met { source: process("s2"), target: process("t2") });
     driven.tell(Event::Purged);
-    let wrong = Wrong::These(std::sync::Arc::new([there].into()));
+    let wrong = UnexpectedKeys::These(std::sync::Arc::new([there].into()));
     assert!(driven.said.contains(&Action::Purge { side: Side::Source, wrong }), "{:?}", driven.said);
 }
 
@@ -231,7 +231,7 @@ fn nothing_is_committed_before_the_workers_know_that_a_leg_goes_back() {
         rolled_back: Some("it was told to end".to_owned()),
         source: process("s1"),
         target: process("t1"),
-        eras: Eras { source: 0, target: 0 },
+        eras: ProcessGenerations { source: 0, target: 0 },
         away: Default::default(),
     };
     // The next router goes on with it.
@@ -265,7 +265,7 @@ fn a_key_that_the_target_has_before_it_was_stored_rolls_the_leg_back() {
     assert!(!removed, "both keys stay where they are");
     // At the target goes what the leg has stored there, and nothing else: the other key is somebody's.
     let purges: Vec<&Action> = turned.iter().filter(|action| matches!(action, Action::Purge { .. })).collect();
-    let wrong = Wrong::These(std::sync::Arc::new([Fingerprinter::new(7).of(&other)].into()));
+    let wrong = UnexpectedKeys::These(std::sync::Arc::new([Fingerprinter::new(7).of(&other)].into()));
     assert_eq!(purges, [&Action::Purge { side: Side::Target, wrong }]);
     // After an attempt whose end is unknown it is the leg's own.
     let mut driven = Driven::moving(Durability::Memory, &[strange.clone(), other.clone()]);

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use switchyard_policy::migration::life::{Begin, Came, Cut, Life, Listed, MoveEnd, Steer, Step};
-use switchyard_policy::migration::record::{Behind, Eras, OpenLeg, OpenMove};
-use switchyard_policy::migration::{Cause, Durability, How, MoveOrder, Outcome, Process, Protocol, Side};
+use switchyard_policy::migration::life::{Begin, LegSlots, Listed, MoveEnd, MoveStateMachine, Steer, Step, StepResult};
+use switchyard_policy::migration::record::{Behind, OpenLeg, OpenMove, ProcessGenerations};
+use switchyard_policy::migration::{Cause, Durability, MoveOptions, MoveOrder, Outcome, Process, Protocol, Side};
 use switchyard_policy::topology::{NodeId, Slot};
 
 const ABORTED: &str = "aborted by the user";
@@ -15,7 +15,14 @@ fn slots(numbers: &[u16]) -> Vec<Slot> {
 
 fn order() -> MoveOrder {
     let (source, target) = (NodeId(0), NodeId(1));
-    MoveOrder { source, target, slots: slots(&[1, 2, 3]), keys: None, how: How::default(), cause: Cause::Asked(None) }
+    MoveOrder {
+        source,
+        target,
+        slots: slots(&[1, 2, 3]),
+        keys: None,
+        how: MoveOptions::default(),
+        cause: Cause::Asked(None),
+    }
 }
 
 fn begin() -> Begin {
@@ -41,7 +48,7 @@ fn resumed() -> Begin {
         behind: Behind::NONE,
         source: process.clone(),
         target: process,
-        eras: Eras { source: 0, target: 0 },
+        eras: ProcessGenerations { source: 0, target: 0 },
         away: BTreeMap::new(),
     };
     let order = order();
@@ -65,18 +72,18 @@ fn open(begin: &mut Begin) -> &mut OpenLeg {
 
 /// A move, a clock, and the step under way.
 struct Moving {
-    life: Life,
+    life: MoveStateMachine,
     step: Step,
     now_us: u64,
 }
 
 impl Moving {
     fn new(begin: Begin) -> Self {
-        let (life, step) = Life::begin(begin, 0);
+        let (life, step) = MoveStateMachine::begin(begin, 0);
         Self { life, step, now_us: 0 }
     }
 
-    fn came(&mut self, came: Came) -> &Step {
+    fn came(&mut self, came: StepResult) -> &Step {
         self.now_us += 1000;
         self.step = self.life.came(came, self.now_us);
         &self.step
@@ -85,9 +92,9 @@ impl Moving {
     /// As it goes where nothing is in its way: legs of one slot.
     fn goes_well(&mut self) -> &Step {
         let came = match &self.step {
-            Step::Measure => Came::Cut(self.life.slots_left().iter().copied().take(1).collect()),
-            Step::Leg(_) => Came::Ended(Outcome::Moved),
-            _ => Came::Done,
+            Step::Measure => StepResult::Cut(self.life.slots_left().iter().copied().take(1).collect()),
+            Step::Leg(_) => StepResult::Ended(Outcome::Moved),
+            _ => StepResult::Done,
         };
         self.came(came)
     }
@@ -132,8 +139,8 @@ fn stopped(why: &str) -> Step {
     Step::End(MoveEnd::Stopped(why.to_owned()))
 }
 
-fn leg(number: u32, of: &[u16]) -> Cut {
-    Cut { number, slots: slots(of) }
+fn leg(number: u32, of: &[u16]) -> LegSlots {
+    LegSlots { number, slots: slots(of) }
 }
 
 const BEFORE: [&str; 6] = ["Reach", "Reach", "Check", "LearnWaits", "List", "Functions"];
@@ -162,7 +169,7 @@ fn an_abort_ends_the_move_at_every_step_before_all_has_moved() {
         assert!(!moving.life.is_cut_short());
         moving.life.steer(Steer::Abort);
         assert!(moving.life.is_cut_short(), "{name}");
-        assert_eq!(*moving.came(Came::Aborted), stopped(ABORTED), "{name}");
+        assert_eq!(*moving.came(StepResult::Aborted), stopped(ABORTED), "{name}");
     }
 }
 
@@ -174,13 +181,13 @@ fn an_abort_in_a_leg_ends_the_move_with_the_leg() {
         moving
     };
     let why = "the user asks for it".to_owned();
-    assert_eq!(*aborted().came(Came::Ended(Outcome::Returned { why: why.clone() })), stopped(&why));
-    assert_eq!(*aborted().came(Came::Ended(Outcome::Moved)), stopped(ABORTED));
+    assert_eq!(*aborted().came(StepResult::Ended(Outcome::Returned { why: why.clone() })), stopped(&why));
+    assert_eq!(*aborted().came(StepResult::Ended(Outcome::Moved)), stopped(ABORTED));
     // One that has not begun is not tried again.
     let mut moving = aborted();
-    moving.came(Came::Ended(Outcome::NotBegun { why }));
+    moving.came(StepResult::Ended(Outcome::NotBegun { why }));
     assert!(moving.name() == "Rest" && moving.life.is_cut_short());
-    assert_eq!(*moving.came(Came::Aborted), stopped(ABORTED));
+    assert_eq!(*moving.came(StepResult::Aborted), stopped(ABORTED));
 }
 
 #[test]
@@ -189,8 +196,8 @@ fn what_has_all_moved_is_not_aborted() {
     moving.life.steer(Steer::Abort);
     assert!(!moving.life.is_cut_short());
     // Nor is a node waited for any more.
-    moving.came(Came::Lost);
-    assert_eq!(*moving.came(Came::Refused("refused".to_owned())), stopped("waiting for left: refused"));
+    moving.came(StepResult::Lost);
+    assert_eq!(*moving.came(StepResult::Refused("refused".to_owned())), stopped("waiting for left: refused"));
     // The last leg was under way.
     let mut last = Moving::new(Begin { order: MoveOrder { slots: slots(&[1]), ..order() }, ..begin() }).until("Leg");
     last.life.steer(Steer::Abort);
@@ -202,10 +209,10 @@ fn a_step_whose_node_is_lost_is_done_again_when_both_are_reached() {
     for name in ["Check", "LearnWaits", "List", "Functions", "Measure", "Clocks", "Room", "Stage", "LookBehind"] {
         let mut moving = Moving::new(begin()).until(name);
         let before = moving.step.clone();
-        moving.came(Came::Lost);
+        moving.came(StepResult::Lost);
         assert_eq!(moving.step, Step::Reach { side: Side::Source, then: Box::new(before.clone()) });
         // The source at the second attempt.
-        moving.came(Came::Refused("refused".to_owned()));
+        moving.came(StepResult::Refused("refused".to_owned()));
         let again = moving.rest().2.clone();
         assert_eq!(
             (moving.rest().1, &again),
@@ -221,7 +228,7 @@ fn a_step_whose_node_is_lost_is_done_again_when_both_are_reached() {
 #[test]
 fn a_leg_whose_node_is_lost_before_it_begins_is_cut_anew() {
     let mut moving = Moving::new(begin()).until("Leg");
-    moving.came(Came::Lost);
+    moving.came(StepResult::Lost);
     assert_eq!(moving.step, Step::Reach { side: Side::Source, then: Box::new(Step::Hear) });
     assert_eq!(moving.until("Leg").step, Step::Leg(leg(0, &[1])), "it is the same one still");
 }
@@ -230,7 +237,7 @@ fn a_leg_whose_node_is_lost_before_it_begins_is_cut_anew() {
 fn what_a_node_refuses_ends_the_move() {
     for name in ["Check", "List", "Functions", "Measure", "Clocks", "Room", "Stage", "LookBehind"] {
         let mut moving = Moving::new(begin()).until(name);
-        assert_eq!(*moving.came(Came::Refused("it has no room".to_owned())), stopped("it has no room"), "{name}");
+        assert_eq!(*moving.came(StepResult::Refused("it has no room".to_owned())), stopped("it has no room"), "{name}");
     }
 }
 
@@ -239,16 +246,16 @@ fn a_leg_that_has_not_begun_is_tried_again_when_the_source_answers_quickly() {
     let mut moving = Moving::new(begin()).until("Leg");
     moving.life.drained(50_000);
     assert_eq!(moving.life.drain_patience_us(), 100_000);
-    moving.came(Came::Ended(Outcome::NotBegun { why: "no drain".to_owned() }));
+    moving.came(StepResult::Ended(Outcome::NotBegun { why: "no drain".to_owned() }));
     assert_eq!(moving.rest(), (800_000, "trying again: no drain", &Step::Observe));
     moving.goes_well();
     // It takes longer than clients can be held back.
     moving.life.drained(3_500_000);
-    moving.came(Came::Done);
+    moving.came(StepResult::Done);
     assert_eq!(moving.rest(), (250_000, "waiting for left: commands sent to it earlier took 3 s", &Step::Observe));
     moving.goes_well();
     moving.life.drained(1_500_000);
-    assert_eq!(*moving.came(Came::Done), Step::Hear);
+    assert_eq!(*moving.came(StepResult::Done), Step::Hear);
     assert_eq!(moving.life.drain_patience_us(), 2_000_000, "no longer than that");
     assert_eq!(moving.until("Leg").step, Step::Leg(leg(1, &[1])));
 }
@@ -257,13 +264,13 @@ fn a_leg_that_has_not_begun_is_tried_again_when_the_source_answers_quickly() {
 fn nothing_is_known_of_the_drain_at_first() {
     let mut moving = Moving::new(begin()).until("Leg");
     assert_eq!(moving.life.drain_patience_us(), 40_000);
-    moving.came(Came::Ended(Outcome::NotBegun { why: "no drain".to_owned() }));
+    moving.came(StepResult::Ended(Outcome::NotBegun { why: "no drain".to_owned() }));
     assert_eq!(moving.rest().0, 320_000);
     // A source that answers one question in time may not answer two.
     moving.goes_well();
     let mut moving = moving.until("Leg");
     assert_eq!(moving.life.drain_patience_us(), 80_000);
-    moving.came(Came::Ended(Outcome::Moved));
+    moving.came(StepResult::Ended(Outcome::Moved));
     assert_eq!(moving.life.drain_patience_us(), 40_000);
 }
 
@@ -301,11 +308,11 @@ fn a_leg_that_was_left_open_ends_each_way() {
     let open = || Moving::new(resumed()).until("Leg");
     assert_eq!(open().step, Step::Leg(leg(4, &[2])));
     let mut moving = open();
-    assert_eq!(*moving.came(Came::Ended(Outcome::Moved)), Step::Check);
+    assert_eq!(*moving.came(StepResult::Ended(Outcome::Moved)), Step::Check);
     assert_eq!(moving.until("Leg").step, Step::Leg(leg(5, &[3])));
     for outcome in [Outcome::Returned { why: "full".to_owned() }, Outcome::NotBegun { why: "full".to_owned() }] {
         let mut moving = open();
-        assert_eq!(*moving.came(Came::Ended(outcome)), stopped("full"));
+        assert_eq!(*moving.came(StepResult::Ended(outcome)), stopped("full"));
         assert!(moving.life.open().is_none());
     }
 }
@@ -325,7 +332,7 @@ fn an_open_leg_is_not_aborted_but_is_the_last() {
     assert!(moving.life.is_aborted() && !moving.life.is_cut_short());
     moving = moving.until("Leg");
     assert!(!moving.life.is_cut_short());
-    assert_eq!(*moving.came(Came::Ended(Outcome::Moved)), stopped(ABORTED));
+    assert_eq!(*moving.came(StepResult::Ended(Outcome::Moved)), stopped(ABORTED));
     // Where it is the rest of the move, the move is done.
     let mut begin = resumed();
     begin.order.slots = slots(&[1, 2]);
@@ -336,13 +343,13 @@ fn an_open_leg_is_not_aborted_but_is_the_last() {
 fn an_open_leg_waits_for_clocks_that_agree() {
     let mut moving = Moving::new(resumed()).until("Clocks");
     let clocks = moving.step.clone();
-    moving.came(Came::Refused("they differ".to_owned()));
+    moving.came(StepResult::Refused("they differ".to_owned()));
     assert_eq!(moving.rest(), (300_000, "waiting: they differ", &clocks));
     assert_eq!(*moving.goes_well(), clocks);
     // A side that is lost again is the leg's business.
-    assert_eq!(*moving.came(Came::Lost), Step::Leg(leg(4, &[2])));
+    assert_eq!(*moving.came(StepResult::Lost), Step::Leg(leg(4, &[2])));
     // And where it could not begin, all is done again.
-    moving.came(Came::Lost);
+    moving.came(StepResult::Lost);
     assert_eq!((moving.rest().0, moving.rest().1), (300_000, "going on with the leg that was under way"));
     assert_eq!(moving.until("Leg").step, Step::Leg(leg(4, &[2])));
 }
@@ -353,13 +360,15 @@ fn waits_for(begin: Begin, absent: &[Side]) -> (Option<u64>, String) {
     let mut told = String::new();
     while moving.now_us < 10_000_000 {
         match moving.step.clone() {
-            Step::Reach { side, .. } if absent.contains(&side) => moving.came(Came::Refused("refused".to_owned())),
+            Step::Reach { side, .. } if absent.contains(&side) => {
+                moving.came(StepResult::Refused("refused".to_owned()))
+            }
             Step::Rest { us, doing, .. } => {
                 (moving.now_us, told) = (moving.now_us + us, doing);
-                moving.came(Came::Done)
+                moving.came(StepResult::Done)
             }
             Step::Clocks(_) => return (Some(moving.now_us / 1_000_000), told),
-            _ => moving.came(Came::Done),
+            _ => moving.came(StepResult::Done),
         };
     }
     (None, told)
@@ -391,13 +400,13 @@ fn an_open_leg_goes_on_without_a_source_that_the_user_has_given_up() {
     // While it waits the user says so.
     let mut moving = Moving::new(resumed());
     moving.now_us = 4_000_000;
-    moving.came(Came::Refused("refused".to_owned()));
-    moving.came(Came::Done);
+    moving.came(StepResult::Refused("refused".to_owned()));
+    moving.came(StepResult::Done);
     assert_eq!(moving.name(), "Rest");
     moving.life.steer(Steer::GiveUp(Side::Source));
-    moving.came(Came::Done);
-    moving.came(Came::Refused("refused".to_owned()));
-    assert_eq!(*moving.came(Came::Done), Step::Clocks(leg(4, &[2])));
+    moving.came(StepResult::Done);
+    moving.came(StepResult::Refused("refused".to_owned()));
+    assert_eq!(*moving.came(StepResult::Done), Step::Clocks(leg(4, &[2])));
 }
 
 #[test]
@@ -407,7 +416,7 @@ fn a_side_that_is_given_up_by_the_journal_is_not_reached() {
         open(&mut begin).given_up = Some(side);
         let mut moving = Moving::new(begin);
         assert!(matches!(moving.step, Step::Reach { side, .. } if side == other));
-        assert_eq!(*moving.came(Came::Done), Step::Clocks(leg(4, &[2])));
+        assert_eq!(*moving.came(StepResult::Done), Step::Clocks(leg(4, &[2])));
     }
 }
 
@@ -419,7 +428,7 @@ fn a_move_ends_with_a_leg_that_ended_without_one_side() {
         assert_eq!((moving.life.give_up(), moving.life.is_aborted()), (Some(side), true));
         moving.life.lose(side, keys);
         assert_eq!(moving.life.keys_lost(), keys);
-        moving.came(Came::Ended(outcome)).clone()
+        moving.came(StepResult::Ended(outcome)).clone()
     };
     let returned = || Outcome::Returned { why: "the target was given up by the user".to_owned() };
     assert_eq!(

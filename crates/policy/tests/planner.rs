@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use switchyard_policy::planner::{
-    Advice, Held, KeyAt, Knobs, Need, Node, Plan, Policy, Previous, Problem, Review, SlotAt, State, Stays, Step,
+    Advice, Held, KeyAt, Knobs, Need, Node, PinnedReason, Plan, Policy, Previous, Problem, Review, SlotAt, State, Step,
     Verdict, What, Why, held, review, solve,
 };
 use switchyard_policy::topology::{NodeId, Slot};
@@ -98,8 +98,8 @@ fn problems() -> impl Strategy<Value = Problem> {
                 let at = if lives < 60 { NodeId(u16::from(lives) % count as u16) } else { home };
                 let copied = if kind == 1 { reads } else { 0.0 };
                 let stays = match kind {
-                    2 => Some(Stays::Tagged),
-                    3 => Some(Stays::Moving),
+                    2 => Some(PinnedReason::Tagged),
+                    3 => Some(PinnedReason::Moving),
                     _ => None,
                 };
                 let slot = Slot::new(slot).expect("a slot");
@@ -169,7 +169,7 @@ fn may_be_carried_out(problem: &Problem, recent: &[usize], solve: Solve<'_>) -> 
                 prop_assert!(keys.insert(key.clone()), "no key moves twice");
                 let known = problem.keys.iter().find(|known| known.key == *key).expect("a key of the problem");
                 prop_assert_eq!(known.at, *from);
-                prop_assert!(may_go(known.stays == Some(Stays::Moving), *from));
+                prop_assert!(may_go(known.stays == Some(PinnedReason::Moving), *from));
                 prop_assert!(may_go(previous.keys.contains(key), *from), "what moved lately stays");
             }
         }
@@ -328,7 +328,10 @@ fn a_key_or_tag_above_every_limit_is_named_and_nothing_moves() {
     assert_eq!(named(&problem), (b"a"[..].into(), 0, false, 7500.0));
     // Twenty keys with one hash tag, and the slot's other keys.
     problem.keys = (0..20)
-        .map(|at| KeyAt { stays: Some(Stays::Tagged), ..key(&format!("{{t}}:{at}"), 3, 0, 350.0 + f64::from(at)) })
+        .map(|at| KeyAt {
+            stays: Some(PinnedReason::Tagged),
+            ..key(&format!("{{t}}:{at}"), 3, 0, 350.0 + f64::from(at))
+        })
         .collect();
     assert_eq!(named(&problem), (b"{t}:19"[..].into(), 3, true, 7290.0));
     // A node with room for all of it takes the slot.

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use switchyard_policy::migration::record::{Behind, Eras, OpenLeg, Replay};
+use switchyard_policy::migration::record::{Behind, OpenLeg, ProcessGenerations, Replay};
 use switchyard_policy::migration::{
     Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Machine, Orders, Outcome, Precopy, Process,
-    Protocol, Record, Side, Stored, Wrong,
+    Protocol, Record, Side, Stored, UnexpectedKeys,
 };
 use switchyard_policy::topology::{MoveId, NodeId, crc16_slot};
 
@@ -198,7 +198,7 @@ fn after_a_crash_the_record_of_the_cut_decides() {
             behind: Behind::NONE,
             source: process("a"),
             target: process("b"),
-            eras: Eras { source: 0, target: 0 },
+            eras: ProcessGenerations { source: 0, target: 0 },
             away: BTreeMap::new(),
         };
         let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, Some(open)), &[]);
@@ -235,9 +235,10 @@ fn after_a_crash_older_copies_are_not_served_where_the_source_is_lost() {
     let Some(Behind::These(behind)) = behind else { panic!("{:?}", driven.records) };
     let of = |name: &str| FINGERPRINTS.of(&key(name));
     assert_eq!(BTreeSet::from_iter(behind.iter().copied()), BTreeSet::from([of("{t}0"), of("{t}1")]));
-    for (rewritten, wrong) in
-        [(false, Wrong::These(Arc::new(behind.iter().copied().collect()))), (true, Wrong::AllBut(Arc::default()))]
-    {
+    for (rewritten, wrong) in [
+        (false, UnexpectedKeys::These(Arc::new(behind.iter().copied().collect()))),
+        (true, UnexpectedKeys::AllBut(Arc::default())),
+    ] {
         let keys = if rewritten { Behind::Any } else { Behind::These(behind.clone()) };
         // What a router before this one has left: it was restarted, and the user gives the source up.
         let records = [
@@ -318,7 +319,7 @@ fn after_the_cut_a_lost_source_is_not_waited_for() {
         behind: Behind::NONE,
         source: process("a"),
         target: process("b"),
-        eras: Eras { source: 0, target: 0 },
+        eras: ProcessGenerations { source: 0, target: 0 },
         away: BTreeMap::new(),
     };
     let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, Some(open)), &[]);

@@ -1,7 +1,7 @@
 //! Where protocols as published send commands, and what their movers do.
 
 use switchyard_policy::migration::published::{Paper, Published, Rules, Way};
-use switchyard_policy::migration::record::{Behind, Eras, OpenLeg};
+use switchyard_policy::migration::record::{Behind, OpenLeg, ProcessGenerations};
 use switchyard_policy::migration::tracker::{Kind, Pair, State};
 use switchyard_policy::migration::{
     Action, BatchId, Copied, Durability, Event, Fingerprint, Fingerprinter, Io, Key, Machine, Orders, Outcome, Pace,
@@ -267,7 +267,7 @@ fn it_is_on_record_that_the_target_has_everything_before_the_source_is_emptied()
         behind: Behind::NONE,
         source: process("a"),
         target: process("b"),
-        eras: Eras { source: 0, target: 0 },
+        eras: ProcessGenerations { source: 0, target: 0 },
         away: std::collections::BTreeMap::new(),
     };
     let mut driven = Driven::new(Protocol::NetMigrate, paper(Protocol::NetMigrate), &["{t}left"], Some(&open));

@@ -16,7 +16,7 @@ fn name(number: u16) -> String {
 
 /// What the tracker is not told, or what is done wrongly with a cursor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Planted {
+enum InjectedBug {
     Nothing,
     /// Of some changes of the topology.
     Changes,
@@ -71,7 +71,7 @@ struct Client {
 
 struct World {
     random: Random,
-    planted: Planted,
+    planted: InjectedBug,
     topology: Arc<Topology>,
     scans: Scans,
     legs: Vec<Leg>,
@@ -87,7 +87,7 @@ struct World {
 }
 
 impl World {
-    fn new(seed: u64, planted: Planted) -> Self {
+    fn new(seed: u64, planted: InjectedBug) -> Self {
         let names: Vec<String> = (0..3).map(name).collect();
         let topology = Arc::new(Topology::even(&names).expect("three nodes"));
         let keys: BTreeMap<Arc<[u8]>, NodeId> = (0..KEYS)
@@ -112,7 +112,7 @@ impl World {
     }
 
     fn observe(&mut self) {
-        if self.planted == Planted::Changes && self.random.one_in(2) {
+        if self.planted == InjectedBug::Changes && self.random.one_in(2) {
             return;
         }
         let back = self.legs.iter().filter(|leg| leg.goes_back).map(Leg::id).collect();
@@ -268,7 +268,7 @@ impl World {
             return;
         }
         self.clients[client].seen.extend(found);
-        match next.filter(|next| self.planted != Planted::OnePass || next.pass == Pass::First) {
+        match next.filter(|next| self.planted != InjectedBug::OnePass || next.pass == Pass::First) {
             Some(next) => self.clients[client].cursor = self.scans.encode(next).expect("small cursors"),
             None => self.end_scan(client),
         }
@@ -276,7 +276,7 @@ impl World {
 
     fn plant(&self, at: Position, next: Position) -> Position {
         match self.planted {
-            Planted::Direction if next.pass == Pass::Down => {
+            InjectedBug::Direction if next.pass == Pass::Down => {
                 let first = self.topology.nodes().next().map_or(NodeId(0), |node| node.id);
                 Position { pass: Pass::Up, node: if next.since == at.since { next.node } else { first }, ..next }
             }
@@ -315,7 +315,7 @@ impl World {
             6 if !self.legs.is_empty() && self.random.one_in(3) => {
                 let leg = self.random.below(self.legs.len());
                 self.legs[leg].goes_back = true;
-                if self.planted != Planted::Turns {
+                if self.planted != InjectedBug::Turns {
                     self.observe();
                 }
             }
@@ -324,7 +324,7 @@ impl World {
                 let nodes: Vec<NodeId> = self.seeds.keys().copied().collect();
                 let node = nodes[self.random.below(nodes.len())];
                 *self.seeds.entry(node).or_default() += 77;
-                if self.planted != Planted::Restarts {
+                if self.planted != InjectedBug::Restarts {
                     self.scans.restarted(node, self.now);
                 }
             }
@@ -334,7 +334,7 @@ impl World {
 }
 
 /// How many scans ended, and how many keys they missed.
-fn run(seed: u64, planted: Planted) -> (usize, usize) {
+fn run(seed: u64, planted: InjectedBug) -> (usize, usize) {
     let mut world = World::new(seed, planted);
     for _ in 0..1500 {
         world.step();
@@ -349,7 +349,7 @@ fn run(seed: u64, planted: Planted) -> (usize, usize) {
             world.now += u64::from(steps % 20 == 0);
             steps += 1;
             assert!(
-                steps < limit || planted != Planted::Nothing,
+                steps < limit || planted != InjectedBug::Nothing,
                 "seed {seed}: a scan does not end: {:?}",
                 world.scans.decode(world.clients[client].cursor, world.now)
             );
@@ -365,7 +365,7 @@ fn run(seed: u64, planted: Planted) -> (usize, usize) {
 fn no_key_that_is_there_all_the_time_is_missed() {
     let mut ended = 0;
     for seed in 1..=60 {
-        let (scans, missed) = run(seed, Planted::Nothing);
+        let (scans, missed) = run(seed, InjectedBug::Nothing);
         assert_eq!(missed, 0, "seed {seed}");
         ended += scans;
     }
@@ -374,7 +374,9 @@ fn no_key_that_is_there_all_the_time_is_missed() {
 
 #[test]
 fn planted_bugs_are_found() {
-    for planted in [Planted::Changes, Planted::Turns, Planted::Restarts, Planted::Direction, Planted::OnePass] {
+    for planted in
+        [InjectedBug::Changes, InjectedBug::Turns, InjectedBug::Restarts, InjectedBug::Direction, InjectedBug::OnePass]
+    {
         let found = (1..=300).find(|seed| run(*seed, planted).1 > 0);
         assert!(found.is_some(), "{planted:?} is not found");
     }

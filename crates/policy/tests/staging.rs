@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use switchyard_policy::migration::staging::{
-    Action, Counted, Ends, Event, Part, Piece, Place, Renamed, Seen, Shown, Staging, Step, Wrote,
+    Action, Counted, Ends, Event, Part, Piece, Place, Renamed, Seen, Staging, StagingReply, Step, Wrote,
 };
 use switchyard_policy::migration::{BatchId, Key, Process, Stored};
 
@@ -199,7 +199,7 @@ fn another_connection_copies_anew_and_what_vanished_too() {
 
 const BATCH: BatchId = BatchId(7);
 
-fn finished(staging: &mut Staging, shown: Shown) -> Vec<Action> {
+fn finished(staging: &mut Staging, shown: StagingReply) -> Vec<Action> {
     step(staging, Event::Finished { batch: BATCH, shown: vec![(place(), shown)] })
 }
 
@@ -217,8 +217,8 @@ fn storing() -> Staging {
     staging
 }
 
-fn counted(staging_was_there: bool, key_was_there: bool, there: i64) -> Shown {
-    Shown::Counted(Counted { key_was_there, staging_was_there, there, at_source: 3 })
+fn counted(staging_was_there: bool, key_was_there: bool, there: i64) -> StagingReply {
+    StagingReply::Counted(Counted { key_was_there, staging_was_there, there, at_source: 3 })
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn a_staging_key_is_counted_and_then_renamed() {
     let rename = Action::Finish { batch: BATCH, step: Step::Rename, places: vec![place()] };
     assert_eq!(finished(&mut staging, counted(true, false, 3)), [rename]);
     let done = |first| [Action::Stored { batch: BATCH, outcomes: vec![first, Stored::Exists] }];
-    assert_eq!(finished(&mut staging, Shown::Renamed(Renamed::Yes)), done(Stored::Stored));
+    assert_eq!(finished(&mut staging, StagingReply::Renamed(Renamed::Yes)), done(Stored::Stored));
     let mut renamed_before = storing();
     assert_eq!(finished(&mut renamed_before, counted(false, true, 0)), done(Stored::Exists));
     let plain = step(&mut staging, Event::Stored { batch: BatchId(8), outcomes: vec![Stored::Stored] });
@@ -263,7 +263,7 @@ fn an_answer_to_an_earlier_question_means_nothing() {
     stored(&mut staging, &[Stored::Stored, Stored::Stored]);
     let shown = vec![(all[0].clone(), counted(true, false, 4)), (all[1].clone(), counted(true, false, 3))];
     step(&mut staging, Event::Finished { batch: BATCH, shown });
-    let shown = vec![(all[1].clone(), Shown::Renamed(Renamed::Yes))];
+    let shown = vec![(all[1].clone(), StagingReply::Renamed(Renamed::Yes))];
     let asked = step(&mut staging, Event::Finished { batch: BATCH, shown });
     assert_eq!(asked, [Action::ReadWhole { batch: BATCH, places: vec![all[0].clone()] }]);
     // The target is another process, and the batch is stored once more.
@@ -288,7 +288,7 @@ fn what_is_read_whole_is_read_where_it_was_staged_in_vain() {
     stored(&mut staging, &[Stored::Stored]);
     let shown = vec![(two[0].clone(), counted(true, false, 4)), (two[1].clone(), counted(true, false, 3))];
     step(&mut staging, Event::Finished { batch: BATCH, shown });
-    let shown = vec![(two[1].clone(), Shown::Renamed(Renamed::Yes))];
+    let shown = vec![(two[1].clone(), StagingReply::Renamed(Renamed::Yes))];
     let asked = step(&mut staging, Event::Finished { batch: BATCH, shown });
     assert_eq!(asked, [Action::ReadWhole { batch: BATCH, places: vec![two[0].clone()] }]);
     assert_eq!(
@@ -299,7 +299,7 @@ fn what_is_read_whole_is_read_where_it_was_staged_in_vain() {
 
 #[test]
 fn what_was_staged_in_vain_is_read_whole() {
-    for in_vain in [counted(true, false, 4), counted(false, false, 3), Shown::Unusable("no".to_owned())] {
+    for in_vain in [counted(true, false, 4), counted(false, false, 3), StagingReply::Unusable("no".to_owned())] {
         let mut staging = storing();
         let places = vec![place()];
         let actions = finished(&mut staging, in_vain);

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use switchyard_policy::telemetry::{Board, Counts, Hot, How, Identity, Name, Segment, Use, Weights};
+use switchyard_policy::telemetry::{AccessKind, Board, Counts, Hot, Identity, KeyAccess, Name, Segment, Weights};
 use switchyard_policy::topology::NodeId;
 
 const NODE: NodeId = NodeId(0);
 
-const READ: Use = Use { how: How::Read, bytes: 10 };
+const READ: KeyAccess = KeyAccess { how: AccessKind::Read, bytes: 10 };
 
 /// Numbers that look random, of a seed.
 struct Numbers(u64);
@@ -53,8 +53,8 @@ fn hash(key: u64) -> u64 {
 }
 
 fn note(segment: &mut Segment, key: u64) {
-    let how = if key.is_multiple_of(3) { How::Write } else { How::Read };
-    segment.note(Identity::new(hash(key), 0, key.to_string().as_bytes()), Use { how, bytes: 10 });
+    let how = if key.is_multiple_of(3) { AccessKind::Write } else { AccessKind::Read };
+    segment.note(Identity::new(hash(key), 0, key.to_string().as_bytes()), KeyAccess { how, bytes: 10 });
 }
 
 /// A segment of the one node ends.
@@ -221,9 +221,9 @@ fn keys_of_different_databases_are_told_apart() {
 fn what_a_hot_copy_answers_is_load_of_the_key_and_not_of_the_node() {
     let mut segment = Segment::new(8);
     let key = Identity::new(hash(1), 0, b"k");
-    let uses = [(How::Hit, 60), (How::Read, 30), (How::Write, 10)];
+    let uses = [(AccessKind::Hit, 60), (AccessKind::Read, 30), (AccessKind::Write, 10)];
     for (how, count) in uses {
-        (0..count).for_each(|_| segment.note(key, Use { how, bytes: 10 }));
+        (0..count).for_each(|_| segment.note(key, KeyAccess { how, bytes: 10 }));
     }
     segment.check();
     segment.answered(key.hash, 5000, 2000);
@@ -237,7 +237,7 @@ fn what_a_hot_copy_answers_is_load_of_the_key_and_not_of_the_node() {
     assert_eq!((rates.commands(), rates.at_node()), (100.0, 40.0));
     assert_eq!((rates.bytes, rates.reply_bytes, rates.busy), (1000.0, 5000.0, 0.002));
     // A node all of whose keys are answered by hot copies is still there.
-    segment.note(key, Use { how: How::Hit, bytes: 10 });
+    segment.note(key, KeyAccess { how: AccessKind::Hit, bytes: 10 });
     end(&mut board, std::slice::from_mut(&mut segment), 1, 1_000_000);
     assert_eq!(board.nodes(1).map(|node| (node.uses, node.hits)).collect::<Vec<_>>(), [(0.0, 1.0)]);
 }

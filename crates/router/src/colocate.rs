@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use switchyard_policy::colocate::Wanted;
+use switchyard_policy::colocate::ColocationRequest;
 
 use crate::shared::{Mailboxes, Message};
 use crate::slab::Handle;
@@ -20,7 +20,7 @@ pub trait ColocatePort: Send + Sync + fmt::Debug {
 
 /// What a client's command needs. Dropped without an answer, it is refused.
 pub struct ColocateRequest {
-    wanted: Wanted,
+    wanted: ColocationRequest,
     command: String,
     within: Duration,
     place: Option<Place>,
@@ -36,7 +36,7 @@ struct Place {
 
 impl ColocateRequest {
     pub(crate) fn new(
-        wanted: Wanted,
+        wanted: ColocationRequest,
         command: &str,
         within: Duration,
         mailboxes: Arc<Mailboxes>,
@@ -49,7 +49,7 @@ impl ColocateRequest {
 
     /// What has to live together.
     #[must_use]
-    pub fn wanted(&self) -> &Wanted {
+    pub fn wanted(&self) -> &ColocationRequest {
         &self.wanted
     }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use switchyard_policy::seat::{Mark, Predecessor, Standing, TAKE_OVER_WAIT_US};
+use switchyard_policy::seat::{OwnershipRecord, OwnershipStatus, Predecessor, TAKE_OVER_WAIT_US};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply;
 
@@ -106,9 +106,9 @@ impl Seat {
 
     /// What stands at nodes that this router serves.
     #[must_use]
-    pub fn mark(&self) -> Mark {
+    pub fn mark(&self) -> OwnershipRecord {
         let version = self.version.load(Ordering::Acquire);
-        Mark { term: self.term, holder: self.holder.clone(), version, ..Mark::default() }
+        OwnershipRecord { term: self.term, holder: self.holder.clone(), version, ..OwnershipRecord::default() }
     }
 
     /// The question what mark a node has.
@@ -125,18 +125,18 @@ impl Seat {
 
     /// The command that puts a mark in the place of what is there.
     #[must_use]
-    pub fn replacement(&self, mark: &Mark) -> Vec<String> {
+    pub fn replacement(&self, mark: &OwnershipRecord) -> Vec<String> {
         setting(&self.user, &["resetkeys"], mark)
     }
 
     /// What a node's answer to the question means. That another router has taken over is remembered.
-    pub fn judge(&self, node: &str, answer: &[u8]) -> Standing {
+    pub fn judge(&self, node: &str, answer: &[u8]) -> OwnershipStatus {
         let standing = match mark_in(answer) {
-            Err(_) => Standing::Untold,
-            Ok(None) => Standing::Free,
+            Err(_) => OwnershipStatus::Untold,
+            Ok(None) => OwnershipStatus::Free,
             Ok(Some(mark)) => mark.standing(&self.mark()),
         };
-        if let Standing::Replaced { .. } = standing {
+        if let OwnershipStatus::Replaced { .. } = standing {
             let _ = self.replaced.set(why_not(standing).unwrap_or_default() + &format!(" (at node {node})"));
         }
         standing
@@ -151,13 +151,13 @@ impl Seat {
 
 /// Why a node in this standing is not used, where it is not.
 #[must_use]
-pub fn why_not(standing: Standing) -> Option<String> {
+pub fn why_not(standing: OwnershipStatus) -> Option<String> {
     match standing {
-        Standing::Ours | Standing::Free | Standing::Untold => None,
-        Standing::Replaced { term } => {
+        OwnershipStatus::Ours | OwnershipStatus::Free | OwnershipStatus::Untold => None,
+        OwnershipStatus::Replaced { term } => {
             Some(format!("another router has taken over the nodes (term {term}), so this one must not use them"))
         }
-        Standing::Behind { version } => Some(format!(
+        OwnershipStatus::Behind { version } => Some(format!(
             "it was served under a newer state directory (version {version}): with this one, keys that have moved since would not be found. \
              Start with the newest state directory; if that is lost, see `switchyard recover --help`"
         )),
@@ -175,7 +175,7 @@ fn question(user: &str) -> Vec<String> {
     ["ACL", "GETUSER", user].map(str::to_owned).to_vec()
 }
 
-fn setting(user: &str, first: &[&str], mark: &Mark) -> Vec<String> {
+fn setting(user: &str, first: &[&str], mark: &OwnershipRecord) -> Vec<String> {
     let mut command = ["ACL", "SETUSER", user, "off"].map(str::to_owned).to_vec();
     command.extend(first.iter().map(|word| (*word).to_owned()));
     command.extend(mark.words().into_iter().map(|word| format!("~{word}")));
@@ -198,11 +198,11 @@ pub fn site_of_mark(user: &str) -> Option<&str> {
 ///
 /// # Errors
 /// With the words of a node that keeps no marks.
-pub fn mark_in(answer: &[u8]) -> Result<Option<Mark>, String> {
+pub fn mark_in(answer: &[u8]) -> Result<Option<OwnershipRecord>, String> {
     if reply::is_error(answer) {
         return Err(String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned());
     }
-    Ok(Mark::read(words_of(&String::from_utf8_lossy(answer))))
+    Ok(OwnershipRecord::read(words_of(&String::from_utf8_lossy(answer))))
 }
 
 /// The words of a mark in the reply to the question. Key patterns are a text or an array, by version and protocol;
@@ -217,7 +217,8 @@ mod tests {
 
     #[test]
     fn the_mark_is_found_in_what_nodes_answer() {
-        let mark = Mark { term: 8, holder: "1f-a0".to_owned(), version: 6, beat: 3, ..Mark::default() };
+        let mark =
+            OwnershipRecord { term: 8, holder: "1f-a0".to_owned(), version: 6, beat: 3, ..OwnershipRecord::default() };
         for answer in [
             "*12\r\n$5\r\nflags\r\n*1\r\n+off\r\n$4\r\nkeys\r\n$35\r\n~holder:8:1f-a0 ~version:6 ~beat:3\r\n",
             "*10\r\n$4\r\nkeys\r\n*3\r\n$14\r\nholder:8:1f-a0\r\n$9\r\nversion:6\r\n$6\r\nbeat:3\r\n",
@@ -234,10 +235,10 @@ mod tests {
         let seat = Seat::new("5ite", 7, "me".to_owned(), 2, Before::default());
         assert_eq!(seat.question(), ["ACL", "GETUSER", "switchyard-5ite"]);
         assert_eq!(seat.claim(), ["ACL", "SETUSER", "switchyard-5ite", "off", "~holder:7:me", "~version:2"]);
-        assert_eq!(seat.judge("a", b"*1\r\n$12\r\n~holder:7:me\r\n"), Standing::Ours);
-        assert_eq!(seat.judge("a", b"-ERR unknown command\r\n"), Standing::Untold);
+        assert_eq!(seat.judge("a", b"*1\r\n$12\r\n~holder:7:me\r\n"), OwnershipStatus::Ours);
+        assert_eq!(seat.judge("a", b"-ERR unknown command\r\n"), OwnershipStatus::Untold);
         assert_eq!(seat.replaced(), None);
-        assert_eq!(seat.judge("a", b"*1\r\n$13\r\n~holder:8:you\r\n"), Standing::Replaced { term: 8 });
+        assert_eq!(seat.judge("a", b"*1\r\n$13\r\n~holder:8:you\r\n"), OwnershipStatus::Replaced { term: 8 });
         assert!(seat.replaced().is_some_and(|why| why.contains("term 8") && why.contains("node a")));
     }
 

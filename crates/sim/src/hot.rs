@@ -13,7 +13,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use switchyard_policy::hot_copies::{ArmedSet, Asked, Copies, Gate, GateId, Gates, Holds, Over, Read};
+use switchyard_policy::hot_copies::{
+    ArmedSet, Copies, Gate, GateId, Gates, Read, ReadRequest, WriteHolds, WriteOutcome,
+};
 use switchyard_policy::migration::{Fingerprinter, Key};
 use switchyard_policy::topology::{NodeId, crc16_slot};
 
@@ -161,7 +163,7 @@ struct FillLink {
 pub(crate) struct OfWorker {
     gates: Rc<Table>,
     copies: Copies,
-    holds: Holds,
+    holds: WriteHolds,
     /// In which generation each command was sent that is not over, and to which node.
     sent: BTreeMap<(u64, usize), u64>,
     links: [FillLink; 2],
@@ -174,7 +176,7 @@ impl Default for OfWorker {
         Self {
             gates: Table::new(0, false),
             copies: Copies::default(),
-            holds: Holds::default(),
+            holds: WriteHolds::default(),
             sent: BTreeMap::new(),
             links: Default::default(),
             fills: BTreeMap::new(),
@@ -289,14 +291,14 @@ impl World {
     }
 
     /// A command is over at a node: it was answered, never had it, or its connection broke.
-    pub(crate) fn hot_over(&mut self, ix: usize, op: u64, node: usize, how: Over) {
+    pub(crate) fn hot_over(&mut self, ix: usize, op: u64, node: usize, how: WriteOutcome) {
         if !self.hot.is_on {
             return;
         }
-        let how = if self.bug(Bug::DoubtfulIsOver) { Over::Certain } else { how };
+        let how = if self.bug(Bug::DoubtfulIsOver) { WriteOutcome::Certain } else { how };
         let of = &mut self.workers[ix].hot;
         of.holds.over(&*of.gates, end_of(op, node), how);
-        if how == Over::Certain {
+        if how == WriteOutcome::Certain {
             of.sent.remove(&(op, node));
         }
     }
@@ -326,7 +328,7 @@ impl World {
         self.client_untold(op);
         if self.bug(Bug::OpenedAtTimeOut) {
             let of = &mut self.workers[ix].hot;
-            of.holds.over(&*of.gates, end_of(op, nodes[0]), Over::Certain);
+            of.holds.over(&*of.gates, end_of(op, nodes[0]), WriteOutcome::Certain);
         }
     }
 
@@ -369,7 +371,8 @@ impl World {
         }
         let (turn, now, database) = (self.turn(), self.now, (key / self.names()) as u32);
         self.beat(ix, node);
-        let asked = Asked { hash: self.hot.hash(&name), key: &name, database, request: REQUEST, node: at, resp3: true };
+        let asked =
+            ReadRequest { hash: self.hot.hash(&name), key: &name, database, request: REQUEST, node: at, resp3: true };
         let (early, beside) = (self.bug(Bug::FilledBeforeAllArmed), self.bug(Bug::FilledBesideOlderWrites));
         let Self { workers, hot, .. } = self;
         let may_fill = |since| {

@@ -10,8 +10,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::sync::Arc;
 
-use switchyard_policy::hot_copies::{ArmedSet, Asked, Copies, Discarded, Gate, GateId, Gates, LEASE_US, Read};
-use switchyard_policy::seat::{Mark, Predecessor, TAKE_OVER_WAIT_US};
+use switchyard_policy::hot_copies::{ArmedSet, Copies, Discarded, Gate, GateId, Gates, LEASE_US, Read, ReadRequest};
+use switchyard_policy::seat::{OwnershipRecord, Predecessor, TAKE_OVER_WAIT_US};
 use switchyard_policy::topology::{NodeId, Slot};
 
 /// A bug of the first or the second router.
@@ -279,7 +279,7 @@ impl World {
             Event::TakeOver => {
                 self.is_connected = false;
                 self.at(self.now + TRAVEL_US, Event::Lost);
-                let old = Mark { term: 1, holder: "first".to_owned(), ..Mark::default() }.words();
+                let old = OwnershipRecord { term: 1, holder: "first".to_owned(), ..OwnershipRecord::default() }.words();
                 let waits = Predecessor::Unknown.may_have_copies(old.iter().map(String::as_str), "second", true);
                 let wait = if waits && self.bug != Some(Bug::NoWait) { TAKE_OVER_WAIT_US } else { 0 };
                 self.at(self.now + wait, Event::Write);
@@ -299,7 +299,7 @@ impl World {
 
     /// The first router handles a read that its client sent at this time.
     fn read(&mut self, began: u64) {
-        let asked = Asked { hash: HASH, key: b"k", database: 0, request: b"GET k", node: NODE, resp3: true };
+        let asked = ReadRequest { hash: HASH, key: b"k", database: 0, request: b"GET k", node: NODE, resp3: true };
         if self.bug == Some(Bug::NoBeat) {
             self.copies.beats().sent(NODE, self.now);
             self.copies.beats().replied(NODE);

@@ -7,10 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use switchyard_policy::hot_copies::Over;
+use switchyard_policy::hot_copies::WriteOutcome;
 use switchyard_policy::migration::published::Way;
 use switchyard_policy::migration::tracker::{State, Tracker};
-use switchyard_policy::migration::{Committed, Fingerprint, Key, Legs, Look, Waits, Wanted, is_late, moved, observed};
+use switchyard_policy::migration::{
+    Committed, Fingerprint, Key, KeyLookup, Legs, Waits, Wanted, is_late, moved, observed,
+};
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{MoveId, NodeId, Stage, Topology, crc16_slot};
 
@@ -210,7 +212,7 @@ impl Worker {
         writes: bool,
         undeclared: bool,
         planted: Option<Planted>,
-    ) -> Look<Known> {
+    ) -> KeyLookup<Known> {
         let mut look = look(planted);
         keys.for_each(|key| look.key(&self.view.topology, &self.view.legs, key, writes, || undeclared));
         look
@@ -341,7 +343,7 @@ impl World {
 
     /// The connections on which a read of a key that is on its way may be asked, in the place of waiting: to the
     /// source, and to the target.
-    fn may_double_read(&self, op: u64, look: &Look<Known>) -> Option<[u32; 2]> {
+    fn may_double_read(&self, op: u64, look: &KeyLookup<Known>) -> Option<[u32; 2]> {
         let command = self.ops.get(&op).filter(|command| matches!(command.op, Op::Get(_)) && !command.missed)?;
         let (ix, worker) = (command.worker, &self.workers[command.worker]);
         let (nodes, processes) = look.double_read(&worker.view.topology)?;
@@ -355,7 +357,7 @@ impl World {
 
     /// What becomes of a command by a protocol as published: its read is asked of these nodes, or else it goes to one.
     /// `None`: it waits.
-    fn published_way(&self, op: u64, way: Way, look: &Look<Known>) -> Option<Vec<NodeId>> {
+    fn published_way(&self, op: u64, way: Way, look: &KeyLookup<Known>) -> Option<Vec<NodeId>> {
         let command = self.ops.get(&op)?;
         let (worker, reads) = (&self.workers[command.worker], matches!(command.op, Op::Get(_)));
         let nodes = look.published_nodes(&worker.view.topology)?;
@@ -510,12 +512,12 @@ impl World {
             (What::Command(op), reply)
                 if self.workers[ix].flying.get(&op).is_some_and(|flying| flying.double_read.is_some()) =>
             {
-                self.hot_over(ix, op, node, Over::Certain);
+                self.hot_over(ix, op, node, WriteOutcome::Certain);
                 self.double_read_answered(ix, op, node, reply);
             }
             (What::Command(op), reply) => {
                 if reply != Reply::NoScript {
-                    self.hot_over(ix, op, node, Over::Certain);
+                    self.hot_over(ix, op, node, WriteOutcome::Certain);
                 }
                 let blocking = matches!(self.conns[conn as usize].owner, Owner::Blocking(..));
                 if blocking {
@@ -649,7 +651,7 @@ impl World {
             _ => None,
         };
         let zombie = accepted.filter(|_| !hello && !ops.is_empty() && !self.bug(Bug::ClosedCountsAsDrained));
-        let how = if zombie.is_some() { Over::Doubtful } else { Over::Certain };
+        let how = if zombie.is_some() { WriteOutcome::Doubtful } else { WriteOutcome::Certain };
         ops.iter().for_each(|op| self.hot_over(ix, *op, node, how));
         match zombie {
             Some(accepted) => self.workers[ix].links[node].zombies.push(Zombie { accepted, ops }),
@@ -795,14 +797,14 @@ impl World {
 }
 
 #[cfg(feature = "planted-bugs")]
-fn look(planted: Option<Planted>) -> Look<Known> {
+fn look(planted: Option<Planted>) -> KeyLookup<Known> {
     match planted {
-        Some(Planted::Machine(bug)) => Look::default().with(Some(bug)),
-        _ => Look::default(),
+        Some(Planted::Machine(bug)) => KeyLookup::default().with(Some(bug)),
+        _ => KeyLookup::default(),
     }
 }
 
 #[cfg(not(feature = "planted-bugs"))]
-fn look(_planted: Option<Planted>) -> Look<Known> {
-    Look::default()
+fn look(_planted: Option<Planted>) -> KeyLookup<Known> {
+    KeyLookup::default()
 }

@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use switchyard_policy::hot_copies::{ArmedSet, GateId};
-use switchyard_policy::migration::{Event, Fingerprint, Happened, Key};
+use switchyard_policy::migration::{DriverEvent, Event, Fingerprint, Key};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology, crc16_slot};
 
 use crate::clients::Client;
@@ -127,7 +127,7 @@ pub(crate) enum Ev {
     Committed { worker: usize },
     Refused { worker: usize, move_id: MoveId, keys: Option<Rc<Vec<Fingerprint>>> },
     Wanted { of: (MoveId, u32), keys: Vec<Key> },
-    Mover(Lane, Happened),
+    Mover(Lane, DriverEvent),
     Synced,
     DiskIsWell,
     Stored { lane: Lane, owner: usize, before: Option<Box<Topology>> },
@@ -748,7 +748,7 @@ impl World {
         for worker in 0..self.workers.len() {
             self.unblock_again(worker);
         }
-        (0..self.movers.len()).for_each(|lane| self.mover_hears(lane, Happened::Tick));
+        (0..self.movers.len()).for_each(|lane| self.mover_hears(lane, DriverEvent::Tick));
         let every = if self.now > 300_000 { 10 * SWEEP_US } else { SWEEP_US };
         self.after(every, Ev::Sweep);
     }

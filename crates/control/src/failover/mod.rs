@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use switchyard_policy::failover::{Action, Event, Watch, Why};
+use switchyard_policy::failover::{Action, Event, PrimaryMonitor, Why};
 use switchyard_policy::topology::{NodeId, Topology};
 use switchyard_router::{NodeAccess, Servers};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -45,7 +45,7 @@ pub struct Watched {
     names: Vec<ServerName>,
     /// The primary that the store has with its host name.
     host: Host,
-    watch: Watch<SocketAddr>,
+    watch: PrimaryMonitor<SocketAddr>,
 }
 
 /// A primary and the host name that Sentinels announce for it, if its certificate is verified by that name. Stored,
@@ -64,10 +64,12 @@ pub fn watched(topology: &Topology, nodes: &[NodeAddress], store: &RedbStore) ->
         let Some(id) = topology.nodes().find(|known| known.name == node.name).map(|known| known.id) else { continue };
         let stored = store.load_primary(&node.name).with_context(|| format!("node {}", node.name))?;
         let watch = match (node.address, &node.sentinel) {
-            (None, None) => Watch::without_first(node.replicas.clone(), stored),
-            (first, sentinel) => {
-                Watch::new(first.into_iter().chain(node.replicas.iter().copied()).collect(), sentinel.is_some(), stored)
-            }
+            (None, None) => PrimaryMonitor::without_first(node.replicas.clone(), stored),
+            (first, sentinel) => PrimaryMonitor::new(
+                first.into_iter().chain(node.replicas.iter().copied()).collect(),
+                sentinel.is_some(),
+                stored,
+            ),
         };
         let (sentinel, names) = (node.sentinel.clone(), node.names.clone());
         let mut host = None;
@@ -203,7 +205,7 @@ async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running
             _ = &mut stop => return,
             event = seen.recv() => match event {
                 // A server that has left meanwhile counts no more.
-                Some((index, Event::Told { address, .. } | Event::Silent { address })) if !asked.contains_key(&(index, address)) => None,
+                Some((index, Event::RoleReported { address, .. } | Event::Silent { address })) if !asked.contains_key(&(index, address)) => None,
                 Some(event) => Some(event),
                 None => return,
             },

@@ -32,7 +32,9 @@ pub(super) async fn ask(
     let mut connection = None;
     loop {
         let event = match tell(&mut connection, address, &access).await {
-            Ok((role, round_trip)) => Event::Told { address, role, round_trip_us: round_trip.as_micros() as u32 },
+            Ok((role, round_trip)) => {
+                Event::RoleReported { address, role, round_trip_us: round_trip.as_micros() as u32 }
+            }
             Err(why) => {
                 debug!(%address, %why, "a server does not say what it is");
                 connection = None;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::tracker::Kind;
-use switchyard_policy::migration::{Durability, Goal, How, MoveOrder, Protocol, Record};
+use switchyard_policy::migration::{Durability, Goal, MoveOptions, MoveOrder, Protocol, Record};
 use switchyard_policy::topology::{MoveId, NodeId, Server, Slot, Topology};
 use switchyard_router::{Router, Steer};
 
@@ -109,13 +109,13 @@ impl Moves {
     }
 
     /// How somebody wants data to move, with what the configuration says where he does not.
-    pub(crate) fn how(&self, request: &HowRequest) -> Result<How, Refused> {
+    pub(crate) fn how(&self, request: &HowRequest) -> Result<MoveOptions, Refused> {
         let tuning = self.tuning.read().unwrap_or_else(PoisonError::into_inner);
         fn chosen<T: Copy>(what: &str, all: &[(T, &str)], word: Option<&String>, otherwise: T) -> Result<T, Refused> {
             word.map_or(Ok(otherwise), |word| named(all, word)).map_err(|error| wrong(format!("{what}: {error}")))
         }
         let config = tuning.config.how;
-        let how = How {
+        let how = MoveOptions {
             goal: chosen("goal", &Goal::ALL, request.goal.as_ref(), config.goal)?,
             max_rate: request.max_rate.filter(|rate| *rate > 0).or(config.max_rate),
             durability: chosen("durability", &DURABILITIES, request.durability.as_ref(), config.durability)?,
@@ -124,7 +124,7 @@ impl Moves {
             purge_target: request.purge_target,
             paper: None,
         };
-        let how = How { paper: paper(request, how.protocol)?, ..how };
+        let how = MoveOptions { paper: paper(request, how.protocol)?, ..how };
         if how.protocol == Protocol::StopAndCopy {
             // MIGRATE removes at the source, key by key, before anything is on record or on disk.
             if how.durability != Durability::Memory {
@@ -397,7 +397,7 @@ impl Moves {
 
     /// Asks a node whether keys may move to or from it, and which process it is, which takes as long as it takes to
     /// answer.
-    pub(super) fn check_one(&self, id: NodeId, is_target: bool, how: &How) -> Result<String, Refused> {
+    pub(super) fn check_one(&self, id: NodeId, is_target: bool, how: &MoveOptions) -> Result<String, Refused> {
         let access = self.running.with(Router::node_access).unwrap_or_default();
         let Some(access) = access.get(&id) else {
             return Err(Refused::Failed(format!("it is not known how {} is reached", self.name(id))));

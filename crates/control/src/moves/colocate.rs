@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use switchyard_policy::colocate::{self, Open, Standing, Wanted};
-use switchyard_policy::migration::{Cause, How, Key, MoveOrder};
+use switchyard_policy::colocate::{self, ColocationRequest, ColocationStatus, Open};
+use switchyard_policy::migration::{Cause, Key, MoveOptions, MoveOrder};
 use switchyard_policy::topology::{MoveId, NodeId};
 use switchyard_resp::units::counted;
 use switchyard_router::{ColocatePort, ColocateRequest, Link, Router};
@@ -231,7 +231,7 @@ impl Colocation {
                 is_paused: planned.steering.paused,
                 colocates: matches!(planned.order.cause, Cause::Needed(_)),
             });
-            let wanted: Vec<&Wanted> = waiting.iter().map(|w| w.request.wanted()).collect();
+            let wanted: Vec<&ColocationRequest> = waiting.iter().map(|w| w.request.wanted()).collect();
             colocate::plan(&topology, &wanted, &open.collect::<Vec<_>>(), |node| away.contains_key(&node))
         };
         let mut refusals: BTreeMap<usize, String> = BTreeMap::new();
@@ -284,14 +284,14 @@ impl Colocation {
         for (place, (w, standing)) in waiting.into_iter().zip(plan.standings).enumerate() {
             match (refusals.remove(&place), standing) {
                 (Some(why), _) => w.request.refuse(&why),
-                (None, Standing::Home) => w.request.done(),
-                (None, Standing::Wait) => self.waiting.push(w),
-                (None, Standing::Paused(MoveId(id))) => {
+                (None, ColocationStatus::Home) => w.request.done(),
+                (None, ColocationStatus::Wait) => self.waiting.push(w),
+                (None, ColocationStatus::Paused(MoveId(id))) => {
                     w.request.refuse(&format!(
                         "its slot is part of move {id}, which is paused (switchyard moves resume {id})"
                     ));
                 }
-                (None, Standing::Away(node)) => {
+                (None, ColocationStatus::Away(node)) => {
                     let why = away.get(&node).map(String::as_str).unwrap_or_default();
                     w.request.refuse(&format!("{} is away: {why}", moves.name(node)));
                 }
@@ -325,7 +325,7 @@ impl Colocation {
 }
 
 /// How keys come home: clients wait for it.
-fn how_home(moves: &Moves) -> Result<How, Refused> {
+fn how_home(moves: &Moves) -> Result<MoveOptions, Refused> {
     moves.how(&HowRequest { goal: Some("fast".to_owned()), ..HowRequest::default() })
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use switchyard_policy::eject::is_stray_at;
-use switchyard_policy::migration::{Cause, How, Key, MoveOrder, is_temporary};
+use switchyard_policy::migration::{Cause, Key, MoveOptions, MoveOrder, is_temporary};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage, Topology, Transit};
 use switchyard_resp::units::counted;
 use switchyard_router::{NodeAccess, Router};
@@ -271,7 +271,7 @@ impl Moves {
         // Keys are about to be removed there. The checks of moves look for clients past the router, and not for records
         // of other routers.
         self.meet(access).map_err(conflict)?;
-        let how = How { purge_target: true, direct_clients: false, ..self.how(&HowRequest::default())? };
+        let how = MoveOptions { purge_target: true, direct_clients: false, ..self.how(&HowRequest::default())? };
         let order =
             |(source, slots)| MoveOrder { source, target: node, slots, keys: None, how, cause: Cause::Asked(None) };
         let orders: Vec<MoveOrder> = from.into_iter().map(order).collect();

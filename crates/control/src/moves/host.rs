@@ -92,7 +92,7 @@ mod tests {
     use std::path::Path;
     use std::sync::{Arc, mpsc};
 
-    use switchyard_policy::migration::{Cause, How, MoveOrder, Process, Side};
+    use switchyard_policy::migration::{Cause, MoveOptions, MoveOrder, Process, Side};
     use switchyard_policy::topology::Stage;
 
     use super::super::ENDED;
@@ -114,8 +114,14 @@ mod tests {
 
     fn under_way(slot: Slot) -> Planned {
         let (source, target) = (NodeId(0), NodeId(1));
-        let order =
-            MoveOrder { source, target, slots: vec![slot], keys: None, how: How::default(), cause: Cause::Asked(None) };
+        let order = MoveOrder {
+            source,
+            target,
+            slots: vec![slot],
+            keys: None,
+            how: MoveOptions::default(),
+            cause: Cause::Asked(None),
+        };
         Planned { begun: true, ..Planned::new(order) }
     }
 

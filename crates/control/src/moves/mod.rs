@@ -27,7 +27,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use switchyard_policy::migration::{Cause, How, Key, MoveOrder, Record};
+use switchyard_policy::migration::{Cause, Key, MoveOptions, MoveOrder, Record};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 use switchyard_resp::units::counted;
 use switchyard_router::{MoveEnd, MoveTask, Router, Steer};
@@ -58,14 +58,14 @@ const KEEP: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MovesConfig {
     /// In which way.
-    pub how: How,
+    pub how: MoveOptions,
     /// Moves in which a node takes part at once.
     pub per_node_max: usize,
 }
 
 impl Default for MovesConfig {
     fn default() -> Self {
-        Self { how: How::default(), per_node_max: 1 }
+        Self { how: MoveOptions::default(), per_node_max: 1 }
     }
 }
 

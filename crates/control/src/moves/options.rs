@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::record::OpenMove;
 use switchyard_policy::migration::tracker::Kind;
-use switchyard_policy::migration::{Cause, Goal, How, MoveOrder, Side};
+use switchyard_policy::migration::{Cause, Goal, MoveOptions, MoveOrder, Side};
 use switchyard_router::{MoveProgress, SoFar};
 
 use super::queue::{Planned, Steering};
@@ -128,7 +128,7 @@ impl Options {
 
     /// The move that the journal has open.
     pub(super) fn planned(self, found: OpenMove) -> Planned {
-        let how = How {
+        let how = MoveOptions {
             protocol: found.protocol,
             durability: found.durability,
             goal: Goal::ALL.iter().find(|(_, name)| *name == self.goal).map_or(Goal::default(), |(goal, _)| *goal),
@@ -165,8 +165,13 @@ mod tests {
 
     #[test]
     fn a_move_goes_on_as_it_was_wanted() {
-        let how =
-            How { goal: Goal::Gentle, max_rate: Some(7), purge_target: true, direct_clients: true, ..How::default() };
+        let how = MoveOptions {
+            goal: Goal::Gentle,
+            max_rate: Some(7),
+            purge_target: true,
+            direct_clients: true,
+            ..MoveOptions::default()
+        };
         let (source, target) = (NodeId(0), NodeId(1));
         let order = MoveOrder {
             source,

@@ -235,15 +235,22 @@ impl State {
 mod tests {
     use std::sync::Arc;
 
-    use switchyard_policy::migration::record::{Behind, Eras, OpenLeg};
-    use switchyard_policy::migration::{Cause, How, Key, Process};
+    use switchyard_policy::migration::record::{Behind, OpenLeg, ProcessGenerations};
+    use switchyard_policy::migration::{Cause, Key, MoveOptions, Process};
     use switchyard_policy::topology::Slot;
 
     use super::*;
 
     fn order(source: u16, target: u16) -> MoveOrder {
         let (source, target) = (NodeId(source), NodeId(target));
-        MoveOrder { source, target, slots: Vec::new(), keys: None, how: How::default(), cause: Cause::Asked(None) }
+        MoveOrder {
+            source,
+            target,
+            slots: Vec::new(),
+            keys: None,
+            how: MoveOptions::default(),
+            cause: Cause::Asked(None),
+        }
     }
 
     fn ids(numbers: &[u64]) -> Vec<MoveId> {
@@ -301,7 +308,7 @@ mod tests {
                 behind: Behind::NONE,
                 source: process.clone(),
                 target: process,
-                eras: Eras { source: 0, target: 0 },
+                eras: ProcessGenerations { source: 0, target: 0 },
                 away: BTreeMap::new(),
             };
             let found = OpenMove {

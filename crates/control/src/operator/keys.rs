@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use switchyard_policy::migration::{Cause, How, Key, MoveOrder, Protocol, is_temporary};
+use switchyard_policy::migration::{Cause, Key, MoveOptions, MoveOrder, Protocol, is_temporary};
 use switchyard_policy::topology::{EXCEPTIONS_MAX, NodeId, Placement, TooManyExceptions, Topology};
 use switchyard_resp::glob;
 use switchyard_resp::units::counted;
@@ -31,7 +31,7 @@ impl Operator {
         &self,
         topology: &Topology,
         request: &MoveRequest,
-        how: How,
+        how: MoveOptions,
     ) -> Result<PlanReport, Refused> {
         if request.slots.is_some() || request.all {
             return Err(wrong("give slots, or keys, not both"));
@@ -108,7 +108,12 @@ impl Operator {
     }
 
     /// What brings the keys home that live at a node although their slots do not: a move for each owner of slots.
-    pub(super) fn away_from_home(topology: &Topology, node: NodeId, pattern: Option<&str>, how: How) -> Vec<MoveOrder> {
+    pub(super) fn away_from_home(
+        topology: &Topology,
+        node: NodeId,
+        pattern: Option<&str>,
+        how: MoveOptions,
+    ) -> Vec<MoveOrder> {
         let mut by_owner: BTreeMap<NodeId, BTreeSet<Key>> = BTreeMap::new();
         for (key, at) in topology.exceptions() {
             if at == node && pattern.is_none_or(|pattern| glob::matches_key(pattern.as_bytes(), key)) {
@@ -234,7 +239,7 @@ fn order(
     target: NodeId,
     keys: BTreeSet<Key>,
     pattern: Option<&str>,
-    how: How,
+    how: MoveOptions,
 ) -> Option<MoveOrder> {
     let keys: Arc<[Key]> = keys.into_iter().collect();
     let cause = Cause::Asked(pattern.map(str::to_owned));
@@ -257,7 +262,7 @@ mod tests {
     #[test]
     fn no_two_moves_have_a_slot_in_common() {
         let keys = |names: &[&str]| names.iter().map(|name| Key::from(name.as_bytes())).collect::<BTreeSet<_>>();
-        let how = How::default();
+        let how = MoveOptions::default();
         let one = order(&Placement::Crc16, NodeId(0), NodeId(2), keys(&["{a}1", "{b}1"]), None, how);
         let other = order(&Placement::Crc16, NodeId(1), NodeId(2), keys(&["{a}2", "{a}3", "{c}1"]), None, how);
         let none = order(&Placement::Crc16, NodeId(3), NodeId(2), keys(&["{b}2"]), None, how);
@@ -276,7 +281,7 @@ mod tests {
             (0..30).map(|i| format!("{}:{i}", if i % 3 == 0 { "a" } else { "b" }).into_bytes().into()).collect();
         let away = keys.iter().filter(|key| topology.owner_of(key) != NodeId(2));
         let parted = topology.keys_handed_over(&[], away, NodeId(2));
-        let home = Operator::away_from_home(&parted, NodeId(2), None, How::default());
+        let home = Operator::away_from_home(&parted, NodeId(2), None, MoveOptions::default());
         assert_eq!(home.iter().map(|order| (order.source.0, order.target.0)).collect::<Vec<_>>(), [(2, 0), (2, 1)]);
         let mut after = parted.clone();
         for order in &home {
@@ -285,12 +290,12 @@ mod tests {
             after = after.keys_handed_over(&order.slots, keys.iter(), order.target);
         }
         assert!(!after.has_exceptions());
-        let some = Operator::away_from_home(&parted, NodeId(2), Some("a:*"), How::default());
+        let some = Operator::away_from_home(&parted, NodeId(2), Some("a:*"), MoveOptions::default());
         assert!(
             some.iter()
                 .flat_map(|order| order.keys.iter().flat_map(|keys| keys.iter()))
                 .all(|key| key.starts_with(b"a:"))
         );
-        assert!(Operator::away_from_home(&parted, NodeId(1), None, How::default()).is_empty());
+        assert!(Operator::away_from_home(&parted, NodeId(1), None, MoveOptions::default()).is_empty());
     }
 }

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use serde::Serialize;
 use serde_json::Value;
 use switchyard_policy::balance::Shift;
-use switchyard_policy::migration::{Cause, How, MoveOrder};
+use switchyard_policy::migration::{Cause, MoveOptions, MoveOrder};
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Topology};
 use switchyard_resp::units::counted;
 use tracing::info;
@@ -339,7 +339,7 @@ fn told(operation: &Operation) -> String {
 }
 
 /// Whole slots, as somebody asks for it.
-fn orders(shifts: Vec<Shift>, how: How) -> Vec<MoveOrder> {
+fn orders(shifts: Vec<Shift>, how: MoveOptions) -> Vec<MoveOrder> {
     let order = |Shift { source, target, slots }| MoveOrder {
         source,
         target,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use switchyard_policy::balance;
-use switchyard_policy::migration::How;
+use switchyard_policy::migration::MoveOptions;
 use switchyard_policy::topology::{MoveId, NodeId, Topology};
 use switchyard_resp::units::{counted, describe_size};
 use switchyard_router::{Link, NodeAccess, Router};
@@ -119,7 +119,7 @@ impl Operator {
     }
 
     /// Has every node own its share of the slots, or only shows the moves.
-    pub(super) fn share(&self, topology: &Topology, how: How, dry_run: bool) -> Result<PlanReport, Refused> {
+    pub(super) fn share(&self, topology: &Topology, how: MoveOptions, dry_run: bool) -> Result<PlanReport, Refused> {
         if !topology.placement().is_crc16() {
             return self.share_by_ring(topology, how, dry_run);
         }
@@ -219,7 +219,7 @@ impl Operator {
         }
     }
 
-    pub(super) fn give_share(&self, how: How) -> Result<PlanReport, Refused> {
+    pub(super) fn give_share(&self, how: MoveOptions) -> Result<PlanReport, Refused> {
         let topology = self.moves.topology_now()?;
         self.share(&topology, how, false)
     }
@@ -230,7 +230,7 @@ impl Operator {
         topology: &Topology,
         name: &str,
         request: &AddNodeRequest,
-        how: How,
+        how: MoveOptions,
     ) -> Result<Vec<String>, Refused> {
         let place = self.list.find(name).map_err(conflict)?;
         let patience = self.moves.patience();

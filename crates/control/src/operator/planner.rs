@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use switchyard_policy::load::ObservedLoad;
-use switchyard_policy::migration::{Cause, How, Key, MoveOrder};
+use switchyard_policy::migration::{Cause, Key, MoveOptions, MoveOrder};
 use switchyard_policy::planner::{
     Plan, Policy, Previous, Problem, State, Step, What, fullest_at, held, nodes_of, solve, undo,
 };
@@ -278,7 +278,7 @@ impl Operator {
     }
 
     /// Gives nodes their share of the load, whatever the planner's mode.
-    pub(super) fn balance_by_load(&self, how: How, dry_run: bool) -> Result<PlanReport, Refused> {
+    pub(super) fn balance_by_load(&self, how: MoveOptions, dry_run: bool) -> Result<PlanReport, Refused> {
         let topology = self.moves.topology_now()?;
         self.nothing_under_way("the load is evened")?;
         let (load, now) = (self.observed(&topology, KEYS), Instant::now());
@@ -346,7 +346,7 @@ fn ids(begun: &PlanReport) -> Vec<MoveId> {
 }
 
 /// Keys that go the same way are one move.
-fn orders_of(placement: &Placement, steps: &[Step], how: How) -> Vec<MoveOrder> {
+fn orders_of(placement: &Placement, steps: &[Step], how: MoveOptions) -> Vec<MoveOrder> {
     let mut keys: BTreeMap<(NodeId, NodeId), BTreeSet<Key>> = BTreeMap::new();
     let mut orders = Vec::new();
     for step in steps {

@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use switchyard_policy::balance::Shift;
-use switchyard_policy::migration::How;
+use switchyard_policy::migration::MoveOptions;
 use switchyard_policy::topology::{Continuum, NodeId, Server, Slot, Topology};
 use tracing::{info, warn};
 
@@ -163,7 +163,12 @@ impl Operator {
     }
 
     /// Has every node own its share: by the ring of all nodes that may get keys.
-    pub(super) fn share_by_ring(&self, topology: &Topology, how: How, dry_run: bool) -> Result<PlanReport, Refused> {
+    pub(super) fn share_by_ring(
+        &self,
+        topology: &Topology,
+        how: MoveOptions,
+        dry_run: bool,
+    ) -> Result<PlanReport, Refused> {
         self.lay_over(topology, self.list_of(topology, |_| true), true, how, dry_run)
     }
 
@@ -173,7 +178,7 @@ impl Operator {
         topology: &Topology,
         ring: &Continuum,
         name: &str,
-        how: How,
+        how: MoveOptions,
         dry_run: bool,
     ) -> Result<PlanReport, Refused> {
         let stays = |other: &str| other != name && ring.servers().iter().any(|server| server.name == other);
@@ -197,7 +202,7 @@ impl Operator {
         topology: &Topology,
         list: Vec<Server>,
         all: bool,
-        how: How,
+        how: MoveOptions,
         dry_run: bool,
     ) -> Result<PlanReport, Refused> {
         let mut sorted = list.clone();

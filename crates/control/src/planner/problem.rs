@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use switchyard_policy::load::{Expected, ObservedLoad, SampledRate, SlotLoad, lasting_load};
-use switchyard_policy::planner::{KeyAt, Knobs, Name, Node, Problem, SlotAt, State, Stays};
+use switchyard_policy::planner::{KeyAt, Knobs, Name, Node, PinnedReason, Problem, SlotAt, State};
 use switchyard_policy::telemetry::Hot;
 use switchyard_policy::topology::{NodeId, Slot, Topology};
 
@@ -196,9 +196,9 @@ fn keys(topology: &Topology, load: &ObservedLoad, around: &Around, cold: &BTreeS
     let key_at = |key: &[u8]| {
         let (slot, is_needed) = (topology.slot_of(key), around.needed.contains(key));
         let stays = match () {
-            () if topology.transit(slot).is_some() => Some(Stays::Moving),
-            () if topology.placement().hash_tag(key).is_some() => Some(Stays::Tagged),
-            () if is_needed => Some(Stays::NeededAtHome),
+            () if topology.transit(slot).is_some() => Some(PinnedReason::Moving),
+            () if topology.placement().hash_tag(key).is_some() => Some(PinnedReason::Tagged),
+            () if is_needed => Some(PinnedReason::NeededAtHome),
             () => None,
         };
         let (at, home, is_cold) = (topology.lives_at(key), topology.owner(slot), cold.contains(key));

@@ -29,7 +29,7 @@ const REST_US: u64 = 1_000_000;
 
 /// What a client asks for.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
+pub struct ReadRequest<'a> {
     /// The hash of the key's name.
     pub hash: u64,
     /// The key.
@@ -100,7 +100,7 @@ impl Discarded {
 
 /// A copy that is found again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Again<'a> {
+pub struct RecentHit<'a> {
     /// The key.
     pub key: &'a [u8],
     /// Its node.
@@ -185,7 +185,7 @@ impl Form {
 }
 
 #[derive(Debug)]
-struct OfKey {
+struct KeyCopies {
     armed: Armed,
     key: Box<[u8]>,
     forms: Vec<Form>,
@@ -226,7 +226,7 @@ pub struct Sizes {
 #[derive(Debug, Default)]
 pub struct Copies {
     set: Arc<ArmedSet>,
-    keys: ByHash<OfKey>,
+    keys: ByHash<KeyCopies>,
     /// Those that are looked at next where room is wanted; and some that are gone.
     line: VecDeque<u64>,
     evicts_at_us: u64,
@@ -275,7 +275,7 @@ impl Copies {
         }
     }
 
-    fn retain(&mut self, mut keep: impl FnMut(u64, &OfKey) -> bool) {
+    fn retain(&mut self, mut keep: impl FnMut(u64, &KeyCopies) -> bool) {
         let Self { keys, sizes, .. } = self;
         keys.retain(|hash, of_key| {
             let is_kept = keep(*hash, of_key);
@@ -293,7 +293,7 @@ impl Copies {
     pub fn read(
         &mut self,
         gates: &impl Gates,
-        asked: Asked<'_>,
+        asked: ReadRequest<'_>,
         now_us: u64,
         exact: impl FnOnce() -> u64,
         may_fill: impl FnOnce(u64) -> bool,
@@ -301,7 +301,7 @@ impl Copies {
         if !self.keys.contains_key(&asked.hash) {
             let Some(armed) = self.set.get(asked.hash) else { return Read::Unarmed };
             let key = asked.key.into();
-            let new = OfKey {
+            let new = KeyCopies {
                 armed: *armed,
                 key,
                 forms: Vec::new(),
@@ -367,7 +367,7 @@ impl Copies {
         quick: u64,
         (database, request, resp3): (u32, &[u8], bool),
         exact: impl FnOnce() -> u64,
-    ) -> Option<Again<'_>> {
+    ) -> Option<RecentHit<'_>> {
         let lately = self.lately.get(quick as usize % LATELY).filter(|lately| lately.quick == quick)?;
         let Self { keys, beats, .. } = self;
         let of_key = keys.get_mut(&lately.hash)?;
@@ -379,11 +379,11 @@ impl Copies {
             return None;
         }
         form.used = form.used.saturating_add(1);
-        Some(Again { key: &of_key.key, node: form.node, reply: kept.replies.of(resp3) })
+        Some(RecentHit { key: &of_key.key, node: form.node, reply: kept.replies.of(resp3) })
     }
 
     /// A copy was given: [`Self::again`] finds it by this hash of its command.
-    pub fn remember(&mut self, quick: u64, asked: &Asked<'_>) {
+    pub fn remember(&mut self, quick: u64, asked: &ReadRequest<'_>) {
         let Some(of_key) = self.keys.get(&asked.hash) else { return };
         let is_it = |form: &Form| form.database == asked.database && *form.request == *asked.request;
         if let Some(place) = of_key.forms.iter().position(is_it) {
@@ -394,7 +394,7 @@ impl Copies {
 
     /// A fill begins, now (by the turn, and exactly): gives its number. To be called where [`Self::read`] says so,
     /// before the node is asked. `None`: there is no room, or not yet.
-    pub fn begin(&mut self, gates: &impl Gates, asked: Asked<'_>, (now_us, exact_us): (u64, u64)) -> Option<u32> {
+    pub fn begin(&mut self, gates: &impl Gates, asked: ReadRequest<'_>, (now_us, exact_us): (u64, u64)) -> Option<u32> {
         // Also what is asked takes memory, whatever comes of it.
         if !self.makes_room(size_of::<Form>() + asked.request.len(), now_us) {
             return None;
@@ -419,7 +419,7 @@ impl Copies {
         }
         self.last = self.last.wrapping_add(1);
         let number = self.last;
-        let Asked { hash, database, request, node, .. } = asked;
+        let ReadRequest { hash, database, request, node, .. } = asked;
         let form = Form { database, request: request.into(), node, used: 1, state: State::Filling(number) };
         sizes.bytes += form.bytes();
         of_key.forms.push(form);
@@ -630,7 +630,7 @@ fn are_open((of_key, of_node): (Gate, Gate)) -> bool {
     of_key.is_open() && of_node.is_open()
 }
 
-impl OfKey {
+impl KeyCopies {
     /// Forms that are being filled stay: their answers come, and say what becomes of them.
     fn drop_where(&mut self, sizes: &mut Sizes, which: impl Fn(&Form) -> bool) {
         self.forms.retain(|form| {
@@ -666,8 +666,8 @@ mod tests {
     use super::*;
 
     const NODE: NodeId = NodeId(0);
-    const ASKED: Asked<'_> =
-        Asked { hash: 7 << 32, key: b"k", database: 0, request: b"GET k", node: NODE, resp3: false };
+    const ASKED: ReadRequest<'_> =
+        ReadRequest { hash: 7 << 32, key: b"k", database: 0, request: b"GET k", node: NODE, resp3: false };
 
     fn copies() -> (OneThread, Copies) {
         let mut copies = Copies::default();
@@ -677,7 +677,7 @@ mod tests {
         (OneThread::default(), copies)
     }
 
-    fn read(gates: &OneThread, copies: &mut Copies, asked: Asked<'_>, now_us: u64) -> String {
+    fn read(gates: &OneThread, copies: &mut Copies, asked: ReadRequest<'_>, now_us: u64) -> String {
         match copies.read(gates, asked, now_us, || now_us, |_| true) {
             Read::Hit(reply) => String::from_utf8_lossy(reply).into_owned(),
             other => format!("{other:?}"),
@@ -697,7 +697,7 @@ mod tests {
         let mut begun = 0;
         for number in 0..10_u8 {
             let request = [&long[..], &[number]].concat();
-            let asked = Asked { request: &request, ..ASKED };
+            let asked = ReadRequest { request: &request, ..ASKED };
             if copies.read(&gates, asked, 0, || 0, |_| true) == Read::Fill
                 && copies.begin(&gates, asked, (0, 0)).is_some()
             {
@@ -713,7 +713,7 @@ mod tests {
         let (gates, mut copies) = copies();
         let begun = |copies: &mut Copies, number: usize, now_us: u64| {
             let request = format!("SISMEMBER k {number}");
-            let asked = Asked { request: request.as_bytes(), ..ASKED };
+            let asked = ReadRequest { request: request.as_bytes(), ..ASKED };
             assert_eq!(copies.read(&gates, asked, now_us, || now_us, |_| true), Read::Fill);
             let begun = copies.begin(&gates, asked, (now_us, now_us));
             begun.map(|number| copies.end(&gates, number, b":0", None, (now_us, now_us), |_, _| Some(NODE))).is_some()
@@ -730,8 +730,8 @@ mod tests {
         assert_eq!(read(&gates, &mut copies, ASKED, 0), "Fill");
         assert_eq!(fill(&gates, &mut copies, "one", -1), Ok(()));
         assert_eq!(read(&gates, &mut copies, ASKED, 1_000 + LEASE_US), "one");
-        assert_eq!(read(&gates, &mut copies, Asked { request: b"STRLEN k", ..ASKED }, 0), "Fill");
-        assert_eq!(read(&gates, &mut copies, Asked { database: 1, ..ASKED }, 0), "Fill");
+        assert_eq!(read(&gates, &mut copies, ReadRequest { request: b"STRLEN k", ..ASKED }, 0), "Fill");
+        assert_eq!(read(&gates, &mut copies, ReadRequest { database: 1, ..ASKED }, 0), "Fill");
         let gate = GateId::of_key(ASKED.hash);
         gates.raise(gate);
         assert_eq!(read(&gates, &mut copies, ASKED, 0), "Miss", "while it is written");
@@ -796,7 +796,8 @@ mod tests {
         assert_eq!(read(&gates, &mut copies, ASKED, end_us + 1), "Miss", "the beat is not confirmed");
         copies.beats().replied(NODE);
         assert_eq!(read(&gates, &mut copies, ASKED, end_us + LEASE_US), "one");
-        let number = copies.begin(&gates, Asked { database: 1, ..ASKED }, (0, end_us + LEASE_US)).expect("a fill");
+        let number =
+            copies.begin(&gates, ReadRequest { database: 1, ..ASKED }, (0, end_us + LEASE_US)).expect("a fill");
         copies.spoil(number, Discarded::Lost);
         assert_eq!(copies.end(&gates, number, b"", None, (0, 0), |_, _| Some(NODE)), Err(Discarded::Lost));
         assert_eq!(
@@ -839,7 +840,7 @@ mod tests {
         copies.adopt(&Arc::new(ArmedSet::default().next(hashes.clone().chain([99]).map(|hash| (hash, slot)), [])));
         let value = [b'x'; 500];
         let keep = |copies: &mut Copies, hash: u64, now_us: u64| {
-            let asked = Asked { hash, ..ASKED };
+            let asked = ReadRequest { hash, ..ASKED };
             read(&gates, copies, asked, now_us);
             let number = copies.begin(&gates, asked, (now_us, now_us))?;
             copies.end(&gates, number, &value, None, (now_us, now_us), |_, _| Some(NODE)).ok()
@@ -850,7 +851,8 @@ mod tests {
         hashes.clone().for_each(|hash| assert_eq!(keep(&mut copies, hash, 0), Some(())));
         // Those from the middle on are used.
         let used = LOOKS as u64 / 2 + 1..=LOOKS as u64;
-        used.clone().for_each(|hash| assert!(read(&gates, &mut copies, Asked { hash, ..ASKED }, 0).starts_with('x')));
+        used.clone()
+            .for_each(|hash| assert!(read(&gates, &mut copies, ReadRequest { hash, ..ASKED }, 0).starts_with('x')));
         copies.limit(copies.sizes().bytes, 1 << 10);
         assert_eq!(keep(&mut copies, 99, 1), Some(()));
         assert!({ used }.all(|hash| is_kept(&copies, hash)), "one that is used has made room");

@@ -7,7 +7,7 @@ use crate::topology::NodeId;
 
 /// How a write has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Over {
+pub enum WriteOutcome {
     /// The node has answered, or never had it.
     Certain,
     /// Its connection was lost: the node may execute it until it has confirmed that the connection is dead.
@@ -15,19 +15,19 @@ pub enum Over {
 }
 
 #[derive(Debug)]
-struct Held {
+struct WriteHold {
     node: NodeId,
     gates: Vec<GateId>,
 }
 
 /// What the writes of one worker hold shut.
 #[derive(Debug, Default)]
-pub struct Holds {
-    by_end: BTreeMap<u64, Held>,
-    in_doubt: Vec<Held>,
+pub struct WriteHolds {
+    by_end: BTreeMap<u64, WriteHold>,
+    in_doubt: Vec<WriteHold>,
 }
 
-impl Holds {
+impl WriteHolds {
     /// Whether no write holds anything.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -42,7 +42,7 @@ impl Holds {
 
     /// A write is about to be sent, whose end has this number; or more is known of what it may change.
     pub fn sent(&mut self, gates: &impl Gates, end: u64, node: NodeId, held: impl IntoIterator<Item = GateId>) {
-        let place = self.by_end.entry(end).or_insert(Held { node, gates: Vec::new() });
+        let place = self.by_end.entry(end).or_insert(WriteHold { node, gates: Vec::new() });
         for gate in held {
             if !place.gates.contains(&gate) {
                 gates.raise(gate);
@@ -52,11 +52,11 @@ impl Holds {
     }
 
     /// A write has ended. Says whether it held anything.
-    pub fn over(&mut self, gates: &impl Gates, end: u64, how: Over) -> bool {
+    pub fn over(&mut self, gates: &impl Gates, end: u64, how: WriteOutcome) -> bool {
         let Some(held) = self.by_end.remove(&end) else { return false };
         match how {
-            Over::Certain => held.gates.iter().for_each(|gate| gates.lower(*gate)),
-            Over::Doubtful => self.in_doubt.push(held),
+            WriteOutcome::Certain => held.gates.iter().for_each(|gate| gates.lower(*gate)),
+            WriteOutcome::Doubtful => self.in_doubt.push(held),
         }
         true
     }
@@ -83,23 +83,23 @@ mod tests {
 
     #[test]
     fn a_gate_is_shut_from_before_a_write_until_it_is_over() {
-        let (gates, mut holds, gate) = (OneThread::default(), Holds::default(), GateId::of_key(5));
+        let (gates, mut holds, gate) = (OneThread::default(), WriteHolds::default(), GateId::of_key(5));
         holds.sent(&gates, 1, NODE, [gate, gate]);
         holds.sent(&gates, 1, NODE, [gate]);
         holds.sent(&gates, 2, NODE, [gate]);
-        assert!(holds.over(&gates, 1, Over::Certain));
+        assert!(holds.over(&gates, 1, WriteOutcome::Certain));
         assert!(!gates.load(gate).is_open(), "the second write");
-        assert!(!holds.over(&gates, 1, Over::Certain), "once");
-        assert!(holds.over(&gates, 2, Over::Certain));
+        assert!(!holds.over(&gates, 1, WriteOutcome::Certain), "once");
+        assert!(holds.over(&gates, 2, WriteOutcome::Certain));
         assert_eq!(gates.load(gate), Gate(2 << 32));
         assert!(holds.is_empty());
     }
 
     #[test]
     fn what_is_in_doubt_stays_shut_until_its_node_has_confirmed() {
-        let (gates, mut holds, gate) = (OneThread::default(), Holds::default(), GateId::of_key(5));
+        let (gates, mut holds, gate) = (OneThread::default(), WriteHolds::default(), GateId::of_key(5));
         holds.sent(&gates, 1, NODE, [gate]);
-        assert!(holds.over(&gates, 1, Over::Doubtful));
+        assert!(holds.over(&gates, 1, WriteOutcome::Doubtful));
         holds.settle(&gates, |node| node != NODE);
         assert_eq!((holds.in_doubt(), gates.load(gate).is_open()), (1, false));
         holds.settle(&gates, |_| true);

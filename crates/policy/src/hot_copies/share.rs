@@ -2,23 +2,23 @@
 //! once, and each is there at once: without a bound one client's pipeline keeps all others of its worker waiting.
 
 /// Bytes that one client is given at a time.
-const RUN: usize = 1 << 20;
+const RUN_BYTES_MAX: usize = 1 << 20;
 
-/// Bytes that all are given in a turn before each has to do with [`LITTLE`].
+/// Bytes that all are given in a turn before each has to do with [`CLIENT_BYTES_MIN`].
 const TURN: usize = 8 << 20;
 
 /// Bytes that a client is given in a turn of many.
-const LITTLE: usize = 64 << 10;
+const CLIENT_BYTES_MIN: usize = 64 << 10;
 
 /// What was given in the turn under way.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Share {
+pub struct TurnBudget {
     turn_us: u64,
     in_turn: usize,
     in_run: usize,
 }
 
-impl Share {
+impl TurnBudget {
     /// Commands of a client are looked at, in the turn that began then.
     #[inline]
     pub fn begin(&mut self, turn_us: u64) {
@@ -39,7 +39,7 @@ impl Share {
     #[inline]
     #[must_use]
     pub const fn is_over(&self) -> bool {
-        self.in_run >= RUN || (self.in_turn >= TURN && self.in_run >= LITTLE)
+        self.in_run >= RUN_BYTES_MAX || (self.in_turn >= TURN && self.in_run >= CLIENT_BYTES_MIN)
     }
 }
 
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     /// Hits of 60 kB that a client gets before others have their turn.
-    fn run(share: &mut Share, turn_us: u64) -> usize {
+    fn run(share: &mut TurnBudget, turn_us: u64) -> usize {
         share.begin(turn_us);
         let mut hits = 0;
         while !share.is_over() && hits < 10_000 {
@@ -60,10 +60,10 @@ mod tests {
 
     #[test]
     fn a_turn_has_an_end_however_much_is_asked_for() {
-        let mut share = Share::default();
+        let mut share = TurnBudget::default();
         let hits: usize = (0..20).map(|_| run(&mut share, 1)).sum();
-        assert!(hits * 60_000 < TURN + 2 * RUN + 20 * 2 * 60_000, "{hits}");
+        assert!(hits * 60_000 < TURN + 2 * RUN_BYTES_MAX + 20 * 2 * 60_000, "{hits}");
         assert!(run(&mut share, 1) >= 1, "everybody gets something in each turn");
-        assert_eq!(run(&mut share, 2), RUN.div_ceil(60_000), "another turn");
+        assert_eq!(run(&mut share, 2), RUN_BYTES_MAX.div_ceil(60_000), "another turn");
     }
 }

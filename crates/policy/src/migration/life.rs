@@ -1,8 +1,8 @@
 //! The life of a move around its legs: what comes next, from the first connection to the last look.
 //!
-//! [`Life::begin`] says the first [`Step`], and [`Life::came`] the next one, by what came of the last ([`Came`]). One
+//! [`MoveStateMachine::begin`] says the first [`Step`], and [`MoveStateMachine::came`] the next one, by what came of the last ([`StepResult`]). One
 //! step is under way at a time, and no call waits. The mover does the steps. It tells what the user asks meanwhile
-//! ([`Life::steer`]), and leaves a step that this cuts short ([`Life::is_cut_short`]). A leg is one step of it, and has
+//! ([`MoveStateMachine::steer`]), and leaves a step that this cuts short ([`MoveStateMachine::is_cut_short`]). A leg is one step of it, and has
 //! a machine of its own ([`super::Driver`]).
 //!
 //! ```text
@@ -95,19 +95,19 @@ pub struct Begin {
 
 /// Slots that change their owner together, and the number of their leg.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Cut {
+pub struct LegSlots {
     /// The number.
     pub number: u32,
     /// The slots, ascending.
     pub slots: Vec<Slot>,
 }
 
-/// What is to be done next. [`Came::Done`] follows where nothing else is said; [`Came::Lost`], [`Came::Refused`] and
-/// [`Came::Aborted`] may follow each.
+/// What is to be done next. [`StepResult::Done`] follows where nothing else is said; [`StepResult::Lost`], [`StepResult::Refused`] and
+/// [`StepResult::Aborted`] may follow each.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
     /// Connect to that side, if it is not connected, and have the node end what earlier connections may still do. One
-    /// attempt: [`Came::Refused`] says why it failed.
+    /// attempt: [`StepResult::Refused`] says why it failed.
     Reach {
         /// The side.
         side: Side,
@@ -127,25 +127,25 @@ pub enum Step {
     Check,
     /// Learn how long clients wait for their replies without the move.
     LearnWaits,
-    /// Have the workers tell what they write, wait until what they sent before is answered ([`Life::drained`]), list
+    /// Have the workers tell what they write, wait until what they sent before is answered ([`MoveStateMachine::drained`]), list
     /// the keys, and see to it that the target has none of them.
     List,
     /// Give the target the functions and scripts of the source.
     Functions,
     /// Hear what was said. Nothing is under way at the nodes.
     Hear,
-    /// Learn how big the keys of the next leg are, and cut it by that ([`Life::cut`]). [`Came::Cut`] follows.
+    /// Learn how big the keys of the next leg are, and cut it by that ([`MoveStateMachine::cut`]). [`StepResult::LegSlots`] follows.
     Measure,
-    /// Ask both nodes what time it is. [`Came::Refused`] where they differ.
-    Clocks(Cut),
+    /// Ask both nodes what time it is. [`StepResult::Refused`] where they differ.
+    Clocks(LegSlots),
     /// Look whether the target has room.
-    Room(Cut),
+    Room(LegSlots),
     /// Copy big keys ahead.
-    Stage(Cut),
-    /// Do a leg to its end. [`Came::Ended`] follows; [`Came::Lost`] only before it has begun. Where [`Life::open`] is
+    Stage(LegSlots),
+    /// Do a leg to its end. [`StepResult::Ended`] follows; [`StepResult::Lost`] only before it has begun. Where [`MoveStateMachine::open`] is
     /// one, go on with that.
-    Leg(Cut),
-    /// Wait until what was sent to the source earlier is answered, and tell how long that took ([`Life::drained`]).
+    Leg(LegSlots),
+    /// Wait until what was sent to the source earlier is answered, and tell how long that took ([`MoveStateMachine::drained`]).
     /// Nobody is held back for that.
     Observe,
     /// Look whether the source still has keys of what has moved.
@@ -156,7 +156,7 @@ pub enum Step {
 
 /// What came of a step.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Came {
+pub enum StepResult {
     /// It is done.
     Done,
     /// The slots of the next leg.
@@ -167,7 +167,7 @@ pub enum Came {
     Lost,
     /// It cannot be done, and why.
     Refused(String),
-    /// It was left because [`Life::is_cut_short`].
+    /// It was left because [`MoveStateMachine::is_cut_short`].
     Aborted,
 }
 
@@ -183,7 +183,7 @@ pub trait Listed {
 
 /// A move.
 #[derive(Debug)]
-pub struct Life {
+pub struct MoveStateMachine {
     order: MoveOrder,
     names: [String; 2],
     slots_left: BTreeSet<Slot>,
@@ -204,10 +204,10 @@ pub struct Life {
     /// What was sent to the source earlier took so long to be answered when that was looked at last.
     drain_us: u64,
     /// So many legs in turn have not begun: what a leg waits for may take longer than what was looked at.
-    legs_in_vain: u32,
+    failed_leg_starts: u32,
 }
 
-impl Life {
+impl MoveStateMachine {
     /// A move, and its first step.
     #[must_use]
     pub fn begin(begin: Begin, now_us: u64) -> (Self, Step) {
@@ -229,7 +229,7 @@ impl Life {
             give_up,
             lost: None,
             drain_us: 0,
-            legs_in_vain: 0,
+            failed_leg_starts: 0,
         };
         life.asked = life.open_again().unwrap_or_else(|| reach(life.look_or(Step::Check)));
         let first = life.asked.clone();
@@ -237,15 +237,15 @@ impl Life {
     }
 
     /// What comes next, by what came of the last step, at `now_us` (microseconds on any clock that does not go back).
-    pub fn came(&mut self, came: Came, now_us: u64) -> Step {
+    pub fn came(&mut self, came: StepResult, now_us: u64) -> Step {
         let asked = self.asked.clone();
         self.asked = match came {
-            Came::Done => self.done(asked, now_us),
-            Came::Cut(slots) => Step::Clocks(Cut { number: self.next_leg, slots }),
-            Came::Ended(outcome) => self.leg_ended(asked, outcome),
-            Came::Lost => self.node_lost(asked, now_us),
-            Came::Refused(why) => self.refused(asked, why, now_us),
-            Came::Aborted => stopped(ABORTED),
+            StepResult::Done => self.done(asked, now_us),
+            StepResult::Cut(slots) => Step::Clocks(LegSlots { number: self.next_leg, slots }),
+            StepResult::Ended(outcome) => self.leg_ended(asked, outcome),
+            StepResult::Lost => self.node_lost(asked, now_us),
+            StepResult::Refused(why) => self.refused(asked, why, now_us),
+            StepResult::Aborted => stopped(ABORTED),
         };
         self.asked.clone()
     }
@@ -344,7 +344,7 @@ impl Life {
         let was_open = self.open.take().is_some();
         self.next_leg = self.next_leg.max(cut.number + 1);
         if outcome == Outcome::Moved {
-            self.legs_in_vain = 0;
+            self.failed_leg_starts = 0;
             cut.slots.iter().for_each(|slot| {
                 self.slots_left.remove(slot);
             });
@@ -366,7 +366,7 @@ impl Life {
             Outcome::NotBegun { why } if was_open => stopped(&why),
             Outcome::NotBegun { why } => {
                 let us = LEG_REST_US.max(self.drain_patience_us() * LEG_REST_FACTOR);
-                self.legs_in_vain += 1;
+                self.failed_leg_starts += 1;
                 rest(us, &format!("trying again: {why}"), Step::Observe)
             }
         }
@@ -440,7 +440,7 @@ impl Life {
     }
 
     /// The user wants it to end, and nothing stands against it: clients wait for the keys of an open leg, and what has
-    /// all moved is not undone. The step under way is left ([`Came::Aborted`]), but for a leg.
+    /// all moved is not undone. The step under way is left ([`StepResult::Aborted`]), but for a leg.
     #[must_use]
     pub fn is_cut_short(&self) -> bool {
         self.aborted && self.open.is_none() && !self.slots_left.is_empty()
@@ -463,7 +463,7 @@ impl Life {
     #[must_use]
     pub fn drain_patience_us(&self) -> u64 {
         let us = self.drain_us.saturating_mul(2).clamp(DRAIN_PATIENCE_US, DRAIN_PATIENCE_MAX_US);
-        us.saturating_mul(1 << self.legs_in_vain.min(16)).min(DRAIN_PATIENCE_MAX_US)
+        us.saturating_mul(1 << self.failed_leg_starts.min(16)).min(DRAIN_PATIENCE_MAX_US)
     }
 
     /// The slots of the next leg: whole ones, as many as have `keys_max` keys. `without`: those that are in the one
@@ -502,7 +502,7 @@ fn reach(then: Step) -> Step {
 /// The nodes of an open leg are reached, as far as it needs them, and then it goes on.
 fn reach_for(open: &OpenLeg) -> Step {
     let side = if open.given_up == Some(Side::Source) { Side::Target } else { Side::Source };
-    Step::Reach { side, then: Box::new(Step::Clocks(Cut { number: open.leg, slots: open.slots.clone() })) }
+    Step::Reach { side, then: Box::new(Step::Clocks(LegSlots { number: open.leg, slots: open.slots.clone() })) }
 }
 
 fn rest(us: u64, doing: &str, then: Step) -> Step {

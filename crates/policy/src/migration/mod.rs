@@ -6,7 +6,7 @@
 //! what that says and tell it what came of it.
 //!
 //! # Who does what
-//! - **Workers** ask one question of a command for a slot in transit ([`Look`]): are all its keys *committed*? Then it
+//! - **Workers** ask one question of a command for a slot in transit ([`KeyLookup`]): are all its keys *committed*? Then it
 //!   goes to the target, on the same connections as ever. Otherwise its client waits, and the keys are wanted
 //!   ([`Event::Wanted`]). A key is committed once and for all ([`Io::Commit`]), so there is nothing to lock and nothing
 //!   to take back, and nothing changes its path at release.
@@ -52,19 +52,19 @@ use std::sync::Arc;
 use crate::topology::{MoveId, NodeId, Slot};
 
 pub use double_read::DoubleRead;
-pub use driver::{Begin, Do, Driver, Happened};
+pub use driver::{Begin, Driver, DriverAction, DriverEvent};
 pub use fingerprint::{Fingerprint, FingerprintHasher, FingerprintMap, FingerprintSet, Fingerprinter};
 pub use leg::Leg;
-pub use life::{Life, MoveEnd, Steer};
-pub use order::{Cause, How, MoveOrder};
+pub use life::{MoveEnd, MoveStateMachine, Steer};
+pub use order::{Cause, MoveOptions, MoveOrder};
 pub use pace::Pacer;
 #[cfg(feature = "planted-bugs")]
 pub use planted::Bug;
 pub use precopy::Precopy;
 pub use record::Record;
 pub use stop_and_copy::StopAndCopy;
-pub use tail::Tail;
-pub use view::{Committed, LegView, Legs, Look, Place, Scope, Waits, Wanted, is_late, moved, observed};
+pub use tail::DirtyElements;
+pub use view::{Committed, KeyLookup, LegView, Legs, Place, Scope, Waits, Wanted, is_late, moved, observed};
 
 /// A key's name. A unit of moving is a name, in all databases: commands that touch several databases (`MOVE`,
 /// `COPY ... DB`) then need nothing special.
@@ -363,14 +363,14 @@ pub enum Event {
 
 /// Keys of a leg's slots that a node should not have.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Wrong {
+pub enum UnexpectedKeys {
     /// All but these: what the node has is not known.
     AllBut(Arc<BTreeSet<Fingerprint>>),
     /// These, as far as it has them. Others are none of ours.
     These(Arc<BTreeSet<Fingerprint>>),
 }
 
-impl Wrong {
+impl UnexpectedKeys {
     /// Whether a key is one of them.
     #[must_use]
     pub fn has(&self, key: Fingerprint) -> bool {
@@ -407,7 +407,7 @@ pub enum Action {
         /// Where.
         side: Side,
         /// Which keys.
-        wrong: Wrong,
+        wrong: UnexpectedKeys,
     },
     /// Every key is at the target, also those that nobody has named: workers use it there. No event follows.
     CommitAll,

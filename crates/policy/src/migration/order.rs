@@ -22,14 +22,14 @@ pub struct MoveOrder {
     /// Only these keys of the slots, ascending; the slots keep their owner. `None`: the slots with all that they have.
     pub keys: Option<Arc<[Key]>>,
     /// How.
-    pub how: How,
+    pub how: MoveOptions,
     /// Why.
     pub cause: Cause,
 }
 
 /// How data moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct How {
+pub struct MoveOptions {
     /// In which steps.
     pub protocol: Protocol,
     /// What must be safe at the target before a source copy goes.
@@ -46,7 +46,7 @@ pub struct How {
     pub paper: Option<Paper>,
 }
 
-impl How {
+impl MoveOptions {
     /// Whether all slots of a move are one leg.
     #[must_use]
     pub const fn is_one_leg(&self) -> bool {
@@ -76,7 +76,7 @@ impl MoveOrder {
     /// The records by which a move begins.
     #[must_use]
     pub fn records(&self, move_id: MoveId) -> Vec<Record> {
-        let Self { source, target, how: How { protocol, durability, .. }, .. } = *self;
+        let Self { source, target, how: MoveOptions { protocol, durability, .. }, .. } = *self;
         let begun = Record::Begun { move_id, source, target, slots: self.slots.clone(), protocol, durability };
         let keys = self.keys.as_ref().map(|keys| Record::Keys { move_id, keys: keys.to_vec() });
         std::iter::once(begun).chain(keys).collect()

@@ -98,4 +98,4 @@ pub enum Bug {
     UndeclaredNotAwaited,
 }
 
-pub(super) type Planted = crate::planted::Planted<Bug>;
+pub(super) type InjectedBug = crate::planted::InjectedBug<Bug>;

@@ -34,11 +34,11 @@ mod batches;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use super::planted::{Bug, Planted};
+use super::planted::{Bug, InjectedBug};
 use super::record::{Behind, OpenLeg};
 use super::{
     Action, BatchId, Durability, Event, Fingerprinter, Io, Key, Machine, Orders, Outcome, Pace, Phase, Process,
-    Progress, Record, Side, Wrong,
+    Progress, Record, Side, UnexpectedKeys,
 };
 
 /// So few keys are left for the last round, at most (NetMigrate's public code: the source pauses when 21 entries of its
@@ -173,7 +173,7 @@ enum Quiet {
 pub struct Precopy {
     orders: Orders,
     fingerprints: Fingerprinter,
-    planted: Planted,
+    planted: InjectedBug,
     /// While the source serves; otherwise everybody waits.
     ahead: bool,
     state: State,
@@ -238,7 +238,7 @@ impl Precopy {
         let mut leg = Self {
             orders,
             fingerprints,
-            planted: Planted::default(),
+            planted: InjectedBug::default(),
             ahead,
             state: State::Waiting,
             begun: open.is_some(),
@@ -286,7 +286,7 @@ impl Precopy {
         leg
     }
 
-    pub(super) const fn planted(mut self, planted: Planted) -> Self {
+    pub(super) const fn planted(mut self, planted: InjectedBug) -> Self {
         self.planted = planted;
         self
     }
@@ -566,10 +566,10 @@ impl Precopy {
     // ---- what is possible now ----
 
     fn purge(&mut self, side: Side, actions: &mut Vec<Action>) {
-        self.purge_of(side, Wrong::AllBut(Arc::default()), actions);
+        self.purge_of(side, UnexpectedKeys::AllBut(Arc::default()), actions);
     }
 
-    fn purge_of(&mut self, side: Side, wrong: Wrong, actions: &mut Vec<Action>) {
+    fn purge_of(&mut self, side: Side, wrong: UnexpectedKeys, actions: &mut Vec<Action>) {
         if self.purging.is_none() && self.is_up(side) && self.quiet == Quiet::No {
             self.purging = Some(side);
             actions.push(Action::Purge { side, wrong });

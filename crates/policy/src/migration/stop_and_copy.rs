@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 
-use super::leg::{Shell, Work};
+use super::leg::{LegCore, Work};
 use super::{Action, BatchId, Copied, Event, Fingerprint, Io, Key, Orders, Record, Side};
 
 /// A batch that is refused is tried so often before the leg goes back.
@@ -53,17 +53,17 @@ pub struct StopAndCopy {
 }
 
 impl StopAndCopy {
-    fn fingerprints(&self, leg: &Shell) -> Vec<Fingerprint> {
+    fn fingerprints(&self, leg: &LegCore) -> Vec<Fingerprint> {
         self.batch.iter().flat_map(|batch| &batch.keys).map(|key| leg.fingerprints.of(key)).collect()
     }
 
     /// Where its keys are is not known, and stays so.
-    fn give_up(&mut self, leg: &mut Shell) {
+    fn give_up(&mut self, leg: &mut LegCore) {
         leg.left.extend(self.fingerprints(leg));
         self.batch = None;
     }
 
-    fn migrated(&mut self, leg: &mut Shell, refused: Option<String>, now_us: u64, actions: &mut Vec<Action>) {
+    fn migrated(&mut self, leg: &mut LegCore, refused: Option<String>, now_us: u64, actions: &mut Vec<Action>) {
         let Some(batch) = &mut self.batch else { return };
         match refused {
             None => batch.go_to(Step::Record),
@@ -84,7 +84,7 @@ impl StopAndCopy {
 impl Work for StopAndCopy {
     const SERVES: bool = false;
 
-    fn step(&mut self, leg: &mut Shell, event: Event, now_us: u64, actions: &mut Vec<Action>) {
+    fn step(&mut self, leg: &mut LegCore, event: Event, now_us: u64, actions: &mut Vec<Action>) {
         // Keys that are wanted wait until the leg is over.
         let (Event::Migrated { batch: id, .. } | Event::Copied { batch: id, .. } | Event::Removed { batch: id }) =
             event
@@ -104,7 +104,7 @@ impl Work for StopAndCopy {
         }
     }
 
-    fn go_on(&mut self, leg: &mut Shell, now_us: u64, actions: &mut Vec<Action>) {
+    fn go_on(&mut self, leg: &mut LegCore, now_us: u64, actions: &mut Vec<Action>) {
         let usable = leg.usable(Side::Source) && leg.usable(Side::Target);
         let keys = self.fingerprints(leg);
         let Some(batch) = self.batch.as_mut().filter(|batch| usable && !batch.asked && batch.not_before_us <= now_us)
@@ -131,7 +131,7 @@ impl Work for StopAndCopy {
         }
     }
 
-    fn start(&mut self, leg: &mut Shell, now_us: u64, actions: &mut Vec<Action>) {
+    fn start(&mut self, leg: &mut LegCore, now_us: u64, actions: &mut Vec<Action>) {
         let is_paused = leg.pace.batches == 0 || !leg.usable(Side::Source) || !leg.usable(Side::Target);
         if is_paused || self.batch.is_some() {
             return;
@@ -151,7 +151,7 @@ impl Work for StopAndCopy {
         self.go_on(leg, now_us, actions);
     }
 
-    fn recorded(&mut self, leg: &mut Shell, number: u64) {
+    fn recorded(&mut self, leg: &mut LegCore, number: u64) {
         if !self.batch.as_ref().is_some_and(|batch| matches!(batch.step, Step::Recorded(record) if record <= number)) {
             return;
         }
@@ -165,7 +165,7 @@ impl Work for StopAndCopy {
         }
     }
 
-    fn lost(&mut self, leg: &mut Shell, side: Side) -> bool {
+    fn lost(&mut self, leg: &mut LegCore, side: Side) -> bool {
         let from = leg.from();
         let is_asked_there = |batch: &&mut Batch| match batch.step {
             Step::Migrate | Step::Look => batch.asked && side == from,
@@ -180,19 +180,19 @@ impl Work for StopAndCopy {
         false
     }
 
-    fn restarted(&mut self, leg: &mut Shell, _side: Side) {
+    fn restarted(&mut self, leg: &mut LegCore, _side: Side) {
         // They may be there and nowhere else, and are not to be purged.
         leg.left.extend(self.fingerprints(leg));
     }
 
-    fn drop_without_target(&mut self, leg: &mut Shell) -> BTreeSet<Fingerprint> {
+    fn drop_without_target(&mut self, leg: &mut LegCore) -> BTreeSet<Fingerprint> {
         if leg.is_given_up(Side::Target) {
             self.drop_without(leg, true);
         }
         BTreeSet::new()
     }
 
-    fn drop_without(&mut self, leg: &mut Shell, _all: bool) {
+    fn drop_without(&mut self, leg: &mut LegCore, _all: bool) {
         if self.batch.as_ref().is_some_and(|batch| !batch.asked) {
             self.give_up(leg);
         }

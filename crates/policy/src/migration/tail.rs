@@ -2,8 +2,8 @@
 //! again.
 //!
 //! Who writes is heard *before* the write is sent. So an element is settled only by a read that began when everything
-//! sent before that telling had been answered. Elements are kept in two generations for that: [`Tail::begin_round`]
-//! when the barrier is set, [`Tail::take`] when it is reached; what is told in between is of the next round. Not a log
+//! sent before that telling had been answered. Elements are kept in two generations for that: [`DirtyElements::begin_round`]
+//! when the barrier is set, [`DirtyElements::take`] when it is reached; what is told in between is of the next round. Not a log
 //! of commands: what counts is the state that an element has when it is read, and reading once more does no harm.
 
 use std::collections::BTreeSet;
@@ -13,7 +13,7 @@ pub type Element = Box<[u8]>;
 
 /// What a key's copy lacks.
 #[derive(Clone, Debug, Default)]
-pub struct Tail {
+pub struct DirtyElements {
     /// Told before the barrier that is waited for.
     old: BTreeSet<Element>,
     /// Told since.
@@ -27,7 +27,7 @@ const BYTES_MAX: usize = 32 << 20;
 /// What an element costs beside its bytes, about.
 const ELEMENT: usize = 40;
 
-impl Tail {
+impl DirtyElements {
     /// A command may have changed these.
     pub fn touch(&mut self, elements: impl IntoIterator<Item = Element>) {
         for element in elements {
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn what_is_told_after_the_barrier_waits_for_the_next_one() {
-        let mut tail = Tail::default();
+        let mut tail = DirtyElements::default();
         tail.touch([element("a"), element("b")]);
         assert!(tail.take(9).is_empty(), "no barrier yet");
         tail.begin_round();
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn nothing_is_counted_twice() {
-        let mut tail = Tail::default();
+        let mut tail = DirtyElements::default();
         tail.touch([element("a")]);
         tail.begin_round();
         tail.touch([element("a"), element("a")]);
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_remembered_is_everything() {
-        let mut tail = Tail::default();
+        let mut tail = DirtyElements::default();
         for n in 0..40_u32 {
             tail.touch([vec![n as u8; 1 << 20].into()]);
         }

@@ -3,7 +3,7 @@
 //!
 //! - **where**: [`LegView::place`] says it of a key. [`moved`] is the topology by which a command is executed whose
 //!   keys are all there, so nothing behind it has to know of moves.
-//! - **wait**: [`Look`] finds what of a command is not there yet, and [`Waits`] holds it until it is.
+//! - **wait**: [`KeyLookup`] finds what of a command is not there yet, and [`Waits`] holds it until it is.
 //! - **tell**: [`Waits::begin`] gives what the movers are to be told, and nothing twice. [`observed`] says it of keys
 //!   that are written while they are being listed.
 //!
@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::planted::{Bug, Planted};
+use super::planted::{Bug, InjectedBug};
 use super::published::{Rules, Way};
 use super::tracker::State;
 use super::{DoubleRead, Fingerprint, FingerprintSet, Fingerprinter, Key, Side, is_temporary};
@@ -291,7 +291,7 @@ impl<C: Committed> Wait<C> {
 
 /// What was found out about a command's keys.
 #[derive(Debug)]
-pub struct Look<C> {
+pub struct KeyLookup<C> {
     has_keys_there: bool,
     is_moving: bool,
     /// Of a leg of which nothing is published yet.
@@ -303,10 +303,10 @@ pub struct Look<C> {
     writes: bool,
     /// By such a protocol: its leg, and of so many double reads one has its key fetched.
     sampled: Option<((MoveId, u32), u32)>,
-    planted: Planted,
+    planted: InjectedBug,
 }
 
-impl<C> Default for Look<C> {
+impl<C> Default for KeyLookup<C> {
     fn default() -> Self {
         Self {
             has_keys_there: false,
@@ -316,17 +316,17 @@ impl<C> Default for Look<C> {
             ways: Vec::new(),
             writes: false,
             sampled: None,
-            planted: Planted::default(),
+            planted: InjectedBug::default(),
         }
     }
 }
 
-impl<C: Committed> Look<C> {
+impl<C: Committed> KeyLookup<C> {
     /// The same with a bug in it, for tests of the simulator.
     #[cfg(feature = "planted-bugs")]
     #[must_use]
     pub fn with(mut self, bug: Option<Bug>) -> Self {
-        self.planted = Planted::new(bug);
+        self.planted = InjectedBug::new(bug);
         self
     }
 
@@ -495,7 +495,7 @@ impl<C: Committed> Waits<C> {
     /// The command waits for what was found missing. Gives what the movers have to be told, by leg; `None`: it is there
     /// by now, and the command is to be looked at again.
     #[must_use]
-    pub fn begin(&mut self, look: Look<C>, worker: usize) -> Option<Vec<((MoveId, u32), Wanted)>> {
+    pub fn begin(&mut self, look: KeyLookup<C>, worker: usize) -> Option<Vec<((MoveId, u32), Wanted)>> {
         let mut told: BTreeSet<_> = self.waits.iter().map(Wait::identity).collect();
         let before = std::mem::replace(&mut self.waits, look.waits);
         self.go_on(worker);
@@ -595,8 +595,8 @@ mod tests {
         even.with_transits([(transit, &[crc16_slot(b"{t}")][..])]).expect("one")
     }
 
-    fn look(topology: &Topology, legs: &Legs<Known>, keys: &[&[u8]], undeclared: bool) -> Look<Known> {
-        let mut look = Look::default();
+    fn look(topology: &Topology, legs: &Legs<Known>, keys: &[&[u8]], undeclared: bool) -> KeyLookup<Known> {
+        let mut look = KeyLookup::default();
         keys.iter().for_each(|key| look.key(topology, legs, key, true, || undeclared));
         look
     }

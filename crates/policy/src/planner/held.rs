@@ -3,7 +3,7 @@
 //! Apart from [`solve`], because only reports need them: a reason such as a cooldown is found by solving again without
 //! it.
 
-use super::{Fleet, Planted, Policy, Previous, Problem, State, memory, solve, unsplittable};
+use super::{Fleet, InjectedBug, Policy, Previous, Problem, State, memory, solve, unsplittable};
 use crate::topology::NodeId;
 
 /// A node that a plan leaves over its limit.
@@ -48,7 +48,7 @@ pub fn held(problem: &Problem, previous: &Previous) -> Vec<Held> {
         let plan = solve(problem, previous);
         plan.nodes.iter().find(|outlook| outlook.node == node).map_or(0.0, |outlook| outlook.after)
     };
-    let fleet = Fleet::of(problem, Planted::default());
+    let fleet = Fleet::of(problem, InjectedBug::default());
     let plan = solve(problem, previous);
     let over = plan.nodes.iter().filter(|outlook| outlook.limit > 0.0 && outlook.after > outlook.limit);
     let why = |id: NodeId, load: f64| {

@@ -33,7 +33,7 @@ use serde::{Deserialize, Serialize};
 use crate::topology::{NodeId, Slot};
 pub use held::{Held, Why, held};
 pub use planted::Bug;
-use planted::Planted;
+use planted::InjectedBug;
 pub use review::{Effect, Review, fullest_at, nodes_of, review, take_back, undo};
 
 /// The name of a key.
@@ -122,7 +122,7 @@ pub struct KeyAt {
     /// It has not been used to speak of for a while.
     pub is_cold: bool,
     /// It stays where it is, and why.
-    pub stays: Option<Stays>,
+    pub stays: Option<PinnedReason>,
 }
 
 impl KeyAt {
@@ -135,7 +135,7 @@ impl KeyAt {
 
 /// Why a key is not moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Stays {
+pub enum PinnedReason {
     /// Its name has a hash tag: it is used together with others.
     Tagged,
     /// A command has needed it together with others of its slot within the hour.
@@ -386,17 +386,17 @@ pub enum Advice {
 /// Gives the plan for a problem.
 #[must_use]
 pub fn solve(problem: &Problem, previous: &Previous) -> Plan {
-    solve_with(problem, previous, Planted::default())
+    solve_with(problem, previous, InjectedBug::default())
 }
 
 /// The same with a bug.
 #[cfg(feature = "planted-bugs")]
 #[must_use]
 pub fn solve_wrongly(problem: &Problem, previous: &Previous, bug: Bug) -> Plan {
-    solve_with(problem, previous, Planted::new(Some(bug)))
+    solve_with(problem, previous, InjectedBug::new(Some(bug)))
 }
 
-fn solve_with(problem: &Problem, previous: &Previous, planted: Planted) -> Plan {
+fn solve_with(problem: &Problem, previous: &Previous, planted: InjectedBug) -> Plan {
     let fleet = Fleet::of(problem, planted);
     let over = fleet.over(previous);
     match problem.knobs.policy {
@@ -409,7 +409,7 @@ fn solve_with(problem: &Problem, previous: &Previous, planted: Planted) -> Plan 
 #[derive(Clone, Debug)]
 struct Fleet<'p> {
     nodes: BTreeMap<NodeId, Place<'p>>,
-    planted: Planted,
+    planted: InjectedBug,
 }
 
 #[derive(Clone, Debug)]
@@ -424,7 +424,7 @@ struct Place<'p> {
 }
 
 impl<'p> Fleet<'p> {
-    fn of(problem: &'p Problem, planted: Planted) -> Self {
+    fn of(problem: &'p Problem, planted: InjectedBug) -> Self {
         let mut copied: BTreeMap<NodeId, f64> = BTreeMap::new();
         for key in &problem.keys {
             *copied.entry(key.at).or_default() += key.copied;
@@ -555,7 +555,7 @@ fn unsplittable(problem: &Problem, fleet: &Fleet<'_>, node: NodeId) -> Option<Ad
     let mut slots: BTreeMap<Slot, (f64, Option<&KeyAt>)> =
         problem.slots.iter().filter(|slot| slot.at == node).map(|slot| (slot.slot, (slot.load, None))).collect();
     let (tagged, single): (Vec<&KeyAt>, Vec<&KeyAt>) =
-        problem.keys.iter().filter(|key| key.at == node).partition(|key| key.stays == Some(Stays::Tagged));
+        problem.keys.iter().filter(|key| key.at == node).partition(|key| key.stays == Some(PinnedReason::Tagged));
     for key in tagged {
         let (load, hottest) = slots.entry(key.slot).or_default();
         *load += key.load();

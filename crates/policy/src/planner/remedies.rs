@@ -538,7 +538,7 @@ fn homecoming(problem: &Problem, previous: &Previous, fleet: &Fleet<'_>, over: &
         let is_ready = |id: &NodeId| fleet.nodes.get(id).is_some_and(|place| place.node.state == State::Ready);
         key.is_cold
             && key.at != key.home
-            && key.stays != Some(super::Stays::Moving)
+            && key.stays != Some(super::PinnedReason::Moving)
             && is_ready(&key.at)
             && is_ready(&key.home)
             && !over.contains(&key.home)

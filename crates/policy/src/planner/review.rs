@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Fleet, Name, Need, Plan, Planted, Price, Problem, State, Step, Verdict, What};
+use super::{Fleet, InjectedBug, Name, Need, Plan, Price, Problem, State, Step, Verdict, What};
 use crate::topology::NodeId;
 
 /// Changes by less than such a part are noise.
@@ -49,7 +49,7 @@ pub fn nodes_of(steps: &[Step]) -> BTreeSet<NodeId> {
 /// nothing, do not count.
 #[must_use]
 pub fn fullest_at(problem: &Problem, nodes: &BTreeSet<NodeId>) -> f64 {
-    fullest(&Fleet::of(problem, Planted::default()), nodes, &BTreeMap::new())
+    fullest(&Fleet::of(problem, InjectedBug::default()), nodes, &BTreeMap::new())
 }
 
 /// The same, if loads differed by so much.
@@ -65,7 +65,7 @@ fn fullest(fleet: &Fleet<'_>, nodes: &BTreeSet<NodeId>, shifted: &BTreeMap<NodeI
 /// Compares the load now with that before a decision. `before`: [`fullest_at`] its nodes then.
 #[must_use]
 pub fn review(problem: &Problem, plan: &Plan, before: f64) -> Review {
-    let fleet = Fleet::of(problem, Planted::default());
+    let fleet = Fleet::of(problem, InjectedBug::default());
     let nodes = nodes_of(&plan.steps);
     let is_quiet = |id: &NodeId| {
         fleet.nodes.get(id).is_some_and(|place| matches!(place.node.state, State::Ready | State::Leaving))
@@ -126,7 +126,7 @@ fn bytes(problem: &Problem, plan: &Plan) -> Option<(u64, u64)> {
 /// # Errors
 /// A reason to leave things as they are: the budget is spent, memory is full, or it would not help.
 pub fn take_back(problem: &Problem, steps: &[Step]) -> Result<Plan, &'static str> {
-    let fleet = Fleet::of(problem, Planted::default());
+    let fleet = Fleet::of(problem, InjectedBug::default());
     let is_there = |step: &&Step| match &step.what {
         What::Key { key, .. } => of_key(problem, key).is_none_or(|known| known.at == step.to),
         What::Slots(_) => true,
@@ -160,7 +160,7 @@ pub fn take_back(problem: &Problem, steps: &[Step]) -> Result<Plan, &'static str
 /// # Errors
 /// If one of the nodes cannot take part in a move, or its memory is full.
 pub fn undo(problem: &Problem, steps: Vec<Step>) -> Result<Plan, &'static str> {
-    let fleet = Fleet::of(problem, Planted::default());
+    let fleet = Fleet::of(problem, InjectedBug::default());
     let back = |step: Step| Step { from: step.to, to: step.from, load: load_now(problem, &step), ..step };
     let (plan, _, bytes) = plan_of(&fleet, steps.into_iter().map(back).collect());
     let place = |id: &NodeId| fleet.nodes.get(id);

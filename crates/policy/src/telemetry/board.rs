@@ -99,7 +99,7 @@ pub struct HotNode {
 }
 
 #[derive(Clone, Debug, Default)]
-struct OfNode {
+struct NodeKeys {
     uses: f64,
     hits: f64,
     one_in: u32,
@@ -110,7 +110,7 @@ struct OfNode {
 #[derive(Clone, Debug, Default)]
 pub struct Board {
     weights: Weights,
-    nodes: BTreeMap<NodeId, OfNode>,
+    nodes: BTreeMap<NodeId, NodeKeys>,
 }
 
 impl Board {
@@ -135,13 +135,13 @@ impl Board {
     /// The nodes that are used, in the order of their numbers, each with so many keys.
     pub fn nodes(&self, keys: usize) -> impl Iterator<Item = HotNode> {
         self.nodes.iter().map(move |(id, node)| {
-            let OfNode { uses, hits, one_in, .. } = *node;
+            let NodeKeys { uses, hits, one_in, .. } = *node;
             HotNode { node: *id, uses, hits, one_in, keys: node.hottest(keys) }
         })
     }
 }
 
-impl OfNode {
+impl NodeKeys {
     fn segment(&mut self, counts: Counts, weights: Weights, scale: f64, seconds: f64) {
         let weight = weights.newest.clamp(0.0, 1.0);
         let weighed = |load: f64, count: u64| load * (1.0 - weight) + weight * count as f64 * scale;

@@ -22,7 +22,7 @@ mod segment;
 
 pub use board::{Board, Hot, HotNode, Rates, Weights};
 pub use recent::{Notices, Recent};
-pub use segment::{Counted, Counts, How, Segment, Use};
+pub use segment::{AccessKind, Counted, Counts, KeyAccess, Segment};
 
 /// Which key is used: a name in a database.
 #[derive(Clone, Copy, PartialEq, Eq)]

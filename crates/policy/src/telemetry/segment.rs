@@ -15,7 +15,7 @@ const NONE: u16 = u16::MAX;
 
 /// How a key is used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum How {
+pub enum AccessKind {
     /// A command that only reads goes to the node.
     Read,
     /// Any other.
@@ -26,9 +26,9 @@ pub enum How {
 
 /// One use of a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Use {
+pub struct KeyAccess {
     /// How.
-    pub how: How,
+    pub how: AccessKind,
     /// Bytes of the command.
     pub bytes: u32,
 }
@@ -172,8 +172,8 @@ impl Segment {
 
     /// A key was used. Costs the same whatever was used before, and allocates nothing.
     #[inline]
-    pub fn note(&mut self, key: Identity<'_>, used: Use) {
-        let is_hit = used.how == How::Hit;
+    pub fn note(&mut self, key: Identity<'_>, used: KeyAccess) {
+        let is_hit = used.how == AccessKind::Hit;
         self.uses += u64::from(!is_hit);
         self.hits += u64::from(is_hit);
         let at = match self.find(key.hash) {
@@ -185,8 +185,8 @@ impl Segment {
             Err(_) => self.replace(key),
         };
         let counted = &mut self.entries[usize::from(at)].counted;
-        counted.reads += u32::from(used.how == How::Read);
-        counted.writes += u32::from(used.how == How::Write);
+        counted.reads += u32::from(used.how == AccessKind::Read);
+        counted.writes += u32::from(used.how == AccessKind::Write);
         counted.hits += u32::from(is_hit);
         counted.bytes += u64::from(used.bytes);
     }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use switchyard_policy::migration::Process;
-use switchyard_policy::seat::Standing;
+use switchyard_policy::seat::OwnershipStatus;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply::{ReplyScan, ReplyScanner};
 use switchyard_resp::{encode, reply};
@@ -177,7 +177,7 @@ impl Connection {
             let standing = seat.judge(node, &answer);
             why_not(standing).map_or(Ok(standing), Err)
         };
-        if asks(self)? != Standing::Free {
+        if asks(self)? != OwnershipStatus::Free {
             return Ok(());
         }
         // Where it is refused, the node keeps no marks.
@@ -186,7 +186,7 @@ impl Connection {
         }
         self.end_strangers(ours.0, ours.1, patience)?;
         match asks(self)? {
-            Standing::Free => Err("it did not keep the mark of this router".to_owned()),
+            OwnershipStatus::Free => Err("it did not keep the mark of this router".to_owned()),
             _ => Ok(()),
         }
     }

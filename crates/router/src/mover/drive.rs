@@ -11,7 +11,8 @@ use switchyard_policy::migration::published::Rules;
 use switchyard_policy::migration::staging::{Event as OfStaged, Place};
 use switchyard_policy::migration::tracker::Pair;
 use switchyard_policy::migration::{
-    BatchId, Begin, Do, Driver, Event, Fingerprint, Happened, Io, Key, LegView, Orders, Outcome, Record, Side,
+    BatchId, Begin, Driver, DriverAction, DriverEvent, Event, Fingerprint, Io, Key, LegView, Orders, Outcome, Record,
+    Side,
 };
 use switchyard_policy::topology::{NodeId, Slot, Stage};
 use switchyard_resp::reply;
@@ -38,7 +39,7 @@ pub(super) struct Run {
     pub(super) slots: Vec<Slot>,
     pub(super) driver: Driver,
     /// What it has not been told yet.
-    pub(super) happened: VecDeque<Happened>,
+    pub(super) happened: VecDeque<DriverEvent>,
     /// When batches were begun, of how many keys they are, and where these are read.
     begun: HashMap<BatchId, (Instant, usize, Side)>,
     pub(super) view: LegView<SharedLeg>,
@@ -134,7 +135,7 @@ impl Mover {
         };
         run.tell(Event::Met { source, target });
         let missing = [Side::Source, Side::Target].into_iter().filter(|side| self.end(*side).connection.is_none());
-        run.happened.extend(missing.map(|side| Happened::Lost { side }));
+        run.happened.extend(missing.map(|side| DriverEvent::Lost { side }));
         if self.life.is_aborted() {
             run.tell(Event::RollBack);
         }
@@ -163,7 +164,7 @@ impl Mover {
             self.discard_in_leg();
             if Instant::now() >= run.next_tick {
                 run.next_tick = Instant::now() + TICK;
-                run.happened.push_back(Happened::Tick);
+                run.happened.push_back(DriverEvent::Tick);
             }
             busy |= !run.happened.is_empty();
             while let Some(what) = run.happened.pop_front() {
@@ -231,13 +232,13 @@ impl Mover {
         }
     }
 
-    fn perform(&mut self, run: &mut Run, to_do: Vec<Do>) {
+    fn perform(&mut self, run: &mut Run, to_do: Vec<DriverAction>) {
         to_do.into_iter().for_each(|what| self.act(run, what));
     }
 
-    fn act(&mut self, run: &mut Run, what: Do) {
+    fn act(&mut self, run: &mut Run, what: DriverAction) {
         match what {
-            Do::Record { numbers, records } => {
+            DriverAction::Record { numbers, records } => {
                 let (own, leg) = (self.own.clone(), run.number);
                 let databases = run.driver.databases().len() as u32;
                 if databases > self.in_databases
@@ -249,39 +250,39 @@ impl Mover {
                 self.shown.records(records.len());
                 self.host.record(records, Box::new(move |outcome| own.tell(Told::Recorded { leg, numbers, outcome })));
             }
-            Do::View { away, double_read } => {
+            DriverAction::View { away, double_read } => {
                 run.view = run.view.turned(Arc::new(run.view.committed().anew()), away, double_read)
             }
-            Do::Publish => {
+            DriverAction::Publish => {
                 let epoch = self.publish_leg(run);
-                run.happened.push_back(Happened::Published(epoch));
+                run.happened.push_back(DriverEvent::Published(epoch));
             }
-            Do::Observe => {
+            DriverAction::Observe => {
                 let epoch =
                     self.publish_observed().inspect_err(|why| debug!(why, "the topology cannot be changed now")).ok();
                 epoch.into_iter().for_each(|epoch| self.shared.want_drained(epoch));
-                run.happened.push_back(Happened::Published(epoch));
+                run.happened.push_back(DriverEvent::Published(epoch));
             }
-            Do::Withdraw => {
+            DriverAction::Withdraw => {
                 self.shared.change_moves(|moves| {
                     moves.legs.remove(&(self.id, run.number));
                 });
                 self.publish_observed_or_retry();
             }
-            Do::Scan { walk, side, database, cursor } => self.end_mut(side).scan(walk, database, &cursor),
-            Do::Unlink { walk, side, database, keys } => self.end_mut(side).purge(walk, &keys, database),
-            Do::TakeListed => {
+            DriverAction::Scan { walk, side, database, cursor } => self.end_mut(side).scan(walk, database, &cursor),
+            DriverAction::Unlink { walk, side, database, keys } => self.end_mut(side).purge(walk, &keys, database),
+            DriverAction::TakeListed => {
                 let taken = self.take_listed(run);
-                run.happened.push_back(Happened::Taken(taken));
+                run.happened.push_back(DriverEvent::Taken(taken));
             }
-            Do::Io(Io::Copy { batch, from, keys }) => {
+            DriverAction::Io(Io::Copy { batch, from, keys }) => {
                 run.contents.remove(&batch);
                 run.begun.insert(batch, (Instant::now(), keys.len(), from));
                 self.staged(run, OfStaged::Copying { batch });
                 run.whole.remove(&batch);
                 self.copy(run, batch, from, keys);
             }
-            Do::Io(Io::Store { batch, to, keys }) => {
+            DriverAction::Io(Io::Store { batch, to, keys }) => {
                 let usage = self.usage();
                 let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
                 assert!(read.iter().map(|(key, _)| key).eq(&keys), "what is stored is what was read");
@@ -293,7 +294,7 @@ impl Mover {
                 self.end_mut(to).store(batch, &contents, usage);
                 self.staged(run, OfStaged::Storing { batch, keys, staged });
             }
-            Do::Io(Io::Overwrite { batch, to, keys }) => {
+            DriverAction::Io(Io::Overwrite { batch, to, keys }) => {
                 let (usage, databases) = (self.usage(), run.driver.databases().to_vec());
                 let read = run.contents.get(&batch).map(Vec::as_slice).unwrap_or_default();
                 assert!(read.iter().map(|(key, _)| key).eq(&keys), "what is stored is what was read");
@@ -301,13 +302,15 @@ impl Mover {
                     read.iter().map(|(key, contents)| (key, contents.as_slice())).collect();
                 self.end_mut(to).overwrite(batch, &contents, usage, &databases);
             }
-            Do::Io(Io::Secure { batch, at, durability }) => {
+            DriverAction::Io(Io::Secure { batch, at, durability }) => {
                 if !self.end_mut(at).secure(batch, durability, 0) {
                     run.tell(Event::Secured { batch, refused: None });
                 }
             }
-            Do::Io(Io::Remove { batch, from, keys }) => self.end_mut(from).remove(batch, &keys, run.driver.databases()),
-            Do::Io(Io::Migrate { batch, from, keys }) => {
+            DriverAction::Io(Io::Remove { batch, from, keys }) => {
+                self.end_mut(from).remove(batch, &keys, run.driver.databases())
+            }
+            DriverAction::Io(Io::Migrate { batch, from, keys }) => {
                 let plan = self.shared.plan();
                 let to = self.end(from.other()).node;
                 let Some((address, access)) = plan.address_of(to, None).zip(plan.live.nodes.get(&to)) else {
@@ -316,7 +319,7 @@ impl Mover {
                 };
                 self.end_mut(from).migrate(batch, &keys, run.driver.databases(), address, access);
             }
-            Do::Io(Io::Commit { keys }) => {
+            DriverAction::Io(Io::Commit { keys }) => {
                 let fingerprints: Vec<Fingerprint> = keys.iter().map(|key| self.fingerprints.of(key)).collect();
                 keys.iter().for_each(|key| self.staged_is_moved(key));
                 run.committed += keys.len() as u64;
@@ -328,11 +331,11 @@ impl Mover {
                 run.view.committed().commit(fingerprints);
                 self.wake_workers(run.view.committed());
             }
-            Do::CommitAll => {
+            DriverAction::CommitAll => {
                 run.view.committed().commit_all();
                 self.wake_workers(run.view.committed());
             }
-            Do::Io(Io::Refuse { keys, error }) => {
+            DriverAction::Io(Io::Refuse { keys, error }) => {
                 let keys =
                     keys.map(|keys| keys.iter().map(|key| self.fingerprints.of(key)).collect::<Arc<[Fingerprint]>>());
                 let error: Arc<str> = error.into();
@@ -340,40 +343,40 @@ impl Mover {
                     mailbox.send(Message::Refused { move_id: self.id, keys: keys.clone(), error: error.clone() });
                 }
             }
-            Do::Confirm { side } => self.end_mut(side).confirm(),
-            Do::Reach { side } => {
+            DriverAction::Confirm { side } => self.end_mut(side).confirm(),
+            DriverAction::Reach { side } => {
                 self.end_mut(side).next_try.get_or_insert_with(Instant::now);
             }
-            Do::CatchUp { side } => self.catch_up(run, side),
-            Do::HandOver { to } => {
+            DriverAction::CatchUp { side } => self.catch_up(run, side),
+            DriverAction::HandOver { to } => {
                 if to == Side::Target {
                     self.count_moved(run, to);
                 }
                 let owner = self.end(to).node;
                 self.hand_over(run, owner);
             }
-            Do::Io(Io::Quiet) => self.say_quiet(),
-            Do::RollBack { why } => {
+            DriverAction::Io(Io::Quiet) => self.say_quiet(),
+            DriverAction::RollBack { why } => {
                 self.shown.says(format!("going back: {why}"));
                 warn!("move {}: what is under way (batch {}) goes back to its source: {why}", self.id.0, run.number);
                 run.contents.clear();
                 self.staging.drop_all();
             }
-            Do::Lost { side, keys } => {
+            DriverAction::Lost { side, keys } => {
                 let most = keys.len() as u64 * u64::from(self.in_databases.max(1));
                 self.life.lose(side, most);
                 self.host.lost(self.id, self.end(side).node, &keys, most);
             }
-            Do::Io(Io::Track { groups, complete }) => run.view.committed().track(groups, complete),
-            Do::Io(Io::Found { group, truth }) => {
+            DriverAction::Io(Io::Track { groups, complete }) => run.view.committed().track(groups, complete),
+            DriverAction::Io(Io::Found { group, truth }) => {
                 run.view.committed().found(group, truth);
                 self.wake_workers(run.view.committed());
             }
-            Do::Io(Io::Report { text }) => {
+            DriverAction::Io(Io::Report { text }) => {
                 warn!(move_id = self.id.0, leg = run.number, "{text}");
                 self.shown.says(text);
             }
-            Do::Io(Io::End(outcome)) => run.outcome = Some(outcome),
+            DriverAction::Io(Io::End(outcome)) => run.outcome = Some(outcome),
         }
     }
 
@@ -473,7 +476,7 @@ impl Mover {
                     run.tell(Event::Pace(self.pacing.pace()));
                 }
                 Told::Recorded { leg, numbers, outcome } if leg == run.number => match outcome {
-                    Ok(()) => run.happened.push_back(Happened::Recorded(numbers)),
+                    Ok(()) => run.happened.push_back(DriverEvent::Recorded(numbers)),
                     Err(why) => {
                         // Whoever keeps the records tries until the router stops. Nothing of it takes effect; the next
                         // start takes the leg up.
@@ -487,7 +490,7 @@ impl Mover {
                     }
                 },
                 Told::HandedOver { leg, outcome } if leg == run.number => {
-                    run.happened.push_back(Happened::HandedOver(outcome.is_ok()));
+                    run.happened.push_back(DriverEvent::HandedOver(outcome.is_ok()));
                     if let Err(why) = outcome {
                         self.shown.says(format!("the topology cannot be stored: {why}"));
                     }
@@ -568,7 +571,7 @@ impl Mover {
         }
         self.position_unknown(run, side);
         self.sizes_unknown(side);
-        run.happened.push_back(Happened::Lost { side });
+        run.happened.push_back(DriverEvent::Lost { side });
     }
 
     fn answered(&mut self, run: &mut Run, side: Side, ask: Ask, answers: Vec<Vec<u8>>) -> Result<(), String> {
@@ -699,7 +702,7 @@ impl Mover {
                 if let Some(why) = refused(&answers) {
                     return Err(format!("it refuses to remove keys: {why}"));
                 }
-                run.happened.push_back(Happened::Unlinked { walk });
+                run.happened.push_back(DriverEvent::Unlinked { walk });
             }
         }
         Ok(())
@@ -719,7 +722,11 @@ impl Mover {
                 run.lasting.clear();
                 self.drop_unusable(run.driver.is_ours());
                 if let Some(connection) = &self.end(side).connection {
-                    run.happened.push_back(Happened::Restored { side, process: connection.process.clone(), databases });
+                    run.happened.push_back(DriverEvent::Restored {
+                        side,
+                        process: connection.process.clone(),
+                        databases,
+                    });
                     self.shown.says("moving");
                 }
             }
@@ -757,7 +764,7 @@ impl Mover {
             run.lasting.clone_from(&self.lasting);
         }
         run.moving_since = run.moving_since.or(Some(Instant::now()));
-        run.happened.push_back(Happened::Drained { databases });
+        run.happened.push_back(DriverEvent::Drained { databases });
     }
 
     /// Strings are read and stored as such, where nothing is lost by it.

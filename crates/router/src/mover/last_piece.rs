@@ -6,7 +6,7 @@
 //! staging key or the key, never both or neither.
 
 use switchyard_policy::migration::Key;
-use switchyard_policy::migration::staging::{Counted, Place, Renamed, Shown, Step};
+use switchyard_policy::migration::staging::{Counted, Place, Renamed, StagingReply, Step};
 use switchyard_policy::migration::tail::Element;
 use switchyard_resp::reply;
 
@@ -104,30 +104,30 @@ pub(super) fn push(connection: &mut Connection, step: Step, item: &Item, last: &
 }
 
 /// What the replies to a step have shown.
-pub(super) fn shown(step: Step, item: &Item, last: &Last, answers: &[Vec<u8>]) -> Shown {
+pub(super) fn shown(step: Step, item: &Item, last: &Last, answers: &[Vec<u8>]) -> StagingReply {
     let exec = answers.last().map(Vec::as_slice).unwrap_or_default();
     if let Some(error) = answers.iter().find(|answer| reply::is_error(answer)) {
-        return Shown::Refused(error_text(error));
+        return StagingReply::Refused(error_text(error));
     }
     let results: Vec<&[u8]> = reply::elements(exec).collect();
     let number = |at: usize| results.get(at).and_then(|answer| reply::integer(answer));
     match step {
         Step::Write => {
             if let Some(error) = results.iter().find(|answer| reply::is_error(answer)) {
-                return Shown::Unusable(error_text(error));
+                return StagingReply::Unusable(error_text(error));
             }
             let there = results.last().and_then(|answer| reply::integer(answer)).unwrap_or(0);
             let (key_was_there, staging_was_there) = (number(0) == Some(1), number(1) == Some(1));
-            Shown::Counted(Counted { key_was_there, staging_was_there, there, at_source: last.count })
+            StagingReply::Counted(Counted { key_was_there, staging_was_there, there, at_source: last.count })
         }
         Step::Rename => match results.get(1) {
             Some(answer) if reply::is_error(answer) && item.expires_ms > 0 && number(0) == Some(1) => {
-                Shown::Renamed(Renamed::TimeIsOver)
+                StagingReply::Renamed(Renamed::TimeIsOver)
             }
-            Some(answer) if reply::is_error(answer) => Shown::Unusable(error_text(answer)),
-            Some(answer) if reply::integer(answer) == Some(1) => Shown::Renamed(Renamed::Yes),
-            Some(answer) if reply::integer(answer) == Some(0) => Shown::Renamed(Renamed::KeyIsThere),
-            _ => Shown::Unusable("the node answered EXEC with something else than was asked".to_owned()),
+            Some(answer) if reply::is_error(answer) => StagingReply::Unusable(error_text(answer)),
+            Some(answer) if reply::integer(answer) == Some(1) => StagingReply::Renamed(Renamed::Yes),
+            Some(answer) if reply::integer(answer) == Some(0) => StagingReply::Renamed(Renamed::KeyIsThere),
+            _ => StagingReply::Unusable("the node answered EXEC with something else than was asked".to_owned()),
         },
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use switchyard_policy::migration::pace::{Observation, Pacer};
-use switchyard_policy::migration::{Goal, How, Pace, Progress, Side, Steer};
+use switchyard_policy::migration::{Goal, MoveOptions, Pace, Progress, Side, Steer};
 use switchyard_policy::topology::MoveId;
 use tracing::trace;
 
@@ -49,7 +49,7 @@ pub(super) struct Pacing {
 
 impl Pacing {
     /// Of a move that has come so far with the routers before this one.
-    pub(super) fn new(how: How, before: &Progress, counters: &[Arc<WorkerCounters>]) -> Self {
+    pub(super) fn new(how: MoveOptions, before: &Progress, counters: &[Arc<WorkerCounters>]) -> Self {
         let now = Instant::now();
         Self {
             pacer: Pacer::new(how.goal, how.max_rate),

@@ -13,7 +13,7 @@
 use std::time::{Duration, Instant};
 
 use switchyard_policy::failover::Position;
-use switchyard_policy::migration::{Happened, Side};
+use switchyard_policy::migration::{DriverEvent, Side};
 use switchyard_resp::reply;
 use tracing::warn;
 
@@ -115,6 +115,6 @@ impl Mover {
             return;
         }
         run.catching_up = None;
-        run.happened.push_back(Happened::CaughtUp);
+        run.happened.push_back(DriverEvent::CaughtUp);
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use switchyard_policy::migration::life::{Begin, Came, Life, Listed, Step};
+use switchyard_policy::migration::life::{Begin, Listed, MoveStateMachine, Step, StepResult};
 use switchyard_policy::migration::{Fingerprinter, Outcome, Protocol, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Placement, Slot, Stage};
 use tracing::{error, info, warn};
@@ -50,7 +50,7 @@ pub(super) struct Mover {
     pub(super) fingerprints: Fingerprinter,
     pub(super) placement: Placement,
     /// What is done next, and what the user wants.
-    pub(super) life: Life,
+    pub(super) life: MoveStateMachine,
     /// Slots, ascending, in which an earlier move of ours may have left keys at the target.
     pub(super) leftovers: Vec<Slot>,
     /// A router before this one has begun the move.
@@ -166,8 +166,10 @@ impl Mover {
         let placement = shared.plan().topology.placement().clone();
         let shown = Shown::new(&so_far);
         let pacing = Pacing::new(order.how, shown.before(), &shared.counters);
-        let (life, first) =
-            Life::begin(Begin { order, names, resume, aborted, give_up }, shared.uptime().as_micros() as u64);
+        let (life, first) = MoveStateMachine::begin(
+            Begin { order, names, resume, aborted, give_up },
+            shared.uptime().as_micros() as u64,
+        );
         let mover = Self {
             source: End::new(life.order().source, shared.fences.clone()),
             target: End::new(life.order().target, shared.fences.clone()),
@@ -206,15 +208,15 @@ impl Mover {
             let came = match self.do_step(step) {
                 Ok(came) => came,
                 Err(Halt::RouterStops) => return None,
-                Err(Halt::Lost) => Came::Lost,
-                Err(Halt::Aborted) => Came::Aborted,
-                Err(Halt::Stop(why)) => Came::Refused(why),
+                Err(Halt::Lost) => StepResult::Lost,
+                Err(Halt::Aborted) => StepResult::Aborted,
+                Err(Halt::Stop(why)) => StepResult::Refused(why),
             };
             step = self.life.came(came, self.now_us());
         }
     }
 
-    fn do_step(&mut self, step: Step) -> Result<Came, Halt> {
+    fn do_step(&mut self, step: Step) -> Result<StepResult, Halt> {
         let of_keys = self.life.order().keys.is_some();
         match step {
             Step::Reach { side, .. } => self.try_to_reach(side)?,
@@ -231,7 +233,7 @@ impl Mover {
             Step::Hear => self.pump()?,
             Step::Measure => {
                 self.measure_next()?;
-                return Ok(Came::Cut(self.next_leg(&[])));
+                return Ok(StepResult::Cut(self.next_leg(&[])));
             }
             Step::Clocks(_) => self.check_clocks()?,
             Step::Room(cut) => self.has_room(&cut.slots)?,
@@ -241,14 +243,14 @@ impl Mover {
                 if outcome == Outcome::Moved {
                     self.forget_slots(&cut.slots);
                 }
-                return Ok(Came::Ended(outcome));
+                return Ok(StepResult::Ended(outcome));
             }
             Step::Observe => self.observe()?,
             Step::LookBehind if of_keys => self.look_behind_keys()?,
             Step::LookBehind => self.look_behind()?,
             Step::End(_) => {}
         }
-        Ok(Came::Done)
+        Ok(StepResult::Done)
     }
 
     // ---- what the outside says ----

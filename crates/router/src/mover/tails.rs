@@ -3,7 +3,7 @@
 //! Beside `drive.rs`, which does what the machine says and need not know how; here is what is different for these keys,
 //! and the report about big keys that were not staged.
 
-use switchyard_policy::migration::staging::{Action, Event as OfStaged, Place, Shown, Step};
+use switchyard_policy::migration::staging::{Action, Event as OfStaged, Place, StagingReply, Step};
 use switchyard_policy::migration::{BatchId, Copied, Event, Key, Protocol, Side};
 use tracing::warn;
 
@@ -156,7 +156,7 @@ impl Mover {
             answers = rest;
             let of_item = match last_of(read, &item.place) {
                 Some(last) => last_piece::shown(step, &item, last, of_item),
-                None => Shown::Unusable("what was read of it is gone".to_owned()),
+                None => StagingReply::Unusable("what was read of it is gone".to_owned()),
             };
             shown.push((item.place, of_item));
         }

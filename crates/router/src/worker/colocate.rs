@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use switchyard_policy::colocate::Wanted;
+use switchyard_policy::colocate::ColocationRequest;
 
 use super::dispatch::Flow;
 use super::downstream::Client;
@@ -46,7 +46,7 @@ impl Worker {
         &mut self,
         handle: Handle,
         command: &str,
-        wanted: Wanted,
+        wanted: ColocationRequest,
         text: String,
     ) -> Result<Flow, String> {
         let limit = self.plan.live.bring_home_timeout;

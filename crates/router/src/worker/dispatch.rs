@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use switchyard_policy::colocate::Wanted;
+use switchyard_policy::colocate::ColocationRequest;
 use switchyard_policy::routing::{Route, anywhere, route, split};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, Flags, Handling, Lookup, Merge, Split, errors};
@@ -269,7 +269,8 @@ impl Worker {
                         if plan.topology.is_exceptional(slot) && self.uses_undeclared(plan, command, args) =>
                     {
                         let text = self.undeclared_text(plan, slot);
-                        let waits = self.wait_for_colocation(handle, &command.name, Wanted::Slot(slot), text);
+                        let waits =
+                            self.wait_for_colocation(handle, &command.name, ColocationRequest::Slot(slot), text);
                         return waits.unwrap_or_else(|text| self.refuse(handle, class, &text));
                     }
                     (Ok(()), Route::Owner(slot, node))

@@ -7,7 +7,7 @@
 //! It begins when the client is owed nothing, because the second try must not come behind what the client has sent
 //! later.
 
-use switchyard_policy::migration::Look;
+use switchyard_policy::migration::KeyLookup;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, Flags, Handling};
 use switchyard_resp::reply;
@@ -53,7 +53,7 @@ pub(super) fn may_double_read(
     handle: Handle,
     command: &Command,
     args: &Args<'_>,
-    look: &Look<SharedLeg>,
+    look: &KeyLookup<SharedLeg>,
 ) -> Option<Asks> {
     let (nodes, processes) = look.double_read(&plan.topology)?;
     let client = worker.clients.get(handle)?;
@@ -86,7 +86,7 @@ pub(super) fn reads_one_key(worker: &Worker, handle: Handle, command: &Command, 
 }
 
 /// Has the mover fetch the key of one read in so many, if the protocol wants that.
-pub(super) fn fetch_sampled(worker: &Worker, plan: &Plan, look: &Look<SharedLeg>) {
+pub(super) fn fetch_sampled(worker: &Worker, plan: &Plan, look: &KeyLookup<SharedLeg>) {
     let number = worker.counters.double_reads.get() + 1;
     let is_sampled = look.is_sampled(&plan.topology, number);
     if is_sampled

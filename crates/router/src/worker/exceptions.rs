@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use switchyard_policy::colocate::Wanted;
+use switchyard_policy::colocate::ColocationRequest;
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{NodeId, Slot};
 use switchyard_resp::command::{Command, Flags, errors};
@@ -21,8 +21,8 @@ use crate::shared::Plan;
 use crate::slab::Handle;
 
 /// What is wanted so that these keys of one slot live together: those that do not live where their slot is.
-pub(super) fn wanted_of<'k>(plan: &Plan, keys: impl Iterator<Item = &'k [u8]>) -> Wanted {
-    Wanted::Keys(keys.filter(|key| plan.topology.exception(key).is_some()).map(Arc::from).collect())
+pub(super) fn wanted_of<'k>(plan: &Plan, keys: impl Iterator<Item = &'k [u8]>) -> ColocationRequest {
+    ColocationRequest::Keys(keys.filter(|key| plan.topology.exception(key).is_some()).map(Arc::from).collect())
 }
 
 /// The slots of the keys of a request by this plan: none where it cannot be read.
@@ -139,7 +139,7 @@ impl Worker {
         slot: Slot,
         requests: &[Vec<u8>],
         watched: &[Box<[u8]>],
-    ) -> Wanted {
+    ) -> ColocationRequest {
         let mut wanted: Vec<Arc<[u8]>> = Vec::new();
         for request in requests {
             let all = parsed(plan, request, |command, args| {
@@ -155,7 +155,7 @@ impl Worker {
                 false
             });
             if all == Some(true) {
-                return Wanted::Slot(slot);
+                return ColocationRequest::Slot(slot);
             }
         }
         wanted.extend(
@@ -163,7 +163,7 @@ impl Worker {
         );
         wanted.sort_unstable();
         wanted.dedup();
-        Wanted::Keys(wanted)
+        ColocationRequest::Keys(wanted)
     }
 
     /// Whether these keys are all used at this node now, going by what has moved.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use switchyard_policy::empty_return::{Data, Holdings, Return};
 use switchyard_policy::failover::why_not_readable;
-use switchyard_policy::seat::Standing;
+use switchyard_policy::seat::OwnershipStatus;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{covers, members_expire, parse_command_reply, why_not_covered};
 use switchyard_resp::units::counted;
@@ -130,7 +130,7 @@ fn greet_known(worker: &mut Worker, handle: Handle, info: &[u8]) {
         .shared
         .seat
         .as_ref()
-        .filter(|_| worker.links.get(handle).is_some_and(|link| link.standing == Standing::Free));
+        .filter(|_| worker.links.get(handle).is_some_and(|link| link.standing == OwnershipStatus::Free));
     let claim = claim.map(|seat| (Greeting::Claim, seat.claim()));
     if (!asks && claim.is_none()) || worker.links.get(handle).is_none_or(|link| link.lane == Lane::Replica) {
         worker.link_is_up(handle, info);
@@ -148,7 +148,7 @@ fn is_admitted(worker: &mut Worker, handle: Handle, info: &[u8], run_id: Option<
     match seat.admission(link.node, run_id) {
         Admission::Admitted => return true,
         // The node keeps no marks, so no router has hot copies of its keys.
-        Admission::Unmet if link.standing == Standing::Untold => {
+        Admission::Unmet if link.standing == OwnershipStatus::Untold => {
             seat.meet_unmarked(link.node, run_id);
             return true;
         }
@@ -179,7 +179,7 @@ impl Worker {
         link.writable = true;
         link.greeting.clear();
         (link.knows_data, link.holdings, link.is_loading, link.persists) = (false, None, false, false);
-        link.standing = Standing::Untold;
+        link.standing = OwnershipStatus::Untold;
         // It is asked again: what an earlier connection was refused, this one may be allowed.
         link.no_multi = None;
         let name = self.shared.connection_name(self.index);
@@ -258,7 +258,7 @@ impl Worker {
     fn greet_process(&mut self, handle: Handle, info: &[u8]) {
         let run_id = run_id_of(info).map(Arc::from);
         let Some(link) = self.links.get_mut(handle) else { return };
-        let is_free = link.standing == Standing::Free;
+        let is_free = link.standing == OwnershipStatus::Free;
         if !is_free && self.shared.with_facts(link.node, |facts| facts.run_id.is_some() && facts.run_id == run_id) {
             return self.link_is_up(handle, info);
         }
@@ -396,11 +396,11 @@ impl Worker {
             (Greeting::Claim, None) => {}
             (Greeting::Waits(_), _) => self.attempt_failed(handle, "it sent a reply without a request"),
             (Greeting::Claim, Some(error)) => {
-                link.standing = Standing::Untold;
+                link.standing = OwnershipStatus::Untold;
                 debug!(node = %self.node_name(node), error, "node refuses ACL SETUSER");
             }
             (Greeting::Claimed(info), _) => match self.learn_standing(handle, answer) {
-                Some(Standing::Ours | Standing::Untold) => {
+                Some(OwnershipStatus::Ours | OwnershipStatus::Untold) => {
                     if let (Some(seat), Some(run_id)) = (&self.shared.seat, run_id_of(&info))
                         && seat.meet(node, &run_id, answer)
                     {
@@ -408,7 +408,7 @@ impl Worker {
                     }
                     self.link_is_up(handle, &info);
                 }
-                Some(Standing::Free) => self.attempt_failed(handle, "it did not keep the mark of this router"),
+                Some(OwnershipStatus::Free) => self.attempt_failed(handle, "it did not keep the mark of this router"),
                 _ => {}
             },
             (Greeting::LeftBehind(info), None) => {
@@ -461,7 +461,7 @@ impl Worker {
             self.shared.fences.cleared(link.node, &run_id);
         }
         match &self.shared.seat {
-            Some(seat) if self.links.get(handle).is_some_and(|link| link.standing == Standing::Free) => {
+            Some(seat) if self.links.get(handle).is_some_and(|link| link.standing == OwnershipStatus::Free) => {
                 let question = seat.question();
                 self.ask_more(handle, vec![(Greeting::Claimed(info.to_vec()), question)]);
             }
@@ -470,7 +470,7 @@ impl Worker {
     }
 
     /// Takes note of which router serves the node; gives up where this one must not use it.
-    fn learn_standing(&mut self, handle: Handle, answer: &[u8]) -> Option<Standing> {
+    fn learn_standing(&mut self, handle: Handle, answer: &[u8]) -> Option<OwnershipStatus> {
         let node = self.links.get(handle)?.node;
         let standing = self.shared.seat.as_ref()?.judge(&self.node_name(node), answer);
         self.links.get_mut(handle)?.standing = standing;
@@ -582,7 +582,7 @@ impl Worker {
         let mut uncovered = None;
         let (recovered, learn) = self.shared.with_facts(node, |facts| {
             (facts.is_held, facts.accepted) = (false, false);
-            facts.is_marked |= standing == Standing::Ours;
+            facts.is_marked |= standing == OwnershipStatus::Ours;
             if knows_data {
                 facts.persists = persists;
             }

@@ -10,9 +10,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rustix::time::{ClockId, clock_gettime};
-use switchyard_policy::hot_copies::{Asked, Copies, Discarded, GateId, Holds, Over, Read, Share};
+use switchyard_policy::hot_copies::{
+    Copies, Discarded, GateId, Read, ReadRequest, TurnBudget, WriteHolds, WriteOutcome,
+};
 use switchyard_policy::migration::Fingerprinter;
-use switchyard_policy::seat::Standing;
+use switchyard_policy::seat::OwnershipStatus;
 use switchyard_policy::topology::{NodeId, Placement, Slot, crc16_slot};
 use switchyard_resp::command::{Command, CommandClass, Flags, Handling, KeyError, Split};
 use switchyard_resp::request::Args;
@@ -77,7 +79,7 @@ impl HitClock {
 #[derive(Debug)]
 pub(super) struct Hot {
     copies: Copies,
-    holds: Holds,
+    holds: WriteHolds,
     gates: Arc<Table>,
     generation: u64,
     /// Every key that is read is wanted.
@@ -87,7 +89,7 @@ pub(super) struct Hot {
     fingerprints: Fingerprinter,
     waiting: BTreeMap<u32, Waiting>,
     /// What hits have taken of the turn under way.
-    share: Share,
+    share: TurnBudget,
     clock: HitClock,
     /// Nodes that have not answered a fill in time: nobody waits for another one there.
     late_at: Vec<NodeId>,
@@ -108,14 +110,14 @@ impl Hot {
         let Published { gates, .. } = shared.published();
         Self {
             copies: Copies::default(),
-            holds: Holds::default(),
+            holds: WriteHolds::default(),
             gates,
             generation: 0,
             all: false,
             is_armed: false,
             fingerprints,
             waiting: BTreeMap::new(),
-            share: Share::default(),
+            share: TurnBudget::default(),
             clock: HitClock::default(),
             late_at: Vec::new(),
             expire: Vec::new(),
@@ -169,7 +171,7 @@ impl Hot {
 
     /// A command of which somebody wants to hear the end is over.
     pub(super) fn over(&mut self, end: EndNumber, outcome: Outcome) {
-        let how = if outcome == Outcome::Doubtful { Over::Doubtful } else { Over::Certain };
+        let how = if outcome == Outcome::Doubtful { WriteOutcome::Doubtful } else { WriteOutcome::Certain };
         self.holds.over(&*self.gates, end.number(), how);
     }
 }
@@ -298,7 +300,7 @@ pub(super) fn copied(
     if client.is_under_way_at(node) {
         return None;
     }
-    let asked = Asked { hash: hot.hash(key), key, database, request: raw, node, resp3 };
+    let asked = ReadRequest { hash: hot.hash(key), key, database, request: raw, node, resp3 };
     let waits = !has_waited && !hot.late_at.contains(&node);
     let number = match hot.copies.read(
         &*hot.gates,
@@ -390,7 +392,7 @@ fn copied_values(
         }
         let Worker { hearers, shared, now_us, .. } = &mut *worker;
         let hot = &mut hearers.hot;
-        let asked = Asked { hash: hot.hash(key), key, database, request: &request, node, resp3 };
+        let asked = ReadRequest { hash: hot.hash(key), key, database, request: &request, node, resp3 };
         match hot.copies.read(
             &*hot.gates,
             asked,
@@ -455,8 +457,8 @@ impl Elements {
 }
 
 /// Asks a node for a copy. `None`: it cannot be asked now.
-fn begin(worker: &mut Worker, elements: Elements, asked: &Asked<'_>) -> Option<u32> {
-    let Asked { node, database, .. } = *asked;
+fn begin(worker: &mut Worker, elements: Elements, asked: &ReadRequest<'_>) -> Option<u32> {
+    let ReadRequest { node, database, .. } = *asked;
     let link_handle = worker.shared_link(node, Lane::Fills, true);
     let link = worker.links.get(link_handle)?;
     if link.phase != Phase::Up || link.downgraded || !link.has_room(UNSENT_HIGH / 8) {
@@ -603,7 +605,7 @@ pub(super) fn link_up(worker: &mut Worker, node: NodeId, about: &About<'_>) {
     // execute late.
     let why = if !about.is_covered {
         Some("it is newer than the command table")
-    } else if worker.shared.seat.is_some() && standing != Standing::Ours {
+    } else if worker.shared.seat.is_some() && standing != OwnershipStatus::Ours {
         Some("it does not keep the mark of this router (ACL SETUSER)")
     } else if !run_id.is_some_and(|run_id| worker.shared.fences.is_cleared(node, run_id)) {
         Some("it does not say what an earlier run of the router has left there (CLIENT LIST)")
@@ -625,7 +627,7 @@ pub(super) struct About<'a> {
     /// The command table covers its version.
     pub(super) is_covered: bool,
     pub(super) run_id: Option<&'a str>,
-    pub(super) standing: Standing,
+    pub(super) standing: OwnershipStatus,
 }
 
 fn gives_again(worker: &Worker, node: NodeId) {
@@ -684,7 +686,7 @@ pub(super) fn adopt(worker: &mut Worker) {
     if !Arc::ptr_eq(&hot.gates, &gates) {
         // What was raised there nobody looks at any more. What is under way is older than any key's arming.
         hot.gates = gates;
-        hot.holds = Holds::default();
+        hot.holds = WriteHolds::default();
     }
     hot.copies.adopt(&set);
     (hot.generation, hot.all, hot.is_armed) = (set.generation(), all, !set.is_empty());

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use switchyard_policy::migration::published::Way;
-use switchyard_policy::migration::{Key, LegView, Look, is_late};
+use switchyard_policy::migration::{Key, KeyLookup, LegView, is_late};
 use switchyard_policy::topology::{MoveId, NodeId};
 use switchyard_resp::command::{Command, Handling};
 use switchyard_resp::request::Args;
@@ -31,7 +31,7 @@ pub(super) fn as_published(
     handle: Handle,
     command: &Command,
     args: &Args<'_>,
-    look: &mut Look<SharedLeg>,
+    look: &mut KeyLookup<SharedLeg>,
 ) -> Option<Transit> {
     let way = look.way()?;
     let [source, target] = look.published_nodes(&plan.topology)?;

@@ -7,7 +7,7 @@
 
 use switchyard_policy::load::SlotCount;
 use switchyard_policy::migration::{Fingerprinter, is_temporary};
-use switchyard_policy::telemetry::{How, Identity, Recent, Segment, Use};
+use switchyard_policy::telemetry::{AccessKind, Identity, KeyAccess, Recent, Segment};
 use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot, Topology};
 use switchyard_resp::command::{Command, Flags};
 use switchyard_resp::request::Args;
@@ -87,14 +87,14 @@ impl Slots {
         Self { counts: vec![SlotCount::default(); SLOT_COUNT].into_boxed_slice(), used: Vec::new() }
     }
 
-    fn note(&mut self, slot: Slot, used: Use) {
+    fn note(&mut self, slot: Slot, used: KeyAccess) {
         let count = &mut self.counts[slot.index()];
         if *count == SlotCount::default() {
             self.used.push(slot);
         }
         count.add(SlotCount {
             commands: 1,
-            writes: u64::from(used.how == How::Write),
+            writes: u64::from(used.how == AccessKind::Write),
             bytes: u64::from(used.bytes),
             samples: 1,
         });
@@ -256,8 +256,8 @@ impl Telemetry {
         if !command.flags.has(Flags::PUBSUB) && command.find_keys(args, &mut places).is_ok() && !places.is_empty() {
             followed =
                 (places.len() <= FOLLOWED_KEYS).then(|| Followed::at(keyed.node, command.flags.has(Flags::BLOCKING)));
-            let how = if writes(command) { How::Write } else { How::Read };
-            let used = Use { how, bytes: (bytes / places.len()).min(u32::MAX as usize) as u32 };
+            let how = if writes(command) { AccessKind::Write } else { AccessKind::Read };
+            let used = KeyAccess { how, bytes: (bytes / places.len()).min(u32::MAX as usize) as u32 };
             for key in places.iter().filter_map(|place| args.get(*place as usize)).filter(|key| !is_temporary(key)) {
                 let slot = topology.slot_of(key);
                 let key = self.identity(keyed.database, key);
@@ -302,7 +302,7 @@ impl Telemetry {
         self.counted += 1;
         let key = self.identity(database, key);
         let segment = self.segment(node);
-        segment.note(key, Use { how: How::Hit, bytes: bytes.min(u32::MAX as usize) as u32 });
+        segment.note(key, KeyAccess { how: AccessKind::Hit, bytes: bytes.min(u32::MAX as usize) as u32 });
         segment.answered(key.hash, reply_bytes as u64, 0);
     }
 
@@ -458,7 +458,7 @@ mod tests {
         let mut telemetry = Telemetry::new(Fingerprinter::new(7), 0);
         let (node, end) = (NodeId(0), EndNumber::of(5));
         let key = telemetry.identity(0, b"k");
-        telemetry.segment(node).note(key, Use { how: How::Read, bytes: 1 });
+        telemetry.segment(node).note(key, KeyAccess { how: AccessKind::Read, bytes: 1 });
         let of = Followed { keys: 1, hashes: [key.hash, 0, 0, 0], ..Followed::at(node, false) };
         telemetry.follow(end, of);
         telemetry.answered(EndNumber::of(5 + FOLLOWED as u64), 1000, 1000);
@@ -467,7 +467,7 @@ mod tests {
         let counted = telemetry.segment(node).take().keys[0];
         assert_eq!((counted.reply_bytes, counted.us), (50, 20));
         // Of a command that may wait at the node the time says nothing.
-        telemetry.segment(node).note(key, Use { how: How::Read, bytes: 1 });
+        telemetry.segment(node).note(key, KeyAccess { how: AccessKind::Read, bytes: 1 });
         telemetry.follow(end, Followed { waits: true, ..of });
         telemetry.answered(end, 50, 20);
         let counted = telemetry.segment(node).take().keys[0];

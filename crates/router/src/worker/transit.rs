@@ -1,7 +1,7 @@
 //! Slots on their way to another node: where their commands go, and who waits.
 //!
 //! Without moves all of this is one predicted branch per command (`Topology::is_settled`). With them
-//! `policy::migration` says of a command for a moving slot what of it is not there yet ([`Look`]). Where nothing is
+//! `policy::migration` says of a command for a moving slot what of it is not there yet ([`KeyLookup`]). Where nothing is
 //! missing it is executed as if the slots had been handed over, by a plan in which they have
 //! ([`Worker::plan_of_moved`]): no other code has to know. Otherwise its client waits (`Stall::Keys`, [`Waits`]), the
 //! mover is told which keys are wanted, and the command is looked at again from its beginning. What is written where
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use switchyard_policy::migration::published::Way;
-use switchyard_policy::migration::{Fingerprint, Key, Look, Waits, Wanted, moved, observed};
+use switchyard_policy::migration::{Fingerprint, Key, KeyLookup, Waits, Wanted, moved, observed};
 use switchyard_policy::routing::{Route, route};
 use switchyard_policy::topology::{MoveId, NodeId};
 use switchyard_resp::command::{Command, Flags, Handling, Local, Lookup, Touched, errors, is_option};
@@ -144,7 +144,7 @@ impl Worker {
             return Transit::Instead(self.refuse(handle, class, &text));
         }
         loop {
-            let mut look = Look::default();
+            let mut look = KeyLookup::default();
             if is_exec {
                 let queue = self
                     .clients
@@ -231,7 +231,7 @@ impl Worker {
         }
     }
 
-    fn look_at(&mut self, plan: &Plan, command: &Command, args: &Args<'_>, look: &mut Look<SharedLeg>) {
+    fn look_at(&mut self, plan: &Plan, command: &Command, args: &Args<'_>, look: &mut KeyLookup<SharedLeg>) {
         let mut places = std::mem::take(&mut self.keys);
         places.clear();
         // Otherwise the command is refused where that is said.
@@ -257,7 +257,7 @@ impl Worker {
     }
 
     /// Has a client wait for what is missing. False where it is there by now: to be looked at again.
-    fn wait_for(&mut self, handle: Handle, look: Look<SharedLeg>) -> bool {
+    fn wait_for(&mut self, handle: Handle, look: KeyLookup<SharedLeg>) -> bool {
         let now_us = self.now_us;
         let Some(client) = self.clients.get_mut(handle) else { return true };
         let moving = client.moving.get_or_insert_with(|| {
@@ -384,7 +384,7 @@ impl Worker {
             return Err(text);
         }
         loop {
-            let mut look = Look::default();
+            let mut look = KeyLookup::default();
             let place = parsed(&plan, request, |command, args| {
                 self.look_at(&plan, command, args, &mut look);
                 let mut keys = Vec::new();
@@ -401,7 +401,7 @@ impl Worker {
                     Route::Parted(_) => Some(Err(self.not_together(now, keys))),
                     Route::CrossSlot => {
                         // Wherever they go, they are not together.
-                        look = Look::default();
+                        look = KeyLookup::default();
                         Some(Err(format!(
                             "{}, and another node has joined since this command began to wait",
                             errors::CROSSSLOT

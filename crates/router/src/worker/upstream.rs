@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use switchyard_policy::empty_return::Holdings;
-use switchyard_policy::seat::Standing;
+use switchyard_policy::seat::OwnershipStatus;
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply::{ReplyFollower, ReplyScan, ReplyScanner};
 use switchyard_resp::translate::Shape;
@@ -225,7 +225,7 @@ pub(super) struct Link {
     streamed: u64,
     pub(super) greeting: VecDeque<Greeting>,
     /// Whose mark the node had when it was greeted.
-    pub(super) standing: Standing,
+    pub(super) standing: OwnershipStatus,
     /// Our client id at the node.
     pub(super) client_id: u64,
     pub(super) run_id: Option<Arc<str>>,
@@ -307,7 +307,7 @@ impl Link {
             body: Body::Whole(ReplyScanner::default()),
             streamed: 0,
             greeting: VecDeque::new(),
-            standing: Standing::Untold,
+            standing: OwnershipStatus::Untold,
             client_id: 0,
             run_id: None,
             knows_data: false,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use switchyard_policy::failover::Position;
 use switchyard_policy::migration::record::Replay;
-use switchyard_policy::migration::{Cause, Fingerprint, Fingerprinter, Goal, How, Key, MoveOrder, Record};
+use switchyard_policy::migration::{Cause, Fingerprint, Fingerprinter, Goal, Key, MoveOptions, MoveOrder, Record};
 use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Stage, Topology, Transit};
 use switchyard_router::{
     Done, Host, ListenerSettings, Live, MoveEnd, MoveProgress, MoveTask, NodeAccess, Ports, Router, Secret, Settings,
@@ -514,7 +514,7 @@ impl Fleet {
     /// A move of all that a node has, as fast as it goes.
     pub(crate) fn task(&self, id: u64, from: usize, to: usize) -> MoveTask {
         let (source, target) = (self.node(from), self.node(to));
-        let how = How { goal: Goal::Fast, ..How::default() };
+        let how = MoveOptions { goal: Goal::Fast, ..MoveOptions::default() };
         MoveTask {
             id: MoveId(id),
             order: MoveOrder {

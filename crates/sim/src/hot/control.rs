@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use switchyard_policy::hot_copies::{ArmedSet, Discarded, GateId, Gates, Holds};
+use switchyard_policy::hot_copies::{ArmedSet, Discarded, GateId, Gates, WriteHolds};
 use switchyard_policy::topology::{NodeId, crc16_slot};
 
 use super::{LIMITS, Leaving, OfWorker, Published, Table};
@@ -93,7 +93,7 @@ impl World {
         }
         if !Rc::ptr_eq(&of.gates, &gates) {
             // What is raised there stays: nobody uses those gates any more.
-            of.holds = Holds::default();
+            of.holds = WriteHolds::default();
             of.gates = gates;
         }
         of.copies.adopt(set);

@@ -65,7 +65,8 @@ impl World {
         {
             let (name, database) = (&self.keys[*key], (*key / self.scenario.keys as usize) as u32);
             let hash = self.hot.hash(name);
-            let asked = super::Asked { hash, key: name, database, request: super::REQUEST, node: at, resp3: true };
+            let asked =
+                super::ReadRequest { hash, key: name, database, request: super::REQUEST, node: at, resp3: true };
             if let Some(again) = copies.begin(&*gates, asked, now) {
                 filled = copies.end(&*gates, again, &bytes, None, now, |key, _| lives_at(key));
             }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use switchyard_policy::migration::staging::{Action, Counted, Event as OfStaged, Place, Shown, Step};
+use switchyard_policy::migration::staging::{Action, Counted, Event as OfStaged, Place, StagingReply, Step};
 use switchyard_policy::migration::{BatchId, Copied, Event, Key, Protocol, Side, Stored};
 
 use super::staging::as_they_are;
@@ -346,15 +346,15 @@ impl World {
         let shown = |(key, reply): (&KeyIx, Option<Reply>)| {
             let shown = match (batch.content.get(key), reply) {
                 (Some(Content::Last { count, .. }), Some(Reply::Counted(key_was_there, staging_was_there, there))) => {
-                    Shown::Counted(Counted {
+                    StagingReply::Counted(Counted {
                         key_was_there,
                         staging_was_there,
                         there: there as i64,
                         at_source: *count as i64,
                     })
                 }
-                (_, Some(Reply::Renamed(seen))) => Shown::Renamed(seen),
-                (_, reply) => Shown::Refused(format!("{reply:?}")),
+                (_, Some(Reply::Renamed(seen))) => StagingReply::Renamed(seen),
+                (_, reply) => StagingReply::Refused(format!("{reply:?}")),
             };
             (self.place(*key), shown)
         };

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 use switchyard_policy::migration::record::{Given, Kind, OpenLeg, OpenMove, Queue, Record, Replay};
-use switchyard_policy::migration::{Durability, Event, Happened, Outcome, Process};
+use switchyard_policy::migration::{DriverEvent, Durability, Event, Outcome, Process};
 use switchyard_policy::topology::{MoveId, crc16_slot};
 
 use super::staging::Told;
@@ -87,7 +87,7 @@ impl World {
             }
         }
         for (lane, numbers) in durable {
-            self.mover_hears(lane, Happened::Recorded(numbers));
+            self.mover_hears(lane, DriverEvent::Recorded(numbers));
         }
     }
 

@@ -3,9 +3,9 @@
 //!
 //! Its rests are longer than the worlds here last. So its clock goes a hundred times as fast.
 
-use switchyard_policy::migration::life::{Begin, Came, Cut, Step};
+use switchyard_policy::migration::life::{Begin, LegSlots, Step, StepResult};
 use switchyard_policy::migration::record::{OpenMove, Record};
-use switchyard_policy::migration::{Cause, Event, How, Life, MoveOrder, Outcome, Side, Steer};
+use switchyard_policy::migration::{Cause, Event, MoveOptions, MoveOrder, MoveStateMachine, Outcome, Side, Steer};
 use switchyard_policy::topology::{MoveId, NodeId};
 
 use super::{Lane, Mover, Shown, Stage, TRIES, ix};
@@ -25,8 +25,13 @@ impl Mover {
         self.links.iter().all(|link| link.ready)
     }
 
-    pub(super) fn how(&self) -> How {
-        How { protocol: self.protocol, durability: self.durability, paper: self.paper, ..How::default() }
+    pub(super) fn how(&self) -> MoveOptions {
+        MoveOptions {
+            protocol: self.protocol,
+            durability: self.durability,
+            paper: self.paper,
+            ..MoveOptions::default()
+        }
     }
 
     fn order(&self) -> MoveOrder {
@@ -73,13 +78,13 @@ impl World {
         (m.tries, m.list) = (0, super::List::default());
         let names = ["source", "target"].map(str::to_owned);
         let begin = Begin { order: m.order(), names, resume, aborted: false, give_up: None };
-        let (life, step) = Life::begin(begin, self.now * FAST);
+        let (life, step) = MoveStateMachine::begin(begin, self.now * FAST);
         m.life = Some(life);
         self.do_steps(lane, step);
     }
 
     /// What came of the step under way.
-    pub(super) fn came(&mut self, lane: Lane, came: Came) {
+    pub(super) fn came(&mut self, lane: Lane, came: StepResult) {
         let now = self.now * FAST;
         self.movers[lane].barrier = None;
         let Some(life) = &mut self.movers[lane].life else { return };
@@ -99,21 +104,21 @@ impl World {
             }
             // A leg ends otherwise.
             let is_left = !matches!(step, Step::Leg(_) | Step::End(_)) && self.is_cut_short(lane);
-            let came = if is_left { Some(Came::Aborted) } else { self.do_step(lane, step) };
+            let came = if is_left { Some(StepResult::Aborted) } else { self.do_step(lane, step) };
             let (Some(came), Some(life)) = (came, &mut self.movers[lane].life) else { return };
             step = life.came(came, self.now * FAST);
         }
     }
 
     /// What comes of a step; `None`: that shows later.
-    fn do_step(&mut self, lane: Lane, step: Step) -> Option<Came> {
+    fn do_step(&mut self, lane: Lane, step: Step) -> Option<StepResult> {
         let ready = self.movers[lane].are_both_ready();
         match step {
             Step::Reach { side, .. } => {
                 self.movers[lane].stage = Stage::Connecting;
                 let link = &self.movers[lane].links[ix(side)];
                 if link.ready {
-                    return Some(Came::Done);
+                    return Some(StepResult::Done);
                 }
                 if link.conn.is_none() {
                     self.dial_mover(lane, ix(side));
@@ -127,14 +132,16 @@ impl World {
                 self.after(delay, Ev::Rested { lane, turn });
                 None
             }
-            Step::Hear => Some(Came::Done),
+            Step::Hear => Some(StepResult::Done),
             Step::Leg(cut) => self.do_leg(lane, &cut),
             Step::End(_) => {
                 self.end_move(lane);
                 None
             }
-            _ if !ready => Some(Came::Lost),
-            Step::Check | Step::LearnWaits | Step::Functions | Step::Room(_) | Step::LookBehind => Some(Came::Done),
+            _ if !ready => Some(StepResult::Lost),
+            Step::Check | Step::LearnWaits | Step::Functions | Step::Room(_) | Step::LookBehind => {
+                Some(StepResult::Done)
+            }
             Step::List | Step::Observe => {
                 let epoch = self.publish(lane, Shown::Observed);
                 self.movers[lane].stage = Stage::Observing;
@@ -148,40 +155,44 @@ impl World {
             Step::Measure => {
                 self.draw_leg(lane);
                 self.movers[lane].stager.begin_leg(self.planted);
-                Some(Came::Cut(self.movers[lane].leg_slots.clone()))
+                Some(StepResult::Cut(self.movers[lane].leg_slots.clone()))
             }
             Step::Clocks(_) => {
                 let skew_us = self.nodes[0].ahead_us.abs_diff(self.nodes[1].ahead_us);
                 let differ = skew_us > self.scenario.skew && !self.bug(Bug::ClocksNotCompared);
-                Some(if differ { Came::Refused(format!("the clocks differ by {skew_us} us")) } else { Came::Done })
+                Some(if differ {
+                    StepResult::Refused(format!("the clocks differ by {skew_us} us"))
+                } else {
+                    StepResult::Done
+                })
             }
             Step::Stage(_) => self.stage_big(lane),
         }
     }
 
     /// Workers tell what they write, and nothing that was sent before is in flight.
-    pub(super) fn observed(&mut self, lane: Lane) -> Option<Came> {
+    pub(super) fn observed(&mut self, lane: Lane) -> Option<StepResult> {
         let (now, asked_us) = (self.now, self.movers[lane].asked_us);
         let m = &mut self.movers[lane];
         m.life.iter_mut().for_each(|life| life.drained(now.saturating_sub(asked_us)));
         if m.step == Some(Step::List) && !m.are_both_ready() {
-            return Some(Came::Lost);
+            return Some(StepResult::Lost);
         }
         if m.step == Some(Step::List) && m.scope.is_none() {
             self.list(lane);
             return None;
         }
         m.list.is_whole = true;
-        Some(Came::Done)
+        Some(StepResult::Done)
     }
 
-    fn do_leg(&mut self, lane: Lane, cut: &Cut) -> Option<Came> {
+    fn do_leg(&mut self, lane: Lane, cut: &LegSlots) -> Option<StepResult> {
         let m = &mut self.movers[lane];
         m.leg = cut.number;
         m.leg_slots.clone_from(&cut.slots);
         if !m.has_open_leg() {
             if !m.are_both_ready() {
-                return Some(Came::Lost);
+                return Some(StepResult::Lost);
             }
             m.watched.killed = [false; 2];
         }
@@ -192,7 +203,7 @@ impl World {
     /// A rest is over.
     pub(crate) fn rested(&mut self, lane: Lane, turn: u64) {
         if self.router_up && self.movers[lane].turn == turn && self.movers[lane].stage == Stage::Resting {
-            self.came(lane, Came::Done);
+            self.came(lane, StepResult::Done);
         }
     }
 
@@ -200,16 +211,16 @@ impl World {
     pub(super) fn reached(&mut self, lane: Lane, side: usize, is_there: bool) {
         let asks = matches!(self.movers[lane].step, Some(Step::Reach { side: asked, .. }) if ix(asked) == side);
         match self.movers[lane].stage {
-            Stage::Connecting if asks && is_there => self.came(lane, Came::Done),
-            Stage::Connecting if asks => self.came(lane, Came::Refused("its connection broke".to_owned())),
-            Stage::Listing if !is_there => self.came(lane, Came::Lost),
+            Stage::Connecting if asks && is_there => self.came(lane, StepResult::Done),
+            Stage::Connecting if asks => self.came(lane, StepResult::Refused("its connection broke".to_owned())),
+            Stage::Listing if !is_there => self.came(lane, StepResult::Lost),
             // It is found out when it is used.
             _ => {}
         }
     }
 
     fn is_cut_short(&self, lane: Lane) -> bool {
-        self.movers[lane].life.as_ref().is_some_and(Life::is_cut_short)
+        self.movers[lane].life.as_ref().is_some_and(MoveStateMachine::is_cut_short)
     }
 
     /// The user says something of a move under way.
@@ -222,7 +233,7 @@ impl World {
                 self.mover_event(lane, Event::GiveUp { side });
             }
         } else if self.is_cut_short(lane) {
-            self.came(lane, Came::Aborted);
+            self.came(lane, StepResult::Aborted);
         }
     }
 
@@ -241,7 +252,7 @@ impl World {
         if m.tries >= TRIES {
             m.life.iter_mut().for_each(|life| life.steer(Steer::Abort));
         }
-        self.came(lane, Came::Ended(outcome));
+        self.came(lane, StepResult::Ended(outcome));
     }
 
     fn end_move(&mut self, lane: Lane) {
@@ -268,6 +279,6 @@ impl World {
 
     /// The side that the user has given up, of the leg under way.
     pub(super) fn steered_without(&self, lane: Lane) -> Option<Side> {
-        self.movers[lane].life.as_ref().and_then(Life::give_up)
+        self.movers[lane].life.as_ref().and_then(MoveStateMachine::give_up)
     }
 }

@@ -1,7 +1,7 @@
 //! The keys of a move: listed once, before its legs; what workers write meanwhile is added.
 
 use switchyard_policy::migration::Key;
-use switchyard_policy::migration::life::Came;
+use switchyard_policy::migration::life::StepResult;
 
 use super::{Lane, Stage, What};
 use crate::node::{Cmd, KeyIx, STAGING};
@@ -31,7 +31,7 @@ impl World {
             None => {
                 self.movers[lane].list.of = self.movers[lane].links[0].process.map(|(process, _)| process);
                 self.movers[lane].list.is_whole = true;
-                self.came(lane, Came::Done);
+                self.came(lane, StepResult::Done);
             }
         }
     }

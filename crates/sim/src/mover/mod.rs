@@ -20,8 +20,8 @@ use switchyard_policy::migration::life::Step;
 use switchyard_policy::migration::published::{Paper, Rules};
 use switchyard_policy::migration::record::{OpenMove, Queue, Record, Replay};
 use switchyard_policy::migration::{
-    BatchId, Begin, Driver, Durability, Event, Fingerprinter, Happened, Key, LegView, Legs, Life, Orders, Outcome,
-    Pace, Process, Protocol, Scope, Side, tracker,
+    BatchId, Begin, Driver, DriverEvent, Durability, Event, Fingerprinter, Key, LegView, Legs, MoveStateMachine,
+    Orders, Outcome, Pace, Process, Protocol, Scope, Side, tracker,
 };
 use switchyard_policy::topology::{MoveId, NodeId, Slot, Stage as SlotStage, Topology, Transit, crc16_slot};
 
@@ -229,7 +229,7 @@ pub(crate) struct Mover {
     tries: u32,
     moves_left: u64,
     /// The move under way: what comes next, the step under way, and its number.
-    life: Option<Life>,
+    life: Option<MoveStateMachine>,
     step: Option<Step>,
     turn: u64,
     /// Since when the workers' drain is awaited.
@@ -243,7 +243,7 @@ pub(crate) struct Mover {
     rounds: u64,
     pub(crate) stager: Stager,
     list: List,
-    inbox: VecDeque<Happened>,
+    inbox: VecDeque<DriverEvent>,
     pumping: bool,
     /// The epoch under which workers tell what they write: the listing waits for it.
     barrier: Option<u64>,
@@ -443,7 +443,7 @@ impl World {
                 let now = self.databases_in_use(lane);
                 let early = self.movers[lane].driver.as_ref().map(|driver| driver.databases().to_vec());
                 let databases = early.filter(|_| self.bug(Bug::DatabasesAskedEarly)).unwrap_or(now);
-                self.mover_hears(lane, Happened::Drained { databases });
+                self.mover_hears(lane, DriverEvent::Drained { databases });
             }
         }
     }
@@ -483,7 +483,7 @@ impl World {
             target: NodeId(m.target as u16),
             slots: m.leg_slots.clone(),
             durability: m.durability,
-            drain_patience_us: m.life.as_ref().map_or(0, Life::drain_patience_us),
+            drain_patience_us: m.life.as_ref().map_or(0, MoveStateMachine::drain_patience_us),
         };
         let resume = m.life.as_ref().and_then(|life| life.open().cloned());
         let was = resume.as_ref().map(|open| [open.source.clone(), open.target.clone()]);
@@ -534,9 +534,9 @@ impl World {
         }
         self.mover_event(lane, Event::Met { source, target });
         for side in missing {
-            self.mover_hears(lane, Happened::Lost { side: if side == 0 { Side::Source } else { Side::Target } });
+            self.mover_hears(lane, DriverEvent::Lost { side: if side == 0 { Side::Source } else { Side::Target } });
         }
-        if self.movers[lane].life.as_ref().is_some_and(Life::is_aborted) {
+        if self.movers[lane].life.as_ref().is_some_and(MoveStateMachine::is_aborted) {
             self.mover_event(lane, Event::RollBack);
         }
         if let Some(side) = self.steered_without(lane) {
@@ -571,7 +571,7 @@ impl World {
         self.movers[lane].driver = None;
         self.movers[lane].view = None;
         // The driver answers who asks when it is over, too.
-        let is_asked = std::mem::take(&mut self.movers[lane].inbox).contains(&Happened::Of(Event::Quiesce));
+        let is_asked = std::mem::take(&mut self.movers[lane].inbox).contains(&DriverEvent::Of(Event::Quiesce));
         self.staging_is_over(lane);
         if is_asked {
             self.is_quiet(lane);
@@ -671,7 +671,7 @@ impl World {
                 self.drop_unusable(lane);
             }
             let databases = self.databases_in_use(lane);
-            self.mover_hears(lane, Happened::Restored { side: side_of, process, databases });
+            self.mover_hears(lane, DriverEvent::Restored { side: side_of, process, databases });
         } else {
             self.reached(lane, side, true);
         }
@@ -732,7 +732,7 @@ impl World {
             if side == 0 {
                 self.source_lost(lane);
             }
-            self.mover_hears(lane, Happened::Lost { side: if side == 0 { Side::Source } else { Side::Target } });
+            self.mover_hears(lane, DriverEvent::Lost { side: if side == 0 { Side::Source } else { Side::Target } });
         } else if self.movers[lane].driver.is_some() {
             let delay = self.random.between(300, 3_000);
             self.after(delay, Ev::DialMover { lane, side });
@@ -770,7 +770,7 @@ impl World {
                 self.mover_event(lane, Event::Confirmed { side, evicted: 0 });
             }
             (What::PurgeRemove(None), _) => {}
-            (What::PurgeRemove(Some(walk)), _) => self.mover_hears(lane, Happened::Unlinked { walk }),
+            (What::PurgeRemove(Some(walk)), _) => self.mover_hears(lane, DriverEvent::Unlinked { walk }),
             (what, reply) => self.violated(format!("the mover: {reply:?} in answer to {what:?}")),
         }
     }

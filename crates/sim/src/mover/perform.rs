@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use switchyard_policy::migration::record::Record;
-use switchyard_policy::migration::{Do, Event, Fingerprint, Happened, Io};
+use switchyard_policy::migration::{DriverAction, DriverEvent, Event, Fingerprint, Io};
 use switchyard_policy::topology::{MoveId, Topology};
 
 use super::batches::Kind;
@@ -17,16 +17,16 @@ impl World {
         self.mover_hears(lane, event.into());
     }
 
-    pub(crate) fn mover_hears(&mut self, lane: Lane, what: Happened) {
+    pub(crate) fn mover_hears(&mut self, lane: Lane, what: DriverEvent) {
         if self.movers[lane].driver.is_none() {
             // While big keys are copied it is looked for between two pieces.
-            if what == Happened::Of(Event::Quiesce) && self.movers[lane].stage != Stage::Staging {
+            if what == DriverEvent::Of(Event::Quiesce) && self.movers[lane].stage != Stage::Staging {
                 self.is_quiet(lane);
             }
             return;
         }
         // What was told before the drain is taken before the tails are read: that waits for the record of the drain.
-        if !matches!(what, Happened::Drained { .. }) && !self.bug(Bug::ToldNotTakenInTheLeg) {
+        if !matches!(what, DriverEvent::Drained { .. }) && !self.bug(Bug::ToldNotTakenInTheLeg) {
             self.staging_hears(lane);
         }
         self.movers[lane].inbox.push_back(what);
@@ -38,7 +38,7 @@ impl World {
             return;
         }
         while let Some(what) = self.movers[lane].inbox.pop_front() {
-            if what != Happened::Tick {
+            if what != DriverEvent::Tick {
                 say!(self, "driver <- {what:?}");
             }
             let now = self.now;
@@ -52,7 +52,7 @@ impl World {
         self.movers[lane].pumping = false;
     }
 
-    pub(super) fn perform_all(&mut self, lane: Lane, to_do: Vec<Do>) {
+    pub(super) fn perform_all(&mut self, lane: Lane, to_do: Vec<DriverAction>) {
         self.movers[lane].pumping = true;
         for what in to_do {
             self.perform(lane, what);
@@ -69,11 +69,11 @@ impl World {
         }
     }
 
-    fn perform(&mut self, lane: Lane, what: Do) {
+    fn perform(&mut self, lane: Lane, what: DriverAction) {
         say!(self, "driver -> {what:?}");
         self.count_action();
         match what {
-            Do::Record { numbers, records } => {
+            DriverAction::Record { numbers, records } => {
                 if records.iter().any(|record| matches!(record, Record::LegEnded { .. })) {
                     self.about_to_end();
                     self.movers[lane].watched.is_ending = true;
@@ -87,32 +87,32 @@ impl World {
                         std::array::from_fn(|side| self.movers[lane].links[side].process.map(|(process, _)| process));
                 }
                 if self.bug(Bug::JournalNotSynced) {
-                    self.after(20, Ev::Mover(lane, Happened::Recorded(numbers)));
+                    self.after(20, Ev::Mover(lane, DriverEvent::Recorded(numbers)));
                     self.write(lane, None, records);
                 } else {
                     self.write(lane, Some(numbers), records);
                 }
             }
-            Do::View { away, double_read } => {
+            DriverAction::View { away, double_read } => {
                 let kept = self.bug(Bug::CommittedKept);
                 if let Some(view) = &mut self.movers[lane].view {
                     let committed = if kept { view.committed().clone() } else { view.committed().anew() };
                     *view = view.turned(committed, away, double_read);
                 }
             }
-            Do::Publish => {
+            DriverAction::Publish => {
                 // Now and then the topology cannot be changed.
                 let epoch = if self.random.chance(20) { None } else { Some(self.publish(lane, Shown::Moving)) };
-                self.mover_hears(lane, Happened::Published(epoch));
+                self.mover_hears(lane, DriverEvent::Published(epoch));
             }
-            Do::Observe => {
+            DriverAction::Observe => {
                 let epoch = if self.random.chance(20) { None } else { Some(self.publish(lane, Shown::Observed)) };
-                self.mover_hears(lane, Happened::Published(epoch));
+                self.mover_hears(lane, DriverEvent::Published(epoch));
             }
-            Do::Withdraw => {
+            DriverAction::Withdraw => {
                 self.publish(lane, Shown::Observed);
             }
-            Do::Scan { walk, side, database, cursor } => {
+            DriverAction::Scan { walk, side, database, cursor } => {
                 let first = database as usize * self.names();
                 let from: KeyIx =
                     String::from_utf8(cursor).ok().and_then(|digits| digits.parse().ok()).unwrap_or_default();
@@ -123,28 +123,34 @@ impl World {
                     What::Scan(walk),
                 );
             }
-            Do::Unlink { walk, side, database, keys } => {
+            DriverAction::Unlink { walk, side, database, keys } => {
                 let first = database as usize * self.names();
                 for (at, key) in keys.iter().enumerate() {
                     let last = (at + 1 == keys.len()).then_some(walk);
                     self.demand(lane, ix(side), Cmd::Unlink(first + self.key_ix(key)), What::PurgeRemove(last));
                 }
             }
-            Do::TakeListed => {
+            DriverAction::TakeListed => {
                 let taken = self.take_listed(lane);
-                self.mover_hears(lane, Happened::Taken(taken));
+                self.mover_hears(lane, DriverEvent::Taken(taken));
             }
-            Do::Io(Io::Copy { batch, from, keys }) => {
+            DriverAction::Io(Io::Copy { batch, from, keys }) => {
                 let read: Vec<KeyIx> = keys.iter().map(|key| self.key_ix(key)).collect();
                 self.movers[lane].watched.in_hand.extend(read);
                 self.begin_batch(lane, batch, from, &keys, Kind::Dump);
             }
-            Do::Io(Io::Store { batch, to, keys }) => self.begin_batch(lane, batch, to, &keys, Kind::Restore),
-            Do::Io(Io::Overwrite { batch, to, keys }) => self.begin_batch(lane, batch, to, &keys, Kind::Overwrite),
-            Do::Io(Io::Secure { batch, at, .. }) => self.begin_batch(lane, batch, at, &[], Kind::Secure),
-            Do::Io(Io::Remove { batch, from, keys }) => self.begin_batch(lane, batch, from, &keys, Kind::Remove),
-            Do::Io(Io::Migrate { batch, from, keys }) => self.begin_batch(lane, batch, from, &keys, Kind::Migrate),
-            Do::Io(Io::Commit { keys }) => {
+            DriverAction::Io(Io::Store { batch, to, keys }) => self.begin_batch(lane, batch, to, &keys, Kind::Restore),
+            DriverAction::Io(Io::Overwrite { batch, to, keys }) => {
+                self.begin_batch(lane, batch, to, &keys, Kind::Overwrite)
+            }
+            DriverAction::Io(Io::Secure { batch, at, .. }) => self.begin_batch(lane, batch, at, &[], Kind::Secure),
+            DriverAction::Io(Io::Remove { batch, from, keys }) => {
+                self.begin_batch(lane, batch, from, &keys, Kind::Remove)
+            }
+            DriverAction::Io(Io::Migrate { batch, from, keys }) => {
+                self.begin_batch(lane, batch, from, &keys, Kind::Migrate)
+            }
+            DriverAction::Io(Io::Commit { keys }) => {
                 for key in &keys {
                     let key = self.key_ix(key);
                     self.movers[lane].watched.in_hand.remove(&key);
@@ -154,18 +160,18 @@ impl World {
                 self.movers[lane].view.iter().for_each(|view| view.committed().commit(fingerprints.clone()));
                 self.wake_workers(lane);
             }
-            Do::Io(Io::Track { groups, complete }) => {
+            DriverAction::Io(Io::Track { groups, complete }) => {
                 self.movers[lane].view.iter().for_each(|view| view.committed().track(groups.clone(), complete))
             }
-            Do::Io(Io::Found { group, truth }) => {
+            DriverAction::Io(Io::Found { group, truth }) => {
                 self.movers[lane].view.iter().for_each(|view| view.committed().found(group, truth));
                 self.wake_workers(lane);
             }
-            Do::CommitAll => {
+            DriverAction::CommitAll => {
                 self.movers[lane].view.iter().for_each(|view| view.committed().commit_all());
                 self.wake_workers(lane);
             }
-            Do::Io(Io::Refuse { keys, .. }) => {
+            DriverAction::Io(Io::Refuse { keys, .. }) => {
                 let move_id = MoveId(self.movers[lane].move_id);
                 let keys: Option<Rc<Vec<Fingerprint>>> =
                     keys.map(|keys| Rc::new(keys.iter().map(|key| self.fleet.fingerprints.of(key)).collect()));
@@ -174,26 +180,26 @@ impl World {
                     self.after(delay, Ev::Refused { worker, move_id, keys: keys.clone() });
                 }
             }
-            Do::Confirm { side } => self.demand(lane, ix(side), Cmd::Ping, What::Confirm),
-            Do::Reach { side } => {
+            DriverAction::Confirm { side } => self.demand(lane, ix(side), Cmd::Ping, What::Confirm),
+            DriverAction::Reach { side } => {
                 let delay = self.random.between(300, 3_000);
                 self.after(delay, Ev::DialMover { lane, side: ix(side) });
             }
-            Do::CatchUp { .. } => {
+            DriverAction::CatchUp { .. } => {
                 let delay = self.random.below(300);
-                self.after(delay, Ev::Mover(lane, Happened::CaughtUp));
+                self.after(delay, Ev::Mover(lane, DriverEvent::CaughtUp));
             }
-            Do::HandOver { to } => {
+            DriverAction::HandOver { to } => {
                 let owner = self.movers[lane].node_of(ix(to));
                 let delay = self.random.between(100, 1_500);
                 let before = self.bug(Bug::MapMadeBefore).then(|| Box::new(self.map_with_leg_at(lane, owner)));
                 self.after(delay, Ev::Stored { lane, owner, before });
             }
-            Do::RollBack { .. } => self.staging_is_over(lane),
-            Do::Io(Io::Quiet) => self.is_quiet(lane),
-            Do::Lost { .. } => self.is_lost(lane),
-            Do::Io(Io::Report { .. }) => {}
-            Do::Io(Io::End(outcome)) => self.leg_ended(lane, &outcome),
+            DriverAction::RollBack { .. } => self.staging_is_over(lane),
+            DriverAction::Io(Io::Quiet) => self.is_quiet(lane),
+            DriverAction::Lost { .. } => self.is_lost(lane),
+            DriverAction::Io(Io::Report { .. }) => {}
+            DriverAction::Io(Io::End(outcome)) => self.leg_ended(lane, &outcome),
         }
     }
 
@@ -205,6 +211,6 @@ impl World {
             self.fleet.map = before.map_or_else(|| self.map_with_leg_at(lane, owner), |map| *map);
             self.publish(lane, Shown::Rest);
         }
-        self.mover_hears(lane, Happened::HandedOver(is_done));
+        self.mover_hears(lane, DriverEvent::HandedOver(is_done));
     }
 }

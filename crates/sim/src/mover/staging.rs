@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use switchyard_policy::migration::life::Came;
+use switchyard_policy::migration::life::StepResult;
 use switchyard_policy::migration::staging::{self, Action, Ends, Event, Piece, Place, Seen, Staging, Wrote};
 use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::{Event as OfLeg, Key, Process, Protocol};
@@ -197,9 +197,9 @@ impl World {
     // Before the leg.
 
     /// Copies the big keys of the next leg ahead, if that is done at all.
-    pub(super) fn stage_big(&mut self, lane: Lane) -> Option<Came> {
+    pub(super) fn stage_big(&mut self, lane: Lane) -> Option<StepResult> {
         if self.scenario.parts == 0 || self.movers[lane].protocol != Protocol::Switchyard {
-            return Some(Came::Done);
+            return Some(StepResult::Done);
         }
         self.movers[lane].stage = Stage::Staging;
         let own: Vec<KeyIx> = (0..self.keys.len()).filter(|key| self.is_own(lane, *key)).collect();
@@ -226,7 +226,7 @@ impl World {
             return;
         }
         self.let_go(lane, 1 - side);
-        self.came(lane, Came::Lost);
+        self.came(lane, StepResult::Lost);
     }
 
     fn staging_later(&mut self, lane: Lane, at_most_us: u64) {
@@ -269,7 +269,7 @@ impl World {
             self.share_staged(lane);
             self.note_early_tails(lane);
             self.discard_staged(lane);
-            self.came(lane, Came::Done);
+            self.came(lane, StepResult::Done);
             return;
         }
         self.act_on_staging(lane, actions);

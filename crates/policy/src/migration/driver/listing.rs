@@ -1,9 +1,9 @@
 //! Which keys a leg has: from the list made before it, by name, or by walking through a node; and the removal of what
 //! should not be there, by a walk of its own.
 
-use super::{Do, Driver, REMOVED_AT_ONCE};
+use super::{Driver, DriverAction, REMOVED_AT_ONCE};
 use crate::migration::planted::Bug;
-use crate::migration::{Event, Fingerprint, Key, Side, Wrong};
+use crate::migration::{Event, Fingerprint, Key, Side, UnexpectedKeys};
 
 /// Where the keys of the leg come from.
 #[derive(Debug)]
@@ -91,10 +91,10 @@ impl Walk {
         self.databases.is_empty() && !self.asked
     }
 
-    fn ask(&mut self) -> Option<Do> {
+    fn ask(&mut self) -> Option<DriverAction> {
         let database = self.databases.last().copied().filter(|_| !self.asked)?;
         self.asked = true;
-        Some(Do::Scan { walk: self.number, side: self.side, database, cursor: self.cursor.clone() })
+        Some(DriverAction::Scan { walk: self.number, side: self.side, database, cursor: self.cursor.clone() })
     }
 
     fn take(&mut self, cursor: &[u8]) {
@@ -110,7 +110,7 @@ impl Walk {
 #[derive(Debug)]
 pub(super) struct Purge {
     pub(super) walk: Walk,
-    wrong: Wrong,
+    wrong: UnexpectedKeys,
     /// Keys to be removed without walking.
     named: Vec<Key>,
     /// Under way.
@@ -127,7 +127,7 @@ impl Purge {
         cursor: &[u8],
         mut keys: Vec<Key>,
         fingerprint: impl Fn(&Key) -> Fingerprint,
-    ) -> Option<Do> {
+    ) -> Option<DriverAction> {
         let database = self.walk.databases.last().copied().unwrap_or_default();
         self.walk.take(cursor);
         keys.retain(|key| self.wrong.has(fingerprint(key)));
@@ -135,7 +135,7 @@ impl Purge {
             return None;
         }
         self.removals += 1;
-        Some(Do::Unlink { walk: self.walk.number, side: self.walk.side, database, keys })
+        Some(DriverAction::Unlink { walk: self.walk.number, side: self.walk.side, database, keys })
     }
 }
 
@@ -145,10 +145,10 @@ impl Driver {
         Walk::new(self.walks, side, &self.databases)
     }
 
-    pub(super) fn begin_purge(&mut self, side: Side, wrong: Wrong) {
+    pub(super) fn begin_purge(&mut self, side: Side, wrong: UnexpectedKeys) {
         let has_none = match &wrong {
-            Wrong::AllBut(right) => side == Side::Target && right.is_empty() && self.target_is_clean,
-            Wrong::These(wrong) => wrong.is_empty(),
+            UnexpectedKeys::AllBut(right) => side == Side::Target && right.is_empty() && self.target_is_clean,
+            UnexpectedKeys::These(wrong) => wrong.is_empty(),
         };
         if has_none {
             self.inbox.push_back(Event::Purged);
@@ -186,14 +186,14 @@ impl Driver {
     }
 
     /// Goes on with what is walked through: a purge first; a listing as far as keys are asked for, and no faster.
-    pub(super) fn walk(&mut self, out: &mut Vec<Do>) {
+    pub(super) fn walk(&mut self, out: &mut Vec<DriverAction>) {
         if let Some(purge) = &mut self.purge {
             let (side, number) = (purge.walk.side, purge.walk.number);
             if self.is_up[side as usize] {
                 for database in self.databases.iter().copied().filter(|_| !purge.named.is_empty()) {
                     for part in purge.named.chunks(REMOVED_AT_ONCE) {
                         purge.removals += 1;
-                        out.push(Do::Unlink { walk: number, side, database, keys: part.to_vec() });
+                        out.push(DriverAction::Unlink { walk: number, side, database, keys: part.to_vec() });
                     }
                 }
                 purge.named.clear();
@@ -214,7 +214,7 @@ impl Driver {
         }
     }
 
-    pub(super) fn serve_lists(&mut self, out: &mut Vec<Do>) {
+    pub(super) fn serve_lists(&mut self, out: &mut Vec<DriverAction>) {
         while let Some(count) = self.lists.front().map(|count| *count as usize) {
             if matches!(self.listing, Listing::Named) {
                 self.listed = self.keys.iter().flatten().cloned().collect();
@@ -224,7 +224,7 @@ impl Driver {
                 && self.listed.len() < count
             {
                 if !std::mem::replace(asked, true) {
-                    out.push(Do::TakeListed);
+                    out.push(DriverAction::TakeListed);
                 }
                 return;
             }

@@ -1,7 +1,7 @@
 //! A leg under way: the machine of its protocol, and everything around it that is decided and not I/O. Listing,
 //! purging, telling the workers, the drain, and handing the slots over are the same for each protocol.
 //!
-//! Events in ([`Happened`]), actions out ([`Do`]), and no call that waits. The router's mover and the simulator's do
+//! Events in ([`DriverEvent`]), actions out ([`DriverAction`]), and no call that waits. The router's mover and the simulator's do
 //! what it says, and tell what came of it. Values of keys never pass through here: a batch has a number, and what was
 //! read for it stays with whoever read it.
 
@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use self::listing::{Listing, Purge, Walk};
-use super::planted::{Bug, Planted};
+use super::planted::{Bug, InjectedBug};
 use super::published::{Paper, Published, Rules};
 use super::record::OpenLeg;
 use super::tracker::Pair;
@@ -55,22 +55,22 @@ pub struct Begin {
 
 /// What happened.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Happened {
+pub enum DriverEvent {
     /// Something that the protocol alone has to know: an answer about a batch, keys that are wanted, a request of the
     /// user.
     Of(Event),
-    /// [`Do::Record`] with these numbers is durable.
+    /// [`DriverAction::Record`] with these numbers is durable.
     Recorded(RangeInclusive<u64>),
-    /// [`Do::Publish`] is done, under this epoch; `None`: it cannot be done now.
+    /// [`DriverAction::Publish`] is done, under this epoch; `None`: it cannot be done now.
     Published(Option<u64>),
     /// What [`Driver::barrier`] waits for is so. These databases have keys now that nothing is written.
     Drained {
         /// Their numbers.
         databases: Vec<u32>,
     },
-    /// [`Do::TakeListed`]: further keys, and whether there are no more; `None`: the list cannot be relied upon.
+    /// [`DriverAction::TakeListed`]: further keys, and whether there are no more; `None`: the list cannot be relied upon.
     Taken(Option<(Vec<Key>, bool)>),
-    /// [`Do::Unlink`] is done.
+    /// [`DriverAction::Unlink`] is done.
     Unlinked {
         /// Of which walk.
         walk: u32,
@@ -89,15 +89,15 @@ pub enum Happened {
         /// Databases that may have keys of the leg.
         databases: Vec<u32>,
     },
-    /// [`Do::CatchUp`] is done.
+    /// [`DriverAction::CatchUp`] is done.
     CaughtUp,
-    /// [`Do::HandOver`] is done, or could not be (`false`).
+    /// [`DriverAction::HandOver`] is done, or could not be (`false`).
     HandedOver(bool),
     /// Time passes. At least every 10 ms.
     Tick,
 }
 
-impl From<Event> for Happened {
+impl From<Event> for DriverEvent {
     fn from(event: Event) -> Self {
         Self::Of(event)
     }
@@ -105,15 +105,15 @@ impl From<Event> for Happened {
 
 /// What to do, in this order. [`Action`] says more about those that the protocol asks for.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Do {
-    /// Make these durable, all together; [`Happened::Recorded`] follows.
+pub enum DriverAction {
+    /// Make these durable, all together; [`DriverEvent::Recorded`] follows.
     Record {
         /// Their numbers.
         numbers: RangeInclusive<u64>,
         /// What.
         records: Vec<Record>,
     },
-    /// From the next [`Do::Publish`] on: no key is committed, and keys go to the target; or `away` come back, and all
+    /// From the next [`DriverAction::Publish`] on: no key is committed, and keys go to the target; or `away` come back, and all
     /// others are at the source.
     View {
         /// The keys that come back.
@@ -121,9 +121,9 @@ pub enum Do {
         /// Keys on their way may be read at both sides, under this condition.
         double_read: Option<Arc<DoubleRead>>,
     },
-    /// Have every worker know it; [`Happened::Published`] follows.
+    /// Have every worker know it; [`DriverEvent::Published`] follows.
     Publish,
-    /// Publish once more that the source serves and what is written is told; [`Happened::Published`] follows.
+    /// Publish once more that the source serves and what is written is told; [`DriverEvent::Published`] follows.
     Observe,
     /// Have every worker know that the slots are not moving.
     Withdraw,
@@ -138,7 +138,7 @@ pub enum Do {
         /// From where on.
         cursor: Vec<u8>,
     },
-    /// Remove keys that should not be there; [`Happened::Unlinked`] follows.
+    /// Remove keys that should not be there; [`DriverEvent::Unlinked`] follows.
     Unlink {
         /// Of which walk.
         walk: u32,
@@ -149,7 +149,7 @@ pub enum Do {
         /// Which.
         keys: Vec<Key>,
     },
-    /// Some more of the list; [`Happened::Taken`] follows.
+    /// Some more of the list; [`DriverEvent::Taken`] follows.
     TakeListed,
     /// Every key is where workers use those that are committed, also those that nobody has named.
     CommitAll,
@@ -158,22 +158,22 @@ pub enum Do {
         /// The side.
         side: Side,
     },
-    /// Connect to that side again; [`Happened::Restored`] follows, sooner or later.
+    /// Connect to that side again; [`DriverEvent::Restored`] follows, sooner or later.
     Reach {
         /// The side.
         side: Side,
     },
-    /// Wait until replicas of that side that are read have what was moved; [`Happened::CaughtUp`] follows.
+    /// Wait until replicas of that side that are read have what was moved; [`DriverEvent::CaughtUp`] follows.
     CatchUp {
         /// The side.
         side: Side,
     },
-    /// Store and publish the topology in which that side owns the slots; [`Happened::HandedOver`] follows.
+    /// Store and publish the topology in which that side owns the slots; [`DriverEvent::HandedOver`] follows.
     HandOver {
         /// The side.
         to: Side,
     },
-    /// The leg turns: what was read or staged of keys is worth nothing. [`Do::View`] follows.
+    /// The leg turns: what was read or staged of keys is worth nothing. [`DriverAction::View`] follows.
     RollBack {
         /// Why, for people.
         why: String,
@@ -203,7 +203,7 @@ pub struct Barrier {
 
 /// How far telling the workers is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Telling {
+enum PublishState {
     Nothing,
     Asked(Stage),
     Again { stage: Stage, at_us: u64 },
@@ -219,7 +219,7 @@ enum Stage {
 
 /// How far handing the slots over is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Handing {
+enum HandoverState {
     Nothing,
     CatchingUp { to: Side },
     Asked { to: Side },
@@ -229,7 +229,7 @@ enum Handing {
 /// A leg under way.
 pub struct Driver {
     machine: Box<dyn Machine>,
-    planted: Planted,
+    planted: InjectedBug,
     fingerprints: Fingerprinter,
     /// By slot.
     is_ours: Vec<bool>,
@@ -241,8 +241,8 @@ pub struct Driver {
     /// Where workers use the keys that are committed.
     to: Side,
     is_up: [bool; 2],
-    telling: Telling,
-    handing: Handing,
+    telling: PublishState,
+    handing: HandoverState,
     listing: Listing,
     listed_of: Option<String>,
     listed: VecDeque<Key>,
@@ -259,17 +259,17 @@ impl Driver {
     /// A leg; [`Event::Met`] is the first that it is told.
     #[must_use]
     pub fn new(begin: Begin) -> Self {
-        Self::planted(begin, Planted::default())
+        Self::planted(begin, InjectedBug::default())
     }
 
     /// The same with a bug in it, for tests of the simulator.
     #[cfg(feature = "planted-bugs")]
     #[must_use]
     pub fn with(begin: Begin, bug: Option<Bug>) -> Self {
-        Self::planted(begin, Planted::new(bug))
+        Self::planted(begin, InjectedBug::new(bug))
     }
 
-    fn planted(begin: Begin, planted: Planted) -> Self {
+    fn planted(begin: Begin, planted: InjectedBug) -> Self {
         let Begin { protocol, paper, orders, fingerprints, resume, keys, databases, listed_of, target_is_clean } =
             begin;
         let mut is_ours = vec![false; SLOT_COUNT];
@@ -316,8 +316,8 @@ impl Driver {
             recorded: 0,
             to: Side::Target,
             is_up: [true; 2],
-            telling: Telling::Nothing,
-            handing: Handing::Nothing,
+            telling: PublishState::Nothing,
+            handing: HandoverState::Nothing,
             listing,
             listed_of,
             listed: VecDeque::new(),
@@ -362,15 +362,15 @@ impl Driver {
     /// What it waits for, if it waits for workers.
     #[must_use]
     pub fn barrier(&self) -> Option<Barrier> {
-        let Telling::Draining { epoch } = self.telling else { return None };
+        let PublishState::Draining { epoch } = self.telling else { return None };
         let side = self.to.other();
         Some(Barrier { epoch, side, is_lost: self.machine.progress().given_up == Some(side) })
     }
 
     /// Takes note of what happened at `now_us` (microseconds on any clock that does not go back) and says what to do.
-    pub fn step(&mut self, what: Happened, now_us: u64, out: &mut Vec<Do>) {
+    pub fn step(&mut self, what: DriverEvent, now_us: u64, out: &mut Vec<DriverAction>) {
         match what {
-            Happened::Of(event) => {
+            DriverEvent::Of(event) => {
                 if let Event::Met { source, .. } = &event
                     && self.listed_of.as_ref() != Some(&source.run_id)
                 {
@@ -379,40 +379,40 @@ impl Driver {
                 }
                 self.inbox.push_back(event);
             }
-            Happened::Recorded(numbers) => {
+            DriverEvent::Recorded(numbers) => {
                 // The protocol takes the last one for all. What is not in order is not relied upon: the next start
                 // reads what is there.
                 assert_eq!(*numbers.start(), self.recorded + 1, "records of a leg are durable in their order");
                 self.recorded = *numbers.end();
                 self.inbox.push_back(Event::Recorded(self.recorded));
             }
-            Happened::Published(epoch) => {
-                if let Telling::Asked(stage) = self.telling {
-                    let again = Telling::Again { stage, at_us: now_us + PUBLISH_AGAIN_US };
-                    self.telling = epoch.map_or(again, |epoch| Telling::Draining { epoch });
+            DriverEvent::Published(epoch) => {
+                if let PublishState::Asked(stage) = self.telling {
+                    let again = PublishState::Again { stage, at_us: now_us + PUBLISH_AGAIN_US };
+                    self.telling = epoch.map_or(again, |epoch| PublishState::Draining { epoch });
                 }
             }
-            Happened::Drained { databases } if matches!(self.telling, Telling::Draining { .. }) => {
-                self.telling = Telling::Nothing;
+            DriverEvent::Drained { databases } if matches!(self.telling, PublishState::Draining { .. }) => {
+                self.telling = PublishState::Nothing;
                 self.listing.begin_with(&databases);
                 self.databases = databases;
                 self.inbox.push_back(Event::Drained);
             }
-            Happened::Drained { .. } => {}
-            Happened::Taken(taken) => self.taken(taken),
-            Happened::Unlinked { walk } => {
+            DriverEvent::Drained { .. } => {}
+            DriverEvent::Taken(taken) => self.taken(taken),
+            DriverEvent::Unlinked { walk } => {
                 if let Some(purge) = self.purge.as_mut().filter(|purge| purge.walk.number == walk) {
                     purge.removals = purge.removals.saturating_sub(1);
                 }
             }
-            Happened::Lost { side } => {
+            DriverEvent::Lost { side } => {
                 self.is_up[side as usize] = false;
                 self.listing.lost(side);
                 self.purge.take_if(|purge| purge.walk.side == side);
                 self.target_is_clean &= side == Side::Source;
                 self.inbox.push_back(Event::Lost { side });
             }
-            Happened::Restored { side, process, databases } => {
+            DriverEvent::Restored { side, process, databases } => {
                 self.is_up[side as usize] = true;
                 if !self.planted.is(Bug::WalkedWhileAway) {
                     self.listing.goes_on_with(&databases);
@@ -420,20 +420,20 @@ impl Driver {
                 self.databases = databases;
                 self.inbox.push_back(Event::Restored { side, process });
             }
-            Happened::CaughtUp => {
-                if let Handing::CatchingUp { to } = self.handing {
+            DriverEvent::CaughtUp => {
+                if let HandoverState::CatchingUp { to } = self.handing {
                     self.hand_over(to, out);
                 }
             }
-            Happened::HandedOver(is_done) => {
-                if let Handing::Asked { to } = self.handing {
+            DriverEvent::HandedOver(is_done) => {
+                if let HandoverState::Asked { to } = self.handing {
                     match is_done {
                         true => self.inbox.push_back(Event::HandedOver),
-                        false => self.handing = Handing::Again { to, at_us: now_us + HAND_OVER_AGAIN_US },
+                        false => self.handing = HandoverState::Again { to, at_us: now_us + HAND_OVER_AGAIN_US },
                     }
                 }
             }
-            Happened::Tick => {
+            DriverEvent::Tick => {
                 self.look_at_deadlines(now_us, out);
                 self.inbox.push_back(Event::Tick);
             }
@@ -441,7 +441,7 @@ impl Driver {
         self.go_on(now_us, out);
     }
 
-    /// [`Do::Scan`] was answered with these keys, and with the cursor to go on from. `topology`: as it is.
+    /// [`DriverAction::Scan`] was answered with these keys, and with the cursor to go on from. `topology`: as it is.
     pub fn scanned<'k>(
         &mut self,
         walk: u32,
@@ -449,7 +449,7 @@ impl Driver {
         keys: impl Iterator<Item = &'k [u8]>,
         topology: &Topology,
         now_us: u64,
-        out: &mut Vec<Do>,
+        out: &mut Vec<DriverAction>,
     ) {
         // A key that lives elsewhere than its slot does not move with it, and stays where it is.
         let purge = self.purge.as_mut().filter(|purge| purge.walk.number == walk);
@@ -473,13 +473,13 @@ impl Driver {
         self.go_on(now_us, out);
     }
 
-    fn look_at_deadlines(&mut self, now_us: u64, out: &mut Vec<Do>) {
-        if let Telling::Again { stage, at_us } = self.telling
+    fn look_at_deadlines(&mut self, now_us: u64, out: &mut Vec<DriverAction>) {
+        if let PublishState::Again { stage, at_us } = self.telling
             && now_us >= at_us
         {
             self.tell(stage, out);
         }
-        if let Handing::Again { to, at_us } = self.handing
+        if let HandoverState::Again { to, at_us } = self.handing
             && now_us >= at_us
         {
             self.hand_over(to, out);
@@ -487,7 +487,7 @@ impl Driver {
     }
 
     /// Does what is possible now.
-    fn go_on(&mut self, now_us: u64, out: &mut Vec<Do>) {
+    fn go_on(&mut self, now_us: u64, out: &mut Vec<DriverAction>) {
         loop {
             while let Some(event) = self.inbox.pop_front() {
                 self.give(event, now_us, out);
@@ -504,19 +504,19 @@ impl Driver {
     }
 
     /// Steps the protocol. What it records in one step is durable together.
-    fn give(&mut self, event: Event, now_us: u64, out: &mut Vec<Do>) {
+    fn give(&mut self, event: Event, now_us: u64, out: &mut Vec<DriverAction>) {
         let mut actions = Vec::new();
         self.machine.step(event, now_us, &mut actions);
         let mut first: Option<usize> = None;
         for action in actions {
             match action {
                 Action::Record { number, record } => {
-                    if let Some(Do::Record { numbers, records }) = first.and_then(|at| out.get_mut(at)) {
+                    if let Some(DriverAction::Record { numbers, records }) = first.and_then(|at| out.get_mut(at)) {
                         *numbers = *numbers.start()..=number;
                         records.push(record);
                     } else {
                         first = Some(out.len());
-                        out.push(Do::Record { numbers: number..=number, records: vec![record] });
+                        out.push(DriverAction::Record { numbers: number..=number, records: vec![record] });
                     }
                 }
                 other => self.act(other, out),
@@ -524,24 +524,27 @@ impl Driver {
         }
     }
 
-    fn act(&mut self, action: Action, out: &mut Vec<Do>) {
+    fn act(&mut self, action: Action, out: &mut Vec<DriverAction>) {
         let what = match action {
             Action::Record { .. } => return,
             Action::Announce { double_read } => {
                 self.to = Side::Target;
-                out.push(Do::View { away: None, double_read });
+                out.push(DriverAction::View { away: None, double_read });
                 return self.tell(Stage::Moving, out);
             }
             Action::RollBack { why, away } => {
                 self.to = Side::Source;
-                out.extend([Do::RollBack { why }, Do::View { away: Some(away), double_read: None }]);
+                out.extend([
+                    DriverAction::RollBack { why },
+                    DriverAction::View { away: Some(away), double_read: None },
+                ]);
                 return self.tell(Stage::Moving, out);
             }
             Action::Observe => return self.tell(Stage::Observed, out),
-            Action::CommitAll => Do::CommitAll,
+            Action::CommitAll => DriverAction::CommitAll,
             Action::Withdraw => {
-                self.telling = Telling::Nothing;
-                Do::Withdraw
+                self.telling = PublishState::Nothing;
+                DriverAction::Withdraw
             }
             Action::Purge { side, wrong } => return self.begin_purge(side, wrong),
             Action::List { count } => return self.lists.push_back(count),
@@ -552,34 +555,34 @@ impl Driver {
                     Io::End(_) => self.is_over = true,
                     _ => {}
                 }
-                Do::Io(io)
+                DriverAction::Io(io)
             }
-            Action::Confirm { side } => Do::Confirm { side },
-            Action::Restore { side } => Do::Reach { side },
+            Action::Confirm { side } => DriverAction::Confirm { side },
+            Action::Restore { side } => DriverAction::Reach { side },
             Action::HandOver { to } => {
                 // Clients that wait for the leg need not wait until the topology is stored; unless workers would look
                 // for the keys at the other side.
                 if self.to == to || self.planted.is(Bug::CommittedAtTheOther) {
-                    out.push(Do::CommitAll);
+                    out.push(DriverAction::CommitAll);
                 }
-                self.handing = Handing::CatchingUp { to };
-                Do::CatchUp { side: to }
+                self.handing = HandoverState::CatchingUp { to };
+                DriverAction::CatchUp { side: to }
             }
             Action::Lost { keys } => match self.machine.progress().given_up {
-                Some(side) => Do::Lost { side, keys },
+                Some(side) => DriverAction::Lost { side, keys },
                 None => return,
             },
         };
         out.push(what);
     }
 
-    fn tell(&mut self, stage: Stage, out: &mut Vec<Do>) {
-        self.telling = Telling::Asked(stage);
-        out.push(if stage == Stage::Moving { Do::Publish } else { Do::Observe });
+    fn tell(&mut self, stage: Stage, out: &mut Vec<DriverAction>) {
+        self.telling = PublishState::Asked(stage);
+        out.push(if stage == Stage::Moving { DriverAction::Publish } else { DriverAction::Observe });
     }
 
-    fn hand_over(&mut self, to: Side, out: &mut Vec<Do>) {
-        self.handing = Handing::Asked { to };
-        out.push(Do::HandOver { to });
+    fn hand_over(&mut self, to: Side, out: &mut Vec<DriverAction>) {
+        self.handing = HandoverState::Asked { to };
+        out.push(DriverAction::HandOver { to });
     }
 }

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{Hash, Hasher};
 
 use super::shell::State;
-use super::{Bug, Shell, TRIES, Work};
-use crate::migration::record::{COMMITTED, Eras};
+use super::{Bug, LegCore, TRIES, Work};
+use crate::migration::record::{COMMITTED, ProcessGenerations};
 use crate::migration::{
     Action, BatchId, Copied, Durability, Event, Fingerprint, FingerprintSet, Io, Key, Orders, Record, Side, Stored,
 };
@@ -61,16 +61,16 @@ pub(super) struct Batch {
     /// Of which process where it comes from: the era of that side.
     read_of: u32,
     /// Per key the eras of its record before this batch, if it had one.
-    before: Vec<Option<Eras>>,
+    before: Vec<Option<ProcessGenerations>>,
     step: Step,
     /// The step was asked for and has not been answered.
     asked: bool,
     /// Somebody waits for it.
     wanted: bool,
     /// A record that is not durable yet, and the eras when it was written.
-    record: Option<(u64, Eras)>,
+    record: Option<(u64, ProcessGenerations)>,
     /// The eras when the last record that is durable was written.
-    on_record: Option<Eras>,
+    on_record: Option<ProcessGenerations>,
     /// The removal was sent at least once, so where the keys come from need not have them any more.
     removal_sent: bool,
     /// A store may have left keys of it where they go.
@@ -123,13 +123,13 @@ pub struct Batches {
     pub(super) wanted_since_us: Option<u64>,
     pub(super) last_start_us: Option<u64>,
     /// It goes back to a node that cannot do what [`Orders::durability`] asks of the other.
-    pub(super) as_safe_as_it_was: bool,
+    pub(super) relax_durability: bool,
 }
 
 impl Work for Batches {
     const SERVES: bool = true;
 
-    fn step(&mut self, leg: &mut Shell, event: Event, now_us: u64, actions: &mut Vec<Action>) {
+    fn step(&mut self, leg: &mut LegCore, event: Event, now_us: u64, actions: &mut Vec<Action>) {
         match event {
             Event::Wanted { keys } => self.want(leg, keys, actions),
             Event::Copied { batch, outcomes } => self.batch_copied(leg, batch, &outcomes, now_us, actions),
@@ -141,7 +141,7 @@ impl Work for Batches {
     }
 
     /// Begins batches: wanted keys first and at once, listed ones at the pace.
-    fn start(&mut self, leg: &mut Shell, now_us: u64, actions: &mut Vec<Action>) {
+    fn start(&mut self, leg: &mut LegCore, now_us: u64, actions: &mut Vec<Action>) {
         if !leg.usable(Side::Source) || !leg.usable(Side::Target) {
             return;
         }
@@ -177,7 +177,7 @@ impl Work for Batches {
         }
     }
 
-    fn go_on(&mut self, leg: &mut Shell, now_us: u64, actions: &mut Vec<Action>) {
+    fn go_on(&mut self, leg: &mut LegCore, now_us: u64, actions: &mut Vec<Action>) {
         let idle: Vec<BatchId> = self.batches.iter().filter(|(_, batch)| !batch.asked).map(|(id, _)| *id).collect();
         for id in idle {
             self.drive(leg, id, now_us, actions);
@@ -186,7 +186,7 @@ impl Work for Batches {
 
     /// The records up to that number are durable. A batch may have been begun again since: its keys are on record all
     /// the same.
-    fn recorded(&mut self, leg: &mut Shell, number: u64) {
+    fn recorded(&mut self, leg: &mut LegCore, number: u64) {
         for batch in self.batches.values_mut() {
             let Some((_, eras)) = batch.record.take_if(|(awaited, _)| *awaited <= number) else { continue };
             batch.on_record = Some(eras);
@@ -206,7 +206,7 @@ impl Work for Batches {
     /// The connection to a side broke: what was asked there and not answered is unknown. What was read stays: until a
     /// key is committed nobody changes it. True where that has happened too often in the middle of the same keys: they
     /// may be the reason.
-    fn lost(&mut self, leg: &mut Shell, side: Side) -> bool {
+    fn lost(&mut self, leg: &mut LegCore, side: Side) -> bool {
         let (from, to) = (leg.from(), leg.to());
         let not_redone = leg.planted.is(Bug::NotRedone);
         let era = leg.link(to).era;
@@ -240,7 +240,7 @@ impl Work for Batches {
 
     /// Another process is at a side. If keys go there: what was stored there and not yet removed where it came from is
     /// stored once more.
-    fn restarted(&mut self, leg: &mut Shell, side: Side) {
+    fn restarted(&mut self, leg: &mut LegCore, side: Side) {
         if side != leg.to() {
             return;
         }
@@ -256,7 +256,7 @@ impl Work for Batches {
     }
 
     /// On the way to rolling back: what is on record goes on to its end, what is not stays where it is.
-    fn drop_for_return(&mut self, leg: &mut Shell) {
+    fn drop_for_return(&mut self, leg: &mut LegCore) {
         debug_assert_eq!(leg.state, State::Moving);
         let dropped: Vec<BatchId> = self
             .batches
@@ -276,7 +276,7 @@ impl Work for Batches {
     /// On the way to rolling back without the target: what waits for it ends here. Gives the keys on record that have
     /// never left the source: its copies are those that were read, and no removal was sent. Of other keys on record the
     /// target's copy counts, and they wait for it.
-    fn drop_without_target(&mut self, leg: &mut Shell) -> BTreeSet<Fingerprint> {
+    fn drop_without_target(&mut self, leg: &mut LegCore) -> BTreeSet<Fingerprint> {
         let (source_era, planted) = (leg.source.era, leg.planted);
         let mut never_left = BTreeSet::new();
         let dropped: Vec<BatchId> = self
@@ -302,7 +302,7 @@ impl Work for Batches {
 
     /// Without one of the sides: what has not been read, or is refused again and again, ends here. All of it, where it
     /// goes to that side.
-    fn drop_without(&mut self, _leg: &mut Shell, all: bool) {
+    fn drop_without(&mut self, _leg: &mut LegCore, all: bool) {
         let is_over = |batch: &Batch| all || batch.step == Step::Copy || batch.tries >= TRIES;
         let idle = self.batches.extract_if(.., |_, batch| !batch.asked && batch.record.is_none() && is_over(batch));
         for (fingerprint, _) in idle.flat_map(|(_, batch)| batch.keys) {
@@ -342,7 +342,7 @@ impl Batches {
     }
 
     /// Keys of the listing for a batch, busy from now on; those that have been moved meanwhile are passed over.
-    fn take_listed(&mut self, leg: &mut Shell) -> Vec<(Fingerprint, Key)> {
+    fn take_listed(&mut self, leg: &mut LegCore) -> Vec<(Fingerprint, Key)> {
         let mut keys = Vec::new();
         while keys.len() < leg.pace.batch_keys as usize {
             let Some(key) = leg.listed.pop_front() else { break };
@@ -359,7 +359,7 @@ impl Batches {
     }
 
     /// Asks for the next step of a batch, as soon as it can be done; steps with nothing to do are passed.
-    fn drive(&mut self, leg: &mut Shell, id: BatchId, now_us: u64, actions: &mut Vec<Action>) {
+    fn drive(&mut self, leg: &mut LegCore, id: BatchId, now_us: u64, actions: &mut Vec<Action>) {
         let (from, to) = (leg.from(), leg.to());
         loop {
             let (from_usable, to_usable) = (leg.usable(from), leg.usable(to));
@@ -397,7 +397,7 @@ impl Batches {
                 Step::Store if to_usable => {
                     actions.push(Action::Io(Io::Store { batch: id, to, keys: batch.those_it_had() }))
                 }
-                Step::Secure if durability == Durability::Memory || self.as_safe_as_it_was => {
+                Step::Secure if durability == Durability::Memory || self.relax_durability => {
                     batch.step = Step::Record;
                     continue;
                 }
@@ -433,7 +433,7 @@ impl Batches {
         }
     }
 
-    fn record_batch(&mut self, leg: &mut Shell, id: BatchId, actions: &mut Vec<Action>) {
+    fn record_batch(&mut self, leg: &mut LegCore, id: BatchId, actions: &mut Vec<Action>) {
         let Orders { move_id, leg: number, .. } = leg.orders;
         let absent_too = !leg.planted.is(Bug::AbsentNotRecorded);
         let Some(batch) = self.batches.get(&id) else { return };
@@ -470,7 +470,7 @@ impl Batches {
 
     fn batch_copied(
         &mut self,
-        leg: &mut Shell,
+        leg: &mut LegCore,
         id: BatchId,
         outcomes: &[Copied],
         now_us: u64,
@@ -513,18 +513,18 @@ impl Batches {
     }
 
     /// What may be where the keys go and is not theirs.
-    fn what_to_clear(&self, leg: &Shell, batch: &Batch) -> Vec<Key> {
+    fn what_to_clear(&self, leg: &LegCore, batch: &Batch) -> Vec<Key> {
         let (source_era, target_era) = (leg.source.era, leg.target.era);
         // It is on record that the keys are back, and the source is another process since.
         let forgot = |batch: &Batch| batch.on_record.is_some_and(|eras| eras.source != source_era);
-        let clear = |fingerprint: &Fingerprint, had: bool, before: Option<Eras>| {
+        let clear = |fingerprint: &Fingerprint, had: bool, before: Option<ProcessGenerations>| {
             let eras = leg.away.get(fingerprint).copied();
             match (leg.rolls_back, had) {
                 // The source has it and is the process that it was at the key's record: it was never removed there, so
                 // never committed, and what another process at the target shows of it may be from before the leg. Not
                 // where the target was made to keep it.
                 (false, true) => {
-                    let same = |eras: Eras| eras.source == source_era;
+                    let same = |eras: ProcessGenerations| eras.source == source_era;
                     let there = batch.read_of == source_era && !batch.removal_sent && before.is_none_or(same);
                     let kept = leg.orders.durability == Durability::Aof;
                     there
@@ -555,7 +555,7 @@ impl Batches {
 
     fn batch_stored(
         &mut self,
-        leg: &mut Shell,
+        leg: &mut LegCore,
         id: BatchId,
         outcomes: &[Stored],
         now_us: u64,
@@ -604,7 +604,7 @@ impl Batches {
 
     fn batch_secured(
         &mut self,
-        leg: &mut Shell,
+        leg: &mut LegCore,
         id: BatchId,
         refused: Option<String>,
         now_us: u64,
@@ -617,7 +617,7 @@ impl Batches {
             // were no safer there before, and to insist would keep them from everybody for ever.
             Some(why) if rolls_back => {
                 batch.go_to(Step::Record);
-                self.as_safe_as_it_was = true;
+                self.relax_durability = true;
                 actions.push(Action::Io(Io::Report {
                     text: format!("keys come back to a node that does not make them as safe as was asked: {why}"),
                 }));
@@ -631,7 +631,7 @@ impl Batches {
         self.drive(leg, id, now_us, actions);
     }
 
-    fn batch_removed(&mut self, leg: &mut Shell, id: BatchId, actions: &mut Vec<Action>) {
+    fn batch_removed(&mut self, leg: &mut LegCore, id: BatchId, actions: &mut Vec<Action>) {
         if let Some(batch) = self.answered(id, Step::Clear) {
             batch.go_to(Step::Store);
         } else if self.answered(id, Step::Remove).is_some() {
@@ -639,13 +639,13 @@ impl Batches {
         }
     }
 
-    fn commit(&mut self, leg: &mut Shell, id: BatchId, actions: &mut Vec<Action>) {
+    fn commit(&mut self, leg: &mut LegCore, id: BatchId, actions: &mut Vec<Action>) {
         let Some(batch) = self.batches.remove(&id) else { return };
         assert!(batch.on_record.is_some(), "a key is committed when that it moved is on record");
         for (fingerprint, _) in &batch.keys {
             self.busy.remove(fingerprint);
             if !leg.rolls_back {
-                leg.away.insert(*fingerprint, Eras { source: leg.source.era, target: COMMITTED });
+                leg.away.insert(*fingerprint, ProcessGenerations { source: leg.source.era, target: COMMITTED });
             }
         }
         let had = batch.had.iter().flatten();
@@ -660,7 +660,7 @@ impl Batches {
 
     /// A node refuses: the batch rests and is begun again, and after some tries the leg goes back. On the way back
     /// there is no other way: it goes on trying.
-    fn refused(&mut self, leg: &mut Shell, id: BatchId, why: String, now_us: u64, actions: &mut Vec<Action>) {
+    fn refused(&mut self, leg: &mut LegCore, id: BatchId, why: String, now_us: u64, actions: &mut Vec<Action>) {
         let Some(batch) = self.batches.get_mut(&id) else { return };
         batch.tries += 1;
         // What was read stays.
@@ -685,7 +685,7 @@ impl Batches {
     /// Begins a batch of keys that are busy by now.
     fn begin(
         &mut self,
-        leg: &mut Shell,
+        leg: &mut LegCore,
         keys: Vec<(Fingerprint, Key)>,
         wanted: bool,
         now_us: u64,
@@ -712,7 +712,7 @@ impl Batches {
         self.drive(leg, id, now_us, actions);
     }
 
-    fn want(&mut self, leg: &mut Shell, keys: Vec<Key>, actions: &mut Vec<Action>) {
+    fn want(&mut self, leg: &mut LegCore, keys: Vec<Key>, actions: &mut Vec<Action>) {
         if leg.rolls_back && matches!(leg.state, State::Waiting | State::Meeting { .. } | State::Readying) {
             // After a crash of the router the workers do not know yet that the leg goes back: what is committed to them
             // now they would use at the target. They look again when they know.

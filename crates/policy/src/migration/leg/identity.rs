@@ -6,11 +6,11 @@
 
 use std::hash::{Hash, Hasher};
 
-use super::{Leg, Link, LinkState, Shell, State};
+use super::{Leg, LegCore, Link, LinkState, State};
 use crate::migration::Fingerprint;
-use crate::migration::record::Eras;
+use crate::migration::record::ProcessGenerations;
 
-impl Shell {
+impl LegCore {
     fn hash_link<H: Hasher>(&self, link: &Link, state: &mut H) {
         link.process.as_ref().map(|process| (&process.run_id, process.client_id)).hash(state);
         (link.era, link.dirt).hash(state);
@@ -45,7 +45,7 @@ impl Hash for Leg {
             leg.begun,
             leg.rolls_back,
             (leg.given_up, leg.giving_up),
-            work.as_safe_as_it_was,
+            work.relax_durability,
             &leg.back,
             leg.purging,
             leg.quiet as u8,
@@ -53,7 +53,8 @@ impl Hash for Leg {
             .hash(state);
         leg.hash_link(&leg.source, state);
         leg.hash_link(&leg.target, state);
-        let mut away: Vec<(Fingerprint, Eras)> = leg.away.iter().map(|(key, eras)| (*key, *eras)).collect();
+        let mut away: Vec<(Fingerprint, ProcessGenerations)> =
+            leg.away.iter().map(|(key, eras)| (*key, *eras)).collect();
         away.sort_unstable_by_key(|(key, _)| *key);
         away.hash(state);
         leg.left.hash(state);

@@ -26,9 +26,9 @@ mod shell;
 use std::collections::BTreeSet;
 
 pub(super) use self::batch::{Batches, Pulls};
-pub(super) use self::shell::Shell;
-use self::shell::{Confirmation, Dirt, Link, LinkState, Quiet, State, name};
-use super::planted::{Bug, Planted};
+pub(super) use self::shell::LegCore;
+use self::shell::{Confirmation, Link, LinkState, PurgeState, Quiet, State, name};
+use super::planted::{Bug, InjectedBug};
 use super::record::OpenLeg;
 use super::{
     Action, Event, Fingerprint, Fingerprinter, Io, Machine, Orders, Outcome, Pace, Phase, Process, Progress, Record,
@@ -54,25 +54,25 @@ pub trait Work {
     const SERVES: bool;
 
     /// An answer about a batch, or keys that are wanted.
-    fn step(&mut self, leg: &mut Shell, event: Event, now_us: u64, actions: &mut Vec<Action>);
+    fn step(&mut self, leg: &mut LegCore, event: Event, now_us: u64, actions: &mut Vec<Action>);
     /// Goes on with batches under way.
-    fn go_on(&mut self, leg: &mut Shell, now_us: u64, actions: &mut Vec<Action>);
+    fn go_on(&mut self, leg: &mut LegCore, now_us: u64, actions: &mut Vec<Action>);
     /// Begins batches, and asks for further keys of the listing.
-    fn start(&mut self, leg: &mut Shell, now_us: u64, actions: &mut Vec<Action>);
+    fn start(&mut self, leg: &mut LegCore, now_us: u64, actions: &mut Vec<Action>);
     /// The records up to that number are durable.
-    fn recorded(&mut self, leg: &mut Shell, number: u64);
+    fn recorded(&mut self, leg: &mut LegCore, number: u64);
     /// The connection to a side broke: what was asked there is done again. True where that was too often, and the leg
     /// is to go back.
-    fn lost(&mut self, leg: &mut Shell, side: Side) -> bool;
+    fn lost(&mut self, leg: &mut LegCore, side: Side) -> bool;
     /// Another process is at a side.
-    fn restarted(&mut self, leg: &mut Shell, side: Side);
+    fn restarted(&mut self, leg: &mut LegCore, side: Side);
     /// The leg is to go back: what need not be finished ends here.
-    fn drop_for_return(&mut self, _leg: &mut Shell) {}
+    fn drop_for_return(&mut self, _leg: &mut LegCore) {}
     /// The same without the target. Gives the keys on record that have never left the source.
-    fn drop_without_target(&mut self, leg: &mut Shell) -> BTreeSet<Fingerprint>;
+    fn drop_without_target(&mut self, leg: &mut LegCore) -> BTreeSet<Fingerprint>;
     /// One of the sides is lost for good: what needs it ends here; `all` that is not on its way to the journal, where
     /// the leg turns once more.
-    fn drop_without(&mut self, leg: &mut Shell, all: bool);
+    fn drop_without(&mut self, leg: &mut LegCore, all: bool);
     /// Nobody waits for keys any more.
     fn forget_wanted(&mut self) {}
     /// Nothing is under way.
@@ -84,7 +84,7 @@ pub trait Work {
 /// The machine of a leg.
 #[derive(Clone)]
 pub struct Leg<W = Batches> {
-    shell: Shell,
+    shell: LegCore,
     work: W,
 }
 
@@ -92,7 +92,7 @@ impl<W: Work + Default> Leg<W> {
     /// A leg as ordered, or one that was under way when the router before this one ended.
     #[must_use]
     pub fn new(orders: Orders, fingerprints: Fingerprinter, resume: Option<OpenLeg>) -> Self {
-        Self { shell: Shell::new(orders, fingerprints, resume, W::SERVES), work: W::default() }
+        Self { shell: LegCore::new(orders, fingerprints, resume, W::SERVES), work: W::default() }
     }
 }
 
@@ -116,11 +116,11 @@ impl<W: Work> Leg<W> {
     #[cfg(feature = "planted-bugs")]
     #[must_use]
     pub fn with(mut self, bug: Option<Bug>) -> Self {
-        self.shell.planted = Planted::new(bug);
+        self.shell.planted = InjectedBug::new(bug);
         self
     }
 
-    pub(super) const fn planted(mut self, planted: Planted) -> Self {
+    pub(super) const fn planted(mut self, planted: InjectedBug) -> Self {
         self.shell.planted = planted;
         self
     }
@@ -143,10 +143,10 @@ impl<W: Work> Leg<W> {
             }
             // The router before this one may have ended before it had purged.
             if self.shell.target.era > 0 {
-                self.shell.target.dirt = Dirt::Anything;
+                self.shell.target.dirt = PurgeState::Anything;
             }
             if self.shell.away.values().any(|eras| eras.source != self.shell.source.era) {
-                self.shell.source.dirt = Dirt::Anything;
+                self.shell.source.dirt = PurgeState::Anything;
             }
             self.shell.report_lost_and_found(actions);
             self.shell.state = State::Meeting { record: self.shell.records };
@@ -160,7 +160,7 @@ impl<W: Work> Leg<W> {
             self.shell.target = Link {
                 process: Some(target),
                 state,
-                dirt: Dirt::anything_if(!self.shell.planted.is(Bug::NoPurge)),
+                dirt: PurgeState::anything_if(!self.shell.planted.is(Bug::NoPurge)),
                 ..Link::default()
             };
             self.shell.state = State::Meeting { record };
@@ -185,12 +185,13 @@ impl<W: Work> Leg<W> {
         self.shell.link_mut(side).era += 1;
         match side {
             Side::Target => {
-                self.shell.target.dirt = Dirt::anything_if(!self.shell.planted.is(Bug::NoPurgeAfterRestart));
+                self.shell.target.dirt = PurgeState::anything_if(!self.shell.planted.is(Bug::NoPurgeAfterRestart));
                 self.shell.record_committed_again(actions);
             }
             Side::Source => {
-                self.shell.source.dirt =
-                    Dirt::anything_if(!self.shell.away.is_empty() && !self.shell.planted.is(Bug::PresenceIsHistory));
+                self.shell.source.dirt = PurgeState::anything_if(
+                    !self.shell.away.is_empty() && !self.shell.planted.is(Bug::PresenceIsHistory),
+                );
             }
         }
         if self.shell.state == State::Waiting {
@@ -265,8 +266,8 @@ impl<W: Work> Leg<W> {
         // Whoever waits looks again, and finds another answer.
         self.work.forget_wanted();
         // What was stored and is not on record stays behind. Of what a router before this one has stored nobody knows.
-        let is_known = !self.shell.resumed && self.shell.target.dirt == Dirt::None;
-        self.shell.target.dirt = if is_known { Dirt::Left } else { Dirt::Anything };
+        let is_known = !self.shell.resumed && self.shell.target.dirt == PurgeState::None;
+        self.shell.target.dirt = if is_known { PurgeState::Left } else { PurgeState::Anything };
         let why = self.shell.back.clone().unwrap_or_default();
         actions.push(Action::RollBack { why, away: self.shell.away_now() });
         if self.shell.planted.is(Bug::RollbackWithoutDrain) {

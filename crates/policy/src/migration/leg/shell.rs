@@ -6,11 +6,11 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use crate::migration::planted::{Bug, Planted};
-use crate::migration::record::{COMMITTED, Eras, OpenLeg};
+use crate::migration::planted::{Bug, InjectedBug};
+use crate::migration::record::{COMMITTED, OpenLeg, ProcessGenerations};
 use crate::migration::{
     Action, DoubleRead, Durability, Fingerprint, FingerprintMap, Fingerprinter, Io, Key, Orders, Outcome, Pace, Phase,
-    Process, Progress, Record, Side, Wrong,
+    Process, Progress, Record, Side, UnexpectedKeys,
 };
 
 /// Until somebody says otherwise ([`crate::migration::Event::Pace`]).
@@ -24,11 +24,11 @@ pub(super) struct Link {
     /// How often another process was met.
     pub(super) era: u32,
     /// What it may show and should not.
-    pub(super) dirt: Dirt,
+    pub(super) dirt: PurgeState,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub(super) enum Dirt {
+pub(super) enum PurgeState {
     #[default]
     None,
     /// What this leg has stored there and not put on record: [`Leg::left`]. What else is there is somebody else's, and
@@ -38,7 +38,7 @@ pub(super) enum Dirt {
     Anything,
 }
 
-impl Dirt {
+impl PurgeState {
     pub(super) const fn anything_if(it_may_be: bool) -> Self {
         if it_may_be { Self::Anything } else { Self::None }
     }
@@ -95,7 +95,7 @@ pub(super) enum Confirmation {
 
 /// A leg but for what its protocol does with keys.
 #[derive(Clone)]
-pub struct Shell {
+pub struct LegCore {
     /// Keys are served where they have moved to. Otherwise they wait for the end of the leg, and of those not on record
     /// it is not known where they are.
     pub(super) serves: bool,
@@ -103,7 +103,7 @@ pub struct Shell {
     pub(super) double_reads: Option<u32>,
     pub(in crate::migration) orders: Orders,
     pub(in crate::migration) fingerprints: Fingerprinter,
-    pub(super) planted: Planted,
+    pub(super) planted: InjectedBug,
     pub(super) state: State,
     /// A leg that a router before this one has begun.
     pub(super) resumed: bool,
@@ -122,7 +122,7 @@ pub struct Shell {
     /// A purge that is not answered.
     pub(super) purging: Option<Side>,
     pub(super) records: u64,
-    pub(in crate::migration) away: FingerprintMap<Eras>,
+    pub(in crate::migration) away: FingerprintMap<ProcessGenerations>,
     /// What batches that were dropped may have stored at the target, or moved there.
     pub(in crate::migration) left: BTreeSet<Fingerprint>,
     pub(in crate::migration) listed: VecDeque<Key>,
@@ -144,14 +144,14 @@ pub(super) enum Quiet {
     Reached,
 }
 
-impl Shell {
+impl LegCore {
     pub(super) fn new(orders: Orders, fingerprints: Fingerprinter, resume: Option<OpenLeg>, serves: bool) -> Self {
         let mut leg = Self {
             serves,
             double_reads: None,
             orders,
             fingerprints,
-            planted: Planted::default(),
+            planted: InjectedBug::default(),
             state: State::Waiting,
             resumed: false,
             begun: false,
@@ -213,7 +213,7 @@ impl Shell {
     /// Whether keys may be read, stored and removed there.
     pub(in crate::migration) fn usable(&self, side: Side) -> bool {
         let link = self.link(side);
-        link.state == LinkState::Up && link.dirt == Dirt::None
+        link.state == LinkState::Up && link.dirt == PurgeState::None
     }
 
     /// Whether nothing of that side is waited for: it can be used, or it is lost for good.
@@ -286,7 +286,7 @@ impl Shell {
     }
 
     /// Whether the source, if it shows a key with such a record, shows what is past.
-    pub(super) fn is_stale(&self, eras: &Eras) -> bool {
+    pub(super) fn is_stale(&self, eras: &ProcessGenerations) -> bool {
         let kept = !self.serves
             || eras.target == COMMITTED
             || eras.target == self.target.era
@@ -365,19 +365,21 @@ impl Shell {
         // What the source may keep depends on whether the target is who it was.
         let dirty = [Side::Target, Side::Source].into_iter().find(|side| {
             let comes_first = *side == Side::Target || self.usable_or_given_up(Side::Target);
-            self.link(*side).dirt != Dirt::None && self.link(*side).state == LinkState::Up && comes_first
+            self.link(*side).dirt != PurgeState::None && self.link(*side).state == LinkState::Up && comes_first
         });
         let Some(side) = dirty else { return };
         let wrong = match (side, self.target.dirt) {
-            (Side::Target, Dirt::Left) => {
-                Wrong::These(Arc::new(self.left.iter().filter(|key| !self.away.contains_key(key)).copied().collect()))
+            (Side::Target, PurgeState::Left) => UnexpectedKeys::These(Arc::new(
+                self.left.iter().filter(|key| !self.away.contains_key(key)).copied().collect(),
+            )),
+            (Side::Target, _) => {
+                UnexpectedKeys::AllBut(if self.serves { self.away_now() } else { self.may_have_moved() })
             }
-            (Side::Target, _) => Wrong::AllBut(if self.serves { self.away_now() } else { self.may_have_moved() }),
             (Side::Source, _) => {
-                let is_stale = |(key, eras): &(&Fingerprint, &Eras)| {
+                let is_stale = |(key, eras): &(&Fingerprint, &ProcessGenerations)| {
                     self.is_stale(eras) && (self.serves || !self.left.contains(key))
                 };
-                Wrong::These(Arc::new(self.away.iter().filter(is_stale).map(|(key, _)| *key).collect()))
+                UnexpectedKeys::These(Arc::new(self.away.iter().filter(is_stale).map(|(key, _)| *key).collect()))
             }
         };
         self.purging = Some(side);
@@ -386,7 +388,7 @@ impl Shell {
 
     pub(super) fn purged(&mut self) {
         if let Some(side) = self.purging.take() {
-            self.link_mut(side).dirt = Dirt::None;
+            self.link_mut(side).dirt = PurgeState::None;
         }
     }
 
@@ -410,8 +412,8 @@ impl Shell {
     }
 
     /// How often another process was met at each side.
-    pub(in crate::migration) const fn eras(&self) -> Eras {
-        Eras { source: self.source.era, target: self.target.era }
+    pub(in crate::migration) const fn eras(&self) -> ProcessGenerations {
+        ProcessGenerations { source: self.source.era, target: self.target.era }
     }
 
     /// The keys on record, and those of which a protocol that does not put them on record first cannot know.

@@ -16,7 +16,7 @@ use crate::migration::record::OpenLeg;
 use crate::migration::tracker;
 use crate::migration::{
     Action, BatchId, Copied, Event, Fingerprinter, Io, Key, Machine, Orders, Outcome, Pace, Phase, Process, Progress,
-    Record, Side, Stored, Wrong,
+    Record, Side, Stored, UnexpectedKeys,
 };
 
 /// Keys that are pulled together, and how long the first of them waits for others, microseconds (NetMigrate's `rpc.h`:
@@ -638,7 +638,7 @@ impl Published {
             State::Cleaning if !self.is_empty() => self.begin_batches(now_us, actions),
             State::Cleaning if !self.purging && !self.is_down[Side::Source as usize] => {
                 self.purging = true;
-                actions.push(Action::Purge { side: Side::Source, wrong: Wrong::AllBut(Arc::default()) });
+                actions.push(Action::Purge { side: Side::Source, wrong: UnexpectedKeys::AllBut(Arc::default()) });
             }
             _ => {}
         }

@@ -14,7 +14,7 @@ pub use bytes::Damaged;
 pub use queue::{Given, Kind, Queue, Room};
 pub use replay::Contradiction;
 
-use super::{Durability, Fingerprint, Key, Process, Protocol, Side, Wrong};
+use super::{Durability, Fingerprint, Key, Process, Protocol, Side, UnexpectedKeys};
 use crate::topology::{MoveId, NodeId, Slot};
 
 /// One entry of the journal.
@@ -170,11 +170,11 @@ impl Behind {
 
     /// What is to be removed where their copies are; `None`: nothing.
     #[must_use]
-    pub fn wrong(&self) -> Option<Wrong> {
+    pub fn wrong(&self) -> Option<UnexpectedKeys> {
         match self {
             Self::These(keys) if keys.is_empty() => None,
-            Self::These(keys) => Some(Wrong::These(Arc::new(keys.iter().copied().collect()))),
-            Self::Any => Some(Wrong::AllBut(Arc::default())),
+            Self::These(keys) => Some(UnexpectedKeys::These(Arc::new(keys.iter().copied().collect()))),
+            Self::Any => Some(UnexpectedKeys::AllBut(Arc::default())),
         }
     }
 }
@@ -208,14 +208,14 @@ impl Record {
 
 /// How many times another process than before was at each side, since the leg began, when a key was recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Eras {
+pub struct ProcessGenerations {
     /// At the source.
     pub source: u32,
     /// At the target.
     pub target: u32,
 }
 
-impl Eras {
+impl ProcessGenerations {
     /// At this side.
     #[must_use]
     pub const fn of(&self, side: Side) -> u32 {
@@ -248,9 +248,9 @@ pub struct OpenLeg {
     /// Who was at the target last.
     pub target: Process,
     /// How many times another process than before was met at each side, since the leg began.
-    pub eras: Eras,
+    pub eras: ProcessGenerations,
     /// Keys on record as moved and not as returned, with the eras of their last record.
-    pub away: BTreeMap<Fingerprint, Eras>,
+    pub away: BTreeMap<Fingerprint, ProcessGenerations>,
 }
 
 /// A move that was under way at the end of the journal.

@@ -8,7 +8,7 @@
 //! Pure, and stepped by the journal and by the simulator. Neither knows more of what is written than this.
 
 use super::Record;
-use crate::migration::planted::{Bug, Planted};
+use crate::migration::planted::{Bug, InjectedBug};
 use crate::topology::MoveId;
 
 /// How what is given together is to be written.
@@ -65,7 +65,7 @@ pub struct Room<T, E> {
 /// What waits to be written.
 #[derive(Debug)]
 pub struct Queue<T> {
-    planted: Planted,
+    planted: InjectedBug,
     /// Legs that wait for room, and what their moves have recorded since.
     waiting: Vec<Given<T>>,
     /// What goes with the next group.
@@ -76,7 +76,7 @@ pub struct Queue<T> {
 
 impl<T> Default for Queue<T> {
     fn default() -> Self {
-        Self { planted: Planted::default(), waiting: Vec::new(), next: Vec::new(), writing: Vec::new() }
+        Self { planted: InjectedBug::default(), waiting: Vec::new(), next: Vec::new(), writing: Vec::new() }
     }
 }
 
@@ -85,7 +85,7 @@ impl<T> Queue<T> {
     #[cfg(feature = "planted-bugs")]
     #[must_use]
     pub fn with(mut self, bug: Option<Bug>) -> Self {
-        self.planted = Planted::new(bug);
+        self.planted = InjectedBug::new(bug);
         self
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Behind, COMMITTED, Eras, OpenLeg, OpenMove, Record, Replay};
+use super::{Behind, COMMITTED, OpenLeg, OpenMove, ProcessGenerations, Record, Replay};
 use crate::migration::{Process, Side};
 use crate::topology::MoveId;
 
@@ -92,7 +92,7 @@ impl Replay {
                     behind: Behind::NONE,
                     source: source.clone(),
                     target: target.clone(),
-                    eras: Eras { source: 0, target: 0 },
+                    eras: ProcessGenerations { source: 0, target: 0 },
                     away: BTreeMap::new(),
                 });
             }

@@ -7,7 +7,7 @@
 //! harmless: elements are written as they are, and no step stores over a key that is there.
 
 use super::Place;
-use crate::migration::planted::{Bug, Planted};
+use crate::migration::planted::{Bug, InjectedBug};
 use crate::migration::{Key, Stored};
 
 /// What is asked of the target for a staged key.
@@ -21,7 +21,7 @@ pub enum Step {
 
 /// What a step has shown of one key.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Shown {
+pub enum StagingReply {
     /// Of [`Step::Write`].
     Counted(Counted),
     /// Of [`Step::Rename`].
@@ -130,7 +130,11 @@ impl Storing {
     }
 
     /// A step was answered. With those of which the staging keys are worth nothing, and why.
-    pub(super) fn finished(&mut self, all: Vec<(Place, Shown)>, planted: Planted) -> (Next, Vec<(Place, String)>) {
+    pub(super) fn finished(
+        &mut self,
+        all: Vec<(Place, StagingReply)>,
+        planted: InjectedBug,
+    ) -> (Next, Vec<(Place, String)>) {
         let (mut next, mut unusable) = (Vec::new(), Vec::new());
         for (place, shown) in all {
             match shown.means(planted) {
@@ -183,8 +187,8 @@ impl Storing {
     }
 }
 
-impl Shown {
-    fn means(self, planted: Planted) -> Finished {
+impl StagingReply {
+    fn means(self, planted: InjectedBug) -> Finished {
         let gone = || Finished::Unusable("what was copied of it is gone".to_owned());
         match self {
             Self::Counted(Counted { key_was_there, staging_was_there, there, at_source }) => {

@@ -28,14 +28,14 @@ mod last_piece;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::planted::{Bug, Planted};
-use super::tail::{Element, Tail};
+use super::planted::{Bug, InjectedBug};
+use super::tail::{DirtyElements, Element};
 use super::{BatchId, Key, Process, Stored};
 use crate::topology::{Placement, Slot};
 
 use last_piece::{Next, Storing};
 
-pub use last_piece::{Counted, Renamed, Shown, Step};
+pub use last_piece::{Counted, Renamed, StagingReply, Step};
 
 /// A copy begins so often at most, before the key is moved whole.
 const STARTS_MAX: u32 = 5;
@@ -216,7 +216,7 @@ pub enum Event {
         /// The batch.
         batch: BatchId,
         /// What it has shown of each key.
-        shown: Vec<(Place, Shown)>,
+        shown: Vec<(Place, StagingReply)>,
     },
     /// [`Action::ReadWhole`] is done, or is refused, and why.
     ReadWhole {
@@ -347,7 +347,7 @@ enum Stage {
 #[derive(Clone, Debug)]
 struct Staged {
     stage: Stage,
-    tail: Tail,
+    tail: DirtyElements,
     /// A piece has been read and not been written.
     held: bool,
     /// The staging key is there.
@@ -369,7 +369,7 @@ impl Staged {
 /// The machine.
 #[derive(Clone, Debug, Default)]
 pub struct Staging {
-    planted: Planted,
+    planted: InjectedBug,
     placement: Placement,
     all: BTreeMap<Place, Staged>,
     /// To be looked at, and how often their copies have begun then.
@@ -401,7 +401,7 @@ impl Staging {
     #[cfg(feature = "planted-bugs")]
     #[must_use]
     pub fn with(mut self, bug: Option<Bug>) -> Self {
-        self.planted = Planted::new(bug);
+        self.planted = InjectedBug::new(bug);
         self
     }
 
@@ -670,8 +670,10 @@ impl Staging {
             Seen::Fit => {
                 let Some(ends) = self.ends.clone() else { return };
                 let stage = if self.planted.is(Bug::StagedWithoutBarrier) { Stage::Ready } else { Stage::New };
-                self.all
-                    .insert(place, Staged { stage, tail: Tail::default(), held: false, written: false, starts, ends });
+                self.all.insert(
+                    place,
+                    Staged { stage, tail: DirtyElements::default(), held: false, written: false, starts, ends },
+                );
             }
         }
     }
