@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use switchyard_policy::eject::{Condition, Ejections, Facts, Kept, Rule, Step};
+use switchyard_policy::eject::{Condition, Ejections, Facts, KeepReason, Rule, Step};
 use switchyard_policy::topology::{NodeId, Slot, Topology};
 use switchyard_resp::units::counted;
 use switchyard_router::{Link, Repeating, Router};
@@ -361,17 +361,19 @@ impl Ejector {
     }
 }
 
-fn kept_text(why: &Kept) -> String {
+fn kept_text(why: &KeepReason) -> String {
     match why {
-        Kept::IsLast => "it fails, and is not ejected: no other server is live".to_owned(),
-        Kept::OthersMove => {
+        KeepReason::IsLast => "it fails, and is not ejected: no other server is live".to_owned(),
+        KeepReason::OthersMove => {
             "it fails, and is not ejected while the other servers that are live take part in moves (`switchyard moves`)"
                 .to_owned()
         }
-        Kept::HasExceptions(keys) => {
+        KeepReason::HasExceptions(keys) => {
             format!("it fails, and is not ejected: {} moved there alone", counted(*keys, "key"))
         }
-        Kept::Moves => "it fails, and is not ejected while it takes part in a move (`switchyard moves`)".to_owned(),
+        KeepReason::Moves => {
+            "it fails, and is not ejected while it takes part in a move (`switchyard moves`)".to_owned()
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
-use switchyard_policy::seat::{Look, OwnershipRecord, OwnershipStatus, Predecessor, StandbyMonitor, Turn};
+use switchyard_policy::seat::{Observation, OwnershipRecord, OwnershipStatus, Predecessor, StandbyMonitor, Turn};
 use switchyard_policy::topology::NodeId;
 use switchyard_router::{Admission, Before, NodeAccess, Seat, left_behind, mark_in, question_of, why_not};
 use tracing::{debug, info, warn};
@@ -233,7 +233,7 @@ impl Seats {
             return Err(format!("is not ours: {why}"));
         }
         let mut refusal = answer.error();
-        if standing != OwnershipStatus::Untold {
+        if standing != OwnershipStatus::Unmarked {
             let answer = connection
                 .ask(&self.seat.replacement(&self.mark_now()))
                 .map_err(|error| format!("does not answer: {error}"))?;
@@ -536,18 +536,18 @@ pub fn look(
 }
 
 /// What a node showed, or why it keeps no marks.
-type Looked = Result<Look, String>;
+type Looked = Result<Observation, String>;
 
 fn marks(looks: &[Looked]) -> impl Iterator<Item = &OwnershipRecord> {
     looks.iter().filter_map(|look| match look {
-        Ok(Look::Seen { mark, .. }) => mark.as_ref(),
+        Ok(Observation::Seen { mark, .. }) => mark.as_ref(),
         _ => None,
     })
 }
 
 fn check(looks: &[Looked], kept: &Kept, directory: &Path, nodes: &[NodeAddress]) -> anyhow::Result<()> {
     for (look, node) in looks.iter().zip(nodes) {
-        if let Ok(Look::Seen { mark: Some(mark), .. }) = look
+        if let Ok(Observation::Seen { mark: Some(mark), .. }) = look
             && mark.version > kept.version
         {
             bail!(Outdated(format!(
@@ -578,12 +578,12 @@ impl Lookout {
                 .iter_mut()
                 .map(|(access, connection)| scope.spawn(move || look_at(access, connection, site)))
                 .collect();
-            asked.into_iter().map(|thread| thread.join().unwrap_or(Ok(Look::Unreachable))).collect()
+            asked.into_iter().map(|thread| thread.join().unwrap_or(Ok(Observation::Unreachable))).collect()
         })
     }
 }
 
-fn look_at(access: &NodeAccess, connection: &mut Option<NodeConnection>, site: &str) -> Result<Look, String> {
+fn look_at(access: &NodeAccess, connection: &mut Option<NodeConnection>, site: &str) -> Result<Observation, String> {
     let mut ask = || -> Result<Result<(Answer, Answer), String>, String> {
         let connection = match &mut *connection {
             Some(connection) => connection,
@@ -606,13 +606,13 @@ fn look_at(access: &NodeAccess, connection: &mut Option<NodeConnection>, site: &
         Err(why) => {
             debug!(node = %access.name, why, "node cannot be looked at");
             *connection = None;
-            Ok(Look::Unreachable)
+            Ok(Observation::Unreachable)
         }
         Ok(Err(refusal)) => Err(refusal),
         Ok(Ok((mark, list))) => {
             let mark = mark_in(&mark.0)?;
             list.error().map_or(Ok(()), Err)?;
-            Ok(Look::Seen { mark, connections: left_behind(&list.text(), site, "").len() })
+            Ok(Observation::Seen { mark, connections: left_behind(&list.text(), site, "").len() })
         }
     }
 }

@@ -85,7 +85,7 @@ fn two_fleets_in_one_process_know_nothing_of_each_other() {
         slots: vec![slot],
         keys: None,
         how: MoveOptions::default(),
-        cause: Cause::Asked(None),
+        cause: Cause::Requested(None),
     };
     let (told, durable) = mpsc::channel();
     one.moves.record(order.records(MoveId(1)), Box::new(move |outcome| told.send(outcome).expect("awaited")));

@@ -67,7 +67,7 @@ enum State {
 
 /// Why a node that fails keeps its slots.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Kept {
+pub enum KeepReason {
     /// No other server is live.
     IsLast,
     /// Each other server that is live takes part in a move.
@@ -86,7 +86,7 @@ pub enum Step {
         /// The node.
         node: NodeId,
         /// The reason.
-        why: Kept,
+        why: KeepReason,
     },
     /// The moves in which it takes part bring slots back, and end without it.
     GiveUp {
@@ -184,22 +184,22 @@ impl Ejections {
         if !targets.is_empty() {
             // Only moves that bring slots back go to a node that is ejected.
             let ours = targets.iter().all(|target| self.is_ejected(*target));
-            return Some(if ours { Step::GiveUp { node } } else { Step::Keep { node, why: Kept::Moves } });
+            return Some(if ours { Step::GiveUp { node } } else { Step::Keep { node, why: KeepReason::Moves } });
         }
         if topology.slots_of(node) == 0 {
             return None;
         }
         let exceptions = topology.exceptions_at(node);
         if exceptions > 0 {
-            return Some(Step::Keep { node, why: Kept::HasExceptions(exceptions) });
+            return Some(Step::Keep { node, why: KeepReason::HasExceptions(exceptions) });
         }
         let is_idle = |other: NodeId| facts.get(&other).is_some_and(|facts| !facts.is_moving);
         match stand_ins(topology, node, |other| self.is_fit(other, now_ms, facts) && is_idle(other)) {
             Some(to) => Some(Step::Eject { node, to }),
             None if topology.nodes().any(|other| other.id != node && self.is_fit(other.id, now_ms, facts)) => {
-                Some(Step::Keep { node, why: Kept::OthersMove })
+                Some(Step::Keep { node, why: KeepReason::OthersMove })
             }
-            None => Some(Step::Keep { node, why: Kept::IsLast }),
+            None => Some(Step::Keep { node, why: KeepReason::IsLast }),
         }
     }
 
@@ -479,7 +479,7 @@ mod tests {
         let mut fails = facts(&topology, |other| other == node);
         let mut ejections = Ejections::new(Rule { failure_limit: 1, ..RULE }, BTreeMap::new());
         fails.get_mut(&node).expect("known").move_targets = vec![NodeId(1)];
-        assert_eq!(ejections.look(0, &topology, &fails), [Step::Keep { node, why: Kept::Moves }]);
+        assert_eq!(ejections.look(0, &topology, &fails), [Step::Keep { node, why: KeepReason::Moves }]);
         let key: Arc<[u8]> = (0..)
             .map(|n| format!("k{n}"))
             .find(|key| topology.owner_of(key.as_bytes()) != node)
@@ -488,7 +488,7 @@ mod tests {
             .into();
         let with_key = topology.keys_handed_over(&[topology.slot_of(&key)], [&key], node);
         fails.get_mut(&node).expect("known").move_targets = Vec::new();
-        assert_eq!(ejections.look(0, &with_key, &fails), [Step::Keep { node, why: Kept::HasExceptions(1) }]);
+        assert_eq!(ejections.look(0, &with_key, &fails), [Step::Keep { node, why: KeepReason::HasExceptions(1) }]);
     }
 
     #[test]
@@ -520,7 +520,7 @@ mod tests {
         let steps = ejections.look(0, &topology, &fails);
         assert!(matches!(&steps[..], [Step::Eject { to, .. }] if to.keys().eq([&idle])), "{steps:?}");
         fails.get_mut(&idle).expect("known").is_moving = true;
-        assert_eq!(ejections.look(0, &topology, &fails), [Step::Keep { node: lost, why: Kept::OthersMove }]);
+        assert_eq!(ejections.look(0, &topology, &fails), [Step::Keep { node: lost, why: KeepReason::OthersMove }]);
     }
 
     #[test]
@@ -575,7 +575,7 @@ mod tests {
                             *topology = from.values().fold(topology.clone(), |topology, slots| topology.handed_over(slots, node));
                         }
                         Step::Back { node } => ejections.note_back(node),
-                        Step::Keep { why, .. } => prop_assert_eq!(why, Kept::IsLast),
+                        Step::Keep { why, .. } => prop_assert_eq!(why, KeepReason::IsLast),
                         Step::GiveUp { .. } => prop_assert!(false, "there are no moves"),
                     }
                 }

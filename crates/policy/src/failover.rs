@@ -511,7 +511,7 @@ mod tests {
         actions.into_iter().find_map(|a| if let Action::Readable { replicas, .. } = a { Some(replicas) } else { None })
     }
 
-    fn told(address: u8, role: Role<u8>) -> Event<u8> {
+    fn role_reported(address: u8, role: Role<u8>) -> Event<u8> {
         Event::RoleReported { address, role, round_trip_us: 100 }
     }
 
@@ -531,8 +531,8 @@ mod tests {
     /// OLD with its replica NEW, both seen.
     fn settled() -> PrimaryMonitor<u8> {
         let mut watch = PrimaryMonitor::new(vec![OLD, NEW], false, None);
-        step(&mut watch, 0, told(OLD, primary("a", None)));
-        step(&mut watch, 0, told(NEW, replica(OLD)));
+        step(&mut watch, 0, role_reported(OLD, primary("a", None)));
+        step(&mut watch, 0, role_reported(NEW, replica(OLD)));
         watch
     }
 
@@ -563,7 +563,7 @@ mod tests {
     #[test]
     fn a_promoted_replica_is_followed_when_the_old_primary_is_silent() {
         let mut watch = settled();
-        assert_eq!(changes(&step(&mut watch, 10, told(NEW, primary("b", Some("a"))))), []);
+        assert_eq!(changes(&step(&mut watch, 10, role_reported(NEW, primary("b", Some("a"))))), []);
         assert_eq!(changes(&step(&mut watch, 20, Event::Silent { address: OLD })), []);
         assert_eq!(changes(&step(&mut watch, 20 + SILENCE_US - 1, Event::Silent { address: OLD })), [], "not yet");
         let actions = step(&mut watch, 20 + SILENCE_US, Event::Silent { address: OLD });
@@ -580,17 +580,17 @@ mod tests {
         assert_eq!(changes(&step(&mut watch, 0, renamed(Some(OLD), OTHER))), []);
         // It follows nobody whom the name alone shows: the server must call itself a primary, and the old one must be
         // silent.
-        assert_eq!(changes(&step(&mut watch, 0, told(OTHER, primary("z", None)))), []);
+        assert_eq!(changes(&step(&mut watch, 0, role_reported(OTHER, primary("z", None)))), []);
         step(&mut watch, 10, Event::Silent { address: OLD });
-        assert_eq!(changes(&step(&mut watch, 10 + SILENCE_US - 1, told(OTHER, primary("z", None)))), []);
+        assert_eq!(changes(&step(&mut watch, 10 + SILENCE_US - 1, role_reported(OTHER, primary("z", None)))), []);
         let mut promoted = watch.clone();
         assert_eq!(
-            changes(&step(&mut watch, 10 + SILENCE_US, told(OTHER, primary("z", None)))),
+            changes(&step(&mut watch, 10 + SILENCE_US, role_reported(OTHER, primary("z", None)))),
             [(OTHER, Why::Renamed)]
         );
         assert_eq!(watch.servers().copied().collect::<Vec<_>>(), [NEW, OTHER], "the old address is asked no more");
         // A replica that was promoted in its place comes first.
-        step(&mut promoted, 20, told(NEW, primary("b", Some("a"))));
+        step(&mut promoted, 20, role_reported(NEW, primary("b", Some("a"))));
         assert_eq!(
             changes(&step(&mut promoted, 10 + SILENCE_US, Event::Silent { address: OLD })),
             [(NEW, Why::Silence)]
@@ -607,7 +607,7 @@ mod tests {
     #[test]
     fn a_primary_is_known_when_its_name_first_resolves() {
         let mut watch = PrimaryMonitor::without_first(vec![NEW], None);
-        assert_eq!(changes(&step(&mut watch, 0, told(NEW, replica(OLD)))), []);
+        assert_eq!(changes(&step(&mut watch, 0, role_reported(NEW, replica(OLD)))), []);
         assert_eq!(watch.primary(), None);
         let named = Event::Renamed { from: None, to: OLD, is_first: true };
         assert_eq!(changes(&step(&mut watch, 0, named)), [(OLD, Why::Renamed)]);
@@ -622,8 +622,8 @@ mod tests {
     #[test]
     fn a_demoted_primary_is_left_at_once() {
         let mut watch = settled();
-        step(&mut watch, 10, told(NEW, primary("b", Some("a"))));
-        assert_eq!(changes(&step(&mut watch, 20, told(OLD, replica(NEW)))), [(NEW, Why::Demoted)]);
+        step(&mut watch, 10, role_reported(NEW, primary("b", Some("a"))));
+        assert_eq!(changes(&step(&mut watch, 20, role_reported(OLD, replica(NEW)))), [(NEW, Why::Demoted)]);
     }
 
     #[test]
@@ -631,23 +631,23 @@ mod tests {
         let mut watch = settled();
         // Promoted while the primary serves: nobody said that it takes over.
         for now in 0..100 {
-            assert_eq!(changes(&step(&mut watch, now * 100_000, told(NEW, primary("b", Some("a"))))), []);
-            assert_eq!(changes(&step(&mut watch, now * 100_000, told(OLD, primary("a", None)))), []);
+            assert_eq!(changes(&step(&mut watch, now * 100_000, role_reported(NEW, primary("b", Some("a"))))), []);
+            assert_eq!(changes(&step(&mut watch, now * 100_000, role_reported(OLD, primary("a", None)))), []);
         }
     }
 
     #[test]
     fn a_stranger_that_claims_to_be_primary_is_told_once_and_not_followed() {
         let mut watch = PrimaryMonitor::new(vec![OLD, NEW], false, None);
-        step(&mut watch, 0, told(OLD, primary("a", None)));
+        step(&mut watch, 0, role_reported(OLD, primary("a", None)));
         step(&mut watch, 0, Event::Silent { address: OLD });
-        let claim = |watch: &mut PrimaryMonitor<u8>, now| step(watch, now, told(NEW, primary("z", Some("y"))));
+        let claim = |watch: &mut PrimaryMonitor<u8>, now| step(watch, now, role_reported(NEW, primary("z", Some("y"))));
         assert_eq!(claim(&mut watch, 2 * SILENCE_US), [Action::Unproven { address: NEW }]);
         assert_eq!(claim(&mut watch, 3 * SILENCE_US), []);
         assert_eq!(watch.primary(), Some(&OLD));
         // Unless somebody says so who knows; and not once ours is back.
         let mut back = watch.clone();
-        step(&mut back, 4 * SILENCE_US, told(OLD, primary("a", None)));
+        step(&mut back, 4 * SILENCE_US, role_reported(OLD, primary("a", None)));
         assert_eq!(changes(&step(&mut back, 4 * SILENCE_US, Event::Accepted)), []);
         assert_eq!(changes(&step(&mut watch, 4 * SILENCE_US, Event::Accepted)), [(NEW, Why::Accepted)]);
         assert_eq!(changes(&step(&mut watch, 4 * SILENCE_US, Event::Accepted)), [], "nobody else claims it");
@@ -656,13 +656,16 @@ mod tests {
     #[test]
     fn two_successors_are_one_too_many() {
         let mut watch = PrimaryMonitor::new(vec![OLD, NEW, OTHER], false, None);
-        step(&mut watch, 0, told(OLD, primary("a", None)));
-        step(&mut watch, 0, told(NEW, primary("b", Some("a"))));
-        step(&mut watch, 0, told(OTHER, primary("c", Some("a"))));
+        step(&mut watch, 0, role_reported(OLD, primary("a", None)));
+        step(&mut watch, 0, role_reported(NEW, primary("b", Some("a"))));
+        step(&mut watch, 0, role_reported(OTHER, primary("c", Some("a"))));
         step(&mut watch, 0, Event::Silent { address: OLD });
         assert_eq!(changes(&step(&mut watch, 2 * SILENCE_US, Event::Silent { address: OLD })), []);
         // The old one's word decides.
-        assert_eq!(changes(&step(&mut watch, 3 * SILENCE_US, told(OLD, replica(OTHER)))), [(OTHER, Why::Demoted)]);
+        assert_eq!(
+            changes(&step(&mut watch, 3 * SILENCE_US, role_reported(OLD, replica(OTHER)))),
+            [(OTHER, Why::Demoted)]
+        );
     }
 
     #[test]
@@ -670,9 +673,9 @@ mod tests {
         let stored = Record { primary: NEW, config_epoch: 0, replication_id: Some("b".into()) };
         let mut watch = PrimaryMonitor::new(vec![OLD, NEW], false, Some(stored));
         assert_eq!(watch.primary(), Some(&NEW));
-        step(&mut watch, 0, told(OLD, primary("a", None)));
+        step(&mut watch, 0, role_reported(OLD, primary("a", None)));
         step(&mut watch, 0, Event::Silent { address: NEW });
-        let actions = step(&mut watch, 5 * SILENCE_US, told(OLD, primary("a", None)));
+        let actions = step(&mut watch, 5 * SILENCE_US, role_reported(OLD, primary("a", None)));
         assert_eq!(changes(&actions), []);
         assert_eq!(watch.primary(), Some(&NEW));
     }
@@ -691,14 +694,14 @@ mod tests {
         assert_eq!(watch.primary(), Some(&NEW));
         // What servers claim is Sentinel's business.
         step(&mut watch, 0, Event::Silent { address: NEW });
-        assert_eq!(changes(&step(&mut watch, 9 * SILENCE_US, told(OLD, primary("b", Some("a"))))), []);
+        assert_eq!(changes(&step(&mut watch, 9 * SILENCE_US, role_reported(OLD, primary("b", Some("a"))))), []);
     }
 
     /// OLD was replaced by NEW, as Sentinels announced with epoch 1.
     fn failed_over() -> PrimaryMonitor<u8> {
         let mut watch = PrimaryMonitor::new(Vec::new(), true, None);
         step(&mut watch, 0, Event::Announced { primary: OLD, config_epoch: 0 });
-        step(&mut watch, 0, told(OLD, primary("a", None)));
+        step(&mut watch, 0, role_reported(OLD, primary("a", None)));
         step(&mut watch, 0, Event::Announced { primary: NEW, config_epoch: 1 });
         watch
     }
@@ -706,10 +709,10 @@ mod tests {
     #[test]
     fn an_old_announcement_does_not_bring_the_old_primary_back_while_the_new_one_is_silent() {
         let mut watch = failed_over();
-        step(&mut watch, 0, told(NEW, primary("b", Some("a"))));
+        step(&mut watch, 0, role_reported(NEW, primary("b", Some("a"))));
         step(&mut watch, 0, Event::Silent { address: NEW });
         let now = 9 * SILENCE_US;
-        step(&mut watch, now, told(OLD, primary("z", None)));
+        step(&mut watch, now, role_reported(OLD, primary("z", None)));
         let old = Event::Announced { primary: OLD, config_epoch: 0 };
         assert_eq!(step(&mut watch, now, old.clone()), [Action::Unproven { address: OLD }]);
         assert_eq!(step(&mut watch, now, old), [], "told once");
@@ -724,7 +727,7 @@ mod tests {
     #[test]
     fn an_old_announcement_does_not_bring_the_old_primary_back_on_what_the_new_one_said_before_its_promotion() {
         let mut watch = failed_over();
-        step(&mut watch, 0, told(NEW, replica(OLD)));
+        step(&mut watch, 0, role_reported(NEW, replica(OLD)));
         assert_eq!(changes(&step(&mut watch, 0, Event::Announced { primary: OLD, config_epoch: 0 })), []);
         assert_eq!(watch.primary(), Some(&NEW));
     }
@@ -736,7 +739,7 @@ mod tests {
             true,
             Some(Record { primary: OLD, config_epoch: 7, replication_id: Some("a".into()) }),
         );
-        step(&mut watch, 0, told(NEW, primary("b", Some("a"))));
+        step(&mut watch, 0, role_reported(NEW, primary("b", Some("a"))));
         let announced = Event::Announced { primary: NEW, config_epoch: 1 };
         step(&mut watch, 0, Event::Silent { address: OLD });
         assert_eq!(changes(&step(&mut watch, SILENCE_US - 1, announced.clone())), [], "not yet");
@@ -746,13 +749,13 @@ mod tests {
     #[test]
     fn only_replicas_that_follow_our_primary_closely_are_read() {
         let mut watch = PrimaryMonitor::new(vec![OLD, NEW, OTHER], false, None);
-        step(&mut watch, 0, told(OLD, primary("a", None)));
-        assert_eq!(readable(step(&mut watch, 0, told(NEW, replica(OLD)))), Some(vec![NEW]));
-        assert_eq!(readable(step(&mut watch, 0, told(NEW, replica(OLD)))), None, "told once");
-        assert_eq!(readable(step(&mut watch, 0, told(OTHER, replica(9)))), None, "it follows somebody else");
-        assert_eq!(readable(step(&mut watch, 0, told(OTHER, replica(OLD)))), Some(vec![NEW, OTHER]));
+        step(&mut watch, 0, role_reported(OLD, primary("a", None)));
+        assert_eq!(readable(step(&mut watch, 0, role_reported(NEW, replica(OLD)))), Some(vec![NEW]));
+        assert_eq!(readable(step(&mut watch, 0, role_reported(NEW, replica(OLD)))), None, "told once");
+        assert_eq!(readable(step(&mut watch, 0, role_reported(OTHER, replica(9)))), None, "it follows somebody else");
+        assert_eq!(readable(step(&mut watch, 0, role_reported(OTHER, replica(OLD)))), Some(vec![NEW, OTHER]));
         let behind = Role::Replica { of: Some(OLD), is_current: false, position: at("a", 100) };
-        assert_eq!(readable(step(&mut watch, 0, told(NEW, behind))), Some(vec![OTHER]));
+        assert_eq!(readable(step(&mut watch, 0, role_reported(NEW, behind))), Some(vec![OTHER]));
         assert_eq!(readable(step(&mut watch, 0, Event::Silent { address: OTHER })), Some(vec![]));
     }
 
@@ -762,34 +765,44 @@ mod tests {
         let behind = |watch: &PrimaryMonitor<u8>| watch.behind(&at("a", 150)).copied().collect::<Vec<_>>();
         assert_eq!(behind(&watch), [NEW]);
         assert_eq!(
-            readable(step(&mut watch, 0, told(NEW, replica_at(OLD, at("a", 149))))),
+            readable(step(&mut watch, 0, role_reported(NEW, replica_at(OLD, at("a", 149))))),
             None,
             "nothing was moved yet"
         );
         assert_eq!(readable(step(&mut watch, 0, Event::Needed(at("a", 150)))), Some(vec![]));
         assert_eq!(readable(step(&mut watch, 0, Event::Needed(at("a", 120)))), None, "it still has to have the other");
-        assert_eq!(readable(step(&mut watch, 0, told(NEW, replica_at(OLD, at("a", 149))))), None);
-        assert_eq!(readable(step(&mut watch, 0, told(NEW, replica_at(OLD, at("a", 150))))), Some(vec![NEW]));
+        assert_eq!(readable(step(&mut watch, 0, role_reported(NEW, replica_at(OLD, at("a", 149))))), None);
+        assert_eq!(readable(step(&mut watch, 0, role_reported(NEW, replica_at(OLD, at("a", 150))))), Some(vec![NEW]));
         assert_eq!(behind(&watch), []);
         // Another process counts anew: what replicas must have is what it has.
-        assert_eq!(readable(step(&mut watch, 0, told(OLD, primary("z", None)))), Some(vec![]));
-        assert_eq!(readable(step(&mut watch, 0, told(NEW, replica_at(OLD, at("a", 900))))), None);
-        assert_eq!(readable(step(&mut watch, 0, told(NEW, replica_at(OLD, at("z", 100))))), Some(vec![NEW]));
+        assert_eq!(readable(step(&mut watch, 0, role_reported(OLD, primary("z", None)))), Some(vec![]));
+        assert_eq!(readable(step(&mut watch, 0, role_reported(NEW, replica_at(OLD, at("a", 900))))), None);
+        assert_eq!(readable(step(&mut watch, 0, role_reported(NEW, replica_at(OLD, at("z", 100))))), Some(vec![NEW]));
     }
 
     #[test]
     fn a_replica_is_read_once_it_has_what_the_primary_had_when_it_was_first_seen() {
         let mut watch = PrimaryMonitor::new(vec![OLD, NEW, OTHER], false, None);
-        assert_eq!(readable(step(&mut watch, 0, told(NEW, replica(OLD)))), None, "nobody knows how far the primary is");
-        assert_eq!(readable(step(&mut watch, 0, told(OLD, primary("a", None)))), Some(vec![NEW]));
-        assert_eq!(readable(step(&mut watch, 0, told(OTHER, replica_at(OLD, at("a", 99))))), None);
-        assert_eq!(readable(step(&mut watch, 0, told(OTHER, replica_at(OLD, at("a", 100))))), Some(vec![NEW, OTHER]));
+        assert_eq!(
+            readable(step(&mut watch, 0, role_reported(NEW, replica(OLD)))),
+            None,
+            "nobody knows how far the primary is"
+        );
+        assert_eq!(readable(step(&mut watch, 0, role_reported(OLD, primary("a", None)))), Some(vec![NEW]));
+        assert_eq!(readable(step(&mut watch, 0, role_reported(OTHER, replica_at(OLD, at("a", 99))))), None);
+        assert_eq!(
+            readable(step(&mut watch, 0, role_reported(OTHER, replica_at(OLD, at("a", 100))))),
+            Some(vec![NEW, OTHER])
+        );
         // Of one that was promoted as well.
-        step(&mut watch, 0, told(NEW, primary("b", Some("a"))));
-        step(&mut watch, 0, told(OTHER, replica_at(NEW, at("b", 99))));
-        assert_eq!(readable(step(&mut watch, 0, told(OLD, replica_at(NEW, at("b", 100))))), Some(vec![OLD]));
+        step(&mut watch, 0, role_reported(NEW, primary("b", Some("a"))));
+        step(&mut watch, 0, role_reported(OTHER, replica_at(NEW, at("b", 99))));
+        assert_eq!(readable(step(&mut watch, 0, role_reported(OLD, replica_at(NEW, at("b", 100))))), Some(vec![OLD]));
         assert_eq!(watch.primary(), Some(&NEW));
-        assert_eq!(readable(step(&mut watch, 0, told(OTHER, replica_at(NEW, at("b", 101))))), Some(vec![OLD, OTHER]));
+        assert_eq!(
+            readable(step(&mut watch, 0, role_reported(OTHER, replica_at(NEW, at("b", 101))))),
+            Some(vec![OLD, OTHER])
+        );
     }
 
     #[test]

@@ -404,7 +404,7 @@ mod tests {
     }
 
     /// All that is asked, where every node answers 7 first and then 0.
-    fn asked(scans: &mut Scans, mut cursor: u64, mut between: impl FnMut(&mut Scans)) -> Vec<(Pass, u16, u64)> {
+    fn full_scan(scans: &mut Scans, mut cursor: u64, mut between: impl FnMut(&mut Scans)) -> Vec<(Pass, u16, u64)> {
         let mut asked = Vec::new();
         loop {
             // Half a second for each call: right after the start the count of ticks has no lead yet.
@@ -423,7 +423,7 @@ mod tests {
     fn a_scan_asks_every_node_once_and_ends() {
         let mut scans = Scans::new(of(3), NOW, 1);
         let once = [0, 1, 2].map(|node| [(Pass::First, node, 0), (Pass::First, node, 7)]).concat();
-        assert_eq!(asked(&mut scans, 0, |_| {}), once);
+        assert_eq!(full_scan(&mut scans, 0, |_| {}), once);
     }
 
     #[test]
@@ -437,7 +437,7 @@ mod tests {
         let next = Arc::new(topology.laid_over(servers(&["a", "b", "c"])).expect("a new ring").topology);
         let mut scans = Scans::new(Arc::new(topology), NOW, 1);
         let mut step = 0;
-        let all = asked(&mut scans, 0, |scans| {
+        let all = full_scan(&mut scans, 0, |scans| {
             step += 1;
             if step == 4 {
                 scans.observe(&next, BTreeSet::new(), NOW + LEAD + 6);
@@ -457,13 +457,13 @@ mod tests {
         let nodes = |all: &[(Pass, u16, u64)]| {
             all.iter().filter(|(_, _, inner)| *inner == 0).map(|(_, node, _)| *node).collect::<Vec<_>>()
         };
-        assert_eq!(nodes(&asked(&mut scans, 0, |_| {})), [0, 1]);
+        assert_eq!(nodes(&full_scan(&mut scans, 0, |_| {})), [0, 1]);
         // It is drained while a scan is at it, and again keeps nothing: the cursor goes on, and a later pass asks where
         // its keys are now.
         let slots: Vec<Slot> = Slot::all().filter(|slot| topology.owner(*slot) == NodeId(1)).collect();
         let drained = Arc::new(topology.handed_over(&slots, NodeId(0)));
         let mut step = 0;
-        let all = asked(&mut scans, 0, |scans| {
+        let all = full_scan(&mut scans, 0, |scans| {
             step += 1;
             if step == 3 {
                 scans.observe(&drained, BTreeSet::new(), NOW);
@@ -478,7 +478,7 @@ mod tests {
             keys_only: false,
         };
         scans.observe(&Arc::new(drained.with_transits([(transit, &slots[..])]).expect("few")), BTreeSet::new(), NOW);
-        assert_eq!(nodes(&asked(&mut scans, 0, |_| {})), [0, 2]);
+        assert_eq!(nodes(&full_scan(&mut scans, 0, |_| {})), [0, 2]);
     }
 
     #[test]
@@ -496,7 +496,7 @@ mod tests {
         let moving = Arc::new(topology.with_transits([(transit, &slots[..])]).expect("few"));
         // It does not end: the pass downwards finds all of it.
         let mut step = 0;
-        let all = asked(&mut scans, 0, |scans| {
+        let all = full_scan(&mut scans, 0, |scans| {
             step += 1;
             if step == 3 {
                 scans.observe(&moving, BTreeSet::new(), NOW);
@@ -508,10 +508,10 @@ mod tests {
         let at = Position { pass: Pass::Down, since: scans.tick, node: NodeId(0), inner: 0 };
         assert_eq!(scans.wanted(at).map(|set| set.iter().collect::<Vec<_>>()), Some(slots.clone()));
         // A scan that begins now needs no more.
-        let later = asked(&mut scans, 0, |_| {}).into_iter().filter(|(pass, _, _)| *pass != Pass::First).count();
+        let later = full_scan(&mut scans, 0, |_| {}).into_iter().filter(|(pass, _, _)| *pass != Pass::First).count();
         assert_eq!(later, 4);
         scans.observe(&Arc::new(moving.handed_over(&slots, NodeId(0))), BTreeSet::new(), NOW);
-        assert_eq!(asked(&mut scans, 0, |_| {}).len(), 6, "what was over before does not count");
+        assert_eq!(full_scan(&mut scans, 0, |_| {}).len(), 6, "what was over before does not count");
     }
 
     #[test]
@@ -528,7 +528,7 @@ mod tests {
             now = Arc::new(now.keys_handed_over(&[], [key], NodeId(0)));
             scans.observe(&now, BTreeSet::new(), NOW);
         }
-        let all = asked(&mut scans, cursor, |_| {});
+        let all = full_scan(&mut scans, cursor, |_| {});
         assert!(all.contains(&(Pass::Down, 0, 0)), "{all:?}");
         let wanted = scans.passes.last_key_value().map(|(_, set)| set.clone()).expect("a later pass");
         assert!(keys.iter().all(|key| wanted.has(crc16_slot(key))));
@@ -558,7 +558,7 @@ mod tests {
         let slots = [Slot::new(0).expect("a slot")];
         scans.observe(&Arc::new(topology.handed_over(&slots, NodeId(2))), BTreeSet::new(), NOW);
         let once = [0, 1, 2].map(|node| [(Pass::First, node, 0), (Pass::First, node, 7)]).concat();
-        assert_eq!(asked(&mut scans, 0, |_| {}), once);
+        assert_eq!(full_scan(&mut scans, 0, |_| {}), once);
     }
 
     #[test]

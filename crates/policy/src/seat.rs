@@ -167,12 +167,12 @@ pub enum OwnershipStatus {
         version: u64,
     },
     /// The node keeps no marks.
-    Untold,
+    Unmarked,
 }
 
 /// What a standby saw at a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Look {
+pub enum Observation {
     /// It did not answer.
     Unreachable,
     /// It did.
@@ -230,9 +230,9 @@ impl StandbyMonitor {
     }
 
     /// Takes note of what was seen at a node.
-    pub fn saw(&mut self, node: usize, look: Look, now_us: u64) {
+    pub fn saw(&mut self, node: usize, look: Observation, now_us: u64) {
         let Some(seen) = self.nodes.get_mut(node) else { return };
-        let Look::Seen { mark, connections } = look else {
+        let Observation::Seen { mark, connections } = look else {
             seen.is_reached = false;
             return;
         };
@@ -325,12 +325,14 @@ mod tests {
     #[test]
     fn a_standby_waits_for_a_router_that_beats_at_any_node() {
         let mut watch = StandbyMonitor::new(3);
-        let seen =
-            |beat, connections| Look::Seen { mark: Some(OwnershipRecord { beat, ..mark(1, "a", 0) }), connections };
+        let seen = |beat, connections| Observation::Seen {
+            mark: Some(OwnershipRecord { beat, ..mark(1, "a", 0) }),
+            connections,
+        };
         for second in 0..20 {
             let now_us = second * 1_000_000;
             watch.saw(0, seen(1, 3), now_us);
-            watch.saw(1, Look::Unreachable, now_us);
+            watch.saw(1, Observation::Unreachable, now_us);
             watch.saw(2, seen(second, 3), now_us);
             assert_eq!(watch.turn(now_us), Turn::Waits, "{second}");
         }
@@ -341,14 +343,14 @@ mod tests {
             assert_eq!(watch.turn(now_us) == Turn::Now, second >= 29, "{second}: silent since 19");
         }
         // Somebody else has taken over.
-        watch.saw(2, Look::Seen { mark: Some(mark(2, "b", 0)), connections: 3 }, 41_000_000);
+        watch.saw(2, Observation::Seen { mark: Some(mark(2, "b", 0)), connections: 3 }, 41_000_000);
         assert_eq!(watch.turn(41_000_000), Turn::Waits);
     }
 
     #[test]
     fn where_no_connection_is_left_a_standby_need_not_wait_for_silence() {
         let mut watch = StandbyMonitor::new(1);
-        let seen = |connections| Look::Seen { mark: Some(mark(1, "a", 0)), connections };
+        let seen = |connections| Observation::Seen { mark: Some(mark(1, "a", 0)), connections };
         watch.saw(0, seen(3), 0);
         watch.saw(0, seen(0), 1_000_000);
         assert_eq!(watch.turn(2_900_000), Turn::Waits, "the node may have restarted");
@@ -361,7 +363,7 @@ mod tests {
     #[test]
     fn a_router_that_leaves_no_mark_is_not_taken_for_silent() {
         let mut watch = StandbyMonitor::new(1);
-        let seen = |connections| Look::Seen { mark: None, connections };
+        let seen = |connections| Observation::Seen { mark: None, connections };
         watch.saw(0, seen(3), 0);
         watch.saw(0, seen(3), 60_000_000);
         assert_eq!(watch.turn(60_000_000), Turn::Waits);
@@ -372,9 +374,9 @@ mod tests {
     #[test]
     fn a_standby_that_reaches_half_of_the_nodes_or_less_takes_over_nothing() {
         let mut watch = StandbyMonitor::new(2);
-        watch.saw(0, Look::Seen { mark: None, connections: 0 }, 0);
+        watch.saw(0, Observation::Seen { mark: None, connections: 0 }, 0);
         assert_eq!(watch.turn(60_000_000), Turn::CutOff { reached: 1 });
-        watch.saw(1, Look::Seen { mark: None, connections: 0 }, 60_000_000);
+        watch.saw(1, Observation::Seen { mark: None, connections: 0 }, 60_000_000);
         assert_eq!(watch.turn(62_000_000), Turn::Now);
         assert_eq!(StandbyMonitor::new(1).turn(60_000_000), Turn::CutOff { reached: 0 });
     }

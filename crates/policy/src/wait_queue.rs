@@ -23,14 +23,14 @@ use crate::topology::Slot;
 #[derive(Clone, Debug)]
 pub struct WaitQueues<W> {
     /// By slot and ticket: those that are recalled.
-    recalled: BTreeMap<(Slot, u64), W>,
+    reissued: BTreeMap<(Slot, u64), W>,
     /// Those that may be at a node, recalled or not.
     at_nodes: BTreeMap<(Slot, u64), W>,
 }
 
 impl<W> Default for WaitQueues<W> {
     fn default() -> Self {
-        Self { recalled: BTreeMap::new(), at_nodes: BTreeMap::new() }
+        Self { reissued: BTreeMap::new(), at_nodes: BTreeMap::new() }
     }
 }
 
@@ -47,14 +47,14 @@ impl<W: Copy> WaitQueues<W> {
     /// A command begins to wait, with a ticket above all others of its slot. True where it is sent to its node now;
     /// else it is recalled, and with its worker.
     pub fn enter(&mut self, slot: Slot, ticket: u64, whose: W) -> bool {
-        let goes = !self.is_somebody_recalled(slot, ticket);
-        if goes { &mut self.at_nodes } else { &mut self.recalled }.insert((slot, ticket), whose);
+        let goes = !self.is_any_reissued(slot, ticket);
+        if goes { &mut self.at_nodes } else { &mut self.reissued }.insert((slot, ticket), whose);
         goes
     }
 
     /// A wait is to be ended at its node, to begin again: it is recalled from now on.
     pub fn recall(&mut self, slot: Slot, ticket: u64, whose: W) {
-        self.recalled.insert((slot, ticket), whose);
+        self.reissued.insert((slot, ticket), whose);
     }
 
     /// A node has ended a wait: it is with its worker. Whose turn it may be now.
@@ -65,14 +65,14 @@ impl<W: Copy> WaitQueues<W> {
 
     /// Whether a wait that is with its worker may be sent to a node.
     pub fn turn(&self, slot: Slot, ticket: u64) -> Turn<W> {
-        if self.is_somebody_recalled(slot, ticket) {
+        if self.is_any_reissued(slot, ticket) {
             return Turn::Others(Vec::new());
         }
         let mut behind = self.at_nodes.range((slot, ticket + 1)..=(slot, u64::MAX)).peekable();
         if behind.peek().is_none() {
             return Turn::Its;
         }
-        Turn::Others(behind.filter(|(place, _)| !self.recalled.contains_key(place)).map(|(_, whose)| *whose).collect())
+        Turn::Others(behind.filter(|(place, _)| !self.reissued.contains_key(place)).map(|(_, whose)| *whose).collect())
     }
 
     /// The same, and where it may, it is sent: it stays recalled until it is seen.
@@ -86,34 +86,34 @@ impl<W: Copy> WaitQueues<W> {
 
     /// A wait was seen at its node. Whose turn it may be now.
     pub fn seen(&mut self, slot: Slot, ticket: u64) -> Option<W> {
-        self.recalled.remove(&(slot, ticket));
+        self.reissued.remove(&(slot, ticket));
         self.first(slot)
     }
 
     /// A wait is over, whatever ended it. Whose turn it may be now.
     pub fn leave(&mut self, slot: Slot, ticket: u64) -> Option<W> {
-        self.recalled.remove(&(slot, ticket));
+        self.reissued.remove(&(slot, ticket));
         self.is_back(slot, ticket)
     }
 
     /// Those of whom this is true are gone. Whose turn it may be now, in each slot.
     pub fn forget(&mut self, gone: impl Fn(W) -> bool) -> Vec<W> {
-        self.recalled.retain(|_, whose| !gone(*whose));
+        self.reissued.retain(|_, whose| !gone(*whose));
         self.at_nodes.retain(|_, whose| !gone(*whose));
         let mut first: BTreeMap<Slot, W> = BTreeMap::new();
-        for ((slot, _), whose) in &self.recalled {
+        for ((slot, _), whose) in &self.reissued {
             first.entry(*slot).or_insert(*whose);
         }
         first.into_values().collect()
     }
 
-    fn is_somebody_recalled(&self, slot: Slot, before: u64) -> bool {
-        self.recalled.range((slot, 0)..(slot, before)).next().is_some()
+    fn is_any_reissued(&self, slot: Slot, before: u64) -> bool {
+        self.reissued.range((slot, 0)..(slot, before)).next().is_some()
     }
 
     /// The first of those that are recalled.
     fn first(&self, slot: Slot) -> Option<W> {
-        self.recalled.range((slot, 0)..=(slot, u64::MAX)).next().map(|(_, whose)| *whose)
+        self.reissued.range((slot, 0)..=(slot, u64::MAX)).next().map(|(_, whose)| *whose)
     }
 }
 
@@ -161,7 +161,7 @@ mod tests {
         /// The epoch that each worker has adopted, and which of its waits it has still to look at under that.
         workers: Vec<(usize, Vec<usize>)>,
         /// Those that workers were asked to recall.
-        asked: Vec<usize>,
+        requested: Vec<usize>,
     }
 
     impl World {
@@ -172,7 +172,7 @@ mod tests {
                 queues: [Vec::new(), Vec::new()],
                 epochs: vec![(0, true)],
                 workers: vec![(0, Vec::new()); workers],
-                asked: Vec::new(),
+                requested: Vec::new(),
             }
         }
 
@@ -256,7 +256,7 @@ mod tests {
                     let place = self.place(self.waits[ticket].0)?;
                     match self.wait_queues.go(slot(), ticket as u64, ticket) {
                         Turn::Its => self.waits[ticket].1 = At::Sent(place),
-                        Turn::Others(to_recall) => self.asked.extend(to_recall),
+                        Turn::Others(to_recall) => self.requested.extend(to_recall),
                     }
                 }
                 // What was sent arrives: in any order.
@@ -281,7 +281,7 @@ mod tests {
                     }
                 }
                 11 => {
-                    let ticket = self.asked.pop()?;
+                    let ticket = self.requested.pop()?;
                     if let At::Node(node) | At::Sent(node) = self.waits[ticket].1 {
                         self.wait_queues.recall(slot(), ticket as u64, ticket);
                         self.waits[ticket].1 = At::Ending(node);

@@ -28,7 +28,7 @@ fn parted() -> Topology {
     before.keys_handed_over(&[], [&key("{a}1"), &key("{a}2")], near).keys_handed_over(&[], [&key("{a}3")], far)
 }
 
-fn asked(topology: &Topology, wanted: &[ColocationRequest], open: &[Open<'_>], away: &[NodeId]) -> Plan {
+fn propose(topology: &Topology, wanted: &[ColocationRequest], open: &[Open<'_>], away: &[NodeId]) -> Plan {
     plan(topology, &wanted.iter().collect::<Vec<_>>(), open, |node| away.contains(&node))
 }
 
@@ -41,7 +41,7 @@ fn shown(plan: &Plan) -> Vec<(NodeId, NodeId, Vec<String>)> {
 fn only_what_is_needed_comes_home_and_once_for_all_who_need_it() {
     let topology = parted();
     let (home, near) = (node(&topology, 0), node(&topology, 1));
-    let plan = asked(&topology, &[keys(&["{a}1"]), keys(&["{a}1"]), keys(&["{a}cold"]), keys(&[])], &[], &[]);
+    let plan = propose(&topology, &[keys(&["{a}1"]), keys(&["{a}1"]), keys(&["{a}cold"]), keys(&[])], &[], &[]);
     assert_eq!(
         plan.standings,
         [ColocationStatus::Wait, ColocationStatus::Wait, ColocationStatus::Home, ColocationStatus::Home]
@@ -60,7 +60,7 @@ fn what_lives_at_several_nodes_comes_from_one_after_the_other() {
     let mut now = topology;
     let mut sources = Vec::new();
     loop {
-        let plan = asked(&now, &wanted, &[], &[]);
+        let plan = propose(&now, &wanted, &[], &[]);
         let [one] = &plan.moves[..] else {
             assert_eq!((plan.standings, plan.moves.len()), (vec![ColocationStatus::Home; 2], 0));
             break;
@@ -91,14 +91,14 @@ fn a_slot_that_is_part_of_a_move_is_waited_for_or_said_to_be_stuck() {
         (paused, &[near][..], ColocationStatus::Paused(MoveId(7))),
     ] {
         // Also what is at home by the topology: it may be on its way elsewhere.
-        let plan = asked(&topology, &[keys(&["{a}1"]), keys(&["{a}cold"])], &[open], away);
+        let plan = propose(&topology, &[keys(&["{a}1"]), keys(&["{a}cold"])], &[open], away);
         assert_eq!((plan.standings, plan.moves.len()), (vec![standing; 2], 0));
     }
     for away in [home, near] {
-        let plan = asked(&topology, &[keys(&["{a}1"])], &[], &[away]);
+        let plan = propose(&topology, &[keys(&["{a}1"])], &[], &[away]);
         assert_eq!((plan.standings, plan.moves.len()), (vec![ColocationStatus::Away(away)], 0));
     }
-    let plan = asked(&topology, &[keys(&["{a}1"])], &[], &[far]);
+    let plan = propose(&topology, &[keys(&["{a}1"])], &[], &[far]);
     assert_eq!((plan.standings, plan.moves.len()), (vec![ColocationStatus::Wait], 1));
 }
 
@@ -113,11 +113,11 @@ fn many_who_ask_do_not_begin_as_many_moves() {
         .iter()
         .map(|slots| Open { id: MoveId(1), source: near, target: home, slots, is_paused: false, colocates: true })
         .collect();
-    let plan = asked(&topology, &[keys(&["{a}1"])], &open, &[]);
+    let plan = propose(&topology, &[keys(&["{a}1"])], &open, &[]);
     assert_eq!((plan.standings, plan.moves.len()), (vec![ColocationStatus::Wait], 0));
-    let plan = asked(&topology, &[keys(&["{a}1"])], &open[1..], &[]);
+    let plan = propose(&topology, &[keys(&["{a}1"])], &open[1..], &[]);
     assert_eq!((plan.standings, plan.moves.len()), (vec![ColocationStatus::Wait], 1));
     // Those of somebody else do not count.
     let others: Vec<Open<'_>> = open.iter().map(|open| Open { colocates: false, ..*open }).collect();
-    assert_eq!(asked(&topology, &[keys(&["{a}1"])], &others, &[]).moves.len(), 1);
+    assert_eq!(propose(&topology, &[keys(&["{a}1"])], &others, &[]).moves.len(), 1);
 }

@@ -42,50 +42,50 @@ fn begin(protocol: Protocol) -> Begin {
 struct Driven {
     driver: Driver,
     now_us: u64,
-    said: Vec<DriverAction>,
+    actions: Vec<DriverAction>,
 }
 
 impl Driven {
     fn new(begin: Begin) -> Self {
-        let mut driven = Self { driver: Driver::new(begin), now_us: 0, said: Vec::new() };
+        let mut driven = Self { driver: Driver::new(begin), now_us: 0, actions: Vec::new() };
         let process = |run_id: &str| Process { run_id: run_id.to_owned(), client_id: 1 };
-        driven.tell(Event::Met { source: process("a"), target: process("b") });
+        driven.step(Event::Met { source: process("a"), target: process("b") });
         driven
     }
 
-    fn tell(&mut self, what: impl Into<DriverEvent>) {
+    fn step(&mut self, what: impl Into<DriverEvent>) {
         self.now_us += 1000;
-        self.driver.step(what.into(), self.now_us, &mut self.said);
+        self.driver.step(what.into(), self.now_us, &mut self.actions);
     }
 
     fn take(&mut self) -> Vec<DriverAction> {
-        std::mem::take(&mut self.said)
+        std::mem::take(&mut self.actions)
     }
 
     /// What was recorded last is durable.
     fn record(&mut self) {
-        let numbers = self.said.iter().rev().find_map(|what| match what {
+        let numbers = self.actions.iter().rev().find_map(|what| match what {
             DriverAction::Record { numbers, .. } => Some(numbers.clone()),
             _ => None,
         });
         self.take();
-        self.tell(DriverEvent::Recorded(numbers.expect("something was recorded")));
+        self.step(DriverEvent::Recorded(numbers.expect("something was recorded")));
     }
 
     /// Until keys may move.
     fn drain(&mut self) {
         self.record();
         assert_eq!(self.take(), [DriverAction::View { away: None, double_read: None }, DriverAction::Publish]);
-        self.tell(DriverEvent::Published(None));
+        self.step(DriverEvent::Published(None));
         assert_eq!(self.driver.barrier(), None, "workers do not know yet");
         self.now_us += 50_000 - 10_000;
         for _ in 0..20 {
-            self.tell(DriverEvent::Tick);
+            self.step(DriverEvent::Tick);
         }
         assert_eq!(self.take(), [DriverAction::Publish], "it is tried again, once");
-        self.tell(DriverEvent::Published(Some(9)));
+        self.step(DriverEvent::Published(Some(9)));
         assert_eq!(self.driver.barrier().map(|barrier| (barrier.epoch, barrier.side)), Some((9, Side::Source)));
-        self.tell(DriverEvent::Drained { databases: vec![0] });
+        self.step(DriverEvent::Drained { databases: vec![0] });
         self.record();
     }
 }
@@ -100,9 +100,9 @@ fn keys_come_from_the_list_as_they_are_asked_for() {
     let mut driven = Driven::new(patient(Protocol::Switchyard));
     driven.drain();
     assert_eq!(driven.take(), [DriverAction::TakeListed]);
-    driven.tell(DriverEvent::Taken(Some((vec![key("{t}1")], false))));
+    driven.step(DriverEvent::Taken(Some((vec![key("{t}1")], false))));
     assert_eq!(driven.take(), [DriverAction::TakeListed], "until there are as many as were asked for");
-    driven.tell(DriverEvent::Taken(Some((vec![key("{t}2")], true))));
+    driven.step(DriverEvent::Taken(Some((vec![key("{t}2")], true))));
     let copied: Vec<usize> = driven
         .take()
         .iter()
@@ -121,7 +121,7 @@ fn a_list_of_another_process_or_one_that_cannot_be_read_does_not_count() {
     let mut driven = Driven::new(patient(Protocol::Switchyard));
     driven.drain();
     driven.take();
-    driven.tell(DriverEvent::Taken(None));
+    driven.step(DriverEvent::Taken(None));
     assert!(walks(&mut driven));
 }
 
@@ -138,14 +138,14 @@ fn what_lives_elsewhere_is_neither_purged_nor_moved() {
         panic!("it looks at the target first: {said:?}")
     };
     let found: [&[u8]; 4] = [b"{t}left over", &apart, b"of another slot", b"switchyard:temporary:{t}"];
-    driven.driver.scanned(walk, b"0", found.into_iter(), &topology, driven.now_us, &mut driven.said);
+    driven.driver.scanned(walk, b"0", found.into_iter(), &topology, driven.now_us, &mut driven.actions);
     assert_eq!(
         driven.take(),
         [DriverAction::Unlink { walk, side: Side::Target, database: 0, keys: vec![key("{t}left over")] }]
     );
-    driven.tell(DriverEvent::Unlinked { walk: walk + 1 });
+    driven.step(DriverEvent::Unlinked { walk: walk + 1 });
     assert_eq!(driven.take(), [], "another walk's");
-    driven.tell(DriverEvent::Unlinked { walk });
+    driven.step(DriverEvent::Unlinked { walk });
     assert_eq!(driven.take(), [DriverAction::View { away: None, double_read: None }, DriverAction::Publish]);
 }
 
@@ -156,32 +156,32 @@ fn all_is_committed_only_at_the_side_where_workers_look() {
         let mut driven = Driven::new(patient(Protocol::StopAndCopy));
         driven.drain();
         if back {
-            driven.tell(Event::RollBack);
+            driven.step(Event::RollBack);
             driven.record();
             for what in driven.take() {
                 if let DriverAction::Scan { walk, side, .. } = what {
                     assert_eq!(side, Side::Target);
                     let topology = Topology::even(&["0".to_owned(), "1".to_owned()]).expect("two nodes");
-                    driven.driver.scanned(walk, b"0", [].into_iter(), &topology, driven.now_us, &mut driven.said);
+                    driven.driver.scanned(walk, b"0", [].into_iter(), &topology, driven.now_us, &mut driven.actions);
                 }
             }
         } else {
-            driven.tell(DriverEvent::Taken(Some((Vec::new(), true))));
+            driven.step(DriverEvent::Taken(Some((Vec::new(), true))));
         }
         let to = if back { Side::Source } else { Side::Target };
         assert!(driven.take().contains(&DriverAction::Confirm { side: to }));
-        driven.tell(Event::Confirmed { side: to, evicted: 0 });
+        driven.step(Event::Confirmed { side: to, evicted: 0 });
         driven.record();
         let said = driven.take();
         assert_eq!(said.contains(&DriverAction::CommitAll), !back, "back: {back}, {said:?}");
         assert!(said.contains(&DriverAction::CatchUp { side: to }));
-        driven.tell(DriverEvent::CaughtUp);
+        driven.step(DriverEvent::CaughtUp);
         assert_eq!(driven.take(), [DriverAction::HandOver { to }]);
-        driven.tell(DriverEvent::HandedOver(false));
+        driven.step(DriverEvent::HandedOver(false));
         driven.now_us += 500_000;
-        driven.tell(DriverEvent::Tick);
+        driven.step(DriverEvent::Tick);
         assert_eq!(driven.take(), [DriverAction::HandOver { to }], "to the same side");
-        driven.tell(DriverEvent::HandedOver(true));
+        driven.step(DriverEvent::HandedOver(true));
         let outcome = if back { Outcome::Returned { why: "it was told to end".to_owned() } } else { Outcome::Moved };
         assert_eq!(driven.take(), [DriverAction::Io(Io::End(outcome))]);
     }
@@ -191,7 +191,7 @@ fn all_is_committed_only_at_the_side_where_workers_look() {
 #[should_panic(expected = "records of a leg are durable in their order")]
 fn a_record_that_is_durable_before_another_is_a_bug() {
     let mut driven = Driven::new(begin(Protocol::Switchyard));
-    driven.tell(DriverEvent::Recorded(2..=2));
+    driven.step(DriverEvent::Recorded(2..=2));
 }
 
 /// A read of a key that is on its way may go to both nodes, as long as they are the processes that the leg has met, and
@@ -233,21 +233,21 @@ fn rocksteady_fetches_missing_keys_together() {
     };
     let mut driven = Driven::new(patient(Protocol::Rocksteady));
     driven.drain();
-    driven.tell(wanted(0..3));
+    driven.step(wanted(0..3));
     assert_eq!(copied(&mut driven), []);
     driven.now_us += 98_000;
-    driven.tell(DriverEvent::Tick);
+    driven.step(DriverEvent::Tick);
     assert_eq!(copied(&mut driven), []);
-    driven.tell(wanted(2..4));
+    driven.step(wanted(2..4));
     assert_eq!(copied(&mut driven), [4], "the first has waited for a tenth of a second; none twice");
-    driven.tell(wanted(10..30));
+    driven.step(wanted(10..30));
     assert_eq!(copied(&mut driven), [16]);
     driven.now_us += 100_000;
-    driven.tell(DriverEvent::Tick);
+    driven.step(DriverEvent::Tick);
     assert_eq!(copied(&mut driven), [4]);
     let mut driven = Driven::new(patient(Protocol::Switchyard));
     driven.drain();
-    driven.tell(wanted(0..3));
+    driven.step(wanted(0..3));
     assert_eq!(copied(&mut driven), [3], "at once");
 }
 
@@ -257,31 +257,31 @@ fn rocksteady_fetches_missing_keys_together() {
 fn what_a_node_has_is_not_known_while_it_is_away() {
     let mut driven = Driven::new(patient(Protocol::Switchyard));
     driven.drain();
-    driven.tell(DriverEvent::Taken(Some((vec![key("{t}1")], true))));
+    driven.step(DriverEvent::Taken(Some((vec![key("{t}1")], true))));
     let said = driven.take();
     let Some(DriverAction::Io(Io::Copy { batch, .. })) = said.last() else { panic!("{said:?}") };
     let batch = *batch;
-    driven.tell(Event::Copied { batch, outcomes: vec![Copied::Absent] });
+    driven.step(Event::Copied { batch, outcomes: vec![Copied::Absent] });
     let said = driven.take();
     assert!(
         said.iter().all(|what| !matches!(what, DriverAction::Record { .. })),
         "first what the target may have of it is removed: {said:?}"
     );
-    driven.tell(Event::Removed { batch });
+    driven.step(Event::Removed { batch });
     driven.record();
     driven.take();
     // Its clients use it at the target from now on, in database 3. Then the target is cut off, and the leg is to go
     // back.
-    driven.tell(DriverEvent::Lost { side: Side::Target });
-    driven.tell(Event::RollBack);
+    driven.step(DriverEvent::Lost { side: Side::Target });
+    driven.step(Event::RollBack);
     driven.record();
     driven.take();
-    driven.tell(DriverEvent::Published(Some(10)));
-    driven.tell(DriverEvent::Drained { databases: Vec::new() });
+    driven.step(DriverEvent::Published(Some(10)));
+    driven.step(DriverEvent::Drained { databases: Vec::new() });
     driven.take();
     let process = |run_id: &str| Process { run_id: run_id.to_owned(), client_id: 2 };
-    driven.tell(DriverEvent::Restored { side: Side::Source, process: process("a"), databases: vec![3] });
-    driven.tell(DriverEvent::Restored { side: Side::Target, process: process("b"), databases: vec![3] });
+    driven.step(DriverEvent::Restored { side: Side::Source, process: process("a"), databases: vec![3] });
+    driven.step(DriverEvent::Restored { side: Side::Target, process: process("b"), databases: vec![3] });
     driven.record();
     let said = driven.take();
     assert!(
@@ -296,28 +296,28 @@ fn a_leg_ends_only_where_the_process_answers_that_was_purged() {
     let mut driven = Driven::new(patient(Protocol::Switchyard));
     let end = |driven: &mut Driven| driven.take().iter().any(|what| matches!(what, DriverAction::Record { .. }));
     driven.drain();
-    driven.tell(DriverEvent::Taken(Some((Vec::new(), true))));
+    driven.step(DriverEvent::Taken(Some((Vec::new(), true))));
     assert!(driven.take().contains(&DriverAction::Confirm { side: Side::Target }));
     for _ in 0..3 {
-        driven.tell(DriverEvent::Tick);
+        driven.step(DriverEvent::Tick);
     }
-    driven.tell(Event::Confirmed { side: Side::Source, evicted: 0 });
+    driven.step(Event::Confirmed { side: Side::Source, evicted: 0 });
     assert_eq!(driven.take(), [], "it is asked once, and has not answered");
-    driven.tell(DriverEvent::Lost { side: Side::Target });
-    driven.tell(Event::Confirmed { side: Side::Target, evicted: 0 });
+    driven.step(DriverEvent::Lost { side: Side::Target });
+    driven.step(Event::Confirmed { side: Side::Target, evicted: 0 });
     assert!(!end(&mut driven), "an answer of the connection that was lost");
     let process = Process { run_id: "c".to_owned(), client_id: 2 };
-    driven.tell(DriverEvent::Restored { side: Side::Target, process, databases: vec![0] });
+    driven.step(DriverEvent::Restored { side: Side::Target, process, databases: vec![0] });
     driven.record();
     let said = driven.take();
     let [DriverAction::Scan { walk, side: Side::Target, .. }] = said[..] else {
         panic!("it is purged first: {said:?}")
     };
     let topology = Topology::even(&["0".to_owned(), "1".to_owned()]).expect("two nodes");
-    driven.driver.scanned(walk, b"0", [].into_iter(), &topology, driven.now_us, &mut driven.said);
+    driven.driver.scanned(walk, b"0", [].into_iter(), &topology, driven.now_us, &mut driven.actions);
     assert_eq!(driven.take(), [DriverAction::Confirm { side: Side::Target }]);
-    driven.tell(Event::Wanted { keys: vec![key("{t}1")] });
+    driven.step(Event::Wanted { keys: vec![key("{t}1")] });
     driven.take();
-    driven.tell(Event::Confirmed { side: Side::Target, evicted: 0 });
+    driven.step(Event::Confirmed { side: Side::Target, evicted: 0 });
     assert!(!end(&mut driven), "there is something to do again");
 }

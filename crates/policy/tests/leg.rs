@@ -2,7 +2,7 @@
 //! rules together keep what clients wrote is what the simulator shows (`crates/sim`); these are the ones that need
 //! three faults at once and that few seeds reach.
 
-use switchyard_policy::migration::record::{Behind, OpenLeg, ProcessGenerations, Replay};
+use switchyard_policy::migration::record::{OpenLeg, ProcessGenerations, Replay, StaleCopies};
 use switchyard_policy::migration::{
     Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Leg, Machine, Orders, Outcome, Process,
     Protocol, Record, Side, Stored, UnexpectedKeys,
@@ -34,18 +34,18 @@ fn orders(durability: Durability) -> Orders {
 /// A leg, and what it said last. Records are durable at once, and who is asked at the end answers at once.
 struct Driven {
     leg: Leg,
-    said: Vec<Action>,
+    actions: Vec<Action>,
 }
 
 impl Driven {
     /// A leg that is moving, with a batch of these keys that are to be read.
     fn moving(durability: Durability, keys: &[Key]) -> Self {
-        let mut driven = Self { leg: Leg::new(orders(durability), Fingerprinter::new(7), None), said: Vec::new() };
-        driven.tell(Event::Met { source: process("s1"), target: process("t1") });
-        driven.tell(Event::Purged);
-        driven.tell(Event::Drained);
+        let mut driven = Self { leg: Leg::new(orders(durability), Fingerprinter::new(7), None), actions: Vec::new() };
+        driven.step(Event::Met { source: process("s1"), target: process("t1") });
+        driven.step(Event::Purged);
+        driven.step(Event::Drained);
         driven.take_all();
-        driven.tell(Event::Wanted { keys: keys.to_vec() });
+        driven.step(Event::Wanted { keys: keys.to_vec() });
         assert_eq!(
             driven.take_all(),
             vec![Action::Io(Io::Copy { batch: BATCH, from: Side::Source, keys: keys.to_vec() })]
@@ -53,7 +53,7 @@ impl Driven {
         driven
     }
 
-    fn tell(&mut self, event: Event) {
+    fn step(&mut self, event: Event) {
         let mut actions = Vec::new();
         self.leg.step(event, 0, &mut actions);
         let last = actions
@@ -62,18 +62,18 @@ impl Driven {
             .find_map(|action| if let Action::Record { number, .. } = action { Some(*number) } else { None });
         let asked =
             actions.iter().find_map(|action| if let Action::Confirm { side } = action { Some(*side) } else { None });
-        self.said.extend(actions);
+        self.actions.extend(actions);
         if let Some(number) = last {
-            self.tell(Event::Recorded(number));
+            self.step(Event::Recorded(number));
         }
         if let Some(side) = asked {
-            self.tell(Event::Confirmed { side, evicted: 0 });
+            self.step(Event::Confirmed { side, evicted: 0 });
         }
     }
 
     /// What it wants of the nodes, and what it commits, since the last look.
     fn take_all(&mut self) -> Vec<Action> {
-        let said = std::mem::take(&mut self.said).into_iter();
+        let said = std::mem::take(&mut self.actions).into_iter();
         said.filter(|action| {
             matches!(
                 action,
@@ -88,8 +88,8 @@ impl Driven {
 
     /// The connection breaks, and another process answers.
     fn restart(&mut self, side: Side, run_id: &str) {
-        self.tell(Event::Lost { side });
-        self.tell(Event::Restored { side, process: process(run_id) });
+        self.step(Event::Lost { side });
+        self.step(Event::Restored { side, process: process(run_id) });
     }
 }
 
@@ -97,24 +97,24 @@ impl Driven {
 fn what_a_restarted_source_shows_of_a_batch_that_was_read_before_goes() {
     let (there, absent) = (key("there"), key("absent"));
     let mut driven = Driven::moving(Durability::Memory, &[there.clone(), absent.clone()]);
-    driven.tell(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }, Copied::Absent] });
+    driven.step(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }, Copied::Absent] });
     assert_eq!(
         driven.take_all(),
         vec![Action::Io(Io::Remove { batch: BATCH, from: Side::Target, keys: vec![absent.clone()] })]
     );
     // Its last snapshot may have the key that it did not have.
     driven.restart(Side::Source, "s2");
-    driven.tell(Event::Removed { batch: BATCH });
+    driven.step(Event::Removed { batch: BATCH });
     assert_eq!(
         driven.take_all(),
         vec![Action::Io(Io::Store { batch: BATCH, to: Side::Target, keys: vec![there.clone()] })]
     );
-    driven.tell(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
+    driven.step(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
     assert_eq!(
         driven.take_all(),
         vec![Action::Io(Io::Remove { batch: BATCH, from: Side::Source, keys: vec![there.clone(), absent.clone()] })]
     );
-    driven.tell(Event::Removed { batch: BATCH });
+    driven.step(Event::Removed { batch: BATCH });
     assert_eq!(driven.take_all(), vec![Action::Io(Io::Commit { keys: vec![there, absent] })]);
 }
 
@@ -122,17 +122,17 @@ fn what_a_restarted_source_shows_of_a_batch_that_was_read_before_goes() {
 fn keys_that_did_not_fit_into_a_batch_come_in_the_next_ones() {
     let keys = ["one", "two", "three"].map(key);
     let mut driven = Driven::moving(Durability::Memory, &keys);
-    driven.tell(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 4 << 20 }] });
+    driven.step(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 4 << 20 }] });
     let (next, rest) = (BatchId(1), keys[1..].to_vec());
     let store = Action::Io(Io::Store { batch: BATCH, to: Side::Target, keys: keys[..1].to_vec() });
     let copy = Action::Io(Io::Copy { batch: next, from: Side::Source, keys: rest.clone() });
     let said = driven.take_all();
     assert!(said.len() == 2 && said.contains(&store) && said.contains(&copy), "{said:?}");
-    driven.tell(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
-    driven.tell(Event::Removed { batch: BATCH });
+    driven.step(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
+    driven.step(Event::Removed { batch: BATCH });
     driven.take_all();
     // They are still wanted, and no others of the leg are under way.
-    driven.tell(Event::Copied { batch: next, outcomes: vec![Copied::Taken { bytes: 1 }; 2] });
+    driven.step(Event::Copied { batch: next, outcomes: vec![Copied::Taken { bytes: 1 }; 2] });
     assert_eq!(driven.take_all(), vec![Action::Io(Io::Store { batch: next, to: Side::Target, keys: rest })]);
 }
 
@@ -140,11 +140,11 @@ fn keys_that_did_not_fit_into_a_batch_come_in_the_next_ones() {
 fn what_was_read_is_stored_again_after_both_have_restarted() {
     let there = key("there");
     let mut driven = Driven::moving(Durability::Memory, std::slice::from_ref(&there));
-    driven.tell(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }] });
+    driven.step(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }] });
     driven.restart(Side::Source, "s2");
     driven.restart(Side::Target, "t2");
     driven.take_all();
-    driven.tell(Event::Purged);
+    driven.step(Event::Purged);
     // It is not read again: what the source shows now is older.
     assert_eq!(driven.take_all(), vec![Action::Io(Io::Store { batch: BATCH, to: Side::Target, keys: vec![there] })]);
 }
@@ -154,15 +154,15 @@ fn a_target_that_keeps_what_it_stored_is_not_cleared() {
     for (durability, cleared) in [(Durability::Memory, true), (Durability::Aof, false)] {
         let there = key("there");
         let mut driven = Driven::moving(durability, std::slice::from_ref(&there));
-        driven.tell(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }] });
-        driven.tell(Event::Lost { side: Side::Source });
-        driven.tell(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
-        driven.tell(Event::Secured { batch: BATCH, refused: None });
+        driven.step(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }] });
+        driven.step(Event::Lost { side: Side::Source });
+        driven.step(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
+        driven.step(Event::Secured { batch: BATCH, refused: None });
         // It is on record; the target restarts, and then the source is found to be the process that it was.
         driven.restart(Side::Target, "t2");
-        driven.tell(Event::Purged);
+        driven.step(Event::Purged);
         driven.take_all();
-        driven.tell(Event::Restored { side: Side::Source, process: process("s1") });
+        driven.step(Event::Restored { side: Side::Source, process: process("s1") });
         let removed =
             driven.take_all().contains(&Action::Io(Io::Remove { batch: BATCH, from: Side::Target, keys: vec![there] }));
         assert_eq!(removed, cleared, "{durability:?}");
@@ -173,13 +173,13 @@ fn a_target_that_keeps_what_it_stored_is_not_cleared() {
 fn committed_keys_are_put_on_record_anew_when_the_target_restarts() {
     let there = key("there");
     let mut driven = Driven::moving(Durability::Memory, std::slice::from_ref(&there));
-    driven.tell(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }] });
-    driven.tell(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
-    driven.tell(Event::Removed { batch: BATCH });
+    driven.step(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }] });
+    driven.step(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
+    driven.step(Event::Removed { batch: BATCH });
     assert_eq!(driven.take_all().last(), Some(&Action::Io(Io::Commit { keys: vec![there.clone()] })));
     driven.restart(Side::Target, "t2");
     let records: Vec<&Record> = driven
-        .said
+        .actions
         .iter()
         .filter_map(|action| if let Action::Record { record, .. } = action { Some(record) } else { None })
         .collect();
@@ -189,7 +189,7 @@ fn committed_keys_are_put_on_record_anew_when_the_target_restarts() {
         "{records:?}"
     );
     let is_told = |action: &Action| matches!(action, Action::Io(Io::Report { text }) if text.contains("1 keys had moved to the one before"));
-    assert!(driven.said.iter().any(is_told), "durability memory waits for nothing, and the operator is told");
+    assert!(driven.actions.iter().any(is_told), "durability memory waits for nothing, and the operator is told");
 }
 
 /// Both nodes have come back with less than they had, and the router ended before the source was purged.
@@ -210,11 +210,11 @@ fn what_a_source_shows_of_committed_keys_is_purged_by_the_next_router_too() {
     ];
     let open = Replay::of(&records).expect("a journal").open[&move_id].leg.clone();
     let mut driven =
-        Driven { leg: Leg::new(orders(Durability::Memory), Fingerprinter::new(7), open), said: Vec::new() };
-    driven.tell(Event::Met { source: process("s2"), target: process("t2") });
-    driven.tell(Event::Purged);
+        Driven { leg: Leg::new(orders(Durability::Memory), Fingerprinter::new(7), open), actions: Vec::new() };
+    driven.step(Event::Met { source: process("s2"), target: process("t2") });
+    driven.step(Event::Purged);
     let wrong = UnexpectedKeys::These(std::sync::Arc::new([there].into()));
-    assert!(driven.said.contains(&Action::Purge { side: Side::Source, wrong }), "{:?}", driven.said);
+    assert!(driven.actions.contains(&Action::Purge { side: Side::Source, wrong }), "{:?}", driven.actions);
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn nothing_is_committed_before_the_workers_know_that_a_leg_goes_back() {
         moving: true,
         given_up: None,
         cut_over: false,
-        behind: Behind::NONE,
+        behind: StaleCopies::NONE,
         rolled_back: Some("it was told to end".to_owned()),
         source: process("s1"),
         target: process("t1"),
@@ -237,7 +237,7 @@ fn nothing_is_committed_before_the_workers_know_that_a_leg_goes_back() {
     // The next router goes on with it.
     driven.leg = Leg::new(orders(Durability::Memory), Fingerprinter::new(7), Some(open));
     driven.leg.step(Event::Met { source: process("s1"), target: process("t1") }, 0, &mut Vec::new());
-    driven.tell(Event::Wanted { keys: vec![there] });
+    driven.step(Event::Wanted { keys: vec![there] });
     assert_eq!(driven.take_all(), vec![]);
 }
 
@@ -248,17 +248,17 @@ fn a_key_that_the_target_has_before_it_was_stored_rolls_the_leg_back() {
     let read =
         || Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }, Copied::Taken { bytes: 1 }] };
     let mut driven = Driven::moving(Durability::Memory, &[strange.clone(), other.clone()]);
-    driven.tell(read());
+    driven.step(read());
     driven.take_all();
-    driven.tell(stored());
-    driven.tell(Event::Tick);
+    driven.step(stored());
+    driven.step(Event::Tick);
     let records: Vec<&Record> = driven
-        .said
+        .actions
         .iter()
         .filter_map(|action| if let Action::Record { record, .. } = action { Some(record) } else { None })
         .collect();
     assert!(matches!(records.as_slice(), [Record::RolledBack { .. }, ..]), "{records:?}");
-    let turned = driven.said.clone();
+    let turned = driven.actions.clone();
     let removed = driven.take_all().into_iter().any(|action| {
         matches!(action, Action::Io(Io::Remove { from: Side::Source, .. }) | Action::Io(Io::Commit { .. }))
     });
@@ -269,11 +269,11 @@ fn a_key_that_the_target_has_before_it_was_stored_rolls_the_leg_back() {
     assert_eq!(purges, [&Action::Purge { side: Side::Target, wrong }]);
     // After an attempt whose end is unknown it is the leg's own.
     let mut driven = Driven::moving(Durability::Memory, &[strange.clone(), other.clone()]);
-    driven.tell(read());
-    driven.tell(Event::Lost { side: Side::Target });
-    driven.tell(Event::Restored { side: Side::Target, process: process("t1") });
+    driven.step(read());
+    driven.step(Event::Lost { side: Side::Target });
+    driven.step(Event::Restored { side: Side::Target, process: process("t1") });
     driven.take_all();
-    driven.tell(stored());
+    driven.step(stored());
     assert_eq!(
         driven.take_all(),
         vec![Action::Io(Io::Remove { batch: BATCH, from: Side::Source, keys: vec![strange, other] })]
@@ -283,14 +283,14 @@ fn a_key_that_the_target_has_before_it_was_stored_rolls_the_leg_back() {
 /// A leg of which one key has moved, and which has lost a side.
 fn one_has_moved(there: &Key, lost: Side) -> Driven {
     let mut driven = Driven::moving(Durability::Memory, std::slice::from_ref(there));
-    driven.tell(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }] });
-    driven.tell(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
-    driven.tell(Event::Removed { batch: BATCH });
-    driven.tell(Event::GiveUp { side: lost });
+    driven.step(Event::Copied { batch: BATCH, outcomes: vec![Copied::Taken { bytes: 1 }] });
+    driven.step(Event::Stored { batch: BATCH, outcomes: vec![Stored::Stored] });
+    driven.step(Event::Removed { batch: BATCH });
+    driven.step(Event::GiveUp { side: lost });
     let is_report = |action: &Action| matches!(action, Action::Io(Io::Report { text }) if text.contains("answers, so it is not given up"));
-    assert!(driven.said.iter().any(is_report) && driven.leg.progress().given_up.is_none(), "{:?}", driven.said);
-    driven.tell(Event::Lost { side: lost });
-    driven.said.clear();
+    assert!(driven.actions.iter().any(is_report) && driven.leg.progress().given_up.is_none(), "{:?}", driven.actions);
+    driven.step(Event::Lost { side: lost });
+    driven.actions.clear();
     driven
 }
 
@@ -312,7 +312,7 @@ fn decided(driven: &mut Driven) -> Vec<Action> {
     };
     let number_0 =
         |action| if let Action::Record { record, .. } = action { Action::Record { number: 0, record } } else { action };
-    std::mem::take(&mut driven.said).into_iter().filter(is_decision).map(number_0).collect()
+    std::mem::take(&mut driven.actions).into_iter().filter(is_decision).map(number_0).collect()
 }
 
 fn record(record: Record) -> Action {
@@ -325,7 +325,7 @@ fn a_leg_that_gives_up_its_target_ends_at_the_source_when_nobody_can_be_answered
     let mut driven = one_has_moved(&there, Side::Target);
     let (move_id, leg) = (MoveId(1), 0);
     let fingerprint = Fingerprinter::new(7).of(&there);
-    driven.tell(Event::GiveUp { side: Side::Target });
+    driven.step(Event::GiveUp { side: Side::Target });
     let why = "the target was given up by the user".to_owned();
     assert_eq!(
         decided(&mut driven),
@@ -336,10 +336,10 @@ fn a_leg_that_gives_up_its_target_ends_at_the_source_when_nobody_can_be_answered
         ]
     );
     // It comes back: too late.
-    driven.tell(Event::Restored { side: Side::Target, process: process("t1") });
-    driven.tell(Event::Tick);
+    driven.step(Event::Restored { side: Side::Target, process: process("t1") });
+    driven.step(Event::Tick);
     assert_eq!(decided(&mut driven), vec![]);
-    driven.tell(Event::Drained);
+    driven.step(Event::Drained);
     assert_eq!(
         decided(&mut driven),
         vec![
@@ -348,7 +348,7 @@ fn a_leg_that_gives_up_its_target_ends_at_the_source_when_nobody_can_be_answered
             Action::HandOver { to: Side::Source },
         ]
     );
-    driven.tell(Event::HandedOver);
+    driven.step(Event::HandedOver);
     assert_eq!(decided(&mut driven), vec![Action::Io(Io::End(Outcome::Returned { why }))]);
 }
 
@@ -356,19 +356,19 @@ fn a_leg_that_gives_up_its_target_ends_at_the_source_when_nobody_can_be_answered
 fn a_leg_that_gives_up_its_source_ends_at_the_target_with_what_was_read() {
     let (there, read) = (key("there"), key("read"));
     let mut driven = one_has_moved(&there, Side::Target);
-    driven.tell(Event::Restored { side: Side::Target, process: process("t1") });
-    driven.tell(Event::Wanted { keys: vec![read.clone()] });
-    driven.tell(Event::Copied { batch: BatchId(1), outcomes: vec![Copied::Taken { bytes: 1 }] });
-    driven.tell(Event::Lost { side: Side::Source });
-    driven.said.clear();
-    driven.tell(Event::GiveUp { side: Side::Source });
+    driven.step(Event::Restored { side: Side::Target, process: process("t1") });
+    driven.step(Event::Wanted { keys: vec![read.clone()] });
+    driven.step(Event::Copied { batch: BatchId(1), outcomes: vec![Copied::Taken { bytes: 1 }] });
+    driven.step(Event::Lost { side: Side::Source });
+    driven.actions.clear();
+    driven.step(Event::GiveUp { side: Side::Source });
     let (move_id, leg) = (MoveId(1), 0);
     assert_eq!(
         decided(&mut driven),
         vec![record(Record::GivenUp { move_id, leg, side: Side::Source })],
         "what was read is being stored"
     );
-    driven.tell(Event::Stored { batch: BatchId(1), outcomes: vec![Stored::Stored] });
+    driven.step(Event::Stored { batch: BatchId(1), outcomes: vec![Stored::Stored] });
     let keys = vec![Fingerprinter::new(7).of(&read)];
     assert_eq!(
         decided(&mut driven),
@@ -379,16 +379,16 @@ fn a_leg_that_gives_up_its_source_ends_at_the_target_with_what_was_read() {
             Action::HandOver { to: Side::Target },
         ]
     );
-    driven.tell(Event::HandedOver);
+    driven.step(Event::HandedOver);
     assert_eq!(decided(&mut driven), vec![Action::Io(Io::End(Outcome::Moved))]);
 }
 
 #[test]
 fn who_asks_a_leg_to_rest_while_it_ends_or_has_ended_gets_the_word() {
     let mut driven =
-        Driven { leg: Leg::new(orders(Durability::Memory), Fingerprinter::new(7), None), said: Vec::new() };
-    driven.tell(Event::Met { source: process("s1"), target: process("t1") });
-    driven.tell(Event::Purged);
+        Driven { leg: Leg::new(orders(Durability::Memory), Fingerprinter::new(7), None), actions: Vec::new() };
+    driven.step(Event::Met { source: process("s1"), target: process("t1") });
+    driven.step(Event::Purged);
     let mut actions = Vec::new();
     // Commands that were sent to the source earlier are not answered in time: the leg gives up in the very step in
     // which it is asked.

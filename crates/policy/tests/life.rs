@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use switchyard_policy::migration::life::{Begin, LegSlots, Listed, MoveEnd, MoveStateMachine, Steer, Step, StepResult};
-use switchyard_policy::migration::record::{Behind, OpenLeg, OpenMove, ProcessGenerations};
+use switchyard_policy::migration::record::{OpenLeg, OpenMove, ProcessGenerations, StaleCopies};
 use switchyard_policy::migration::{Cause, Durability, MoveOptions, MoveOrder, Outcome, Process, Protocol, Side};
 use switchyard_policy::topology::{NodeId, Slot};
 
@@ -21,7 +21,7 @@ fn order() -> MoveOrder {
         slots: slots(&[1, 2, 3]),
         keys: None,
         how: MoveOptions::default(),
-        cause: Cause::Asked(None),
+        cause: Cause::Requested(None),
     }
 }
 
@@ -45,7 +45,7 @@ fn resumed() -> Begin {
         rolled_back: None,
         given_up: None,
         cut_over: false,
-        behind: Behind::NONE,
+        behind: StaleCopies::NONE,
         source: process.clone(),
         target: process,
         eras: ProcessGenerations { source: 0, target: 0 },

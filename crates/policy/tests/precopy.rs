@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use switchyard_policy::migration::record::{Behind, OpenLeg, ProcessGenerations, Replay};
+use switchyard_policy::migration::record::{OpenLeg, ProcessGenerations, Replay, StaleCopies};
 use switchyard_policy::migration::{
     Action, BatchId, Copied, Durability, Event, Fingerprinter, Io, Key, Machine, Orders, Outcome, Precopy, Process,
     Protocol, Record, Side, Stored, UnexpectedKeys,
@@ -37,7 +37,7 @@ struct Driven {
     leg: Precopy,
     now_us: u64,
     records: Vec<Record>,
-    said: Vec<Action>,
+    actions: Vec<Action>,
     /// Keys that the source has not.
     gone: Vec<Key>,
     listed: Vec<Key>,
@@ -54,17 +54,17 @@ impl Driven {
             leg,
             now_us: 0,
             records: Vec::new(),
-            said: Vec::new(),
+            actions: Vec::new(),
             gone: Vec::new(),
             listed,
             is_held: false,
             evicted: 5,
         };
-        driven.tell(Event::Met { source: process("a"), target: process("b") });
+        driven.step(Event::Met { source: process("a"), target: process("b") });
         driven
     }
 
-    fn tell(&mut self, event: Event) {
+    fn step(&mut self, event: Event) {
         let mut events = vec![event];
         while let Some(event) = events.pop() {
             self.now_us += 10;
@@ -96,12 +96,12 @@ impl Driven {
                     _ => {}
                 }
             }
-            self.said.extend(actions);
+            self.actions.extend(actions);
         }
     }
 
     fn take(&mut self) -> Vec<Action> {
-        std::mem::take(&mut self.said)
+        std::mem::take(&mut self.actions)
     }
 
     fn copied(&mut self) -> Vec<Key> {
@@ -118,19 +118,19 @@ fn written(count: usize) -> Event {
 fn what_is_written_is_read_again_when_what_was_sent_before_has_ended() {
     let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}a"]);
     assert!(driven.take().contains(&Action::Observe), "what was sent before the leg is awaited first");
-    driven.tell(written(100));
+    driven.step(written(100));
     assert_eq!(driven.copied(), [], "nothing is read meanwhile");
-    driven.tell(Event::Drained);
+    driven.step(Event::Drained);
     let said = driven.take();
     assert!(said.iter().any(|action| matches!(action, Action::Io(Io::Copy { keys, .. }) if keys == &[key("{t}a")])));
     assert!(said.ends_with(&[Action::Observe, Action::Confirm { side: Side::Target }]), "then the next round");
-    driven.tell(written(30));
-    driven.tell(Event::Drained);
+    driven.step(written(30));
+    driven.step(Event::Drained);
     assert_eq!(driven.copied().len(), 100, "what was written since then is not settled");
-    driven.tell(Event::Drained);
+    driven.step(Event::Drained);
     assert_eq!(driven.copied().len(), 30);
     assert!(
-        !driven.said.contains(&Action::Announce { double_read: None }) && driven.records.len() == 1,
+        !driven.actions.contains(&Action::Announce { double_read: None }) && driven.records.len() == 1,
         "{:?}",
         driven.records
     );
@@ -140,11 +140,11 @@ fn what_is_written_is_read_again_when_what_was_sent_before_has_ended() {
 fn for_the_last_keys_everybody_waits_and_one_record_makes_the_target_the_owner() {
     let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}a"]);
     driven.gone.push(key("{t}0"));
-    driven.tell(Event::Drained);
+    driven.step(Event::Drained);
     assert!(driven.take().contains(&Action::Announce { double_read: None }), "nothing was written");
-    driven.tell(written(2));
+    driven.step(written(2));
     assert_eq!(driven.copied(), []);
-    driven.tell(Event::Drained);
+    driven.step(Event::Drained);
     let said = driven.take();
     let at =
         |wanted: &dyn Fn(&Action) -> bool| said.iter().position(wanted).unwrap_or_else(|| panic!("not in {said:?}"));
@@ -165,18 +165,18 @@ fn a_node_that_is_another_process_ends_what_was_copied() {
     for (side, begun) in [(Side::Source, false), (Side::Target, false), (Side::Source, true), (Side::Target, true)] {
         let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}a", "{t}b"]);
         driven.is_held = true;
-        driven.tell(Event::Drained);
+        driven.step(Event::Drained);
         driven.is_held = begun;
         if begun {
             // The first copy is done; the last keys are being read when the node is lost.
-            driven.tell(Event::Copied { batch: BatchId(1), outcomes: vec![Copied::Taken { bytes: 1 }; 2] });
-            driven.tell(written(1));
-            driven.tell(Event::Drained);
+            driven.step(Event::Copied { batch: BatchId(1), outcomes: vec![Copied::Taken { bytes: 1 }; 2] });
+            driven.step(written(1));
+            driven.step(Event::Drained);
         }
         driven.take();
-        driven.tell(Event::Lost { side });
-        driven.tell(Event::Restored { side, process: process("another") });
-        driven.tell(Event::Drained);
+        driven.step(Event::Lost { side });
+        driven.step(Event::Restored { side, process: process("another") });
+        driven.step(Event::Drained);
         let said = driven.take();
         let Some(Action::Io(Io::End(outcome))) = said.last() else { panic!("{side:?}, {begun}: {said:?}") };
         assert_eq!(matches!(outcome, Outcome::Returned { .. }), begun, "{side:?}: {outcome:?}");
@@ -195,7 +195,7 @@ fn after_a_crash_the_record_of_the_cut_decides() {
             rolled_back: None,
             given_up,
             cut_over,
-            behind: Behind::NONE,
+            behind: StaleCopies::NONE,
             source: process("a"),
             target: process("b"),
             eras: ProcessGenerations { source: 0, target: 0 },
@@ -208,7 +208,7 @@ fn after_a_crash_the_record_of_the_cut_decides() {
             goes_on,
             "workers know nothing of it"
         );
-        driven.tell(Event::Drained);
+        driven.step(Event::Drained);
         let owner = if goes_on { Side::Target } else { Side::Source };
         let said = driven.take();
         assert_eq!(said.contains(&Action::CommitAll), cut_over);
@@ -224,22 +224,22 @@ fn after_a_crash_the_record_of_the_cut_decides() {
 #[test]
 fn after_a_crash_older_copies_are_not_served_where_the_source_is_lost() {
     let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}0", "{t}a"]);
-    driven.tell(Event::Drained);
-    driven.tell(written(2));
+    driven.step(Event::Drained);
+    driven.step(written(2));
     driven.is_held = true;
-    driven.tell(Event::Drained);
+    driven.step(Event::Drained);
     let behind = driven
         .records
         .iter()
         .find_map(|record| if let Record::Behind { keys, .. } = record { Some(keys.clone()) } else { None });
-    let Some(Behind::These(behind)) = behind else { panic!("{:?}", driven.records) };
+    let Some(StaleCopies::These(behind)) = behind else { panic!("{:?}", driven.records) };
     let of = |name: &str| FINGERPRINTS.of(&key(name));
     assert_eq!(BTreeSet::from_iter(behind.iter().copied()), BTreeSet::from([of("{t}0"), of("{t}1")]));
     for (rewritten, wrong) in [
         (false, UnexpectedKeys::These(Arc::new(behind.iter().copied().collect()))),
         (true, UnexpectedKeys::AllBut(Arc::default())),
     ] {
-        let keys = if rewritten { Behind::Any } else { Behind::These(behind.clone()) };
+        let keys = if rewritten { StaleCopies::Any } else { StaleCopies::These(behind.clone()) };
         // What a router before this one has left: it was restarted, and the user gives the source up.
         let records = [
             Record::Begun {
@@ -262,9 +262,9 @@ fn after_a_crash_older_copies_are_not_served_where_the_source_is_lost() {
         ];
         let open = Replay::of(&records).expect("no contradiction").open.remove(&MoveId(1)).and_then(|open| open.leg);
         let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, open), &[]);
-        driven.tell(Event::Lost { side: Side::Source });
-        driven.tell(Event::GiveUp { side: Side::Source });
-        driven.tell(Event::Drained);
+        driven.step(Event::Lost { side: Side::Source });
+        driven.step(Event::GiveUp { side: Side::Source });
+        driven.step(Event::Drained);
         let said = driven.take();
         let at = |wanted: &Action| said.iter().position(|action| action == wanted);
         let removed = at(&Action::Purge { side: Side::Target, wrong });
@@ -276,30 +276,30 @@ fn after_a_crash_older_copies_are_not_served_where_the_source_is_lost() {
 #[test]
 fn copies_of_before_an_unnamed_write_are_past_until_they_are_removed() {
     let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}a"]);
-    driven.tell(Event::Drained);
-    driven.tell(Event::Rewritten);
-    driven.tell(Event::Drained);
+    driven.step(Event::Drained);
+    driven.step(Event::Rewritten);
+    driven.step(Event::Drained);
     let behind: Vec<&Record> = driven.records.iter().filter(|record| matches!(record, Record::Behind { .. })).collect();
     let of = |keys| Record::Behind { move_id: MoveId(1), leg: 0, keys };
-    assert_eq!(behind, [&of(Behind::Any), &of(Behind::NONE)]);
+    assert_eq!(behind, [&of(StaleCopies::Any), &of(StaleCopies::NONE)]);
 }
 
 #[test]
 fn a_target_that_evicts_keys_before_the_cut_gets_nothing() {
     for begun in [false, true] {
         let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}a"]);
-        driven.tell(Event::Drained);
+        driven.step(Event::Drained);
         assert!(
             driven.take().contains(&Action::Announce { double_read: None }),
             "what it evicted before was none of them"
         );
         driven.evicted += u64::from(begun);
-        driven.tell(Event::Drained);
+        driven.step(Event::Drained);
         if !begun {
             assert_eq!(driven.take().last(), Some(&Action::Io(Io::End(Outcome::Moved))));
             continue;
         }
-        driven.tell(Event::Drained);
+        driven.step(Event::Drained);
         let said = driven.take();
         let Some(Action::Io(Io::End(Outcome::Returned { why }))) = said.last() else { panic!("{said:?}") };
         assert!(why.contains("has evicted keys since copying began (1)"), "{why}");
@@ -316,21 +316,21 @@ fn after_the_cut_a_lost_source_is_not_waited_for() {
         rolled_back: None,
         given_up: None,
         cut_over: true,
-        behind: Behind::NONE,
+        behind: StaleCopies::NONE,
         source: process("a"),
         target: process("b"),
         eras: ProcessGenerations { source: 0, target: 0 },
         away: BTreeMap::new(),
     };
     let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, Some(open)), &[]);
-    driven.tell(Event::Lost { side: Side::Source });
-    driven.tell(Event::Drained);
+    driven.step(Event::Lost { side: Side::Source });
+    driven.step(Event::Drained);
     assert_eq!(driven.take().last(), Some(&Action::CommitAll), "the target serves");
     driven.now_us += 2_900_000;
-    driven.tell(Event::Tick);
+    driven.step(Event::Tick);
     assert_eq!(driven.take(), []);
     driven.now_us += 200_000;
-    driven.tell(Event::Tick);
+    driven.step(Event::Tick);
     let said = driven.take();
     assert!(said.contains(&Action::HandOver { to: Side::Target }), "{said:?}");
     assert_eq!(said.last(), Some(&Action::Io(Io::End(Outcome::Moved))));
@@ -340,18 +340,18 @@ fn after_the_cut_a_lost_source_is_not_waited_for() {
 #[test]
 fn a_drain_that_takes_too_long_is_tried_again_behind_another_round() {
     let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}a"]);
-    driven.tell(Event::Drained);
+    driven.step(Event::Drained);
     driven.take();
     driven.now_us += 41_000;
-    driven.tell(Event::Tick);
+    driven.step(Event::Tick);
     assert_eq!(driven.take(), [Action::Withdraw, Action::Observe, Action::Confirm { side: Side::Target }]);
-    driven.tell(written(1));
-    driven.tell(Event::Drained);
+    driven.step(written(1));
+    driven.step(Event::Drained);
     assert_eq!(driven.take(), [Action::Announce { double_read: None }]);
     driven.now_us += 79_000;
-    driven.tell(Event::Tick);
+    driven.step(Event::Tick);
     assert_eq!(driven.take(), [], "it has twice the time");
-    driven.tell(Event::Drained);
+    driven.step(Event::Drained);
     assert_eq!(driven.copied().len(), 1);
 }
 
@@ -359,11 +359,11 @@ fn a_drain_that_takes_too_long_is_tried_again_behind_another_round() {
 #[test]
 fn where_the_source_is_lost_no_key_is_served_as_it_was_before_its_last_write() {
     let mut driven = Driven::new(Precopy::new(orders(), true, FINGERPRINTS, None), &["{t}0", "{t}a"]);
-    driven.tell(Event::Drained);
-    driven.tell(written(2));
+    driven.step(Event::Drained);
+    driven.step(written(2));
     driven.is_held = true;
     for _ in 0..3 {
-        driven.tell(Event::Drained);
+        driven.step(Event::Drained);
     }
     assert!(
         driven
@@ -371,9 +371,9 @@ fn where_the_source_is_lost_no_key_is_served_as_it_was_before_its_last_write() {
             .iter()
             .any(|action| matches!(action, Action::Io(Io::Copy { keys, .. }) if keys.contains(&key("{t}0"))))
     );
-    driven.tell(Event::Lost { side: Side::Source });
-    driven.tell(Event::GiveUp { side: Side::Source });
-    driven.tell(Event::Tick);
+    driven.step(Event::Lost { side: Side::Source });
+    driven.step(Event::GiveUp { side: Side::Source });
+    driven.step(Event::Tick);
     let said = driven.take();
     let removed = |action: &Action| matches!(action, Action::Io(Io::Remove { from: Side::Target, keys, .. }) if *keys == [key("{t}0"), key("{t}1")]);
     assert!(said.iter().any(removed), "{said:?}");

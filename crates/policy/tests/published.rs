@@ -1,7 +1,7 @@
 //! Where protocols as published send commands, and what their movers do.
 
 use switchyard_policy::migration::published::{Paper, Published, Rules, Way};
-use switchyard_policy::migration::record::{Behind, OpenLeg, ProcessGenerations};
+use switchyard_policy::migration::record::{OpenLeg, ProcessGenerations, StaleCopies};
 use switchyard_policy::migration::tracker::{Kind, Pair, State};
 use switchyard_policy::migration::{
     Action, BatchId, Copied, Durability, Event, Fingerprint, Fingerprinter, Io, Key, Machine, Orders, Outcome, Pace,
@@ -85,7 +85,7 @@ struct Driven {
     leg: Published,
     now_us: u64,
     listed: Vec<Key>,
-    said: Vec<Action>,
+    actions: Vec<Action>,
     records: Vec<Record>,
     /// The target refuses these.
     refused: Vec<Key>,
@@ -112,7 +112,7 @@ impl Driven {
             leg,
             now_us: 0,
             listed,
-            said: Vec::new(),
+            actions: Vec::new(),
             records: Vec::new(),
             refused: Vec::new(),
             holds_announcements: false,
@@ -122,10 +122,10 @@ impl Driven {
 
     fn meet(&mut self) {
         let process = |run_id: &str| Process { run_id: run_id.to_owned(), client_id: 1 };
-        self.tell(Event::Met { source: process("a"), target: process("b") });
+        self.step(Event::Met { source: process("a"), target: process("b") });
     }
 
-    fn tell(&mut self, event: Event) {
+    fn step(&mut self, event: Event) {
         let mut events = vec![event];
         while let Some(event) = events.pop() {
             self.now_us += 10;
@@ -165,7 +165,7 @@ impl Driven {
                     _ => {}
                 }
             }
-            self.said.extend(actions);
+            self.actions.extend(actions);
         }
     }
 
@@ -176,21 +176,23 @@ impl Driven {
                 return true;
             }
             self.now_us += 20_000;
-            self.tell(Event::Tick);
+            self.step(Event::Tick);
         }
         false
     }
 
     fn outcome(&self) -> Option<&Outcome> {
-        self.said.iter().find_map(|action| if let Action::Io(Io::End(outcome)) = action { Some(outcome) } else { None })
+        self.actions
+            .iter()
+            .find_map(|action| if let Action::Io(Io::End(outcome)) = action { Some(outcome) } else { None })
     }
 
     fn place(&self, is: impl Fn(&Action) -> bool) -> Option<usize> {
-        self.said.iter().position(is)
+        self.actions.iter().position(is)
     }
 
     fn reports(&self) -> Vec<&str> {
-        self.said
+        self.actions
             .iter()
             .filter_map(|action| if let Action::Io(Io::Report { text }) = action { Some(&text[..]) } else { None })
             .collect()
@@ -216,7 +218,7 @@ fn where_each_key_is_a_group_nothing_else_is_tracked() {
     let tracked = |action: &Action| {
         if let Action::Io(Io::Track { groups, complete }) = action { Some((groups.len(), *complete)) } else { None }
     };
-    let tracked: Vec<_> = driven.said.iter().filter_map(tracked).collect();
+    let tracked: Vec<_> = driven.actions.iter().filter_map(tracked).collect();
     assert_eq!(tracked, [(3, true)]);
 }
 
@@ -236,9 +238,9 @@ fn it_ends_where_keys_are_pulled_without_an_end() {
     let mut driven = Driven::new(Protocol::Rocksteady, paper(Protocol::Rocksteady), &["{t}1"], None);
     driven.meet();
     for number in 0..1000 {
-        driven.tell(Event::Wanted { keys: vec![key(&format!("{{t}}none{number}"))] });
+        driven.step(Event::Wanted { keys: vec![key(&format!("{{t}}none{number}"))] });
         driven.now_us += 7000;
-        driven.tell(Event::Tick);
+        driven.step(Event::Tick);
     }
     assert_eq!(driven.outcome(), Some(&Outcome::Moved));
 }
@@ -264,7 +266,7 @@ fn it_is_on_record_that_the_target_has_everything_before_the_source_is_emptied()
         rolled_back: None,
         given_up: None,
         cut_over: true,
-        behind: Behind::NONE,
+        behind: StaleCopies::NONE,
         source: process("a"),
         target: process("b"),
         eras: ProcessGenerations { source: 0, target: 0 },
@@ -288,14 +290,14 @@ fn the_user_may_go_back_until_keys_are_on_their_way() {
             driven.holds_announcements = true;
             driven.meet();
         }
-        driven.tell(Event::RollBack);
+        driven.step(Event::RollBack);
         assert!(matches!(driven.outcome(), Some(Outcome::NotBegun { .. })), "{is_announced}");
         assert_eq!(driven.place(|action| *action == Action::Withdraw).is_some(), is_announced);
     }
     let mut driven = Driven::new(Protocol::NetMigrate, paper(Protocol::NetMigrate), &["{t}1"], None);
-    driven.tell(Event::Pace(Pace { batch_keys: 1, batches: 0, interval_us: 0 }));
+    driven.step(Event::Pace(Pace { batch_keys: 1, batches: 0, interval_us: 0 }));
     driven.meet();
-    driven.tell(Event::RollBack);
+    driven.step(Event::RollBack);
     assert!(driven.outcome().is_none() && driven.reports()[0].contains("no way back"));
 }
 
@@ -305,8 +307,8 @@ fn a_side_is_given_up_before_keys_are_on_their_way() {
     let mut driven = Driven::new(Protocol::NetMigrate, paper(Protocol::NetMigrate), &["{t}1"], None);
     driven.holds_announcements = true;
     driven.meet();
-    driven.tell(Event::Lost { side: Side::Target });
-    driven.tell(Event::GiveUp { side: Side::Target });
+    driven.step(Event::Lost { side: Side::Target });
+    driven.step(Event::GiveUp { side: Side::Target });
     assert!(matches!(driven.outcome(), Some(Outcome::NotBegun { .. })));
     assert!(
         !driven.records.iter().any(|record| matches!(record, Record::GivenUp { .. })),
@@ -334,11 +336,11 @@ fn a_key_that_is_refused_again_and_again_does_not_hold_up_the_move() {
 #[test]
 fn what_is_pulled_is_not_stored_over_what_is_there() {
     let mut driven = Driven::new(Protocol::Rocksteady, paper(Protocol::Rocksteady), &["{t}1"], None);
-    driven.tell(Event::Pace(Pace { batch_keys: 1, batches: 0, interval_us: 0 }));
+    driven.step(Event::Pace(Pace { batch_keys: 1, batches: 0, interval_us: 0 }));
     driven.meet();
-    driven.tell(Event::Wanted { keys: vec![key("{t}1")] });
+    driven.step(Event::Wanted { keys: vec![key("{t}1")] });
     driven.now_us += 200_000;
-    driven.tell(Event::Tick);
+    driven.step(Event::Tick);
     let stored = |action: &Action| matches!(action, Action::Io(Io::Store { batch: BatchId(1), .. }));
     assert!(
         driven.place(stored).is_some()
@@ -351,13 +353,13 @@ fn an_adaptive_tracker_is_told_where_it_errs() {
     let found = |driven: &Driven| {
         let found =
             |action: &Action| if let Action::Io(Io::Found { truth, .. }) = action { Some(*truth) } else { None };
-        driven.said.iter().filter_map(found).collect::<Vec<_>>()
+        driven.actions.iter().filter_map(found).collect::<Vec<_>>()
     };
     for (tracker, told) in [(Kind::Adaptive, vec![State::NotStarted]), (Kind::Bloom, vec![])] {
         let mut driven = Driven::new(Protocol::Bloom, Paper { tracker, ..paper(Protocol::Bloom) }, &["{t}1"], None);
-        driven.tell(Event::Pace(Pace { batch_keys: 1, batches: 0, interval_us: 0 }));
+        driven.step(Event::Pace(Pace { batch_keys: 1, batches: 0, interval_us: 0 }));
         driven.meet();
-        driven.tell(Event::Wanted { keys: vec![key("{t}1")] });
+        driven.step(Event::Wanted { keys: vec![key("{t}1")] });
         assert_eq!(found(&driven), told, "{tracker:?}");
     }
     // Once it is there the filter is right.
@@ -365,7 +367,7 @@ fn an_adaptive_tracker_is_told_where_it_errs() {
         Driven::new(Protocol::Bloom, Paper { tracker: Kind::Adaptive, ..paper(Protocol::Bloom) }, &["{t}1"], None);
     driven.listed.push(key("{t}2"));
     driven.meet();
-    driven.tell(Event::Wanted { keys: vec![key("{t}1")] });
+    driven.step(Event::Wanted { keys: vec![key("{t}1")] });
     assert_eq!(found(&driven), []);
     let rules = Rules::new(Protocol::Bloom, &Paper { tracker: Kind::Adaptive, ..paper(Protocol::Bloom) }, Pair(1));
     assert_eq!([rules.way(State::Complete, false), rules.way(State::Complete, true)], [Way::Pull, Way::Target]);

@@ -2,7 +2,7 @@
 
 use proptest::prelude::{Just, Strategy, any, prop, prop_oneof, proptest};
 use proptest::prop_assert_eq;
-use switchyard_policy::migration::record::{Behind, Record, Replay};
+use switchyard_policy::migration::record::{Record, Replay, StaleCopies};
 use switchyard_policy::migration::{Durability, Fingerprint, Key, Process, Protocol, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 
@@ -59,7 +59,7 @@ fn record() -> impl Strategy<Value = Record> {
         (head(), side()).prop_map(|((move_id, leg), side)| Record::GivenUp { move_id, leg, side }),
         head().prop_map(|(move_id, leg)| Record::CutOver { move_id, leg }),
         (head(), keys(), any::<bool>()).prop_map(|((move_id, leg), keys, any)| {
-            let keys = if any { Behind::Any } else { Behind::These(keys) };
+            let keys = if any { StaleCopies::Any } else { StaleCopies::These(keys) };
             Record::Behind { move_id, leg, keys }
         }),
         (head(), side()).prop_map(|((move_id, leg), owner)| Record::LegEnded { move_id, leg, owner }),

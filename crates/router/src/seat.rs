@@ -132,7 +132,7 @@ impl Seat {
     /// What a node's answer to the question means. That another router has taken over is remembered.
     pub fn judge(&self, node: &str, answer: &[u8]) -> OwnershipStatus {
         let standing = match mark_in(answer) {
-            Err(_) => OwnershipStatus::Untold,
+            Err(_) => OwnershipStatus::Unmarked,
             Ok(None) => OwnershipStatus::Free,
             Ok(Some(mark)) => mark.standing(&self.mark()),
         };
@@ -153,7 +153,7 @@ impl Seat {
 #[must_use]
 pub fn why_not(standing: OwnershipStatus) -> Option<String> {
     match standing {
-        OwnershipStatus::Ours | OwnershipStatus::Free | OwnershipStatus::Untold => None,
+        OwnershipStatus::Ours | OwnershipStatus::Free | OwnershipStatus::Unmarked => None,
         OwnershipStatus::Replaced { term } => {
             Some(format!("another router has taken over the nodes (term {term}), so this one must not use them"))
         }
@@ -236,7 +236,7 @@ mod tests {
         assert_eq!(seat.question(), ["ACL", "GETUSER", "switchyard-5ite"]);
         assert_eq!(seat.claim(), ["ACL", "SETUSER", "switchyard-5ite", "off", "~holder:7:me", "~version:2"]);
         assert_eq!(seat.judge("a", b"*1\r\n$12\r\n~holder:7:me\r\n"), OwnershipStatus::Ours);
-        assert_eq!(seat.judge("a", b"-ERR unknown command\r\n"), OwnershipStatus::Untold);
+        assert_eq!(seat.judge("a", b"-ERR unknown command\r\n"), OwnershipStatus::Unmarked);
         assert_eq!(seat.replaced(), None);
         assert_eq!(seat.judge("a", b"*1\r\n$13\r\n~holder:8:you\r\n"), OwnershipStatus::Replaced { term: 8 });
         assert!(seat.replaced().is_some_and(|why| why.contains("term 8") && why.contains("node a")));

@@ -273,7 +273,7 @@ impl Moves {
         self.meet(access).map_err(conflict)?;
         let how = MoveOptions { purge_target: true, direct_clients: false, ..self.how(&HowRequest::default())? };
         let order =
-            |(source, slots)| MoveOrder { source, target: node, slots, keys: None, how, cause: Cause::Asked(None) };
+            |(source, slots)| MoveOrder { source, target: node, slots, keys: None, how, cause: Cause::Requested(None) };
         let orders: Vec<MoveOrder> = from.into_iter().map(order).collect();
         let topology = self.topology_now()?;
         self.nothing_in_the_way(&orders)?;

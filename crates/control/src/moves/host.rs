@@ -120,7 +120,7 @@ mod tests {
             slots: vec![slot],
             keys: None,
             how: MoveOptions::default(),
-            cause: Cause::Asked(None),
+            cause: Cause::Requested(None),
         };
         Planned { begun: true, ..Planned::new(order) }
     }

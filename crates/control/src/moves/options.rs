@@ -99,7 +99,7 @@ impl Options {
     pub(super) fn steered(planned: &Planned, steering: Steering) -> Self {
         let how = &planned.order.how;
         let (pattern, home_for) = match &planned.order.cause {
-            Cause::Asked(pattern) => (pattern.clone(), BTreeMap::new()),
+            Cause::Requested(pattern) => (pattern.clone(), BTreeMap::new()),
             Cause::Needed(by) => (None, by.clone()),
             Cause::Planned => (None, BTreeMap::new()),
         };
@@ -139,7 +139,7 @@ impl Options {
         };
         let cause = match () {
             () if self.is_planned => Cause::Planned,
-            () if self.home_for.is_empty() => Cause::Asked(self.pattern),
+            () if self.home_for.is_empty() => Cause::Requested(self.pattern),
             () => Cause::Needed(self.home_for),
         };
         let OpenMove { source, target, .. } = found;

@@ -235,7 +235,7 @@ impl State {
 mod tests {
     use std::sync::Arc;
 
-    use switchyard_policy::migration::record::{Behind, OpenLeg, ProcessGenerations};
+    use switchyard_policy::migration::record::{OpenLeg, ProcessGenerations, StaleCopies};
     use switchyard_policy::migration::{Cause, Key, MoveOptions, Process};
     use switchyard_policy::topology::Slot;
 
@@ -249,7 +249,7 @@ mod tests {
             slots: Vec::new(),
             keys: None,
             how: MoveOptions::default(),
-            cause: Cause::Asked(None),
+            cause: Cause::Requested(None),
         }
     }
 
@@ -305,7 +305,7 @@ mod tests {
                 rolled_back: None,
                 given_up: None,
                 cut_over: false,
-                behind: Behind::NONE,
+                behind: StaleCopies::NONE,
                 source: process.clone(),
                 target: process,
                 eras: ProcessGenerations { source: 0, target: 0 },

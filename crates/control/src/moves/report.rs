@@ -77,7 +77,7 @@ impl Moves {
         };
         let order = &planned.order;
         let (pattern, home_for) = match &order.cause {
-            Cause::Asked(pattern) => (pattern.clone(), Vec::new()),
+            Cause::Requested(pattern) => (pattern.clone(), Vec::new()),
             Cause::Needed(by) => (None, report_of(by)),
             Cause::Planned => (None, Vec::new()),
         };

@@ -182,7 +182,7 @@ impl Operator {
                     let there = topology.exceptions().count();
                     return Err(conflict(format!(
                         "more than {EXCEPTIONS_MAX} keys match: {}",
-                        TooManyExceptions { there, asked: found.len() }
+                        TooManyExceptions { there, requested: found.len() }
                     )));
                 }
                 cursor = next.bytes().to_vec();
@@ -242,7 +242,7 @@ fn order(
     how: MoveOptions,
 ) -> Option<MoveOrder> {
     let keys: Arc<[Key]> = keys.into_iter().collect();
-    let cause = Cause::Asked(pattern.map(str::to_owned));
+    let cause = Cause::Requested(pattern.map(str::to_owned));
     (!keys.is_empty()).then(|| MoveOrder {
         source,
         target,

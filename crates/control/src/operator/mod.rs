@@ -346,7 +346,7 @@ fn orders(shifts: Vec<Shift>, how: MoveOptions) -> Vec<MoveOrder> {
         slots,
         keys: None,
         how,
-        cause: Cause::Asked(None),
+        cause: Cause::Requested(None),
     };
     shifts.into_iter().map(order).collect()
 }

@@ -113,7 +113,7 @@ pub struct RecentHit<'a> {
 const LATELY: usize = 1 << 10;
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Lately {
+struct RecentKey {
     quick: u64,
     hash: u64,
     place: usize,
@@ -142,14 +142,14 @@ impl Replies {
 
 /// A reply, and as long as what it may be given.
 #[derive(Debug)]
-struct Kept {
+struct CachedReply {
     replies: Replies,
     /// The gates of its key and its node, as they were when its fill began.
     gates: (Gate, Gate),
     until_us: u64,
 }
 
-impl Kept {
+impl CachedReply {
     /// Whether it may be given, with the gates as they are now, to a command that was received before `exact_us`.
     #[inline]
     fn is_good(&self, gates: (Gate, Gate), exact_us: u64) -> bool {
@@ -160,7 +160,7 @@ impl Kept {
 #[derive(Debug)]
 enum State {
     Filling(u32),
-    Kept(Kept),
+    Kept(CachedReply),
     /// It could not be kept, and is not tried before.
     Rests(u64),
 }
@@ -232,7 +232,7 @@ pub struct Copies {
     evicts_at_us: u64,
     fills: BTreeMap<u32, Fill>,
     beats: Beats,
-    lately: Vec<Lately>,
+    lately: Vec<RecentKey>,
     last: u32,
     sizes: Sizes,
     bytes_max: usize,
@@ -387,8 +387,8 @@ impl Copies {
         let Some(of_key) = self.keys.get(&asked.hash) else { return };
         let is_it = |form: &Form| form.database == asked.database && *form.request == *asked.request;
         if let Some(place) = of_key.forms.iter().position(is_it) {
-            self.lately.resize(LATELY, Lately::default());
-            self.lately[quick as usize % LATELY] = Lately { quick, hash: asked.hash, place };
+            self.lately.resize(LATELY, RecentKey::default());
+            self.lately[quick as usize % LATELY] = RecentKey { quick, hash: asked.hash, place };
         }
     }
 
@@ -440,7 +440,7 @@ impl Copies {
     }
 
     /// How long the key lives, as the node has answered PTTL, ms; less than zero: for ever, or there is none.
-    pub fn told_ttl(&mut self, number: u32, ms: i64) {
+    pub fn on_ttl_reply(&mut self, number: u32, ms: i64) {
         if let Some(fill) = self.fills.get_mut(&number)
             && let Ok(ms) = u64::try_from(ms)
         {
@@ -450,7 +450,7 @@ impl Copies {
     }
 
     /// A fill comes to nothing, whatever the node still answers.
-    pub fn spoil(&mut self, number: u32, why: Discarded) {
+    pub fn discard_fill(&mut self, number: u32, why: Discarded) {
         if let Some(fill) = self.fills.get_mut(&number) {
             fill.spoiled = fill.spoiled.or(Some(why));
             fill.is_lost |= why == Discarded::Lost;
@@ -500,7 +500,7 @@ impl Copies {
         match why {
             None => {
                 let replies = Replies { resp3: resp3.into(), resp2: resp2.map(Into::into) };
-                form.state = State::Kept(Kept { replies, gates: fill.gates, until_us: fill.until_us });
+                form.state = State::Kept(CachedReply { replies, gates: fill.gates, until_us: fill.until_us });
                 sizes.bytes += bytes;
                 sizes.copies += 1;
                 Ok(())
@@ -686,7 +686,7 @@ mod tests {
 
     fn fill(gates: &OneThread, copies: &mut Copies, value: &str, ttl: i64) -> Filled {
         let number = copies.begin(gates, ASKED, (1_000, 1_000)).expect("a fill");
-        copies.told_ttl(number, ttl);
+        copies.on_ttl_reply(number, ttl);
         copies.end(gates, number, value.as_bytes(), None, (1_000, 1_000), |_, _| Some(NODE))
     }
 
@@ -798,7 +798,7 @@ mod tests {
         assert_eq!(read(&gates, &mut copies, ASKED, end_us + LEASE_US), "one");
         let number =
             copies.begin(&gates, ReadRequest { database: 1, ..ASKED }, (0, end_us + LEASE_US)).expect("a fill");
-        copies.spoil(number, Discarded::Lost);
+        copies.discard_fill(number, Discarded::Lost);
         assert_eq!(copies.end(&gates, number, b"", None, (0, 0), |_, _| Some(NODE)), Err(Discarded::Lost));
         assert_eq!(
             read(&gates, &mut copies, ASKED, end_us + LEASE_US + 1),

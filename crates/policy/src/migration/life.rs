@@ -191,7 +191,7 @@ pub struct MoveStateMachine {
     open: Option<OpenLeg>,
     next_leg: u32,
     /// What is under way.
-    asked: Step,
+    requested: Step,
     /// Since when an open leg waits for its nodes, and those that were not reached in this round, with what people are
     /// told.
     since_us: u64,
@@ -221,7 +221,7 @@ impl MoveStateMachine {
             slots_left,
             open: open.filter(|leg| leg.moving),
             next_leg,
-            asked: Step::Check,
+            requested: Step::Check,
             since_us: now_us,
             missing: Vec::new(),
             paused: false,
@@ -231,15 +231,15 @@ impl MoveStateMachine {
             drain_us: 0,
             failed_leg_starts: 0,
         };
-        life.asked = life.open_again().unwrap_or_else(|| reach(life.look_or(Step::Check)));
-        let first = life.asked.clone();
+        life.requested = life.open_again().unwrap_or_else(|| reach(life.look_or(Step::Check)));
+        let first = life.requested.clone();
         (life, first)
     }
 
     /// What comes next, by what came of the last step, at `now_us` (microseconds on any clock that does not go back).
     pub fn came(&mut self, came: StepResult, now_us: u64) -> Step {
-        let asked = self.asked.clone();
-        self.asked = match came {
+        let asked = self.requested.clone();
+        self.requested = match came {
             StepResult::Done => self.done(asked, now_us),
             StepResult::Cut(slots) => Step::Clocks(LegSlots { number: self.next_leg, slots }),
             StepResult::Ended(outcome) => self.leg_ended(asked, outcome),
@@ -247,7 +247,7 @@ impl MoveStateMachine {
             StepResult::Refused(why) => self.refused(asked, why, now_us),
             StepResult::Aborted => stopped(ABORTED),
         };
-        self.asked.clone()
+        self.requested.clone()
     }
 
     fn done(&mut self, asked: Step, now_us: u64) -> Step {

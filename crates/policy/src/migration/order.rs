@@ -64,7 +64,7 @@ impl MoveOptions {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Cause {
     /// Somebody asks for it; where only some keys move, those that match this pattern.
-    Asked(Option<String>),
+    Requested(Option<String>),
     /// Commands of clients need keys together with others of their slots: how many keys, by the command that needed
     /// them first.
     Needed(BTreeMap<String, u64>),

@@ -35,7 +35,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::planted::{Bug, InjectedBug};
-use super::record::{Behind, OpenLeg};
+use super::record::{OpenLeg, StaleCopies};
 use super::{
     Action, BatchId, Durability, Event, Fingerprinter, Io, Key, Machine, Orders, Outcome, Pace, Phase, Process,
     Progress, Record, Side, UnexpectedKeys,
@@ -143,7 +143,7 @@ struct Batch {
     /// Those that the source had.
     there: Vec<Key>,
     step: Step,
-    asked: bool,
+    is_requested: bool,
     not_before_us: u64,
     tries: u32,
 }
@@ -162,9 +162,9 @@ enum Proof {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Quiet {
+enum QuiesceState {
     No,
-    Asked,
+    Requested,
     Reached,
 }
 
@@ -208,7 +208,7 @@ pub struct Precopy {
     rounds: u32,
     left_before: usize,
     /// Of a leg that is taken up: copies at the target that were past when the drain was complete.
-    behind: Behind,
+    behind: StaleCopies,
     /// All copies are past, says the record: until they are removed.
     behind_is_any: bool,
     proof: Proof,
@@ -216,7 +216,7 @@ pub struct Precopy {
     evicted: Option<u64>,
     /// Questions to the target that are not answered.
     confirms: u32,
-    quiet: Quiet,
+    quiet: QuiesceState,
     pace: Pace,
     last_refusal_us: u64,
     progress: Progress,
@@ -264,12 +264,12 @@ impl Precopy {
             rewritten: false,
             rounds: 0,
             left_before: usize::MAX,
-            behind: Behind::NONE,
+            behind: StaleCopies::NONE,
             behind_is_any: false,
             proof: Proof::No,
             evicted: None,
             confirms: 0,
-            quiet: Quiet::No,
+            quiet: QuiesceState::No,
             pace: Pace { batch_keys: 100, batches: 1, interval_us: 0 },
             last_refusal_us: 0,
             progress: Progress::NONE,
@@ -306,7 +306,7 @@ impl Precopy {
         self.progress.phase = Phase::Ended;
         self.batches.clear();
         actions.push(Action::Io(Io::End(outcome)));
-        if self.quiet == Quiet::Asked {
+        if self.quiet == QuiesceState::Requested {
             actions.push(Action::Io(Io::Quiet));
         }
     }
@@ -382,9 +382,9 @@ impl Precopy {
         }
         for batch in self.batches.values_mut() {
             let asked_at = if batch.step == Step::Copy { Side::Source } else { Side::Target };
-            if batch.asked && asked_at == side {
+            if batch.is_requested && asked_at == side {
                 // What the target did with it does not matter: it is read and written once more.
-                (batch.step, batch.asked) = (Step::Copy, false);
+                (batch.step, batch.is_requested) = (Step::Copy, false);
                 self.progress.repeated += 1;
             }
         }
@@ -462,12 +462,12 @@ impl Precopy {
                     self.todo.extend(settled.into_iter().chain(std::mem::take(&mut self.written)));
                 }
                 let keys = match self.rewritten && self.has_stored {
-                    true => Behind::Any,
-                    false if !self.has_stored => Behind::NONE,
-                    false => Behind::These(self.todo.iter().map(|key| self.fingerprints.of(key)).collect()),
+                    true => StaleCopies::Any,
+                    false if !self.has_stored => StaleCopies::NONE,
+                    false => StaleCopies::These(self.todo.iter().map(|key| self.fingerprints.of(key)).collect()),
                 };
-                if keys != Behind::NONE {
-                    self.behind_is_any = keys == Behind::Any;
+                if keys != StaleCopies::NONE {
+                    self.behind_is_any = keys == StaleCopies::Any;
                     record = self.record(Record::Behind { move_id, leg, keys }, actions);
                 }
                 self.state = State::Starting { record };
@@ -570,7 +570,7 @@ impl Precopy {
     }
 
     fn purge_of(&mut self, side: Side, wrong: UnexpectedKeys, actions: &mut Vec<Action>) {
-        if self.purging.is_none() && self.is_up(side) && self.quiet == Quiet::No {
+        if self.purging.is_none() && self.is_up(side) && self.quiet == QuiesceState::No {
             self.purging = Some(side);
             actions.push(Action::Purge { side, wrong });
         }
@@ -583,14 +583,14 @@ impl Precopy {
                     self.purge(Side::Target, actions);
                 } else if self.is_up(Side::Source) && self.is_up(Side::Target) {
                     self.state = State::Counting;
-                    self.ask_target(actions);
+                    self.confirm_target(actions);
                 }
             }
             State::Ahead { settles: true } => {}
             State::Ahead { settles: false } => {
                 self.go_on_with_batches(now_us, actions);
                 self.begin_batches(now_us, actions);
-                if self.all_is_copied() && self.quiet == Quiet::No {
+                if self.all_is_copied() && self.quiet == QuiesceState::No {
                     self.next_round(now_us, actions);
                 }
             }
@@ -620,15 +620,15 @@ impl Precopy {
             }
             _ => {}
         }
-        if self.quiet == Quiet::Asked && self.batches.values().all(|batch| !batch.asked) {
+        if self.quiet == QuiesceState::Requested && self.batches.values().all(|batch| !batch.is_requested) {
             // What was read before is read again.
             self.batches.values_mut().for_each(|batch| batch.step = Step::Copy);
-            self.quiet = Quiet::Reached;
+            self.quiet = QuiesceState::Reached;
             actions.push(Action::Io(Io::Quiet));
         }
     }
 
-    fn ask_target(&mut self, actions: &mut Vec<Action>) {
+    fn confirm_target(&mut self, actions: &mut Vec<Action>) {
         // One that is lost is asked when it is proven that it is the same process.
         if self.is_up(Side::Target) {
             self.confirms += 1;
@@ -699,7 +699,7 @@ impl Precopy {
         self.settling = std::mem::take(&mut self.written);
         self.state = State::Ahead { settles: true };
         actions.push(Action::Observe);
-        self.ask_target(actions);
+        self.confirm_target(actions);
         if self.planted.is(Bug::ReadAgainTooEarly) {
             self.drained(actions);
         }
@@ -713,14 +713,14 @@ impl Precopy {
             if let Some(wrong) = self.behind.wrong() {
                 return self.purge_of(Side::Target, wrong, actions);
             }
-            if self.batches.is_empty() && self.quiet == Quiet::No && self.is_up(Side::Target) {
+            if self.batches.is_empty() && self.quiet == QuiesceState::No && self.is_up(Side::Target) {
                 self.record_end(actions);
             }
             return;
         }
         if self.back.is_some() {
             // What is only read may be read in vain.
-            self.batches.retain(|_, batch| batch.asked && batch.step != Step::Copy && self.given_up.is_none());
+            self.batches.retain(|_, batch| batch.is_requested && batch.step != Step::Copy && self.given_up.is_none());
             self.todo.clear();
             if self.batches.is_empty() {
                 let Orders { move_id, leg, .. } = self.orders;
@@ -742,7 +742,11 @@ impl Precopy {
             return;
         }
         self.begin_batches(now_us, actions);
-        if !self.all_is_copied() || !self.is_up(Side::Source) || !self.is_up(Side::Target) || self.quiet != Quiet::No {
+        if !self.all_is_copied()
+            || !self.is_up(Side::Source)
+            || !self.is_up(Side::Target)
+            || self.quiet != QuiesceState::No
+        {
             return;
         }
         match self.proof {
@@ -755,7 +759,7 @@ impl Precopy {
             Proof::No | Proof::Secured => {
                 self.proof = Proof::Confirming([true; 2]);
                 actions.push(Action::Confirm { side: Side::Source });
-                self.ask_target(actions);
+                self.confirm_target(actions);
             }
             Proof::Yes => {
                 let Orders { move_id, leg, .. } = self.orders;
@@ -792,7 +796,7 @@ impl Precopy {
                 keys: keys.to_vec(),
                 there: Vec::new(),
                 step: Step::Remove,
-                asked: false,
+                is_requested: false,
                 not_before_us: 0,
                 tries: 0,
             };
@@ -845,10 +849,10 @@ impl Machine for Precopy {
             Event::Purged => match self.purging.take() {
                 Some(Side::Source) => self.record_end(actions),
                 Some(Side::Target) => {
-                    (self.target_is_dirty, self.behind) = (false, Behind::NONE);
+                    (self.target_is_dirty, self.behind) = (false, StaleCopies::NONE);
                     if std::mem::take(&mut self.behind_is_any) {
                         let Orders { move_id, leg, .. } = self.orders;
-                        self.record(Record::Behind { move_id, leg, keys: Behind::NONE }, actions);
+                        self.record(Record::Behind { move_id, leg, keys: StaleCopies::NONE }, actions);
                     }
                 }
                 None => {}
@@ -902,8 +906,8 @@ impl Machine for Precopy {
                     self.end(outcome, actions);
                 }
             }
-            Event::Quiesce => self.quiet = Quiet::Asked,
-            Event::Resume => self.quiet = Quiet::No,
+            Event::Quiesce => self.quiet = QuiesceState::Requested,
+            Event::Resume => self.quiet = QuiesceState::No,
             Event::Pace(pace) => self.pace = pace,
             Event::RollBack => self.turn_back("it was told to end".to_owned(), actions),
             Event::GiveUp { side } => self.user_gives_up(side, actions),

@@ -34,14 +34,14 @@ struct Batch {
     id: BatchId,
     keys: Vec<Key>,
     step: Step,
-    asked: bool,
+    is_requested: bool,
     not_before_us: u64,
     tries: u32,
 }
 
 impl Batch {
     fn go_to(&mut self, step: Step) {
-        (self.step, self.asked) = (step, false);
+        (self.step, self.is_requested) = (step, false);
     }
 }
 
@@ -91,7 +91,7 @@ impl Work for StopAndCopy {
         else {
             return;
         };
-        let Some(batch) = self.batch.as_mut().filter(|batch| batch.asked && batch.id == id) else { return };
+        let Some(batch) = self.batch.as_mut().filter(|batch| batch.is_requested && batch.id == id) else { return };
         match (event, &batch.step) {
             (Event::Migrated { refused, .. }, Step::Migrate) => self.migrated(leg, refused, now_us, actions),
             (Event::Copied { outcomes, .. }, Step::Look) => {
@@ -107,11 +107,12 @@ impl Work for StopAndCopy {
     fn go_on(&mut self, leg: &mut LegCore, now_us: u64, actions: &mut Vec<Action>) {
         let usable = leg.usable(Side::Source) && leg.usable(Side::Target);
         let keys = self.fingerprints(leg);
-        let Some(batch) = self.batch.as_mut().filter(|batch| usable && !batch.asked && batch.not_before_us <= now_us)
+        let Some(batch) =
+            self.batch.as_mut().filter(|batch| usable && !batch.is_requested && batch.not_before_us <= now_us)
         else {
             return;
         };
-        batch.asked = true;
+        batch.is_requested = true;
         let from = leg.from();
         match &batch.step {
             Step::Migrate => actions.push(Action::Io(Io::Migrate { batch: batch.id, from, keys: batch.keys.clone() })),
@@ -147,7 +148,7 @@ impl Work for StopAndCopy {
         let keys: BTreeSet<Key> = leg.listed.drain(..most.min(leg.listed.len())).collect();
         self.last = self.last.wrapping_add(1);
         let (id, keys) = (BatchId(self.last), keys.into_iter().collect());
-        self.batch = Some(Batch { id, keys, step: Step::Migrate, asked: false, not_before_us: 0, tries: 0 });
+        self.batch = Some(Batch { id, keys, step: Step::Migrate, is_requested: false, not_before_us: 0, tries: 0 });
         self.go_on(leg, now_us, actions);
     }
 
@@ -168,8 +169,8 @@ impl Work for StopAndCopy {
     fn lost(&mut self, leg: &mut LegCore, side: Side) -> bool {
         let from = leg.from();
         let is_asked_there = |batch: &&mut Batch| match batch.step {
-            Step::Migrate | Step::Look => batch.asked && side == from,
-            Step::Clear(_) => batch.asked && side != from,
+            Step::Migrate | Step::Look => batch.is_requested && side == from,
+            Step::Clear(_) => batch.is_requested && side != from,
             Step::Record | Step::Recorded(_) => false,
         };
         // What the node did with the other one is unknown. To migrate again is harmless: what is gone stays gone.
@@ -193,7 +194,7 @@ impl Work for StopAndCopy {
     }
 
     fn drop_without(&mut self, leg: &mut LegCore, _all: bool) {
-        if self.batch.as_ref().is_some_and(|batch| !batch.asked) {
+        if self.batch.as_ref().is_some_and(|batch| !batch.is_requested) {
             self.give_up(leg);
         }
     }

@@ -137,12 +137,12 @@ pub struct TooManyExceptions {
     /// How many there are.
     pub there: usize,
     /// How many more were asked for.
-    pub asked: usize,
+    pub requested: usize,
 }
 
 impl fmt::Display for TooManyExceptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { there, asked } = self;
+        let Self { there, requested: asked } = self;
         write!(
             f,
             "{asked} keys cannot live elsewhere than their slots, beside the {there} that do: at most {EXCEPTIONS_MAX} can, with names of {} MiB together. \
@@ -285,7 +285,7 @@ impl Topology {
         let (there, bytes_there) =
             self.exceptions.as_ref().map_or((0, 0), |exceptions| (exceptions.count(), exceptions.bytes));
         let fits = asked == 0 || (there + asked <= EXCEPTIONS_MAX && bytes_there + bytes <= EXCEPTION_BYTES_MAX);
-        if fits { Ok(()) } else { Err(TooManyExceptions { there, asked }) }
+        if fits { Ok(()) } else { Err(TooManyExceptions { there, requested: asked }) }
     }
 
     /// The next topology, one epoch higher, in which these keys live at `target`: as exceptions, or (where it owns

@@ -148,7 +148,7 @@ fn is_admitted(worker: &mut Worker, handle: Handle, info: &[u8], run_id: Option<
     match seat.admission(link.node, run_id) {
         Admission::Admitted => return true,
         // The node keeps no marks, so no router has hot copies of its keys.
-        Admission::Unmet if link.standing == OwnershipStatus::Untold => {
+        Admission::Unmet if link.standing == OwnershipStatus::Unmarked => {
             seat.meet_unmarked(link.node, run_id);
             return true;
         }
@@ -179,7 +179,7 @@ impl Worker {
         link.writable = true;
         link.greeting.clear();
         (link.knows_data, link.holdings, link.is_loading, link.persists) = (false, None, false, false);
-        link.standing = OwnershipStatus::Untold;
+        link.standing = OwnershipStatus::Unmarked;
         // It is asked again: what an earlier connection was refused, this one may be allowed.
         link.no_multi = None;
         let name = self.shared.connection_name(self.index);
@@ -396,11 +396,11 @@ impl Worker {
             (Greeting::Claim, None) => {}
             (Greeting::Waits(_), _) => self.attempt_failed(handle, "it sent a reply without a request"),
             (Greeting::Claim, Some(error)) => {
-                link.standing = OwnershipStatus::Untold;
+                link.standing = OwnershipStatus::Unmarked;
                 debug!(node = %self.node_name(node), error, "node refuses ACL SETUSER");
             }
             (Greeting::Claimed(info), _) => match self.learn_standing(handle, answer) {
-                Some(OwnershipStatus::Ours | OwnershipStatus::Untold) => {
+                Some(OwnershipStatus::Ours | OwnershipStatus::Unmarked) => {
                     if let (Some(seat), Some(run_id)) = (&self.shared.seat, run_id_of(&info))
                         && seat.meet(node, &run_id, answer)
                     {

@@ -523,10 +523,10 @@ pub(super) fn told_ttl(worker: &mut Worker, node: NodeId, number: u32, answer: &
         .life_max
         .map_or(i64::MAX, |most| i64::try_from(most.as_millis()).unwrap_or(i64::MAX));
     match reply::integer(answer) {
-        Some(ms) if ms >= 0 => hot.copies.told_ttl(number, ms.min(longest)),
-        Some(_) if longest < i64::MAX => hot.copies.told_ttl(number, longest),
+        Some(ms) if ms >= 0 => hot.copies.on_ttl_reply(number, ms.min(longest)),
+        Some(_) if longest < i64::MAX => hot.copies.on_ttl_reply(number, longest),
         Some(_) => {}
-        None => hot.copies.spoil(number, Discarded::Refused),
+        None => hot.copies.discard_fill(number, Discarded::Refused),
     }
 }
 
@@ -536,7 +536,7 @@ pub(super) fn filled(worker: &mut Worker, number: u32, answer: &[u8], lost: bool
     let hot = &mut hearers.hot;
     let Some(Waiting { shape, clients }) = hot.waiting.remove(&number) else { return };
     if lost {
-        hot.copies.spoil(number, Discarded::Lost);
+        hot.copies.discard_fill(number, Discarded::Lost);
     }
     let mut resp2 = Vec::new();
     let differs = !reply::is_error(answer) && to_resp2(answer, shape, &mut resp2);
@@ -555,7 +555,7 @@ pub(super) fn filled(worker: &mut Worker, number: u32, answer: &[u8], lost: bool
 
 /// The answer is too large to be collected.
 pub(super) fn fill_too_large(worker: &mut Worker, number: u32) {
-    worker.hearers.hot.copies.spoil(number, Discarded::Large);
+    worker.hearers.hot.copies.discard_fill(number, Discarded::Large);
     filled(worker, number, b"", false);
 }
 

@@ -307,7 +307,7 @@ impl Link {
             body: Body::Whole(ReplyScanner::default()),
             streamed: 0,
             greeting: VecDeque::new(),
-            standing: OwnershipStatus::Untold,
+            standing: OwnershipStatus::Unmarked,
             client_id: 0,
             run_id: None,
             knows_data: false,

@@ -523,7 +523,7 @@ impl Fleet {
                 slots: self.slots_of(source),
                 keys: None,
                 how,
-                cause: Cause::Asked(None),
+                cause: Cause::Requested(None),
             },
             leftovers: Vec::new(),
             leftovers_at_source: Vec::new(),

@@ -131,7 +131,7 @@ impl World {
         let of = &mut self.workers[ix].hot;
         let late: Vec<u32> = of.copies.late(now.saturating_sub(LATE_US)).map(|(number, _)| number).collect();
         for number in late {
-            self.workers[ix].hot.copies.spoil(number, Discarded::Lost);
+            self.workers[ix].hot.copies.discard_fill(number, Discarded::Lost);
             self.waits_no_more(ix, number);
         }
         match self.random.below(100) {

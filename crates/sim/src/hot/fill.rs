@@ -26,7 +26,7 @@ impl World {
             }
             (What::FillTtl(number), Reply::Number(ms)) => {
                 if !self.bug(Bug::LifeForgotten) {
-                    self.workers[ix].hot.copies.told_ttl(number, ms);
+                    self.workers[ix].hot.copies.on_ttl_reply(number, ms);
                 }
             }
             (What::Beat, _) => self.workers[ix].hot.copies.beats().replied(NodeId(node as u16)),

@@ -37,7 +37,7 @@ impl Mover {
     fn order(&self) -> MoveOrder {
         let how = self.how();
         let (source, target) = (NodeId(self.source as u16), NodeId(self.target as u16));
-        MoveOrder { source, target, slots: self.slots.clone(), keys: None, how, cause: Cause::Asked(None) }
+        MoveOrder { source, target, slots: self.slots.clone(), keys: None, how, cause: Cause::Requested(None) }
     }
 }
 

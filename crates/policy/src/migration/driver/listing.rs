@@ -22,7 +22,7 @@ impl Listing {
     /// Nothing is written any more, and these databases have keys: a walk that has not begun goes through them.
     pub(super) fn begin_with(&mut self, databases: &[u32]) {
         if let Self::Walked(walk) = self
-            && !walk.asked
+            && !walk.is_requested
         {
             *walk = Walk::new(walk.number, walk.side, databases);
         }
@@ -40,14 +40,14 @@ impl Listing {
         if let Self::Walked(walk) = self
             && walk.side == side
         {
-            walk.asked = false;
+            walk.is_requested = false;
         }
     }
 
     /// Whether an answer is to this listing.
     pub(super) fn scanned(&mut self, number: u32, cursor: &[u8]) -> bool {
         let Self::Walked(walk) = self else { return false };
-        let is_its = walk.number == number && walk.asked;
+        let is_its = walk.number == number && walk.is_requested;
         if is_its {
             walk.take(cursor);
         }
@@ -66,7 +66,7 @@ pub(super) struct Walk {
     all: Vec<u32>,
     cursor: Vec<u8>,
     /// A SCAN is under way.
-    asked: bool,
+    is_requested: bool,
 }
 
 impl Walk {
@@ -77,7 +77,7 @@ impl Walk {
             databases: databases.to_vec(),
             all: databases.to_vec(),
             cursor: b"0".to_vec(),
-            asked: false,
+            is_requested: false,
         }
     }
 
@@ -88,17 +88,17 @@ impl Walk {
     }
 
     fn is_over(&self) -> bool {
-        self.databases.is_empty() && !self.asked
+        self.databases.is_empty() && !self.is_requested
     }
 
-    fn ask(&mut self) -> Option<DriverAction> {
-        let database = self.databases.last().copied().filter(|_| !self.asked)?;
-        self.asked = true;
+    fn next_scan(&mut self) -> Option<DriverAction> {
+        let database = self.databases.last().copied().filter(|_| !self.is_requested)?;
+        self.is_requested = true;
         Some(DriverAction::Scan { walk: self.number, side: self.side, database, cursor: self.cursor.clone() })
     }
 
     fn take(&mut self, cursor: &[u8]) {
-        self.asked = false;
+        self.is_requested = false;
         if cursor == b"0" {
             self.databases.pop();
         }
@@ -197,7 +197,7 @@ impl Driver {
                     }
                 }
                 purge.named.clear();
-                out.extend(purge.walk.ask());
+                out.extend(purge.walk.next_scan());
             }
             if purge.is_over() {
                 self.purge = None;
@@ -210,7 +210,7 @@ impl Driver {
             && is_wanted
             && self.is_up[walk.side as usize]
         {
-            out.extend(walk.ask());
+            out.extend(walk.next_scan());
         }
     }
 

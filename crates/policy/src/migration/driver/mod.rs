@@ -205,7 +205,7 @@ pub struct Barrier {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum PublishState {
     Nothing,
-    Asked(Stage),
+    Requested(Stage),
     Again { stage: Stage, at_us: u64 },
     Draining { epoch: u64 },
 }
@@ -222,7 +222,7 @@ enum Stage {
 enum HandoverState {
     Nothing,
     CatchingUp { to: Side },
-    Asked { to: Side },
+    Requested { to: Side },
     Again { to: Side, at_us: u64 },
 }
 
@@ -387,7 +387,7 @@ impl Driver {
                 self.inbox.push_back(Event::Recorded(self.recorded));
             }
             DriverEvent::Published(epoch) => {
-                if let PublishState::Asked(stage) = self.telling {
+                if let PublishState::Requested(stage) = self.telling {
                     let again = PublishState::Again { stage, at_us: now_us + PUBLISH_AGAIN_US };
                     self.telling = epoch.map_or(again, |epoch| PublishState::Draining { epoch });
                 }
@@ -426,7 +426,7 @@ impl Driver {
                 }
             }
             DriverEvent::HandedOver(is_done) => {
-                if let HandoverState::Asked { to } = self.handing {
+                if let HandoverState::Requested { to } = self.handing {
                     match is_done {
                         true => self.inbox.push_back(Event::HandedOver),
                         false => self.handing = HandoverState::Again { to, at_us: now_us + HAND_OVER_AGAIN_US },
@@ -577,12 +577,12 @@ impl Driver {
     }
 
     fn tell(&mut self, stage: Stage, out: &mut Vec<DriverAction>) {
-        self.telling = PublishState::Asked(stage);
+        self.telling = PublishState::Requested(stage);
         out.push(if stage == Stage::Moving { DriverAction::Publish } else { DriverAction::Observe });
     }
 
     fn hand_over(&mut self, to: Side, out: &mut Vec<DriverAction>) {
-        self.handing = HandoverState::Asked { to };
+        self.handing = HandoverState::Requested { to };
         out.push(DriverAction::HandOver { to });
     }
 }

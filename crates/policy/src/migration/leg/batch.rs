@@ -64,7 +64,7 @@ pub(super) struct Batch {
     before: Vec<Option<ProcessGenerations>>,
     step: Step,
     /// The step was asked for and has not been answered.
-    asked: bool,
+    is_requested: bool,
     /// Somebody waits for it.
     wanted: bool,
     /// A record that is not durable yet, and the eras when it was written.
@@ -82,7 +82,7 @@ pub(super) struct Batch {
 impl Batch {
     /// For [`super::identity`]; `behind` says how far a record is behind the last.
     pub(super) fn hash_with<H: Hasher>(&self, behind: impl Fn(u64) -> u64, state: &mut H) {
-        (&self.keys, &self.had, self.read_of, &self.before, self.step, self.asked, self.wanted).hash(state);
+        (&self.keys, &self.had, self.read_of, &self.before, self.step, self.is_requested, self.wanted).hash(state);
         (self.record.map(|(number, eras)| (behind(number), eras)), self.on_record, self.removal_sent, self.store_sent)
             .hash(state);
         (self.tries, self.not_before_us).hash(state);
@@ -90,7 +90,7 @@ impl Batch {
 
     fn go_to(&mut self, step: Step) {
         self.step = step;
-        self.asked = false;
+        self.is_requested = false;
     }
 
     fn had_any(&self) -> bool {
@@ -178,7 +178,8 @@ impl Work for Batches {
     }
 
     fn go_on(&mut self, leg: &mut LegCore, now_us: u64, actions: &mut Vec<Action>) {
-        let idle: Vec<BatchId> = self.batches.iter().filter(|(_, batch)| !batch.asked).map(|(id, _)| *id).collect();
+        let idle: Vec<BatchId> =
+            self.batches.iter().filter(|(_, batch)| !batch.is_requested).map(|(id, _)| *id).collect();
         for id in idle {
             self.drive(leg, id, now_us, actions);
         }
@@ -190,7 +191,7 @@ impl Work for Batches {
         for batch in self.batches.values_mut() {
             let Some((_, eras)) = batch.record.take_if(|(awaited, _)| *awaited <= number) else { continue };
             batch.on_record = Some(eras);
-            if batch.step == Step::Record && batch.asked {
+            if batch.step == Step::Record && batch.is_requested {
                 batch.go_to(Step::Remove);
             }
             for (fingerprint, _) in &batch.keys {
@@ -211,7 +212,7 @@ impl Work for Batches {
         let not_redone = leg.planted.is(Bug::NotRedone);
         let era = leg.link(to).era;
         let mut is_given_up = false;
-        for batch in self.batches.values_mut().filter(|batch| batch.asked) {
+        for batch in self.batches.values_mut().filter(|batch| batch.is_requested) {
             let is_on_record = batch.step == Step::Remove;
             match batch.step {
                 Step::Store if side == to && not_redone => batch.go_to(Step::Secure),
@@ -248,7 +249,7 @@ impl Work for Batches {
             match batch.step {
                 Step::Copy => continue,
                 // Sent and not answered by the other side: it is done when that answers.
-                Step::Remove if batch.asked => continue,
+                Step::Remove if batch.is_requested => continue,
                 Step::Clear | Step::Store | Step::Secure | Step::Record | Step::Remove => batch.go_to(Step::Clear),
             }
             leg.progress.repeated += 1;
@@ -261,7 +262,7 @@ impl Work for Batches {
         let dropped: Vec<BatchId> = self
             .batches
             .iter()
-            .filter(|(_, batch)| batch.step != Step::Remove && !batch.asked && batch.record.is_none())
+            .filter(|(_, batch)| batch.step != Step::Remove && !batch.is_requested && batch.record.is_none())
             .filter(|(_, batch)| batch.on_record.is_none() || batch.tries >= TRIES)
             .map(|(id, _)| *id)
             .collect();
@@ -282,7 +283,7 @@ impl Work for Batches {
         let dropped: Vec<BatchId> = self
             .batches
             .iter()
-            .filter(|(_, batch)| !batch.asked && batch.record.is_none())
+            .filter(|(_, batch)| !batch.is_requested && batch.record.is_none())
             .map(|(id, _)| *id)
             .collect();
         for batch in dropped.into_iter().filter_map(|id| self.batches.remove(&id)) {
@@ -304,7 +305,8 @@ impl Work for Batches {
     /// goes to that side.
     fn drop_without(&mut self, _leg: &mut LegCore, all: bool) {
         let is_over = |batch: &Batch| all || batch.step == Step::Copy || batch.tries >= TRIES;
-        let idle = self.batches.extract_if(.., |_, batch| !batch.asked && batch.record.is_none() && is_over(batch));
+        let idle =
+            self.batches.extract_if(.., |_, batch| !batch.is_requested && batch.record.is_none() && is_over(batch));
         for (fingerprint, _) in idle.flat_map(|(_, batch)| batch.keys) {
             self.busy.remove(&fingerprint);
         }
@@ -376,7 +378,7 @@ impl Batches {
             let clearable = to_usable && (from_usable || is_alone || leg.rolls_back || leg.target.era == 0);
             let Some(batch) = self.batches.get_mut(&id) else { return };
             let restarted = batch.read_of != era && !kept;
-            if batch.asked || now_us < batch.not_before_us {
+            if batch.is_requested || now_us < batch.not_before_us {
                 return;
             }
             let had_any = batch.had_any();
@@ -427,7 +429,7 @@ impl Batches {
                 _ => return,
             }
             if let Some(batch) = self.batches.get_mut(&id) {
-                batch.asked = true;
+                batch.is_requested = true;
             }
             return;
         }
@@ -465,7 +467,7 @@ impl Batches {
     }
 
     fn answered(&mut self, id: BatchId, step: Step) -> Option<&mut Batch> {
-        self.batches.get_mut(&id).filter(|batch| batch.asked && batch.step == step)
+        self.batches.get_mut(&id).filter(|batch| batch.is_requested && batch.step == step)
     }
 
     fn batch_copied(
@@ -699,7 +701,7 @@ impl Batches {
             before: keys.iter().map(|(fingerprint, _)| leg.away.get(fingerprint).copied()).collect(),
             keys,
             step: Step::Copy,
-            asked: false,
+            is_requested: false,
             wanted,
             record: None,
             on_record: None,

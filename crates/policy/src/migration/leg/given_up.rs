@@ -9,7 +9,7 @@
 //! What a lost side does later, should it come back, reaches nobody: it does not own the slots, and the next leg that
 //! meets it purges it.
 
-use super::{Bug, Leg, Quiet, State, Work, name};
+use super::{Bug, Leg, QuiesceState, State, Work, name};
 use crate::migration::{Action, Io, Orders, Phase, Record, Side};
 
 /// Why the leg ends, for people.
@@ -52,7 +52,7 @@ impl<W: Work> Leg<W> {
         let Some(side) = self.shell.given_up.filter(|side| self.shell.is_given_up(*side)) else { return };
         let is_at_the_wrong_end = side == Side::Source && self.shell.rolls_back;
         self.work.drop_without(&mut self.shell, is_at_the_wrong_end);
-        if !self.work.is_idle() || self.shell.quiet != Quiet::No {
+        if !self.work.is_idle() || self.shell.quiet != QuiesceState::No {
             return;
         }
         if is_at_the_wrong_end && !self.shell.planted.is(Bug::GivenUpWithoutDrain) {

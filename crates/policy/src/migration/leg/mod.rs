@@ -27,7 +27,7 @@ use std::collections::BTreeSet;
 
 pub(super) use self::batch::{Batches, Pulls};
 pub(super) use self::shell::LegCore;
-use self::shell::{Confirmation, Link, LinkState, PurgeState, Quiet, State, name};
+use self::shell::{Confirmation, Link, LinkState, PurgeState, QuiesceState, State, name};
 use super::planted::{Bug, InjectedBug};
 use super::record::OpenLeg;
 use super::{
@@ -216,7 +216,7 @@ impl<W: Work> Leg<W> {
         if self.shell.purging == Some(side) {
             self.shell.purging = None;
         }
-        if self.shell.confirmation == Confirmation::Asked(side) {
+        if self.shell.confirmation == Confirmation::Requested(side) {
             self.shell.confirmation = Confirmation::No;
         }
         let is_given_up = self.work.lost(&mut self.shell, side);
@@ -379,7 +379,7 @@ impl<W: Work> Leg<W> {
                     }
                 } else if self.shell.given_up.is_some() {
                     self.go_on_without(now_us, actions);
-                } else if self.shell.quiet == Quiet::No {
+                } else if self.shell.quiet == QuiesceState::No {
                     self.work.start(&mut self.shell, now_us, actions);
                     self.finish(actions);
                 }
@@ -388,8 +388,10 @@ impl<W: Work> Leg<W> {
             State::Waiting | State::Meeting { .. } | State::Starting { .. } | State::RecordingRollback { .. } => {}
             State::Ending { .. } | State::HandingOver | State::Ended => {}
         }
-        if self.shell.quiet == Quiet::Asked && (self.work.is_idle() || self.shell.planted.is(Bug::FlushWithoutQuiet)) {
-            self.shell.quiet = Quiet::Reached;
+        if self.shell.quiet == QuiesceState::Requested
+            && (self.work.is_idle() || self.shell.planted.is(Bug::FlushWithoutQuiet))
+        {
+            self.shell.quiet = QuiesceState::Reached;
             actions.push(Action::Io(Io::Quiet));
         }
     }
@@ -476,7 +478,7 @@ impl<W: Work> Machine for Leg<W> {
                 }
             }
             Event::Confirmed { side, .. } => {
-                if self.shell.confirmation == Confirmation::Asked(side) {
+                if self.shell.confirmation == Confirmation::Requested(side) {
                     self.shell.confirmation = Confirmation::Yes(side);
                 }
             }
@@ -489,8 +491,8 @@ impl<W: Work> Machine for Leg<W> {
                     self.shell.end(outcome, actions);
                 }
             }
-            Event::Quiesce => self.shell.quiet = Quiet::Asked,
-            Event::Resume => self.shell.quiet = Quiet::No,
+            Event::Quiesce => self.shell.quiet = QuiesceState::Requested,
+            Event::Resume => self.shell.quiet = QuiesceState::No,
             Event::Pace(pace) => self.shell.pace = Pace { batch_keys: pace.batch_keys.max(1), ..pace },
             Event::RollBack => self.user_rolls_back(actions),
             Event::GiveUp { side } => self.user_gives_up(side, actions),

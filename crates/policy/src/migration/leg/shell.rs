@@ -88,7 +88,7 @@ pub(super) enum State {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Confirmation {
     No,
-    Asked(Side),
+    Requested(Side),
     /// Just now.
     Yes(Side),
 }
@@ -132,15 +132,15 @@ pub struct LegCore {
     pub(in crate::migration) list_ended: bool,
     pub(in crate::migration) pace: Pace,
     pub(super) last_refusal_us: u64,
-    pub(super) quiet: Quiet,
+    pub(super) quiet: QuiesceState,
     pub(super) confirmation: Confirmation,
     pub(in crate::migration) progress: Progress,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Quiet {
+pub(super) enum QuiesceState {
     No,
-    Asked,
+    Requested,
     Reached,
 }
 
@@ -171,7 +171,7 @@ impl LegCore {
             list_ended: false,
             pace: PACE_AT_START,
             last_refusal_us: 0,
-            quiet: Quiet::No,
+            quiet: QuiesceState::No,
             confirmation: Confirmation::No,
             progress: Progress::NONE,
         };
@@ -397,8 +397,8 @@ impl LegCore {
         if self.confirmation == Confirmation::Yes(side) || self.planted.is(Bug::EndedUnconfirmed) {
             return true;
         }
-        if self.confirmation != Confirmation::Asked(side) {
-            self.confirmation = Confirmation::Asked(side);
+        if self.confirmation != Confirmation::Requested(side) {
+            self.confirmation = Confirmation::Requested(side);
             actions.push(Action::Confirm { side });
         }
         false

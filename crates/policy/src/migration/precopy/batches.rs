@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Batch, LIST_BATCHES, Precopy, Quiet, REST_US, Step, TRIES};
+use super::{Batch, LIST_BATCHES, Precopy, QuiesceState, REST_US, Step, TRIES};
 use crate::migration::planted::Bug;
 use crate::migration::{Action, BatchId, Copied, Event, Io, Key, Side, Stored};
 
@@ -16,7 +16,7 @@ impl Precopy {
         else {
             return;
         };
-        let Some(batch) = self.batches.get_mut(&id).filter(|batch| batch.asked) else { return };
+        let Some(batch) = self.batches.get_mut(&id).filter(|batch| batch.is_requested) else { return };
         let refused = match (event, batch.step) {
             (Event::Copied { outcomes, .. }, Step::Copy) => {
                 // Those that would be too much come in another batch.
@@ -42,7 +42,7 @@ impl Precopy {
             }
             _ => return,
         };
-        batch.asked = false;
+        batch.is_requested = false;
         let Some(why) = refused else { return };
         (batch.step, batch.not_before_us) = (Step::Copy, now_us + REST_US);
         batch.tries += 1;
@@ -53,13 +53,13 @@ impl Precopy {
 
     /// Asks what can be asked now about the batches under way.
     pub(super) fn go_on_with_batches(&mut self, now_us: u64, actions: &mut Vec<Action>) {
-        if self.quiet == Quiet::Reached {
+        if self.quiet == QuiesceState::Reached {
             return;
         }
         let is_up = [Side::Source, Side::Target].map(|side| self.is_up(side));
         let mut done = Vec::new();
         for (id, batch) in &mut self.batches {
-            if batch.asked || batch.not_before_us > now_us {
+            if batch.is_requested || batch.not_before_us > now_us {
                 continue;
             }
             let asked_at = if batch.step == Step::Copy { Side::Source } else { Side::Target };
@@ -72,7 +72,7 @@ impl Precopy {
             if !is_up[asked_at as usize] {
                 continue;
             }
-            batch.asked = true;
+            batch.is_requested = true;
             actions.push(Action::Io(match batch.step {
                 Step::Copy => Io::Copy { batch: *id, from: Side::Source, keys: batch.keys.clone() },
                 Step::Store => {
@@ -86,7 +86,7 @@ impl Precopy {
     }
 
     pub(super) fn begin_batches(&mut self, now_us: u64, actions: &mut Vec<Action>) {
-        if self.quiet != Quiet::No || self.target_is_dirty {
+        if self.quiet != QuiesceState::No || self.target_is_dirty {
             return;
         }
         let most = self.pace.batch_keys.max(1) as usize;
@@ -125,7 +125,7 @@ impl Precopy {
                 keys: keys.into_iter().collect(),
                 there: Vec::new(),
                 step: Step::Copy,
-                asked: false,
+                is_requested: false,
                 not_before_us: 0,
                 tries: 0,
             };

@@ -90,15 +90,15 @@ struct Batch {
     keys: Vec<Key>,
     there: Vec<Key>,
     step: Step,
-    asked: bool,
+    is_requested: bool,
     not_before_us: u64,
     tries: u8,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Quiet {
+enum QuiesceState {
     No,
-    Asked,
+    Requested,
     Reached,
 }
 
@@ -143,7 +143,7 @@ pub struct Published {
     last_began_us: u64,
     purging: bool,
     records: u64,
-    quiet: Quiet,
+    quiet: QuiesceState,
     pace: Pace,
     progress: Progress,
 }
@@ -189,7 +189,7 @@ impl Published {
             last_began_us: 0,
             purging: false,
             records: 0,
-            quiet: Quiet::No,
+            quiet: QuiesceState::No,
             pace: Pace { batch_keys: 100, batches: 1, interval_us: 0 },
             progress: Progress::NONE,
         }
@@ -337,8 +337,8 @@ impl Published {
         else {
             return;
         };
-        let Some(batch) = self.batches.get_mut(&id).filter(|batch| batch.asked) else { return };
-        batch.asked = false;
+        let Some(batch) = self.batches.get_mut(&id).filter(|batch| batch.is_requested) else { return };
+        batch.is_requested = false;
         let mut refused_keys: Vec<Key> = Vec::new();
         let refused = match event {
             Event::Copied { outcomes, .. } => {
@@ -453,7 +453,7 @@ impl Published {
             keys: keys.into_iter().collect(),
             there: Vec::new(),
             step: Step::Copy,
-            asked: false,
+            is_requested: false,
             not_before_us: 0,
             tries: 0,
         };
@@ -463,7 +463,9 @@ impl Published {
     /// Asks what can be asked now about the batches under way.
     fn go_on_with_batches(&mut self, now_us: u64, actions: &mut Vec<Action>) {
         let mut done = Vec::new();
-        for (id, batch) in self.batches.iter_mut().filter(|(_, batch)| !batch.asked && batch.not_before_us <= now_us) {
+        for (id, batch) in
+            self.batches.iter_mut().filter(|(_, batch)| !batch.is_requested && batch.not_before_us <= now_us)
+        {
             let gone = || -> Vec<Key> { batch.keys.iter().filter(|key| !batch.there.contains(key)).cloned().collect() };
             let io = match batch.step {
                 Step::Copy if !self.is_down[Side::Source as usize] => {
@@ -488,7 +490,7 @@ impl Published {
                     continue;
                 }
             };
-            batch.asked = true;
+            batch.is_requested = true;
             actions.push(Action::Io(io));
         }
         done.into_iter().for_each(|id| self.finished(id, actions));
@@ -575,7 +577,7 @@ impl Published {
         self.state = State::Ended;
         self.progress.phase = Phase::Ended;
         actions.push(Action::Io(Io::End(outcome)));
-        if self.quiet == Quiet::Asked {
+        if self.quiet == QuiesceState::Requested {
             actions.push(Action::Io(Io::Quiet));
         }
     }
@@ -598,12 +600,12 @@ impl Published {
     }
 
     fn advance(&mut self, now_us: u64, actions: &mut Vec<Action>) {
-        if self.quiet == Quiet::Asked && self.batches.values().all(|batch| !batch.asked) {
+        if self.quiet == QuiesceState::Requested && self.batches.values().all(|batch| !batch.is_requested) {
             self.batches.values_mut().for_each(|batch| batch.step = Step::Copy);
-            self.quiet = Quiet::Reached;
+            self.quiet = QuiesceState::Reached;
             actions.push(Action::Io(Io::Quiet));
         }
-        if self.quiet != Quiet::No {
+        if self.quiet != QuiesceState::No {
             return;
         }
         match self.state {
@@ -678,9 +680,9 @@ impl Machine for Published {
                     for batch in self
                         .batches
                         .values_mut()
-                        .filter(|batch| batch.asked && (batch.step == Step::Copy) == (side == Side::Source))
+                        .filter(|batch| batch.is_requested && (batch.step == Step::Copy) == (side == Side::Source))
                     {
-                        (batch.step, batch.asked) = (Step::Copy, false);
+                        (batch.step, batch.is_requested) = (Step::Copy, false);
                         self.progress.repeated += 1;
                     }
                     actions.push(Action::Restore { side });
@@ -703,8 +705,8 @@ impl Machine for Published {
                     self.end(if returned { Outcome::Returned { why } } else { Outcome::Moved }, actions);
                 }
             }
-            Event::Quiesce => self.quiet = Quiet::Asked,
-            Event::Resume => self.quiet = Quiet::No,
+            Event::Quiesce => self.quiet = QuiesceState::Requested,
+            Event::Resume => self.quiet = QuiesceState::No,
             Event::Pace(pace) => self.pace = pace,
             Event::RollBack if self.may_withdraw() => self.withdraw("the user wants it no more".to_owned(), actions),
             Event::RollBack => {

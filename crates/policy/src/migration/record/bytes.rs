@@ -5,7 +5,7 @@
 //! length, slots as ranges. That the bytes are those that were written is for the journal to check (a sum per entry);
 //! here every length is checked against what is there.
 
-use super::{Behind, Record};
+use super::{Record, StaleCopies};
 use crate::migration::{Durability, Fingerprint, Key, Process, Protocol, Side};
 use crate::topology::{MoveId, NodeId, SLOT_COUNT, Slot};
 
@@ -90,7 +90,7 @@ impl Record {
             Self::CutOver { move_id, leg } => head(out, 11, *move_id, *leg),
             Self::Behind { move_id, leg, keys } => {
                 head(out, 13, *move_id, *leg);
-                let (any, keys) = if let Behind::These(keys) = keys { (0, &keys[..]) } else { (1, &[][..]) };
+                let (any, keys) = if let StaleCopies::These(keys) = keys { (0, &keys[..]) } else { (1, &[][..]) };
                 out.push(any);
                 put_keys(out, keys);
             }
@@ -152,7 +152,7 @@ impl Record {
             12 => Self::Committed { move_id, leg: input.leg()?, keys: input.keys()? },
             13 => {
                 let (leg, any, keys) = (input.leg()?, input.one_of(&[false, true])?, input.keys()?);
-                Self::Behind { move_id, leg, keys: if any { Behind::Any } else { Behind::These(keys) } }
+                Self::Behind { move_id, leg, keys: if any { StaleCopies::Any } else { StaleCopies::These(keys) } }
             }
             10 => Self::GivenUp { move_id, leg: input.leg()?, side: input.side()? },
             _ => return Err(Damaged { at: 1, expected: "a known kind of record" }),

@@ -137,7 +137,7 @@ pub enum Record {
         /// The leg.
         leg: u32,
         /// The keys.
-        keys: Behind,
+        keys: StaleCopies,
     },
     /// Every key of the leg is at this side (or it is what is left), which owns the slots from here on.
     LegEnded {
@@ -157,14 +157,14 @@ pub enum Record {
 
 /// Keys whose copies are older than what clients were told.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Behind {
+pub enum StaleCopies {
     /// These, at most.
     These(Vec<Fingerprint>),
     /// Any: a key that nobody has named was written.
     Any,
 }
 
-impl Behind {
+impl StaleCopies {
     /// None.
     pub const NONE: Self = Self::These(Vec::new());
 
@@ -241,8 +241,8 @@ pub struct OpenLeg {
     pub given_up: Option<Side>,
     /// All of it is at the target by one record ([`Record::CutOver`]).
     pub cut_over: bool,
-    /// Copies at the target that are past ([`Record::Behind`]), until it is cut over.
-    pub behind: Behind,
+    /// Copies at the target that are past ([`Record::StaleCopies`]), until it is cut over.
+    pub behind: StaleCopies,
     /// Who was at the source last.
     pub source: Process,
     /// Who was at the target last.

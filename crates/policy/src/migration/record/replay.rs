@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Behind, COMMITTED, OpenLeg, OpenMove, ProcessGenerations, Record, Replay};
+use super::{COMMITTED, OpenLeg, OpenMove, ProcessGenerations, Record, Replay, StaleCopies};
 use crate::migration::{Process, Side};
 use crate::topology::MoveId;
 
@@ -89,7 +89,7 @@ impl Replay {
                     rolled_back: None,
                     given_up: None,
                     cut_over: false,
-                    behind: Behind::NONE,
+                    behind: StaleCopies::NONE,
                     source: source.clone(),
                     target: target.clone(),
                     eras: ProcessGenerations { source: 0, target: 0 },

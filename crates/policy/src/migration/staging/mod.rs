@@ -377,7 +377,7 @@ pub struct Staging {
     ends: Option<Ends>,
     numbers: u64,
     /// So many answers are awaited, of one key.
-    asked: u8,
+    pending_replies: u8,
     /// What is written when those have come.
     parts: VecDeque<Part>,
     /// Batches with staged keys that are being stored.
@@ -429,11 +429,11 @@ impl Staging {
             }
             Event::Reached { epoch } => self.reached(epoch),
             Event::Read { place, piece } => {
-                self.asked = self.asked.saturating_sub(1);
+                self.pending_replies = self.pending_replies.saturating_sub(1);
                 self.read(place, piece, actions);
             }
             Event::ReadAgain { place, same_type } => {
-                self.asked = self.asked.saturating_sub(1);
+                self.pending_replies = self.pending_replies.saturating_sub(1);
                 if !same_type {
                     self.parts.clear();
                     self.touch_everything(&place);
@@ -441,7 +441,7 @@ impl Staging {
                 self.write_next(place, actions);
             }
             Event::Wrote { place, wrote } => {
-                self.asked = self.asked.saturating_sub(1);
+                self.pending_replies = self.pending_replies.saturating_sub(1);
                 if wrote != Wrote::Yes {
                     self.parts.clear();
                 }
@@ -526,7 +526,7 @@ impl Staging {
     /// Whether something is not answered: nothing is next.
     #[must_use]
     pub const fn is_asking(&self) -> bool {
-        self.asked > 0
+        self.pending_replies > 0
     }
 
     /// How often its copy has begun.
@@ -577,24 +577,24 @@ impl Staging {
         self.ends = Some(ends);
         self.looks = big.into_iter().filter(|place| !self.all.contains_key(place)).map(|place| (place, 1)).collect();
         (self.is_read, self.rounds) = (false, 0);
-        self.forget_asked();
+        self.forget_pending();
     }
 
     /// Nothing is answered any more.
-    fn forget_asked(&mut self) {
-        self.asked = 0;
+    fn forget_pending(&mut self) {
+        self.pending_replies = 0;
         self.parts.clear();
         self.storing.clear();
     }
 
     fn go(&mut self, barrier: bool, actions: &mut Vec<Action>) {
-        if self.asked > 0 {
+        if self.pending_replies > 0 {
             return;
         }
         self.begin_again(actions);
         if let Some((place, _)) = self.looks.front() {
             self.numbers += 1;
-            self.asked = 1;
+            self.pending_replies = 1;
             actions.push(Action::Look { place: place.clone(), number: self.numbers });
             return;
         }
@@ -632,11 +632,11 @@ impl Staging {
             }
             let place = place.clone();
             if std::mem::take(&mut staged.held) {
-                self.asked += 1;
+                self.pending_replies += 1;
                 actions.push(Action::Write { place: place.clone(), part: Part::Piece, afresh: !staged.written });
             }
             if staged.stage == Stage::Copying {
-                self.asked += 1;
+                self.pending_replies += 1;
                 actions.push(Action::Read { place });
             }
         }
@@ -662,7 +662,7 @@ impl Staging {
     }
 
     fn looked(&mut self, place: Place, seen: Seen, actions: &mut Vec<Action>) {
-        self.asked = 0;
+        self.pending_replies = 0;
         let Some((_, starts)) = self.looks.pop_front_if(|(of, _)| *of == place) else { return };
         match seen {
             Seen::Gone => actions.push(Action::Forget { place }),
@@ -691,7 +691,7 @@ impl Staging {
                 self.parts.push_back(Part::Piece);
             }
             self.parts.push_back(Part::Again);
-            self.asked = 1;
+            self.pending_replies = 1;
             actions.push(Action::ReadAgain { place: place.clone(), elements });
             return true;
         }
@@ -731,10 +731,10 @@ impl Staging {
 
     /// What was read again is written, behind what was read before it.
     fn write_next(&mut self, place: Place, actions: &mut Vec<Action>) {
-        if self.asked == 0
+        if self.pending_replies == 0
             && let Some(part) = self.parts.pop_front()
         {
-            self.asked = 1;
+            self.pending_replies = 1;
             let afresh = self.all.get(&place).is_none_or(|staged| !staged.written);
             actions.push(Action::Write { place, part, afresh });
         }
@@ -798,7 +798,7 @@ impl Staging {
         let all = std::mem::take(&mut self.all);
         actions.extend(all.into_keys().map(|place| Action::Drop { place }));
         self.looks.clear();
-        self.forget_asked();
+        self.forget_pending();
         self.barrier = Barrier::Reached;
         self.is_reached = false;
     }
