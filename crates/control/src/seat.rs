@@ -17,7 +17,7 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use switchyard_policy::seat::{Observation, OwnershipRecord, OwnershipStatus, Predecessor, StandbyMonitor, Turn};
 use switchyard_policy::topology::NodeId;
-use switchyard_router::{Admission, Before, NodeAccess, Seat, left_behind, mark_in, question_of, why_not};
+use switchyard_router::{Admission, Before, FleetOwnership, NodeAccess, left_behind, mark_in, question_of, why_not};
 use tracing::{debug, info, warn};
 
 use crate::ledger::Ledger;
@@ -83,7 +83,7 @@ pub type Replaced = tokio::sync::mpsc::Receiver<String>;
 /// What this router leaves at nodes.
 #[derive(Debug)]
 pub struct Seats {
-    seat: Arc<Seat>,
+    seat: Arc<FleetOwnership>,
     placement: Arc<Placement>,
     kept: Mutex<Kept>,
     /// Legs that begin: their nodes are being told.
@@ -145,7 +145,7 @@ impl Seats {
         let nodes = placement.topology().iter().flat_map(|topology| topology.nodes()).map(|node| node.id).collect();
         let before = Before { predecessor, nodes };
         Ok(Self {
-            seat: Arc::new(Seat::new(site, kept.term, holder, kept.version, before)),
+            seat: Arc::new(FleetOwnership::new(site, kept.term, holder, kept.version, before)),
             placement: Arc::clone(placement),
             kept: Mutex::new(kept),
             beginning: AtomicUsize::new(0),
@@ -155,7 +155,7 @@ impl Seats {
     }
 
     /// For those who meet nodes.
-    pub fn seat(&self) -> Arc<Seat> {
+    pub fn seat(&self) -> Arc<FleetOwnership> {
         Arc::clone(&self.seat)
     }
 

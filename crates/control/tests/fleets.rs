@@ -16,7 +16,7 @@ use switchyard_control::placement::{Placement, access};
 use switchyard_control::{Fleet, Running};
 use switchyard_policy::migration::{Cause, MoveOptions, MoveOrder};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
-use switchyard_router::{Host, ListenerSettings, Live, Ports, Router, Settings};
+use switchyard_router::{Host, ListenerSettings, Ports, Router, RuntimeSettings, Settings};
 
 /// Nobody joins and nobody goes.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ fn fleet(directory: &Path, nodes: &[TcpListener]) -> Arc<Fleet> {
     let fleet =
         Fleet::open(directory, Arc::clone(&running), placement, Arc::new(Fixed), Sync::Always, |_| {}).expect("opens");
     let topology = fleet.placement.settle(&names, |_| {}).expect("places").topology;
-    let live = Live { nodes: access(&topology, &addresses), ..Live::default() };
+    let live = RuntimeSettings { nodes: access(&topology, &addresses), ..RuntimeSettings::default() };
     let settings = Settings {
         listen: vec![ListenerSettings::tcp("127.0.0.1:0".parse().expect("an address"))],
         workers: 1,

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use switchyard_resp::glob;
 
-use crate::settings::Live;
+use crate::settings::RuntimeSettings;
 
 /// A setting of the router's that CONFIG SET can change.
 pub(crate) struct Settable {
@@ -18,7 +18,7 @@ pub(crate) struct Settable {
     pub(crate) name: &'static str,
     /// What Redis takes.
     pub(crate) range: RangeInclusive<i64>,
-    set: fn(&mut Live, i64),
+    set: fn(&mut RuntimeSettings, i64),
 }
 
 /// All of them.
@@ -67,7 +67,7 @@ impl Overrides {
     }
 
     /// The settings with these values in the place of the configuration's.
-    pub(crate) fn over(&self, mut live: Live) -> Live {
+    pub(crate) fn over(&self, mut live: RuntimeSettings) -> RuntimeSettings {
         for settable in SETTABLE {
             if let Some(number) = self.0.get(settable.name) {
                 (settable.set)(&mut live, *number);
@@ -84,7 +84,7 @@ impl Overrides {
 #[cfg(test)]
 mod tests {
     use super::{Overrides, SETTABLE};
-    use crate::settings::Live;
+    use crate::settings::RuntimeSettings;
 
     #[test]
     fn zero_and_minus_one_mean_never() {
@@ -93,7 +93,7 @@ mod tests {
             let settable = SETTABLE.iter().find(|s| s.name == name).expect("a setting");
             assert!(settable.range.contains(&number), "{name}");
             overrides.set(settable, number);
-            let live = overrides.over(Live::default());
+            let live = overrides.over(RuntimeSettings::default());
             (live.client_idle_timeout.map(|t| t.as_secs()), live.slowlog_slower_than.map(|t| t.as_micros()))
         };
         assert_eq!(set("timeout", 7).0, Some(7));

@@ -78,7 +78,7 @@ impl Fences {
     }
 
     /// Whether it is worth asking that process what is left there.
-    pub(crate) fn is_to_be_asked(&self, node: NodeId, run_id: &str) -> bool {
+    pub(crate) fn is_query_useful(&self, node: NodeId, run_id: &str) -> bool {
         let knows = |of: &Option<String>| of.as_deref() == Some(run_id);
         !lock(&self.0).get(&node).is_some_and(|fence| knows(&fence.cleared) || knows(&fence.silent))
     }
@@ -128,9 +128,11 @@ mod tests {
         fences.broke(node, process("a", 3));
         fences.ended(node, &known);
         assert_eq!((fences.broken(node), fences.broken(other)), (vec![process("a", 3)], vec![process("a", 1)]));
-        assert!(!fences.is_cleared(node, "a") && fences.is_to_be_asked(node, "a"));
+        assert!(!fences.is_cleared(node, "a") && fences.is_query_useful(node, "a"));
         fences.note_silent(node, "a");
-        assert!(!fences.is_cleared(node, "a") && !fences.is_to_be_asked(node, "a") && fences.is_to_be_asked(node, "b"));
+        assert!(
+            !fences.is_cleared(node, "a") && !fences.is_query_useful(node, "a") && fences.is_query_useful(node, "b")
+        );
         fences.cleared(node, "a");
         assert!(fences.is_cleared(node, "a") && !fences.is_cleared(node, "b") && !fences.is_cleared(other, "a"));
     }

@@ -144,7 +144,7 @@ impl HotCopies {
     }
 
     /// Opens the gates of keys that are armed nowhere any more. To be called now and then.
-    fn let_go(&self) {
+    fn release(&self) {
         let adopted =
             self.workers.iter().map(|worker| worker.adopted.load(Ordering::Acquire)).min().unwrap_or(u64::MAX);
         lock(&self.leaving).retain(|leaving| {
@@ -286,15 +286,15 @@ mod tests {
         let (hash, slot) = (77 << 40, Slot::new(7).expect("a slot"));
         let gate = || hot.published().gates.load(GateId::of_key(hash));
         hot.change(false, vec![(hash, slot)], Vec::new());
-        hot.let_go();
+        hot.release();
         assert!(gate().is_open(), "one that comes");
         let before = gate();
         hot.change(false, Vec::new(), vec![hash]);
         hot.adopted(0, 2);
-        hot.let_go();
+        hot.release();
         assert!(!gate().is_open(), "the other worker has the set with it");
         hot.adopted(1, 2);
-        hot.let_go();
+        hot.release();
         assert!(gate().is_open() && gate() != before);
     }
 

@@ -9,13 +9,13 @@
 mod away;
 mod busy;
 mod colocate;
+mod command_reply_cache;
 mod config_set;
 mod connections;
 mod exclusive_bounds;
 mod fences;
 mod function_turns;
 mod functions_dump;
-mod heard;
 mod hot_copies;
 mod limits;
 mod listener;
@@ -23,7 +23,6 @@ mod lua;
 mod memory;
 mod metrics;
 mod mover;
-mod one_node;
 pub mod open_files;
 mod operator;
 mod poll;
@@ -33,6 +32,7 @@ mod scripts;
 mod seat;
 mod settings;
 mod shared;
+mod single_node_usage;
 mod slab;
 mod slow_log;
 mod sys;
@@ -53,15 +53,16 @@ pub use listener::could_listen;
 pub use memory::heap_used;
 pub use metrics::{Traffic, Waits, WriteRefusal};
 pub use mover::{
-    BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveProgress, MoveTask, SoFar, Steer, are_all_that_is_left,
+    BigKey, BigKeys, Done, Holds, Host, LateKeys, MoveEnd, MoveProgress, MoveTask, MoveTotals, Steer,
+    are_all_that_is_left,
 };
-pub use one_node::{Limit, Limited};
 pub use operator::{OperatorCommand, OperatorPort};
-pub use seat::{Admission, Before, Seat, mark_in, question_of, site_of_mark, why_not};
+pub use seat::{Admission, Before, FleetOwnership, mark_in, question_of, site_of_mark, why_not};
 pub use settings::{
-    Cluster, EmptyReturn, HotCopies, KnownProcess, ListenAddress, ListenerSettings, Live, NodeAccess, OnMissed, Ports,
-    Reads, Reports, Secret, Servers, Settings, Telemetry,
+    Cluster, EmptyReturn, HotCopies, KnownProcess, ListenAddress, ListenerSettings, NodeAccess, OnMissed, Ports, Reads,
+    Reports, RuntimeSettings, Secret, Servers, Settings, Telemetry,
 };
+pub use single_node_usage::{Limit, Limited};
 pub use sys::CountedHeap;
 pub use tap::{Outcome, SentCommand, Tap};
 pub use threads::{Repeating, Threads};
@@ -90,7 +91,7 @@ pub use lua::is_wrapped_library as is_checked_library;
 
 use away::Away;
 use metrics::{Counter, HotCounters, NodeCounters, NodeScrape, Scrape};
-use shared::{NodeFacts, Plan, Shared, lock, unix_ms};
+use shared::{NodeFacts, RoutingSnapshot, Shared, lock, unix_ms};
 use worker::Worker;
 
 /// Why the router did not start.
@@ -229,7 +230,7 @@ impl Router {
         let port = addresses.first().map_or(0, SocketAddr::port);
         let listeners_read_replicas =
             settings.listen.iter().any(|l| l.reads.is_some_and(|reads| reads != Reads::Primary));
-        let plan = Plan {
+        let plan = RoutingSnapshot {
             topology,
             configured_users: settings.live.users.clone(),
             live: Arc::new(settings.live),
@@ -293,7 +294,7 @@ impl Router {
     pub fn publish(&self, topology: Arc<Topology>) {
         self.shared.change_plan(|plan| {
             let newer = topology.epoch() > plan.topology.epoch();
-            Plan { topology: if newer { topology } else { plan.topology.clone() }, ..plan.clone() }
+            RoutingSnapshot { topology: if newer { topology } else { plan.topology.clone() }, ..plan.clone() }
         });
     }
 
@@ -450,20 +451,20 @@ impl Router {
 
     /// Says why no node is used yet; `None`: they are from now on, each at the next attempt to connect.
     pub fn hold(&self, why: Option<&str>) {
-        self.shared.change_plan(|plan| Plan { held: why.map(Arc::from), ..plan.clone() });
+        self.shared.change_plan(|plan| RoutingSnapshot { held: why.map(Arc::from), ..plan.clone() });
     }
 
     /// Shows a tap every command with keys, from the moment on at which each worker has noticed. Once.
     pub fn tap(&self, tap: Arc<dyn Tap>) {
         // A second one is a mistake of the caller that changes nothing.
         let _ = self.shared.tap.set(tap);
-        self.shared.change_plan(Plan::clone);
+        self.shared.change_plan(RoutingSnapshot::clone);
     }
 
     /// Makes every worker adopt new settings; what CONFIG SET has changed stays so. Connections to nodes whose
     /// credentials have changed are made anew; a changed address counts for new ones. Users that are configured as
     /// before stay as they are: clients may have changed them since.
-    pub fn reconfigure(&self, live: Live) {
+    pub fn reconfigure(&self, live: RuntimeSettings) {
         self.shared.change_plan(|plan| plan.reconfigured(live, plan.overrides.clone()));
     }
 
@@ -471,7 +472,7 @@ impl Router {
     /// the address that it has. The servers of a node that has replicas stay ([`Router::set_servers`]). True where
     /// anything has changed.
     pub fn name_resolves(&self, node: NodeId, found: Result<SocketAddr, String>) -> bool {
-        let with = |plan: &Plan| {
+        let with = |plan: &RoutingSnapshot| {
             let access = plan.live.nodes.get(&node)?;
             let (address, unresolved) = match &found {
                 Ok(address) => (Some(*address), None),
@@ -487,7 +488,7 @@ impl Router {
             }
             let mut live = (*plan.live).clone();
             live.nodes.insert(node, NodeAccess { address, unresolved, ..access.clone() });
-            Some(Plan { live: Arc::new(live), ..plan.clone() })
+            Some(RoutingSnapshot { live: Arc::new(live), ..plan.clone() })
         };
         if with(&self.shared.plan()).is_none() {
             return false;
@@ -497,7 +498,7 @@ impl Router {
     }
 
     /// Forgets what CONFIG SET has changed: the settings are these again. False where it had changed nothing.
-    pub fn forget_config_set(&self, live: Live) -> bool {
+    pub fn forget_config_set(&self, live: RuntimeSettings) -> bool {
         let had_any = !self.shared.plan().overrides.is_empty();
         if had_any {
             self.shared.change_plan(|plan| plan.reconfigured(live, Arc::default()));
@@ -520,9 +521,9 @@ impl Router {
             if !done {
                 return plan.clone();
             }
-            let live = Arc::new(Live { users: after.clone(), ..(*plan.live).clone() });
+            let live = Arc::new(RuntimeSettings { users: after.clone(), ..(*plan.live).clone() });
             let configured_users = if configured { after.clone() } else { plan.configured_users.clone() };
-            Plan { live, configured_users, ..plan.clone() }
+            RoutingSnapshot { live, configured_users, ..plan.clone() }
         });
         done
     }
@@ -656,7 +657,7 @@ impl Router {
         let Some(found) = lock(&self.shared.moves).get(&id).cloned() else { return false };
         let under_way = lock(&found.progress).end.is_none();
         if under_way {
-            found.tell(mover::Told::Steer(steer));
+            found.notify(mover::MoverMessage::Steer(steer));
         }
         under_way
     }
@@ -916,7 +917,7 @@ mod tests {
             processes: BTreeMap::new(),
             held: None,
             ports: Ports::default(),
-            live: Live::default(),
+            live: RuntimeSettings::default(),
         };
         let router = Router::start(settings, Arc::new(topology)).expect("starts");
         let mut client = ping(&router);

@@ -134,12 +134,12 @@ impl Drop for Part {
 
 /// A client's share of an account, given back when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Share {
+pub(crate) struct ClientQuota {
     pub(crate) part: Arc<Part>,
     bytes: u64,
 }
 
-impl Share {
+impl ClientQuota {
     /// A connection's share, unless there are `max` already.
     pub(crate) fn connect(part: Arc<Part>, max: Option<u32>) -> Option<Self> {
         let before = part.account.connections.fetch_add(1, Ordering::Relaxed);
@@ -166,7 +166,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for ClientQuota {
     fn drop(&mut self) {
         self.part.account.connections.fetch_sub(1, Ordering::Relaxed);
         self.hold(0, None);
@@ -292,9 +292,9 @@ mod tests {
     fn shares_are_given_back() {
         let account = Arc::new(Account::default());
         let part = Arc::new(Part::new(account.clone(), 1));
-        let mut first = Share::connect(part.clone(), Some(2)).expect("room");
-        let second = Share::connect(part.clone(), Some(2)).expect("room");
-        assert!(Share::connect(part.clone(), Some(2)).is_none());
+        let mut first = ClientQuota::connect(part.clone(), Some(2)).expect("room");
+        let second = ClientQuota::connect(part.clone(), Some(2)).expect("room");
+        assert!(ClientQuota::connect(part.clone(), Some(2)).is_none());
         assert!(first.hold(900, Some(1000)));
         assert!(!first.hold(1001, Some(1000)) && first.held() == 900);
         assert!(first.hold(10, Some(1000)));
@@ -362,8 +362,8 @@ mod tests {
         const MAX: u64 = 100_000;
         let account = Arc::new(Account::default());
         let parts: Vec<Arc<Part>> = (0..4).map(|_| Arc::new(Part::new(account.clone(), 4))).collect();
-        let mut shares: Vec<Share> =
-            (0..40).map(|n| Share::connect(parts[n % 4].clone(), None).expect("room")).collect();
+        let mut shares: Vec<ClientQuota> =
+            (0..40).map(|n| ClientQuota::connect(parts[n % 4].clone(), None).expect("room")).collect();
         let (mut random, mut refused) = (88_172_645_463_325_252u64, 0);
         for _ in 0..100_000 {
             random ^= random << 13;
@@ -371,7 +371,7 @@ mod tests {
             random ^= random << 17;
             let share = (random >> 8) as usize % shares.len();
             let bytes = (random >> 32) % 6000;
-            let held = shares.iter().map(Share::held).sum::<u64>();
+            let held = shares.iter().map(ClientQuota::held).sum::<u64>();
             let wanted = held - shares[share].held() + bytes;
             if shares[share].hold(bytes, Some(MAX)) {
                 let grew = wanted > held;

@@ -76,7 +76,7 @@ fn divided(body: &[u8]) -> (&[u8], &[u8]) {
 
 /// Which keys a script may touch beside those that it declares.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Beside {
+pub(crate) enum UndeclaredKeys {
     /// Those with the slot of a declared one, as in Redis Cluster.
     Slot,
     /// None: on a continuum a slot is no matter that the author of a script could know.
@@ -84,7 +84,7 @@ pub(crate) enum Beside {
 }
 
 /// What is to be done with a script or a library.
-pub(crate) fn judge(body: &[u8], table: &CommandTable, beside: Beside) -> Verdict {
+pub(crate) fn judge(body: &[u8], table: &CommandTable, beside: UndeclaredKeys) -> Verdict {
     let refused = |why: &str| Verdict::Refused(format!("ERR Switchyard does not run this script: {why}").into());
     let (shebang, text) = divided(body);
     let engine = shebang.split(u8::is_ascii_whitespace).next().unwrap_or_default();
@@ -123,7 +123,7 @@ pub(crate) fn with_prelude<'a>(body: &'a [u8], prelude: &'a str) -> [&'a [u8]; 3
 /// A library in which every call of its functions is checked; `Err` has the reason for which it is refused.
 pub(crate) fn wrapped_library(code: &[u8], table: &CommandTable) -> Result<Vec<u8>, Arc<str>> {
     let code = unwrapped_library(code).unwrap_or_else(|| code.to_vec());
-    match judge(&code, table, Beside::Slot) {
+    match judge(&code, table, UndeclaredKeys::Slot) {
         Verdict::Refused(why) => Err(why),
         Verdict::Wrapped(prelude) if *prelude == *NOT_UNDERSTOOD => Ok(with_prelude(&code, "do return end ").concat()),
         _ => Ok(with_prelude(&code, &OF_LIBRARY).concat()),
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     fn judged(text: &str) -> &'static str {
-        match judge(text.as_bytes(), &CommandTable::builtin(), Beside::Slot) {
+        match judge(text.as_bytes(), &CommandTable::builtin(), UndeclaredKeys::Slot) {
             Verdict::Proved => "proved",
             Verdict::Wrapped(prelude) if *prelude == *NOT_UNDERSTOOD => "not understood",
             Verdict::Wrapped(_) => "wrapped",
@@ -327,7 +327,9 @@ mod tests {
     fn preludes_stay_on_one_line_and_come_off_again() {
         let table = CommandTable::builtin();
         for script in ["return redis.call('GET','x')", "local r = redis return r.call('GET', getmetatable(''))"] {
-            let Verdict::Wrapped(prelude) = judge(script.as_bytes(), &table, Beside::Slot) else { panic!("{script}") };
+            let Verdict::Wrapped(prelude) = judge(script.as_bytes(), &table, UndeclaredKeys::Slot) else {
+                panic!("{script}")
+            };
             assert!(!prelude.contains('\n'));
             assert!(with_prelude(script.as_bytes(), &prelude).concat().ends_with(script.as_bytes()));
             // It is Lua, as far as is known here; the tests before real servers tell the rest.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use sha1::{Digest, Sha1};
 use switchyard_resp::command::CommandTable;
 
-use crate::lua::{Beside, Verdict, judge, with_prelude};
+use crate::lua::{UndeclaredKeys, Verdict, judge, with_prelude};
 
 /// What is known of a script.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(crate) fn sha_of(parts: &[&[u8]]) -> [u8; 40] {
 }
 
 impl Script {
-    pub(crate) fn judged(body: &[u8], sha: [u8; 40], table: &CommandTable, beside: Beside) -> Self {
+    pub(crate) fn judged(body: &[u8], sha: [u8; 40], table: &CommandTable, beside: UndeclaredKeys) -> Self {
         let verdict = judge(body, table, beside);
         let mut script = Self { body: body.into(), sha, verdict, wrapped_sha: sha };
         if matches!(script.verdict, Verdict::Wrapped(_)) {
@@ -123,7 +123,7 @@ mod tests {
         };
         for number in 0..100 {
             let body = text(number);
-            scripts.remember(&Arc::new(Script::judged(&body, sha_of(&[&body]), &table, Beside::Slot)));
+            scripts.remember(&Arc::new(Script::judged(&body, sha_of(&[&body]), &table, UndeclaredKeys::Slot)));
             assert!(scripts.bytes <= SCRIPTS_BYTES_MAX);
         }
         let mut kept: Vec<&Arc<Script>> = scripts.by_sha.values().collect();

@@ -17,7 +17,7 @@ use crate::shared::lock;
 
 /// What this router leaves at nodes, and whether another has taken over.
 #[derive(Debug)]
-pub struct Seat {
+pub struct FleetOwnership {
     user: String,
     term: u64,
     holder: String,
@@ -47,7 +47,7 @@ struct Met {
 /// Whether a connection to a node may be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Admission {
-    /// The mark must be read first, and passed to [`Seat::meet`].
+    /// The mark must be read first, and passed to [`FleetOwnership::meet`].
     Unmet,
     /// Not before this time.
     Waits(Instant),
@@ -55,7 +55,7 @@ pub enum Admission {
     Admitted,
 }
 
-impl Seat {
+impl FleetOwnership {
     /// Of a router of this site. `holder` is what no other has.
     #[must_use]
     pub fn new(site: &str, term: u64, holder: String, version: u64, before: Before) -> Self {
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_router_that_was_replaced_remembers_it() {
-        let seat = Seat::new("5ite", 7, "me".to_owned(), 2, Before::default());
+        let seat = FleetOwnership::new("5ite", 7, "me".to_owned(), 2, Before::default());
         assert_eq!(seat.question(), ["ACL", "GETUSER", "switchyard-5ite"]);
         assert_eq!(seat.claim(), ["ACL", "SETUSER", "switchyard-5ite", "off", "~holder:7:me", "~version:2"]);
         assert_eq!(seat.judge("a", b"*1\r\n$12\r\n~holder:7:me\r\n"), OwnershipStatus::Ours);
@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn a_node_is_used_after_the_wait_for_a_router_that_may_have_copies() {
         let before = Before { predecessor: Predecessor::Unknown, nodes: BTreeSet::from([NodeId(0), NodeId(1)]) };
-        let seat = Seat::new("5ite", 7, "me".to_owned(), 2, before);
+        let seat = FleetOwnership::new("5ite", 7, "me".to_owned(), 2, before);
         let (old, stopped) = (b"$27\r\n~holder:6:old ~holder:7:me\r\n", b"$26\r\n~holder:6:old ~stopped:old\r\n");
         assert_eq!(seat.admission(NodeId(0), "a"), Admission::Unmet);
         seat.meet(NodeId(0), "a", old);

@@ -16,7 +16,7 @@ use switchyard_policy::topology::NodeId;
 use crate::colocate::ColocatePort;
 use crate::limits::KeyLimit;
 use crate::operator::OperatorPort;
-use crate::seat::Seat;
+use crate::seat::FleetOwnership;
 use crate::threads::Threads;
 use crate::tls::{NodeTls, ServerTls};
 use crate::users::{Bounds, Users};
@@ -48,7 +48,7 @@ pub struct Settings {
     /// there is ended. Letters and digits.
     pub site: String,
     /// What is left at nodes, so that one router at a time serves them.
-    pub seat: Option<Arc<Seat>>,
+    pub seat: Option<Arc<FleetOwnership>>,
     /// Of nodes that have replicas: who is who, as far as it is known at start.
     pub servers: BTreeMap<NodeId, Servers>,
     /// What an earlier run has known of the nodes' processes.
@@ -58,7 +58,7 @@ pub struct Settings {
     /// Who executes what workers do not.
     pub ports: Ports,
     /// What a reload may change.
-    pub live: Live,
+    pub live: RuntimeSettings,
 }
 
 /// Who executes what workers do not, from the first client on. What nobody executes is refused.
@@ -79,7 +79,7 @@ pub struct ListenerSettings {
     pub address: ListenAddress,
     /// Whether clients speak TLS there.
     pub tls: bool,
-    /// Who answers the reads of its clients; `None`: as [`Live::reads`] says.
+    /// Who answers the reads of its clients; `None`: as [`RuntimeSettings::reads`] says.
     pub reads: Option<Reads>,
     /// What all its clients may do together.
     pub bounds: Bounds,
@@ -125,7 +125,7 @@ impl fmt::Display for ListenAddress {
 
 /// What may change while the router runs ([`crate::Router::reconfigure`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Live {
+pub struct RuntimeSettings {
     /// Who may log in. The password of `[clients]` is the default user's.
     pub users: Arc<Users>,
     /// Database that a new client starts in.
@@ -172,7 +172,7 @@ pub struct Live {
     pub slow_command_timeout: Option<Duration>,
     /// Longest pause between two attempts to reconnect to a node.
     pub reconnect_backoff_max: Duration,
-    /// Time that commands for a lost node wait for its return, from the loss on. `None`: see [`Live::wait_for_return`].
+    /// Time that commands for a lost node wait for its return, from the loss on. `None`: see [`RuntimeSettings::wait_for_return`].
     pub wait_max: Option<Duration>,
     /// Connections for large values to a node, over all workers.
     pub large_connections_max: usize,
@@ -377,7 +377,7 @@ pub struct KnownProcess {
     pub persists: bool,
     /// Another process is in its place, which has not what it had, and is not served.
     pub is_held: bool,
-    /// Whether it keeps the mark of the router ([`crate::Seat`]).
+    /// Whether it keeps the mark of the router ([`crate::FleetOwnership`]).
     pub is_marked: bool,
 }
 
@@ -399,7 +399,7 @@ pub struct NodeAccess {
     pub tls: Option<NodeTls>,
 }
 
-impl Default for Live {
+impl Default for RuntimeSettings {
     fn default() -> Self {
         Self {
             users: Arc::default(),
@@ -448,7 +448,7 @@ impl Default for Live {
     }
 }
 
-impl Live {
+impl RuntimeSettings {
     /// Time that commands for a lost node wait for its return. With several nodes it is shorter by default, because the
     /// client's commands for the others wait as well, and some clients time out after 2 s.
     pub(crate) fn wait_for_return(&self, nodes: usize) -> Duration {

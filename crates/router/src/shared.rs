@@ -17,23 +17,23 @@ use switchyard_policy::topology::{MoveId, NodeId, Topology};
 use switchyard_resp::command::CommandTable;
 
 use crate::busy::Busy;
+use crate::command_reply_cache::CommandReplyCache;
 use crate::config_set::Overrides;
 use crate::connections::Connections;
 use crate::exclusive_bounds::ExclusiveBounds;
 use crate::fences::Fences;
 use crate::function_turns::FunctionTurns;
-use crate::heard::Heard;
 use crate::hot_copies::HotCopies;
 use crate::limits::Limits;
 use crate::lua::Libraries;
 use crate::metrics::{WaitsLately, WorkerCounters};
 use crate::mover::{Moved, Moves, SharedMove, SharedTracker};
-use crate::one_node::Alone;
 use crate::pubsub::Subscriptions;
 use crate::reigns::Reigns;
 use crate::scripts::Scripts;
-use crate::seat::Seat;
-use crate::settings::{KnownProcess, Live, Ports, Reads, Servers};
+use crate::seat::FleetOwnership;
+use crate::settings::{KnownProcess, Ports, Reads, RuntimeSettings, Servers};
+use crate::single_node_usage::SingleNodeUsage;
 use crate::slab::Handle;
 use crate::slow_log::SlowLog;
 use crate::tap::Tap;
@@ -49,10 +49,10 @@ pub(crate) fn unix_ms() -> u64 {
 
 /// Everything that a worker adopts together, at one epoch.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct RoutingSnapshot {
     pub(crate) topology: Arc<Topology>,
     /// The configuration's, with `overrides`.
-    pub(crate) live: Arc<Live>,
+    pub(crate) live: Arc<RuntimeSettings>,
     /// What CONFIG SET has changed.
     pub(crate) overrides: Arc<Overrides>,
     pub(crate) commands: Arc<CommandTable>,
@@ -66,7 +66,7 @@ pub(crate) struct Plan {
     pub(crate) configured_users: Arc<Users>,
 }
 
-impl Plan {
+impl RoutingSnapshot {
     /// Whether scripts and functions are kept to the keys that they declare. The only node has all keys, so there is
     /// nothing to keep them from.
     pub(crate) fn checks_scripts(&self) -> bool {
@@ -84,7 +84,7 @@ impl Plan {
 
     /// This plan by other settings of the configuration. Users that are configured as before stay as clients have
     /// changed them.
-    pub(crate) fn reconfigured(&self, mut live: Live, overrides: Arc<Overrides>) -> Self {
+    pub(crate) fn reconfigured(&self, mut live: RuntimeSettings, overrides: Arc<Overrides>) -> Self {
         let configured_users = live.users.clone();
         if configured_users == self.configured_users {
             live.users = self.live.users.clone();
@@ -98,7 +98,7 @@ impl Plan {
 pub(crate) enum Commands {
     #[default]
     Unknown,
-    Asked,
+    Requested,
     Known,
 }
 
@@ -274,11 +274,11 @@ pub(crate) struct Shared {
     /// Names this run of it there.
     pub(crate) incarnation: String,
     /// What is left at nodes, so that one router at a time serves them.
-    pub(crate) seat: Option<Arc<Seat>>,
+    pub(crate) seat: Option<Arc<FleetOwnership>>,
     pub(crate) fences: Arc<Fences>,
     /// Processes that have served the nodes.
     pub(crate) reigns: Reigns,
-    plan: Mutex<Arc<Plan>>,
+    plan: Mutex<Arc<RoutingSnapshot>>,
     /// Counts changes of the plan; a worker that sees another number than its own takes the new plan.
     pub(crate) generation: AtomicU64,
     /// The number of the plan that last named the primaries; and by worker, that of the plan that it goes by.
@@ -297,11 +297,11 @@ pub(crate) struct Shared {
     pub(crate) connections: Connections,
     pub(crate) wait_queues: WaitQueues,
     /// Answers to COMMAND.
-    pub(crate) heard: Heard,
+    pub(crate) command_replies: CommandReplyCache,
     /// Nodes that execute slow commands.
     pub(crate) busy: Busy,
     /// Commands that were served and would meet a limit if there were two nodes.
-    pub(crate) alone: Alone,
+    pub(crate) alone: SingleNodeUsage,
     exclusive_bounds: Mutex<BTreeMap<NodeId, Arc<ExclusiveBounds>>>,
     pub(crate) mailboxes: Arc<Mailboxes>,
     pub(crate) logins: Arc<Logins>,
@@ -317,7 +317,7 @@ pub(crate) struct Shared {
     /// Per worker: the oldest epoch under which a command still in flight was sent (its own epoch when none is older).
     pub(crate) drained: Vec<AtomicU64>,
     /// The same by node, while somebody waits for that.
-    drained_at: Vec<Mutex<OldestAt>>,
+    drained_at: Vec<Mutex<OldestInFlight>>,
     /// The highest epoch that a mover waits for.
     pub(crate) drain_wanted: AtomicU64,
     /// What moves by published protocols share, as long as there are such.
@@ -348,7 +348,7 @@ pub(crate) struct Shared {
     pub(crate) batched_sends: bool,
     /// Who executes what workers do not.
     pub(crate) ports: Ports,
-    looking: Arc<Mutex<Looking>>,
+    looking: Arc<Mutex<QuiesceLock>>,
     /// Who changes functions, or copies them.
     pub(crate) functions: FunctionTurns,
     /// Who sees all commands with keys.
@@ -357,7 +357,7 @@ pub(crate) struct Shared {
 
 /// By node the oldest epoch under which something is in flight.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct OldestAt {
+pub(crate) struct OldestInFlight {
     /// That may still be executed.
     pub(crate) executed: Vec<u64>,
     /// That may still be answered: without what a connection has left behind that is gone.
@@ -366,22 +366,22 @@ pub(crate) struct OldestAt {
 
 /// Somebody has movers be quiet to look at all keys: one at a time.
 #[derive(Debug, Default)]
-struct Looking {
+struct QuiesceLock {
     is_taken: bool,
     not_before: Option<Instant>,
 }
 
 /// The right to have movers be quiet to look at all keys. Given back when it is dropped.
 #[derive(Debug)]
-pub(crate) struct TurnToLook(Arc<Mutex<Looking>>);
+pub(crate) struct QuiesceLockGuard(Arc<Mutex<QuiesceLock>>);
 
 /// Movers go on for so long before somebody else has them be quiet: clients that look all the time do not keep a move
 /// from its end.
 const LOOK_REST: Duration = Duration::from_millis(50);
 
-impl Drop for TurnToLook {
+impl Drop for QuiesceLockGuard {
     fn drop(&mut self) {
-        *lock(&self.0) = Looking { is_taken: false, not_before: Some(Instant::now() + LOOK_REST) };
+        *lock(&self.0) = QuiesceLock { is_taken: false, not_before: Some(Instant::now() + LOOK_REST) };
     }
 }
 
@@ -403,10 +403,10 @@ impl Shared {
 
     pub(crate) fn new(
         workers: usize,
-        plan: Plan,
+        plan: RoutingSnapshot,
         port: u16,
         site: String,
-        seat: Option<Arc<Seat>>,
+        seat: Option<Arc<FleetOwnership>>,
         listeners_read_replicas: bool,
         batched_sends: bool,
     ) -> std::io::Result<Self> {
@@ -450,8 +450,8 @@ impl Shared {
             limits: Limits::default(),
             wait_queues: WaitQueues::default(),
             busy: Busy::default(),
-            heard: Heard::default(),
-            alone: Alone::default(),
+            command_replies: CommandReplyCache::default(),
+            alone: SingleNodeUsage::default(),
             exclusive_bounds: Mutex::default(),
             errors_before: Mutex::default(),
             logins: Arc::new(Logins::new(mailboxes.clone())),
@@ -497,13 +497,13 @@ impl Shared {
         format!("switchyard-{}-{}-{what}", self.site, self.incarnation)
     }
 
-    pub(crate) fn plan(&self) -> Arc<Plan> {
+    pub(crate) fn plan(&self) -> Arc<RoutingSnapshot> {
         lock(&self.plan).clone()
     }
 
     /// The plan in an allocation of the caller's own, with its number. Together: under the number of a newer one it
     /// would be kept until the next change.
-    pub(crate) fn own_plan(&self) -> (u64, Arc<Plan>) {
+    pub(crate) fn own_plan(&self) -> (u64, Arc<RoutingSnapshot>) {
         let plan = lock(&self.plan);
         (self.generation.load(Ordering::Acquire), Arc::new((**plan).clone()))
     }
@@ -515,7 +515,7 @@ impl Shared {
             let mut servers = (*plan.servers).clone();
             change(&mut servers);
             self.led_since.store(self.generation.load(Ordering::Acquire) + 1, Ordering::Release);
-            Plan { servers: Arc::new(servers), ..plan.clone() }
+            RoutingSnapshot { servers: Arc::new(servers), ..plan.clone() }
         });
     }
 
@@ -546,12 +546,12 @@ impl Shared {
     }
 
     /// Whether some clients may read from replicas, where nodes have them.
-    pub(crate) fn are_replicas_read(&self, live: &Live) -> bool {
+    pub(crate) fn are_replicas_read(&self, live: &RuntimeSettings) -> bool {
         self.listeners_read_replicas || live.reads != Reads::Primary || live.users.read_replicas()
     }
 
     /// Replaces the plan by what `change` makes of it, and wakes everybody.
-    pub(crate) fn change_plan(&self, change: impl FnOnce(&Plan) -> Plan) {
+    pub(crate) fn change_plan(&self, change: impl FnOnce(&RoutingSnapshot) -> RoutingSnapshot) {
         let mut plan = lock(&self.plan);
         let next = change(&plan);
         let back = next.moves.legs.iter().filter(|(_, leg)| leg.to() == Side::Source).map(|(leg, _)| *leg).collect();
@@ -564,7 +564,7 @@ impl Shared {
 
     /// Worker `worker` has nothing in flight that is older than this; by node, for those that have a number in
     /// `by_node`.
-    pub(crate) fn publish_drained(&self, worker: usize, oldest: u64, by_node: OldestAt) {
+    pub(crate) fn publish_drained(&self, worker: usize, oldest: u64, by_node: OldestInFlight) {
         *lock(&self.drained_at[worker]) = by_node;
         self.drained[worker].store(oldest, Ordering::Release);
         let moves = lock(&self.plan).moves.clone();
@@ -585,7 +585,7 @@ impl Shared {
         self.has_drained(epoch, node, |at| &at.answered)
     }
 
-    fn has_drained(&self, epoch: u64, node: NodeId, which: fn(&OldestAt) -> &Vec<u64>) -> bool {
+    fn has_drained(&self, epoch: u64, node: NodeId, which: fn(&OldestInFlight) -> &Vec<u64>) -> bool {
         self.drained_at.iter().zip(&self.drained).all(|(by_node, all)| {
             all.load(Ordering::Acquire) >= epoch
                 || which(&lock(by_node)).get(node.index()).is_some_and(|oldest| *oldest >= epoch)
@@ -603,18 +603,18 @@ impl Shared {
         self.change_plan(|plan| {
             let mut moves = (*plan.moves).clone();
             change(&mut moves);
-            Plan { moves: Arc::new(moves), ..plan.clone() }
+            RoutingSnapshot { moves: Arc::new(moves), ..plan.clone() }
         });
     }
 
     /// For a command that has movers be quiet while it looks at all keys. `None`: not now.
-    pub(crate) fn take_turn_to_look(&self) -> Option<TurnToLook> {
+    pub(crate) fn take_turn_to_look(&self) -> Option<QuiesceLockGuard> {
         let mut looking = lock(&self.looking);
         if looking.is_taken || looking.not_before.is_some_and(|at| Instant::now() < at) {
             return None;
         }
         looking.is_taken = true;
-        Some(TurnToLook(self.looking.clone()))
+        Some(QuiesceLockGuard(self.looking.clone()))
     }
 
     /// The exclusive connections to a node, over all workers.
@@ -693,7 +693,7 @@ mod tests {
     use super::*;
 
     fn shared(workers: usize) -> Shared {
-        let plan = Plan {
+        let plan = RoutingSnapshot {
             topology: Arc::new(Topology::even(&["127.0.0.1:1".to_owned()]).expect("one node")),
             configured_users: Arc::default(),
             live: Arc::default(),
@@ -712,7 +712,8 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for number in 2..20_000 {
-                    shared.change_plan(|plan| Plan { held: Some(number.to_string().into()), ..plan.clone() });
+                    shared
+                        .change_plan(|plan| RoutingSnapshot { held: Some(number.to_string().into()), ..plan.clone() });
                 }
             });
             let mut last = 0;

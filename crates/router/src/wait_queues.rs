@@ -17,7 +17,7 @@ use crate::slab::Handle;
 const SHARDS: usize = 16;
 
 /// A client of a worker.
-pub(crate) type Whose = (usize, Handle);
+pub(crate) type ClientRef = (usize, Handle);
 
 /// A wait's place among those of its slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,12 +28,12 @@ pub(crate) struct Ticket {
 
 #[derive(Debug, Default)]
 pub(crate) struct WaitQueues {
-    shards: [Mutex<wait_queue::WaitQueues<Whose>>; SHARDS],
+    shards: [Mutex<wait_queue::WaitQueues<ClientRef>>; SHARDS],
     next: AtomicU64,
 }
 
 impl WaitQueues {
-    fn shard(&self, slot: Slot) -> &Mutex<wait_queue::WaitQueues<Whose>> {
+    fn shard(&self, slot: Slot) -> &Mutex<wait_queue::WaitQueues<ClientRef>> {
         &self.shards[slot.index() % SHARDS]
     }
 
@@ -67,7 +67,7 @@ impl WaitQueues {
     /// A recalled wait is with its worker.
     pub(crate) fn is_back(&self, ticket: Ticket, mailboxes: &Mailboxes) {
         let next = lock(self.shard(ticket.slot)).is_back(ticket.slot, ticket.number);
-        tell(next, mailboxes);
+        notify(next, mailboxes);
     }
 
     /// Whether a recalled wait may be sent to a node. If not, its worker is told when it may, and those of others who
@@ -85,32 +85,32 @@ impl WaitQueues {
 
     /// It was seen at its node. Whose turn it may be now, to be told at once: all behind it wait for that.
     #[must_use]
-    pub(crate) fn seen(&self, ticket: Ticket) -> Option<Whose> {
+    pub(crate) fn seen(&self, ticket: Ticket) -> Option<ClientRef> {
         lock(self.shard(ticket.slot)).seen(ticket.slot, ticket.number)
     }
 
     /// It is over.
     pub(crate) fn leave(&self, ticket: Ticket, mailboxes: &Mailboxes) {
         let next = lock(self.shard(ticket.slot)).leave(ticket.slot, ticket.number);
-        tell(next, mailboxes);
+        notify(next, mailboxes);
     }
 
     /// The clients of a worker are gone.
     pub(crate) fn forget_worker(&self, worker: usize, mailboxes: &Mailboxes) {
         for shard in &self.shards {
             let next = lock(shard).forget(|(of, _)| of == worker);
-            tell(next, mailboxes);
+            notify(next, mailboxes);
         }
     }
 }
 
-fn tell(next: impl IntoIterator<Item = Whose>, mailboxes: &Mailboxes) {
+fn notify(next: impl IntoIterator<Item = ClientRef>, mailboxes: &Mailboxes) {
     for (worker, client) in next {
         mailboxes.send(worker, Message::Turn { client });
     }
 }
 
-fn is_its(turn: Turn<Whose>, mailboxes: &Mailboxes) -> bool {
+fn is_its(turn: Turn<ClientRef>, mailboxes: &Mailboxes) -> bool {
     match turn {
         Turn::Its => true,
         Turn::Others(to_recall) => {

@@ -7,7 +7,7 @@ use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::record::OpenMove;
 use switchyard_policy::migration::tracker::Kind;
 use switchyard_policy::migration::{Cause, Goal, MoveOptions, MoveOrder, Side};
-use switchyard_router::{MoveProgress, SoFar};
+use switchyard_router::{MoveProgress, MoveTotals};
 
 use super::queue::{Planned, Steering};
 use super::words::name_of;
@@ -36,7 +36,7 @@ pub(super) struct Options {
     #[serde(default, skip_serializing_if = "is_one")]
     databases: u32,
     #[serde(default, with = "Done")]
-    so_far: SoFar,
+    so_far: MoveTotals,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pattern: Option<String>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -73,7 +73,7 @@ impl PaperOptions {
 
 /// The names of the fields in the document.
 #[derive(Default, Serialize, Deserialize)]
-#[serde(remote = "SoFar", default)]
+#[serde(remote = "MoveTotals", default)]
 struct Done {
     #[serde(rename = "keys")]
     keys_moved: u64,
@@ -85,9 +85,9 @@ struct Done {
 }
 
 /// What a move has done, as its mover says.
-pub(super) const fn so_far(progress: &MoveProgress) -> SoFar {
+pub(super) const fn so_far(progress: &MoveProgress) -> MoveTotals {
     let MoveProgress { keys_moved, bytes_moved, pulled, repeated, seconds, .. } = *progress;
-    SoFar { keys_moved, bytes_moved, pulled, repeated, seconds }
+    MoveTotals { keys_moved, bytes_moved, pulled, repeated, seconds }
 }
 
 impl Options {
@@ -182,7 +182,7 @@ mod tests {
             cause: Cause::Needed([("RENAME".to_owned(), 2)].into()),
         };
         let steering = Steering { paused: true, aborting: true, give_up: Some(Side::Target) };
-        let so_far = SoFar { keys_moved: 5, ..SoFar::default() };
+        let so_far = MoveTotals { keys_moved: 5, ..MoveTotals::default() };
         let options = Options::of(&Planned { steering, so_far, lost: Some(3), ..Planned::new(order.clone()) });
         let text = serde_json::to_string(&options).expect("JSON");
         assert_eq!(

@@ -6,7 +6,7 @@ use switchyard_policy::migration::published::Paper;
 use switchyard_policy::migration::record::OpenMove;
 use switchyard_policy::migration::{Goal, MoveOrder, Protocol, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
-use switchyard_router::{MoveEnd, MoveProgress, SoFar, Steer};
+use switchyard_router::{MoveEnd, MoveProgress, MoveTotals, Steer};
 
 use crate::admin::{MoveReport, MoveState, Refused, conflict};
 
@@ -19,7 +19,7 @@ pub(super) struct Planned {
     pub(super) order: MoveOrder,
     pub(super) steering: Steering,
     /// What it had done when that was last looked at, with the routers before this one.
-    pub(super) so_far: SoFar,
+    pub(super) so_far: MoveTotals,
     /// In so many databases its keys were when some of them moved.
     pub(super) databases: u32,
     /// How many keys were lost with a side that was given up, at most, once that was decided.
@@ -91,7 +91,7 @@ impl Planned {
         Self {
             order,
             steering: Steering::default(),
-            so_far: SoFar::default(),
+            so_far: MoveTotals::default(),
             databases: 0,
             lost: None,
             begun: false,

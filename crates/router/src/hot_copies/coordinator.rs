@@ -36,7 +36,7 @@ pub(crate) fn coordinate(shared: &Shared) {
     let mut hears_from = Duration::ZERO;
     while !shared.hot.is_stopped.load(Ordering::Acquire) {
         let wanted = wait(&shared.hot);
-        shared.hot.let_go();
+        shared.hot.release();
         let live = shared.plan().live.clone();
         let settings = &live.hot_copies;
         if !settings.is_on {

@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 
 use switchyard_resp::command::{CommandTable, Keys};
 
-use super::Beside;
+use super::UndeclaredKeys;
 use super::rules::{entries, entry};
 use super::syntax::Facts;
 
@@ -172,13 +172,13 @@ fn listed(facts: &Facts<'_>, table: &CommandTable) -> String {
 }
 
 /// What stands before the text of a script.
-pub(super) fn of_script(facts: &Facts<'_>, table: &CommandTable, beside: Beside) -> String {
+pub(super) fn of_script(facts: &Facts<'_>, table: &CommandTable, beside: UndeclaredKeys) -> String {
     let mut out = String::with_capacity(4096);
     out.push_str(
         "local redis=(function() local R,E,T,F,L,O=redis,error,type,string.find,string.sub,string.lower local C,Q=R.call,R.pcall ",
     );
     out.push_str(if facts.keys_escape { "local K={} for i=1,#KEYS do K[i]=KEYS[i] end;" } else { "local K=KEYS;" });
-    for part in KEYS.into_iter().filter(|part| beside == Beside::Slot || *part != KEYS[1]) {
+    for part in KEYS.into_iter().filter(|part| beside == UndeclaredKeys::Slot || *part != KEYS[1]) {
         out.push_str(part);
     }
     let any = facts.redis_escapes || facts.calls_any;

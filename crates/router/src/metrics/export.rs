@@ -16,7 +16,7 @@ use switchyard_resp::command::CommandClass;
 use super::{Counter, Errors, Histogram, NodeClass, NodeCounters, Sum, WorkerCounters};
 use crate::exclusive_bounds::{ExclusiveBounds, KINDS};
 use crate::mover::Moved;
-use crate::one_node::Limited;
+use crate::single_node_usage::Limited;
 
 /// What a scrape sees.
 pub(crate) struct Scrape {

@@ -12,7 +12,7 @@ use switchyard_policy::topology::Slot;
 use switchyard_resp::reply;
 use tracing::warn;
 
-use super::run::{Halt, Mover};
+use super::run::{Mover, MoverExit};
 
 /// Written keys that are remembered; beyond it all keys of their slots are measured again.
 const WRITTEN_MAX: usize = 500_000;
@@ -172,7 +172,7 @@ impl Big {
 
 impl Mover {
     /// Asks for the size of a key, if sizes matter. True where that is a command more.
-    pub(super) fn ask_size(&mut self, key: &Key) -> bool {
+    pub(super) fn query_size(&mut self, key: &Key) -> bool {
         if self.big.refused || !self.big.matters() {
             return false;
         }
@@ -182,7 +182,7 @@ impl Mover {
     }
 
     /// Says once that sizes are not told.
-    pub(super) fn say_if_sizes_are_refused(&mut self, was_refused: bool) {
+    pub(super) fn log_refused_sizes(&mut self, was_refused: bool) {
         if self.big.refused && !was_refused {
             let name = self.name(self.life.order().source);
             warn!(
@@ -198,7 +198,7 @@ impl Mover {
     }
 
     /// Asks once more for the sizes of keys of these slots that were written since they were listed.
-    pub(super) fn measure_written(&mut self, slots: &[Slot]) -> Result<(), Halt> {
+    pub(super) fn measure_written(&mut self, slots: &[Slot]) -> Result<(), MoverExit> {
         if self.big.refused || !self.big.matters() {
             return Ok(());
         }
@@ -223,7 +223,7 @@ impl Mover {
             self.select(Side::Source, database)?;
             for some in keys.chunks(AT_ONCE) {
                 some.iter().for_each(|key| {
-                    self.ask_size(key);
+                    self.query_size(key);
                 });
                 let (answers, _) = self.collect()?;
                 for (key, answer) in some.iter().zip(&answers) {

@@ -7,7 +7,7 @@ use switchyard_policy::topology::{SLOT_COUNT, Slot};
 use switchyard_resp::reply;
 
 use super::connection::{error_text, field};
-use super::run::{Halt, Mover};
+use super::run::{Mover, MoverExit};
 use super::side;
 use crate::function_turns::CopyTurn;
 use crate::lua::{Libraries, renewed_library};
@@ -21,12 +21,12 @@ type Unchecked = (String, Result<Vec<u8>, String>);
 
 impl Mover {
     /// Whether the nodes can do it.
-    pub(super) fn check(&mut self) -> Result<(), Halt> {
-        self.shown.says("looking at both nodes");
+    pub(super) fn check(&mut self) -> Result<(), MoverExit> {
+        self.shown.set_activity("looking at both nodes");
         let (source, target) = (self.name(self.life.order().source), self.name(self.life.order().target));
         let versions = (self.version_of_dump(Side::Source)?, self.version_of_dump(Side::Target)?);
         if versions.0 > versions.1 {
-            return Err(Halt::Stop(format!(
+            return Err(MoverExit::Stop(format!(
                 "{target} is of an older version than {source}: it cannot read what DUMP gives there (RDB version {} and {}). Upgrade {target} first",
                 versions.0, versions.1
             )));
@@ -36,7 +36,7 @@ impl Mover {
         if durability == Durability::Aof && !self.target.always_synced {
             let answer = self.call(Side::Target, &[b"WAITAOF", b"1", b"0", b"1"])?;
             if reply::is_error(&answer) {
-                return Err(Halt::Stop(format!(
+                return Err(MoverExit::Stop(format!(
                     "{target} cannot say when its append-only file is safe: {}",
                     error_text(&answer)
                 )));
@@ -46,7 +46,7 @@ impl Mover {
             let answer = self.call(Side::Target, &[b"INFO", b"replication"])?;
             let info = String::from_utf8_lossy(reply::text(&answer).unwrap_or_default()).into_owned();
             if field(&info, "connected_slaves").is_none_or(|n| n == "0") {
-                return Err(Halt::Stop(format!(
+                return Err(MoverExit::Stop(format!(
                     "{target} has no replica, and what is moved is to be safe at one (durability = \"replica\")"
                 )));
             }
@@ -60,14 +60,17 @@ impl Mover {
         let in_use = self.databases_in_use()?.last().copied().unwrap_or(0);
         let highest = count.map_or(in_use, |count| count.saturating_sub(1).max(in_use));
         if !self.select(Side::Target, highest)? {
-            return Err(Halt::Stop(format!("{target} has fewer databases than {source}, which has {}", highest + 1)));
+            return Err(MoverExit::Stop(format!(
+                "{target} has fewer databases than {source}, which has {}",
+                highest + 1
+            )));
         }
         self.check_libraries()
     }
 
     /// The version of the format that DUMP gives: that of a key which nobody sees, or of the functions of a node that
     /// is full.
-    fn version_of_dump(&mut self, side: Side) -> Result<u16, Halt> {
+    fn version_of_dump(&mut self, side: Side) -> Result<u16, MoverExit> {
         let name = format!("switchyard:temporary:{}:mover-{}", self.shared.incarnation, self.id.0);
         let key = name.as_bytes();
         let mut refused = None;
@@ -89,7 +92,7 @@ impl Mover {
             _ => {
                 let why = refused.or_else(|| reply::is_error(&answer).then(|| error_text(&answer)));
                 let why = why.or_else(|| reply::elements(&answer).find(|a| reply::is_error(a)).map(error_text));
-                Err(Halt::Stop(format!(
+                Err(MoverExit::Stop(format!(
                     "{} does not store and DUMP a key: {}",
                     self.name(self.end(side).node),
                     why.unwrap_or_default()
@@ -99,7 +102,7 @@ impl Mover {
     }
 
     /// Asks a side what time it is.
-    pub(super) fn ask_clock(&mut self, side: Side) -> Result<(), Halt> {
+    pub(super) fn query_clock(&mut self, side: Side) -> Result<(), MoverExit> {
         self.end_mut(side).ahead_us = None;
         let before_us = self.now_us() as i64;
         let answer = self.call(side, &[b"TIME"])?;
@@ -107,7 +110,7 @@ impl Mover {
         let parts: Vec<i64> =
             reply::elements(&answer).filter_map(|n| std::str::from_utf8(reply::text(n)?).ok()?.parse().ok()).collect();
         let [seconds, micros] = parts[..] else {
-            return Err(Halt::Stop(format!("{} does not tell its TIME", self.name(self.end(side).node))));
+            return Err(MoverExit::Stop(format!("{} does not tell its TIME", self.name(self.end(side).node))));
         };
         let time_us = seconds * 1_000_000 + micros;
         self.end_mut(side).ahead_us = Some((time_us - after_us, time_us - before_us));
@@ -129,10 +132,10 @@ impl Mover {
 
     /// Asks both sides what time it is: before a move and before each of its legs, since clocks are set and nodes
     /// change their machine.
-    pub(super) fn check_clocks(&mut self) -> Result<(), Halt> {
-        self.ask_clock(Side::Source)?;
-        self.ask_clock(Side::Target)?;
-        self.clocks_differ().map_or(Ok(()), |why| Err(Halt::Stop(why)))
+    pub(super) fn check_clocks(&mut self) -> Result<(), MoverExit> {
+        self.query_clock(Side::Source)?;
+        self.query_clock(Side::Target)?;
+        self.clocks_differ().map_or(Ok(()), |why| Err(MoverExit::Stop(why)))
     }
 
     /// Walks through the keys of some slots at a node: calls `with` with the keys of each step, in their database.
@@ -140,8 +143,8 @@ impl Mover {
         &mut self,
         side: Side,
         slots: impl IntoIterator<Item = Slot>,
-        mut with: impl FnMut(&mut Self, u32, Vec<Key>) -> Result<(), Halt>,
-    ) -> Result<(), Halt> {
+        mut with: impl FnMut(&mut Self, u32, Vec<Key>) -> Result<(), MoverExit>,
+    ) -> Result<(), MoverExit> {
         let mut is_ours = vec![false; SLOT_COUNT];
         slots.into_iter().for_each(|slot| is_ours[slot.index()] = true);
         for database in self.databases_in_use()? {
@@ -150,7 +153,7 @@ impl Mover {
                 self.select(side, database)?;
                 let answer = self.call(side, &[b"SCAN", &cursor, b"COUNT", b"1000"])?;
                 let Some((next, keys)) = side::scanned(&answer) else {
-                    return Err(Halt::Stop(format!(
+                    return Err(MoverExit::Stop(format!(
                         "{} refuses SCAN: {}",
                         self.name(self.end(side).node),
                         error_text(&answer)
@@ -179,12 +182,12 @@ impl Mover {
         Ok(())
     }
 
-    pub(super) fn unlink(&mut self, side: Side, keys: &[Key]) -> Result<(), Halt> {
+    pub(super) fn unlink(&mut self, side: Side, keys: &[Key]) -> Result<(), MoverExit> {
         let mut args: Vec<&[u8]> = vec![b"UNLINK"];
         args.extend(keys.iter().map(|key| &key[..]));
         let answer = self.call(side, &args)?;
         if reply::is_error(&answer) {
-            return Err(Halt::Stop(format!(
+            return Err(MoverExit::Stop(format!(
                 "{} refuses to remove keys: {}",
                 self.name(self.end(side).node),
                 error_text(&answer)
@@ -194,7 +197,7 @@ impl Mover {
     }
 
     /// Functions, and the scripts that went through us, are at the target before it serves.
-    pub(super) fn give_functions(&mut self) -> Result<(), Halt> {
+    pub(super) fn give_functions(&mut self) -> Result<(), MoverExit> {
         let hashes = lock(&self.shared.scripts).hashes();
         for sha in hashes {
             let Some(body) = lock(&self.shared.scripts).text(&sha) else { continue };
@@ -204,7 +207,7 @@ impl Mover {
         // Nobody changes functions until the target has what is read here.
         let turn = self.turn_to_copy()?;
         if let Some((name, _)) = self.unchecked_libraries()?.into_iter().next() {
-            return Err(Halt::Stop(format!(
+            return Err(MoverExit::Stop(format!(
                 "library {name} was loaded at {} past the check meanwhile: begin the move again",
                 self.name(self.life.order().source)
             )));
@@ -221,7 +224,7 @@ impl Mover {
         let theirs = theirs.to_vec();
         match self.store_functions(Side::Target, &[b"FUNCTION", b"RESTORE", &theirs, b"REPLACE"], turn)? {
             Ok(_) => Ok(()),
-            Err(why) => Err(Halt::Stop(format!(
+            Err(why) => Err(MoverExit::Stop(format!(
                 "{} does not take the functions of {}: {why}",
                 self.name(self.life.order().target),
                 self.name(self.life.order().source),
@@ -231,7 +234,7 @@ impl Mover {
 
     /// Functions may use any key of the only node, and before several each keeps to the keys that its caller names.
     /// This has all of the source do that before anything moves.
-    fn check_libraries(&mut self) -> Result<(), Halt> {
+    fn check_libraries(&mut self) -> Result<(), MoverExit> {
         if self.unchecked_libraries()?.is_empty() {
             return Ok(());
         }
@@ -239,7 +242,7 @@ impl Mover {
         let source = self.name(self.life.order().source);
         for (name, checked) in self.unchecked_libraries()? {
             let refused = |why: String| {
-                Halt::Stop(format!(
+                MoverExit::Stop(format!(
                     "library {name} of {source} cannot be kept to the keys that its callers name ({why}): delete it, or see scripts.undeclared-keys"
                 ))
             };
@@ -252,7 +255,7 @@ impl Mover {
     }
 
     /// Libraries of the source that are not kept to the keys of their callers, each with what it is to be.
-    fn unchecked_libraries(&mut self) -> Result<Vec<Unchecked>, Halt> {
+    fn unchecked_libraries(&mut self) -> Result<Vec<Unchecked>, MoverExit> {
         let plan = self.shared.plan();
         if plan.libraries() != Libraries::Checked {
             return Ok(Vec::new());
@@ -276,10 +279,10 @@ impl Mover {
         side: Side,
         args: &[&[u8]],
         turn: CopyTurn,
-    ) -> Result<Result<CopyTurn, String>, Halt> {
+    ) -> Result<Result<CopyTurn, String>, MoverExit> {
         let node = self.end(side).node;
         let Some(process) = self.end(side).connection.as_ref().map(|connection| connection.process.clone()) else {
-            return Err(Halt::Lost);
+            return Err(MoverExit::Lost);
         };
         match self.call(side, args) {
             Ok(answer) if reply::is_error(&answer) => Ok(Err(error_text(&answer))),
@@ -294,7 +297,7 @@ impl Mover {
 
     /// Nobody changes functions until this is dropped. A node that may still store others is read and given none
     /// before.
-    fn turn_to_copy(&mut self) -> Result<CopyTurn, Halt> {
+    fn turn_to_copy(&mut self) -> Result<CopyTurn, MoverExit> {
         let turn = loop {
             let free = self.shared.functions.to_copy().filter(|_| {
                 let left = self.shared.fences.with_functions();
@@ -303,7 +306,7 @@ impl Mover {
             match free {
                 Some(turn) => break turn,
                 None => {
-                    self.shown.says("waiting for another copy of functions");
+                    self.shown.set_activity("waiting for another copy of functions");
                     self.wait(Duration::from_millis(5));
                 }
             }
@@ -317,8 +320,8 @@ impl Mover {
     }
 
     /// Whether the target's memory is enough for these slots.
-    pub(super) fn has_room(&mut self, slots: &[Slot]) -> Result<(), Halt> {
-        let info = |mover: &mut Self, side| -> Result<String, Halt> {
+    pub(super) fn has_room(&mut self, slots: &[Slot]) -> Result<(), MoverExit> {
+        let info = |mover: &mut Self, side| -> Result<String, MoverExit> {
             let answer = mover.call(side, &[b"INFO", b"everything"])?;
             Ok(String::from_utf8_lossy(reply::text(&answer).unwrap_or_default()).into_owned())
         };
@@ -341,7 +344,7 @@ impl Mover {
         let staged = self.staging.copied();
         let needed = needed.max(big).saturating_sub(staged);
         if used.saturating_add(needed) > limit {
-            return Err(Halt::Stop(format!(
+            return Err(MoverExit::Stop(format!(
                 "{} has no room: {keys} keys need about {needed} bytes, it uses {used}, and its maxmemory is {limit}",
                 self.name(self.life.order().target)
             )));

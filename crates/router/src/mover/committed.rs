@@ -151,7 +151,7 @@ pub(crate) struct Moves {
 
 /// What a mover is told.
 #[derive(Debug)]
-pub(crate) enum Told {
+pub(crate) enum MoverMessage {
     /// A client waits for these keys of the leg.
     Wanted {
         leg: u32,
@@ -203,7 +203,7 @@ pub(crate) enum Told {
 /// key by key as long as that is little, then slot by slot: of these the keys are listed again.
 #[derive(Debug, Default)]
 struct Queue {
-    told: Vec<Told>,
+    messages: Vec<MoverMessage>,
     /// Of the keys in it that may be created.
     written_bytes: usize,
     /// Of these any key may be.
@@ -213,31 +213,31 @@ struct Queue {
 }
 
 impl Queue {
-    fn push(&mut self, placement: &Placement, what: Told) {
+    fn push(&mut self, placement: &Placement, what: MoverMessage) {
         match what {
-            Told::WrittenAnything(slot) => {
+            MoverMessage::WrittenAnything(slot) => {
                 self.slots.insert(slot);
             }
-            Told::Touched { key, elements: None } => {
+            MoverMessage::Touched { key, elements: None } => {
                 self.touched.insert(key);
             }
-            Told::Touched { key, .. } if self.touched.contains(&key) => {}
-            Told::Written(keys) => {
+            MoverMessage::Touched { key, .. } if self.touched.contains(&key) => {}
+            MoverMessage::Written(keys) => {
                 self.written_bytes += keys.iter().map(|key| key.len() + KEY_OVERHEAD).sum::<usize>();
                 if self.written_bytes > WRITTEN_MAX {
                     self.slots.extend(keys.iter().map(|key| placement.slot_of(key)));
                 } else {
-                    self.told.push(Told::Written(keys));
+                    self.messages.push(MoverMessage::Written(keys));
                 }
             }
-            what => self.told.push(what),
+            what => self.messages.push(what),
         }
     }
 
-    fn take(&mut self) -> Vec<Told> {
-        let Self { mut told, slots, touched, .. } = std::mem::take(self);
-        told.extend(touched.into_iter().map(|key| Told::Touched { key, elements: None }));
-        told.extend(slots.into_iter().map(Told::WrittenAnything));
+    fn take(&mut self) -> Vec<MoverMessage> {
+        let Self { messages: mut told, slots, touched, .. } = std::mem::take(self);
+        told.extend(touched.into_iter().map(|key| MoverMessage::Touched { key, elements: None }));
+        told.extend(slots.into_iter().map(MoverMessage::WrittenAnything));
         told
     }
 }
@@ -249,7 +249,7 @@ pub(crate) struct SharedMove {
     pub(crate) source: NodeId,
     pub(crate) target: NodeId,
     pub(crate) fingerprints: Fingerprinter,
-    told: Mutex<Queue>,
+    queue: Mutex<Queue>,
     pub(crate) wake: OwnedFd,
     /// Keys that are being copied in pieces: of these more has to be told.
     staged: RwLock<FingerprintSet>,
@@ -274,7 +274,7 @@ impl SharedMove {
             source: progress.source,
             target: progress.target,
             fingerprints,
-            told: Mutex::default(),
+            queue: Mutex::default(),
             staged: RwLock::default(),
             has_staged: AtomicBool::new(false),
             touched_bytes: AtomicUsize::new(0),
@@ -286,14 +286,14 @@ impl SharedMove {
     }
 
     /// Tells the mover, and wakes it.
-    pub(crate) fn tell(&self, what: Told) {
-        lock(&self.told).push(&self.placement, what);
+    pub(crate) fn notify(&self, what: MoverMessage) {
+        lock(&self.queue).push(&self.placement, what);
         self.ring();
     }
 
     /// Tells the mover what it has to know only once it looks: it is not woken.
-    pub(crate) fn note(&self, what: Told) {
-        lock(&self.told).push(&self.placement, what);
+    pub(crate) fn note(&self, what: MoverMessage) {
+        lock(&self.queue).push(&self.placement, what);
     }
 
     /// These keys are copied in pieces from now on, and no others. Workers know it when they have adopted a topology
@@ -332,7 +332,7 @@ impl SharedMove {
         let so_far = self.touched_bytes.fetch_add(bytes, Ordering::Relaxed);
         // More than anybody wants to remember: the copy begins again.
         let elements = elements.filter(|_| so_far < TOUCHED_MAX);
-        self.note(Told::Touched { key, elements });
+        self.note(MoverMessage::Touched { key, elements });
     }
 
     pub(crate) fn ring(&self) {
@@ -340,10 +340,10 @@ impl SharedMove {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    pub(crate) fn take_told(&self) -> Vec<Told> {
+    pub(crate) fn drain_messages(&self) -> Vec<MoverMessage> {
         let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
         self.touched_bytes.store(0, Ordering::Relaxed);
-        lock(&self.told).take()
+        lock(&self.queue).take()
     }
 
     /// A command was held back for so long, microseconds.
@@ -373,30 +373,34 @@ mod tests {
     fn what_the_mover_does_not_take_costs_bounded_memory() {
         let mut queue = Queue::default();
         let key = |number: usize| Key::from(format!("key:{number}").into_bytes());
-        queue.push(&Placement::Crc16, Told::Written(vec![key(0)]));
+        queue.push(&Placement::Crc16, MoverMessage::Written(vec![key(0)]));
         for number in 0..1_000_000 {
-            queue.push(&Placement::Crc16, Told::Written(vec![key(number)]));
-            queue.push(&Placement::Crc16, Told::WrittenAnything(Placement::Crc16.slot_of(b"a")));
-            queue.push(&Placement::Crc16, Told::Touched { key: key(number % 3), elements: None });
+            queue.push(&Placement::Crc16, MoverMessage::Written(vec![key(number)]));
+            queue.push(&Placement::Crc16, MoverMessage::WrittenAnything(Placement::Crc16.slot_of(b"a")));
+            queue.push(&Placement::Crc16, MoverMessage::Touched { key: key(number % 3), elements: None });
         }
         assert!(
-            queue.told.len() < WRITTEN_MAX / KEY_OVERHEAD && queue.touched.len() == 3 && queue.slots.len() <= 16_384
+            queue.messages.len() < WRITTEN_MAX / KEY_OVERHEAD
+                && queue.touched.len() == 3
+                && queue.slots.len() <= 16_384
         );
         let told = queue.take();
-        let named = |wanted: &Key| told.iter().any(|what| matches!(what, Told::Written(keys) if keys.contains(wanted)));
+        let named =
+            |wanted: &Key| told.iter().any(|what| matches!(what, MoverMessage::Written(keys) if keys.contains(wanted)));
         let of_slot = |wanted: &Key| {
-            told.iter()
-                .any(|what| matches!(what, Told::WrittenAnything(slot) if *slot == Placement::Crc16.slot_of(wanted)))
+            told.iter().any(
+                |what| matches!(what, MoverMessage::WrittenAnything(slot) if *slot == Placement::Crc16.slot_of(wanted)),
+            )
         };
         assert!(
             (0..1_000_000).step_by(1000).all(|number| named(&key(number)) || of_slot(&key(number))),
             "all are told, or their slots"
         );
         assert!(named(&key(0)) && of_slot(&Key::from(&b"a"[..])));
-        assert_eq!(told.iter().filter(|what| matches!(what, Told::Touched { .. })).count(), 3);
+        assert_eq!(told.iter().filter(|what| matches!(what, MoverMessage::Touched { .. })).count(), 3);
         assert!(queue.take().is_empty());
-        queue.push(&Placement::Crc16, Told::Written(vec![key(7)]));
-        assert!(matches!(queue.take()[..], [Told::Written(_)]), "from then on key by key again");
+        queue.push(&Placement::Crc16, MoverMessage::Written(vec![key(7)]));
+        assert!(matches!(queue.take()[..], [MoverMessage::Written(_)]), "from then on key by key again");
     }
 
     #[test]

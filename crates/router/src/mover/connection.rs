@@ -18,7 +18,7 @@ use switchyard_resp::reply::{ReplyScan, ReplyScanner};
 use switchyard_resp::{encode, reply};
 
 use crate::fences::left_behind;
-use crate::seat::{Admission, Seat, why_not};
+use crate::seat::{Admission, FleetOwnership, why_not};
 use crate::settings::NodeAccess;
 use crate::worker::transport::{self, Received, Tls};
 
@@ -47,7 +47,7 @@ pub(super) struct Connection {
     /// Commands whose replies have not come.
     pub(super) unanswered: usize,
     /// When something last came, or was first waited for.
-    pub(super) heard: Instant,
+    pub(super) last_reply: Instant,
     pub(super) process: Process,
     /// Where it leads.
     pub(super) address: SocketAddr,
@@ -91,7 +91,7 @@ impl Connection {
             buffer: vec![0; READ_SIZE],
             database: 0,
             unanswered: 0,
-            heard: Instant::now(),
+            last_reply: Instant::now(),
             process: Process { run_id: String::new(), client_id: 0 },
             version: (0, 0),
             address,
@@ -167,7 +167,7 @@ impl Connection {
     /// Has the node say that this router serves it, and that no other does.
     pub(super) fn take_seat(
         &mut self,
-        seat: &Seat,
+        seat: &FleetOwnership,
         node: &str,
         ours: (&str, &str),
         patience: Duration,
@@ -194,7 +194,7 @@ impl Connection {
     /// Waits until the node may be used: an earlier router may still reply from its hot copies.
     pub(super) fn wait_for_earlier_router(
         &mut self,
-        seat: &Seat,
+        seat: &FleetOwnership,
         node: NodeId,
         patience: Duration,
     ) -> Result<(), String> {
@@ -236,10 +236,10 @@ impl Connection {
     /// Asks, and waits for the answer. Nothing else may be under way. Without an answer the connection counts as lost:
     /// what comes late would be taken for the answer to the next question.
     pub(super) fn call(&mut self, args: &[&[u8]], patience: Duration) -> Result<Vec<u8>, String> {
-        self.ask_alone(args, patience).inspect_err(|why| self.give_up(why.clone()))
+        self.call_alone(args, patience).inspect_err(|why| self.give_up(why.clone()))
     }
 
-    fn ask_alone(&mut self, args: &[&[u8]], patience: Duration) -> Result<Vec<u8>, String> {
+    fn call_alone(&mut self, args: &[&[u8]], patience: Duration) -> Result<Vec<u8>, String> {
         if self.unanswered != 0 {
             debug_assert!(false, "a call is alone");
             // Its answer would be taken for another's. A new connection has no such past.
@@ -275,7 +275,7 @@ impl Connection {
     /// Puts a command at the end of what is to be sent.
     pub(super) fn push(&mut self, args: &[&[u8]]) {
         if self.unanswered == 0 {
-            self.heard = Instant::now();
+            self.last_reply = Instant::now();
         }
         encode::command(&mut self.out, args.iter().copied());
         self.unanswered += 1;
@@ -284,7 +284,7 @@ impl Connection {
     /// The same of a command and many arguments.
     pub(super) fn push_all<'a>(&mut self, command: &'a [u8], args: impl ExactSizeIterator<Item = &'a [u8]>) {
         if self.unanswered == 0 {
-            self.heard = Instant::now();
+            self.last_reply = Instant::now();
         }
         encode::header(&mut self.out, b'*', args.len() + 1);
         encode::bulk(&mut self.out, command);
@@ -328,7 +328,7 @@ impl Connection {
             match transport::receive(&self.fd, &mut self.tls, &mut self.buffer) {
                 Ok(Received { count: 0, .. }) => return Err("the node closed the connection".to_owned()),
                 Ok(Received { count, more }) => {
-                    self.heard = Instant::now();
+                    self.last_reply = Instant::now();
                     self.input.extend_from_slice(&self.buffer[..count]);
                     self.take_replies(answers)?;
                     if !more {

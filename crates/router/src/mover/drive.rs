@@ -21,10 +21,10 @@ use tracing::{debug, warn};
 
 use super::connection::field;
 use super::replicas::CatchingUp;
-use super::run::{Halt, Mover};
-use super::side::{self, Ask, Content, Form, REPLICAS_TRIES, Secured, Use};
+use super::run::{Mover, MoverExit};
+use super::side::{self, Content, DurabilityResult, Form, NodeRequest, REPLICAS_TRIES, Use};
 use super::spool::Spool;
-use super::{SharedLeg, Steer, Told};
+use super::{MoverMessage, SharedLeg, Steer};
 use crate::shared::Message;
 
 /// The driver is told that time passes at least so often.
@@ -73,23 +73,23 @@ impl Run {
     }
 
     /// The driver is to be told of something that its protocol alone has to know.
-    pub(super) fn tell(&mut self, event: Event) {
+    pub(super) fn on_event(&mut self, event: Event) {
         self.happened.push_back(event.into());
     }
 }
 
 impl Mover {
     /// Does a leg to its end.
-    pub(super) fn run_leg(&mut self, number: u32, slots: Vec<Slot>) -> Result<Outcome, Halt> {
+    pub(super) fn run_leg(&mut self, number: u32, slots: Vec<Slot>) -> Result<Outcome, MoverExit> {
         let resume = self.life.open().cloned();
-        self.shown.says(if resume.is_some() { "going on with the leg that was under way" } else { "moving" });
+        self.shown.set_activity(if resume.is_some() { "going on with the leg that was under way" } else { "moving" });
         let databases = self.databases_in_use()?;
         // A side that is not there is met when it is there again. Until then the process is there that was, and is
         // lost.
-        let met = |end: &side::End| end.connection.as_ref().map(|connection| connection.process.clone());
+        let met = |end: &side::SideConnection| end.connection.as_ref().map(|connection| connection.process.clone());
         let (source_was, target_was) = resume.as_ref().map(|open| (open.source.clone(), open.target.clone())).unzip();
-        let Some(source) = met(&self.source).or(source_was) else { return Err(Halt::Lost) };
-        let Some(target) = met(&self.target).or(target_was) else { return Err(Halt::Lost) };
+        let Some(source) = met(&self.source).or(source_was) else { return Err(MoverExit::Lost) };
+        let Some(target) = met(&self.target).or(target_was) else { return Err(MoverExit::Lost) };
         let scope = self.scope_of(&slots);
         let order = self.life.order();
         let driver = Driver::new(Begin {
@@ -133,27 +133,27 @@ impl Mover {
             outcome: None,
             slots,
         };
-        run.tell(Event::Met { source, target });
+        run.on_event(Event::Met { source, target });
         let missing = [Side::Source, Side::Target].into_iter().filter(|side| self.end(*side).connection.is_none());
         run.happened.extend(missing.map(|side| DriverEvent::Lost { side }));
         if self.life.is_aborted() {
-            run.tell(Event::RollBack);
+            run.on_event(Event::RollBack);
         }
         if let Some(side) = self.life.give_up() {
-            run.tell(Event::GiveUp { side });
+            run.on_event(Event::GiveUp { side });
         }
         self.pacing.hurry(self.life.is_aborted());
-        run.tell(Event::Pace(self.pacing.pace()));
+        run.on_event(Event::Pace(self.pacing.pace()));
         if !self.tickets.is_empty() {
-            run.tell(Event::Quiesce);
+            run.on_event(Event::Quiesce);
         }
         (self.source.slow, self.target.slow) = (0, 0);
         self.measure_ahead(run.driver.is_ours());
         let outcome = loop {
             if self.is_stopped() {
-                return Err(Halt::RouterStops);
+                return Err(MoverExit::RouterStops);
             }
-            let mut busy = self.hear(&mut run);
+            let mut busy = self.receive(&mut run);
             for side in [Side::Source, Side::Target] {
                 busy |= self.take_answers(&mut run, side);
                 self.restore(&mut run, side);
@@ -180,13 +180,13 @@ impl Mover {
             self.show(Some(progress));
             self.look_at_nodes();
             if let Some(pace) = self.new_pace(run.driver.progress()) {
-                run.tell(Event::Pace(pace));
+                run.on_event(Event::Pace(pace));
             }
             if !busy {
                 self.wait(Duration::from_millis(1));
             }
         };
-        self.hear_out();
+        self.await_pending_replies();
         let progress = run.driver.progress();
         self.pacing.leg_ended(&progress, run.moving_since.map_or(Duration::ZERO, |since| since.elapsed()));
         self.shown.leg_ended(&progress, outcome == Outcome::Moved);
@@ -206,16 +206,16 @@ impl Mover {
 
     /// What was asked beside the leg is answered before anything else is asked: between legs questions are alone on
     /// their connection.
-    fn hear_out(&mut self) {
+    fn await_pending_replies(&mut self) {
         let patience = self.patience();
         for side in [Side::Source, Side::Target] {
             while !self.end(side).is_idle() && !self.is_stopped() {
                 match self.end_mut(side).exchange(patience) {
                     Ok(done) if done.is_empty() => self.wait(Duration::from_millis(1)),
                     Ok(done) => done.into_iter().for_each(|(ask, answers)| match ask {
-                        Ask::Look => self.note_work(side, &answers),
+                        NodeRequest::Look => self.note_work(side, &answers),
                         // What is not known of them is asked again before their leg.
-                        Ask::Sizes { page, selected } => drop(self.sizes_answered(page, selected, &answers)),
+                        NodeRequest::Sizes { page, selected } => drop(self.sizes_answered(page, selected, &answers)),
                         _ => {}
                     }),
                     Err(why) => {
@@ -248,7 +248,10 @@ impl Mover {
                     self.host.databases(self.id, databases);
                 }
                 self.shown.records(records.len());
-                self.host.record(records, Box::new(move |outcome| own.tell(Told::Recorded { leg, numbers, outcome })));
+                self.host.record(
+                    records,
+                    Box::new(move |outcome| own.notify(MoverMessage::Recorded { leg, numbers, outcome })),
+                );
             }
             DriverAction::View { away, double_read } => {
                 run.view = run.view.turned(Arc::new(run.view.committed().anew()), away, double_read)
@@ -304,7 +307,7 @@ impl Mover {
             }
             DriverAction::Io(Io::Secure { batch, at, durability }) => {
                 if !self.end_mut(at).secure(batch, durability, 0) {
-                    run.tell(Event::Secured { batch, refused: None });
+                    run.on_event(Event::Secured { batch, refused: None });
                 }
             }
             DriverAction::Io(Io::Remove { batch, from, keys }) => {
@@ -314,8 +317,10 @@ impl Mover {
                 let plan = self.shared.plan();
                 let to = self.end(from.other()).node;
                 let Some((address, access)) = plan.address_of(to, None).zip(plan.live.nodes.get(&to)) else {
-                    return run
-                        .tell(Event::Migrated { batch, refused: Some("the other node has no address".to_owned()) });
+                    return run.on_event(Event::Migrated {
+                        batch,
+                        refused: Some("the other node has no address".to_owned()),
+                    });
                 };
                 self.end_mut(from).migrate(batch, &keys, run.driver.databases(), address, access);
             }
@@ -326,7 +331,7 @@ impl Mover {
                 if run.committed - run.driver.progress().keys_moved.min(run.committed) > ABSENT_MAX {
                     self.pacing.hurry(true);
                 }
-                self.behind.note(&fingerprints, run.driver.goes_back());
+                self.late_keys.note(&fingerprints, run.driver.goes_back());
                 self.count_moved(run, if run.driver.goes_back() { Side::Source } else { Side::Target });
                 run.view.committed().commit(fingerprints);
                 self.wake_workers(run.view.committed());
@@ -355,9 +360,9 @@ impl Mover {
                 let owner = self.end(to).node;
                 self.hand_over(run, owner);
             }
-            DriverAction::Io(Io::Quiet) => self.say_quiet(),
+            DriverAction::Io(Io::Quiet) => self.report_quiesced(),
             DriverAction::RollBack { why } => {
-                self.shown.says(format!("going back: {why}"));
+                self.shown.set_activity(format!("going back: {why}"));
                 warn!("move {}: what is under way (batch {}) goes back to its source: {why}", self.id.0, run.number);
                 run.contents.clear();
                 self.staging.drop_all();
@@ -374,7 +379,7 @@ impl Mover {
             }
             DriverAction::Io(Io::Report { text }) => {
                 warn!(move_id = self.id.0, leg = run.number, "{text}");
-                self.shown.says(text);
+                self.shown.set_activity(text);
             }
             DriverAction::Io(Io::End(outcome)) => run.outcome = Some(outcome),
         }
@@ -417,7 +422,7 @@ impl Mover {
                 Some(epoch)
             }
             Err(why) => {
-                self.shown.says(format!("the topology cannot be changed now: {why}"));
+                self.shown.set_activity(format!("the topology cannot be changed now: {why}"));
                 None
             }
         }
@@ -425,7 +430,7 @@ impl Mover {
 
     fn hand_over(&mut self, run: &Run, owner: NodeId) {
         let (own, leg) = (self.own.clone(), run.number);
-        let done = Box::new(move |outcome| own.tell(Told::HandedOver { leg, outcome }));
+        let done = Box::new(move |outcome| own.notify(MoverMessage::HandedOver { leg, outcome }));
         let keys = run.view.scope().map(|scope| scope.keys());
         self.host.hand_over(self.id, &run.slots, keys, owner, done);
     }
@@ -462,20 +467,20 @@ impl Mover {
     }
 
     /// Takes what workers, the journal and the user say.
-    fn hear(&mut self, run: &mut Run) -> bool {
-        let told = self.own.take_told();
+    fn receive(&mut self, run: &mut Run) -> bool {
+        let told = self.own.drain_messages();
         let any = !told.is_empty();
         for what in told {
             match what {
-                Told::Wanted { leg, mut keys } if leg == run.number => {
+                MoverMessage::Wanted { leg, mut keys } if leg == run.number => {
                     self.keep_own(&mut keys);
-                    run.tell(Event::Wanted { keys });
+                    run.on_event(Event::Wanted { keys });
                 }
-                Told::WantedWhole { leg } if leg == run.number => {
+                MoverMessage::WantedWhole { leg } if leg == run.number => {
                     self.pacing.hurry(true);
-                    run.tell(Event::Pace(self.pacing.pace()));
+                    run.on_event(Event::Pace(self.pacing.pace()));
                 }
-                Told::Recorded { leg, numbers, outcome } if leg == run.number => match outcome {
+                MoverMessage::Recorded { leg, numbers, outcome } if leg == run.number => match outcome {
                     Ok(()) => run.happened.push_back(DriverEvent::Recorded(numbers)),
                     Err(why) => {
                         // Whoever keeps the records tries until the router stops. Nothing of it takes effect; the next
@@ -486,49 +491,49 @@ impl Mover {
                             why,
                             "the journal of moves cannot be written: the leg waits"
                         );
-                        self.shown.says(format!("the journal cannot be written: {why}"));
+                        self.shown.set_activity(format!("the journal cannot be written: {why}"));
                     }
                 },
-                Told::HandedOver { leg, outcome } if leg == run.number => {
+                MoverMessage::HandedOver { leg, outcome } if leg == run.number => {
                     run.happened.push_back(DriverEvent::HandedOver(outcome.is_ok()));
                     if let Err(why) = outcome {
-                        self.shown.says(format!("the topology cannot be stored: {why}"));
+                        self.shown.set_activity(format!("the topology cannot be stored: {why}"));
                     }
                 }
-                Told::CaughtUp { leg, outcome } if leg == run.number => self.caught_up(run, outcome),
-                Told::Written(mut keys) if self.life.order().how.copies_while_served() => {
+                MoverMessage::CaughtUp { leg, outcome } if leg == run.number => self.caught_up(run, outcome),
+                MoverMessage::Written(mut keys) if self.life.order().how.copies_while_served() => {
                     self.keep_own(&mut keys);
-                    run.tell(Event::Written { keys: keys.clone() });
-                    self.note(Told::Written(keys));
+                    run.on_event(Event::Written { keys: keys.clone() });
+                    self.note(MoverMessage::Written(keys));
                 }
-                Told::WrittenAnything(slot) if self.life.order().how.copies_while_served() => {
-                    run.tell(Event::Rewritten);
-                    self.note(Told::WrittenAnything(slot));
+                MoverMessage::WrittenAnything(slot) if self.life.order().how.copies_while_served() => {
+                    run.on_event(Event::Rewritten);
+                    self.note(MoverMessage::WrittenAnything(slot));
                 }
-                Told::Quiesce { from, ticket, flushes } => {
+                MoverMessage::Quiesce { from, ticket, flushes } => {
                     self.tickets.insert(ticket, from);
                     if flushes {
                         self.staging.touched_all();
-                        run.tell(Event::Rewritten);
+                        run.on_event(Event::Rewritten);
                     }
-                    run.tell(Event::Quiesce);
+                    run.on_event(Event::Quiesce);
                 }
-                Told::Unquiesce { ticket } => {
+                MoverMessage::Unquiesce { ticket } => {
                     self.tickets.remove(&ticket);
                     if self.tickets.is_empty() {
-                        run.tell(Event::Resume);
+                        run.on_event(Event::Resume);
                     }
                 }
-                Told::Steer(steer) => {
+                MoverMessage::Steer(steer) => {
                     self.steer(steer);
                     if matches!(steer, Steer::Abort | Steer::GiveUp(_)) {
                         self.pacing.hurry(true);
-                        run.tell(Event::RollBack);
+                        run.on_event(Event::RollBack);
                     }
                     if let Steer::GiveUp(side) = steer {
-                        run.tell(Event::GiveUp { side });
+                        run.on_event(Event::GiveUp { side });
                     }
-                    run.tell(Event::Pace(self.pacing.pace()));
+                    run.on_event(Event::Pace(self.pacing.pace()));
                 }
                 other => self.note(other),
             }
@@ -561,7 +566,7 @@ impl Mover {
     fn lose(&mut self, run: &mut Run, side: Side, why: &str) {
         let name = self.name(self.end(side).node);
         warn!(move_id = self.id.0, node = name, why, "a mover has lost its connection");
-        self.shown.says(format!("waiting for {name}: {why}"));
+        self.shown.set_activity(format!("waiting for {name}: {why}"));
         self.end_mut(side).fail();
         if side == Side::Target {
             self.list.set_target_is_clean(false);
@@ -574,11 +579,11 @@ impl Mover {
         run.happened.push_back(DriverEvent::Lost { side });
     }
 
-    fn answered(&mut self, run: &mut Run, side: Side, ask: Ask, answers: Vec<Vec<u8>>) -> Result<(), String> {
+    fn answered(&mut self, run: &mut Run, side: Side, ask: NodeRequest, answers: Vec<Vec<u8>>) -> Result<(), String> {
         let refused =
             |answers: &[Vec<u8>]| answers.iter().find(|a| reply::is_error(a)).map(|a| super::connection::error_text(a));
         match ask {
-            Ask::Copy { batch, reading } => {
+            NodeRequest::Copy { batch, reading } => {
                 let mut reading = reading;
                 let again = reading.again.take();
                 let read = side::copied(reading, answers)?;
@@ -605,18 +610,18 @@ impl Mover {
                 if !there.is_empty() {
                     run.contents.insert(batch, there);
                 }
-                run.tell(Event::Copied { batch, outcomes: read.outcomes });
+                run.on_event(Event::Copied { batch, outcomes: read.outcomes });
             }
-            Ask::Store { batch, places, so_far, over: true } => {
+            NodeRequest::Store { batch, places, so_far, over: true } => {
                 let (outcomes, _) = side::stored(places, so_far, &answers)?;
                 run.contents.remove(&batch);
                 if let Some((began, keys, _)) = run.begun.remove(&batch) {
                     self.pacing.batch_ended(began.elapsed(), keys);
-                    run.tell(Event::Pace(self.pacing.pace()));
+                    run.on_event(Event::Pace(self.pacing.pace()));
                 }
-                run.tell(Event::Stored { batch, outcomes });
+                run.on_event(Event::Stored { batch, outcomes });
             }
-            Ask::Store { batch, places, so_far, over: false } => {
+            NodeRequest::Store { batch, places, so_far, over: false } => {
                 let (outcomes, again) = side::stored(places, so_far, &answers)?;
                 self.end_mut(side).only_one_by_one |=
                     !again.is_empty() && answers.iter().any(|answer| answer.starts_with(b"-NOPERM"));
@@ -631,35 +636,35 @@ impl Mover {
                     self.end_mut(side).store_one_by_one(batch, &contents, &again, outcomes);
                 }
             }
-            Ask::Finish { batch, step, items } => self.staged_answered(run, batch, step, items, &answers),
-            Ask::Discard(_) => {}
-            Ask::Confirm => {
+            NodeRequest::Finish { batch, step, items } => self.staged_answered(run, batch, step, items, &answers),
+            NodeRequest::Discard(_) => {}
+            NodeRequest::Confirm => {
                 let stats = answers
                     .last()
                     .and_then(|answer| reply::text(answer))
                     .map(String::from_utf8_lossy)
                     .unwrap_or_default();
                 let evicted = field(&stats, "evicted_keys").and_then(|keys| keys.parse().ok()).unwrap_or(0);
-                run.tell(Event::Confirmed { side, evicted });
+                run.on_event(Event::Confirmed { side, evicted });
             }
-            Ask::Position => self.position_known(run, &answers),
-            Ask::Secure { batch, durability, tried } => {
+            NodeRequest::Position => self.position_known(run, &answers),
+            NodeRequest::Secure { batch, durability, tried } => {
                 let refused = match side::secured(durability, &answers) {
-                    Secured::Is(safe) => safe.err(),
-                    Secured::Fewer { replicas, .. } if tried < REPLICAS_TRIES => {
+                    DurabilityResult::Is(safe) => safe.err(),
+                    DurabilityResult::Fewer { replicas, .. } if tried < REPLICAS_TRIES => {
                         let end = self.end_mut(side);
                         end.replicas = replicas.max(1);
                         end.secure(batch, durability, tried + 1);
                         return Ok(());
                     }
-                    Secured::Fewer { acknowledged, replicas } => Some(format!(
+                    DurabilityResult::Fewer { acknowledged, replicas } => Some(format!(
                         "{acknowledged} of {} acknowledged it within 2 s",
                         counted(replicas as usize, "replica")
                     )),
                 };
-                run.tell(Event::Secured { batch, refused });
+                run.on_event(Event::Secured { batch, refused });
             }
-            Ask::Remove { batch } => {
+            NodeRequest::Remove { batch } => {
                 if let Some(why) = refused(&answers) {
                     return Err(format!("it refuses to remove keys: {why}"));
                 }
@@ -671,18 +676,18 @@ impl Mover {
                     for (kind, bytes, why) in run.whole.remove(&batch).unwrap_or_default() {
                         self.note_whole(kind, bytes, began.elapsed().as_micros() as u64, &why);
                     }
-                    run.tell(Event::Pace(self.pacing.pace()));
+                    run.on_event(Event::Pace(self.pacing.pace()));
                 }
-                run.tell(Event::Removed { batch });
+                run.on_event(Event::Removed { batch });
             }
-            Ask::Migrate { batch } => {
+            NodeRequest::Migrate { batch } => {
                 run.contents.remove(&batch);
                 // The target's own error is in the middle of the source's.
                 let refused =
                     refused(&answers).map(|why| why.find("BUSYKEY").map_or(why.clone(), |at| why[at..].to_owned()));
-                run.tell(Event::Migrated { batch, refused });
+                run.on_event(Event::Migrated { batch, refused });
             }
-            Ask::Scan { walk } => {
+            NodeRequest::Scan { walk } => {
                 if let Some(why) = refused(&answers) {
                     return Err(format!("it refuses SCAN: {why}"));
                 }
@@ -694,11 +699,11 @@ impl Mover {
                 run.driver.scanned(walk, &cursor, keys.into_iter(), &topology, self.now_us(), &mut to_do);
                 self.perform(run, to_do);
             }
-            Ask::Look => self.note_work(side, &answers),
-            Ask::Sizes { page, selected } => {
+            NodeRequest::Look => self.note_work(side, &answers),
+            NodeRequest::Sizes { page, selected } => {
                 return self.sizes_answered(page, selected, &answers).map_err(|why| format!("it {why}"));
             }
-            Ask::Purge { walk } => {
+            NodeRequest::Purge { walk } => {
                 if let Some(why) = refused(&answers) {
                     return Err(format!("it refuses to remove keys: {why}"));
                 }
@@ -727,11 +732,11 @@ impl Mover {
                         process: connection.process.clone(),
                         databases,
                     });
-                    self.shown.says("moving");
+                    self.shown.set_activity("moving");
                 }
             }
             Err(why) => {
-                self.shown.says(format!("waiting for {}: {why}", self.name(self.end(side).node)));
+                self.shown.set_activity(format!("waiting for {}: {why}", self.name(self.end(side).node)));
                 self.end_mut(side).fail();
                 self.end_mut(side).try_later();
             }
@@ -747,7 +752,7 @@ impl Mover {
         };
         // What was written before is told before.
         if has_drained {
-            self.hear(run);
+            self.receive(run);
         }
         // Which databases have keys can be told now that nothing is written; a question alone on its connection.
         if !has_drained || !self.source.is_idle() || !self.target.is_idle() {
@@ -769,7 +774,8 @@ impl Mover {
 
     /// Strings are read and stored as such, where nothing is lost by it.
     pub(super) fn form(&self, run: &Run) -> Form {
-        let plain = run.strings && self.usage().is_none() && !self.source.tells_changes && !self.target.tells_changes;
+        let plain =
+            run.strings && self.usage().is_none() && !self.source.notifies_changes && !self.target.notifies_changes;
         if plain { Form::Plain } else { Form::Serialised }
     }
 

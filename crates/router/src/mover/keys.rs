@@ -11,8 +11,8 @@ use switchyard_policy::topology::{Slot, Stage, Transit};
 use switchyard_resp::reply;
 
 use super::connection::error_text;
-use super::left_over::LeftOver;
-use super::run::{Halt, Mover};
+use super::left_over::OrphanedKeys;
+use super::run::{Mover, MoverExit};
 
 /// Keys that are asked about at once.
 const AT_ONCE: usize = 1000;
@@ -53,12 +53,12 @@ impl Mover {
     }
 
     /// Which of these keys a node has in the database that is selected there.
-    pub(super) fn there(&mut self, side: Side, keys: &[Key]) -> Result<Vec<Key>, Halt> {
+    pub(super) fn there(&mut self, side: Side, keys: &[Key]) -> Result<Vec<Key>, MoverExit> {
         let mut args: Vec<&[u8]> = vec![b"EXISTS"];
         args.extend(keys.iter().map(|key| &key[..]));
         let answer = self.call(side, &args)?;
         let refused = |mover: &Self, answer: &[u8]| {
-            Halt::Stop(format!(
+            MoverExit::Stop(format!(
                 "{} does not say which keys it has: {}",
                 mover.name(mover.end(side).node),
                 error_text(answer)
@@ -83,15 +83,15 @@ impl Mover {
     }
 
     /// Sees to it that the target has none of the keys, puts them on the list, and learns which are big.
-    pub(super) fn list_named(&mut self) -> Result<(), Halt> {
+    pub(super) fn list_named(&mut self) -> Result<(), MoverExit> {
         if self.is_resumed {
             // The names of what the mover before this one has staged are nowhere but at the node.
             self.walk(Side::Target, [], |_, _, _| Ok(()))?;
         }
         self.clear_target_of_keys()?;
-        self.shown.says("waiting for commands sent earlier, before looking at keys");
+        self.shown.set_activity("waiting for commands sent earlier, before looking at keys");
         self.observe()?;
-        self.shown.says("looking at keys");
+        self.shown.set_activity("looking at keys");
         self.begin_list();
         let was_refused = self.sizes_are_refused();
         let named = self.named();
@@ -101,7 +101,7 @@ impl Mover {
         for database in self.databases_in_use()? {
             self.select(Side::Source, database)?;
             for page in &named {
-                if page.iter().filter(|key| self.ask_size(key)).count() > 0 {
+                if page.iter().filter(|key| self.query_size(key)).count() > 0 {
                     let (answers, _) = self.collect()?;
                     for (key, answer) in page.iter().zip(answers) {
                         self.big.note_size(self.placement.slot_of(key), (key.clone(), database), &answer);
@@ -110,15 +110,15 @@ impl Mover {
                 self.while_paused()?;
             }
         }
-        self.say_if_sizes_are_refused(was_refused);
+        self.log_refused_sizes(was_refused);
         self.list.end();
         Ok(())
     }
 
     /// Sees to it that the target has none of the keys.
-    fn clear_target_of_keys(&mut self) -> Result<(), Halt> {
-        self.shown.says("looking for leftovers at the target");
-        let (mut left_over, mut foreign) = (LeftOver::default(), 0_usize);
+    fn clear_target_of_keys(&mut self) -> Result<(), MoverExit> {
+        self.shown.set_activity("looking for leftovers at the target");
+        let (mut left_over, mut foreign) = (OrphanedKeys::default(), 0_usize);
         let named = self.named();
         for database in self.databases_in_use()? {
             self.select(Side::Target, database)?;
@@ -133,7 +133,7 @@ impl Mover {
         }
         self.end_left_over(left_over)?;
         if foreign > 0 {
-            return Err(Halt::Stop(format!(
+            return Err(MoverExit::Stop(format!(
                 "{} has {foreign} of these keys, which do not live there, and which no move of ours has left there. Somebody wrote past the router, or the server \
                  came back with a snapshot from before an earlier move was rolled back. Look at them, and remove them there or let the move do it (--purge-target)",
                 self.name(self.life.order().target)
@@ -144,8 +144,8 @@ impl Mover {
     }
 
     /// Looks whether the source still has any of the keys, and does with them what can be known to be right.
-    pub(super) fn look_behind_keys(&mut self) -> Result<(), Halt> {
-        self.shown.says("looking for keys left behind");
+    pub(super) fn look_behind_keys(&mut self) -> Result<(), MoverExit> {
+        self.shown.set_activity("looking for keys left behind");
         let unchanged = self.is_first_source();
         let all = self.life.order().keys.clone().unwrap_or_default();
         for database in self.databases_in_use()? {
@@ -158,7 +158,7 @@ impl Mover {
                 self.pump()?;
             }
         }
-        self.say_late();
+        self.log_late_keys();
         Ok(())
     }
 }

@@ -48,10 +48,15 @@ pub(super) struct Item {
 }
 
 /// Asks for the tail, at the source.
-pub(super) fn ask(connection: &mut Connection, key: &Key, staged: &Staged, elements: Vec<Element>) -> LastRead {
+pub(super) fn request_dirty_elements(
+    connection: &mut Connection,
+    key: &Key,
+    staged: &Staged,
+    elements: Vec<Element>,
+) -> LastRead {
     connection.push(&[staged.kind.length(), key]);
     for some in elements.chunks(AT_ONCE) {
-        staged.kind.ask_elements(connection, key, some);
+        staged.kind.request_elements(connection, key, some);
     }
     LastRead { kind: staged.kind, name: staged.name.clone(), elements, copied: staged.copied }
 }

@@ -9,7 +9,7 @@ use switchyard_policy::migration::{Key, Side};
 use switchyard_resp::units::counted;
 use tracing::info;
 
-use super::run::{Halt, Mover};
+use super::run::{Mover, MoverExit};
 
 /// So many keys that only the target has, and more than both have, are no accident.
 const ONLY_THERE_MIN: usize = 20;
@@ -28,7 +28,7 @@ const REMEMBERED_MAX: usize = 100_000;
 const AT_ONCE: usize = 500;
 
 #[derive(Debug, Default)]
-pub(super) struct LeftOver {
+pub(super) struct OrphanedKeys {
     /// Removed: the source has them, too, or clients have deleted them there.
     removed: usize,
     /// With their database: the source has none of them.
@@ -37,7 +37,12 @@ pub(super) struct LeftOver {
 
 impl Mover {
     /// Removes what the target has of these keys of a database, as far as the source has them as well.
-    pub(super) fn remove_left_over(&mut self, left: &mut LeftOver, database: u32, keys: &[Key]) -> Result<(), Halt> {
+    pub(super) fn remove_left_over(
+        &mut self,
+        left: &mut OrphanedKeys,
+        database: u32,
+        keys: &[Key],
+    ) -> Result<(), MoverExit> {
         for keys in keys.chunks(AT_ONCE) {
             let told_to = self.life.order().how.purge_target;
             let at_source = match told_to {
@@ -62,7 +67,7 @@ impl Mover {
     }
 
     /// All was looked at.
-    pub(super) fn end_left_over(&mut self, mut left: LeftOver) -> Result<(), Halt> {
+    pub(super) fn end_left_over(&mut self, mut left: OrphanedKeys) -> Result<(), MoverExit> {
         self.decide(&mut left)?;
         if left.removed > 0 {
             info!(move_id = self.id.0, keys = left.removed, "removed what was left over at the target");
@@ -71,10 +76,10 @@ impl Mover {
     }
 
     /// Removes what only the target has, or refuses to.
-    fn decide(&mut self, left: &mut LeftOver) -> Result<(), Halt> {
+    fn decide(&mut self, left: &mut OrphanedKeys) -> Result<(), MoverExit> {
         let only_there = std::mem::take(&mut left.only_there);
         if are_all_that_is_left(only_there.len(), left.removed) {
-            return Err(Halt::Stop(format!(
+            return Err(MoverExit::Stop(format!(
                 "{} still has {} of slots that it does not own, and {}, which owns them, has them not: they are what a node that was given up has kept, or servers were restored \
                  from snapshots of different times (docs/backup.md), or clients have deleted them since. Save them if they matter; then let the move remove them (--purge-target)",
                 self.name(self.life.order().target),

@@ -15,9 +15,9 @@ use switchyard_resp::reply;
 use switchyard_resp::units::counted;
 
 use super::connection::error_text;
-use super::left_over::LeftOver;
+use super::left_over::OrphanedKeys;
 use super::returning::Returning;
-use super::run::{Halt, Mover, big_limit};
+use super::run::{Mover, MoverExit, big_limit};
 use super::sizes::Page;
 
 /// How far the walk through a node is, and what was asked there.
@@ -28,7 +28,7 @@ struct Walk {
     /// A SCAN is under way.
     scanning: bool,
     /// Not answered yet, in this order.
-    asked: VecDeque<Question>,
+    pending: VecDeque<Question>,
     /// Answers that were not looked at yet.
     answers: Vec<Vec<u8>>,
 }
@@ -43,7 +43,7 @@ enum Question {
 impl Walk {
     fn new(databases: &[u32]) -> Self {
         let databases = databases.iter().rev().copied().collect();
-        Self { databases, cursor: b"0".to_vec(), scanning: false, asked: VecDeque::new(), answers: Vec::new() }
+        Self { databases, cursor: b"0".to_vec(), scanning: false, pending: VecDeque::new(), answers: Vec::new() }
     }
 
     /// A SCAN was answered: its place, for as much as has to be known to ask on.
@@ -69,7 +69,7 @@ struct Pass {
     sized: bool,
     found: Found,
     /// A node refuses: what was asked is waited for, and then it ends.
-    refused: Option<Halt>,
+    refused: Option<MoverExit>,
 }
 
 /// What was found on the way, and needs questions of its own.
@@ -80,7 +80,7 @@ struct Found {
     /// has left.
     elsewhere: Vec<(u32, Key)>,
     left_over: Vec<(u32, Key)>,
-    left: LeftOver,
+    left: OrphanedKeys,
     foreign: u64,
 }
 
@@ -92,10 +92,10 @@ impl Found {
 
 impl Mover {
     /// Lists the keys of the slots at the source, in one pass, and sees to it that the target has none.
-    pub(super) fn list(&mut self) -> Result<(), Halt> {
-        self.shown.says("waiting for commands sent earlier, before listing keys");
+    pub(super) fn list(&mut self) -> Result<(), MoverExit> {
+        self.shown.set_activity("waiting for commands sent earlier, before listing keys");
         self.observe()?;
-        self.shown.says("listing keys");
+        self.shown.set_activity("listing keys");
         self.begin_list();
         self.returning.iter_mut().for_each(Returning::begin);
         let was_refused = self.sizes_are_refused();
@@ -117,14 +117,14 @@ impl Mover {
             let ends = self.life.is_cut_short() || pass.refused.is_some();
             let pauses = ends || is_to_rest || pass.found.is_to_be_cleared();
             if !pauses {
-                self.ask(&mut pass);
+                self.send_requests(&mut pass);
             }
-            if pass.source.asked.is_empty() && pass.target.asked.is_empty() {
+            if pass.source.pending.is_empty() && pass.target.pending.is_empty() {
                 if let Some(why) = pass.refused {
                     return Err(why);
                 }
                 if ends {
-                    return Err(Halt::Aborted);
+                    return Err(MoverExit::Aborted);
                 }
                 if !pauses {
                     break;
@@ -145,7 +145,7 @@ impl Mover {
             }
             let brought = [Side::Source, Side::Target].map(|side| self.take_answered(&mut pass, side));
             if fast && !pauses {
-                self.ask(&mut pass);
+                self.send_requests(&mut pass);
                 self.exchange_both(&mut pass.source.answers, &mut pass.target.answers)?;
             }
             let [of_source, of_target] = brought;
@@ -161,7 +161,7 @@ impl Mover {
         let mut found = pass.found;
         self.clear(&mut found, true)?;
         self.end_left_over(found.left)?;
-        self.say_if_sizes_are_refused(was_refused);
+        self.log_refused_sizes(was_refused);
         self.list.set_target_is_clean(true);
         self.list.end();
         Ok(())
@@ -175,7 +175,7 @@ impl Mover {
     }
 
     /// Asks for what can be asked for now: the next page of either node, sizes of pages of the source.
-    fn ask(&mut self, pass: &mut Pass) {
+    fn send_requests(&mut self, pass: &mut Pass) {
         let sized = pass.sized && !self.sizes_are_refused();
         let (Some(at_source), Some(at_target)) = (&mut self.source.connection, &mut self.target.connection) else {
             return;
@@ -183,10 +183,10 @@ impl Mover {
         for (connection, walk) in [(&mut *at_source, &mut pass.source), (at_target, &mut pass.target)] {
             let Some(database) = walk.databases.last().copied().filter(|_| !walk.scanning) else { continue };
             if connection.select(database) {
-                walk.asked.push_back(Question::Database);
+                walk.pending.push_back(Question::Database);
             }
             connection.push(&[b"SCAN", &walk.cursor, b"COUNT", b"1000"]);
-            walk.asked.push_back(Question::Scan);
+            walk.pending.push_back(Question::Scan);
             walk.scanning = true;
         }
         for page in std::mem::take(&mut pass.pages) {
@@ -194,10 +194,10 @@ impl Mover {
                 continue;
             }
             let page = self.sizes.lengths.choose(page);
-            if page.ask(at_source) {
-                pass.source.asked.push_back(Question::Database);
+            if page.request(at_source) {
+                pass.source.pending.push_back(Question::Database);
             }
-            pass.source.asked.push_back(Question::Sizes(page));
+            pass.source.pending.push_back(Question::Sizes(page));
         }
     }
 
@@ -206,11 +206,11 @@ impl Mover {
         let walk = if side == Side::Source { &mut pass.source } else { &mut pass.target };
         let mut brought = Vec::new();
         for answer in std::mem::take(&mut walk.answers) {
-            let refused = match walk.asked.front_mut() {
+            let refused = match walk.pending.front_mut() {
                 Some(Question::Sizes(page)) => {
                     page.take(&answer, &mut self.sizes.lengths, &mut self.big);
                     if page.is_answered()
-                        && let Some(Question::Sizes(page)) = walk.asked.pop_front()
+                        && let Some(Question::Sizes(page)) = walk.pending.pop_front()
                     {
                         pass.pages.extend(page.rest());
                     }
@@ -228,11 +228,11 @@ impl Mover {
                 }
                 None => None,
             };
-            walk.asked.pop_front();
+            walk.pending.pop_front();
             if let Some(what) = refused {
                 let node = if side == Side::Source { self.source.node } else { self.target.node };
                 let name = self.name(node);
-                pass.refused.get_or_insert(Halt::Stop(format!("{name} refuses {what}")));
+                pass.refused.get_or_insert(MoverExit::Stop(format!("{name} refuses {what}")));
             }
         }
         brought
@@ -286,7 +286,7 @@ impl Mover {
 
     /// Removes what was found and is nobody's, with nothing else under way. `looked`: the target has been walked
     /// through.
-    fn clear(&mut self, found: &mut Found, looked: bool) -> Result<(), Halt> {
+    fn clear(&mut self, found: &mut Found, looked: bool) -> Result<(), MoverExit> {
         for (side, database, key) in std::mem::take(&mut found.temporary) {
             if self.select(side, database)? {
                 self.sweep(side, &[key])?;
@@ -303,7 +303,7 @@ impl Mover {
             self.remove_left_over(&mut found.left, of_database[0].0, &keys)?;
         }
         if looked && found.foreign > 0 {
-            return Err(Halt::Stop(format!(
+            return Err(MoverExit::Stop(format!(
                 "{} has {} of these slots, which it does not own, and which no move of ours has left there. Somebody wrote past the router, or the server came \
                  back with a snapshot from before an earlier move was rolled back. Look at these keys, and remove them there or let the move do it (--purge-target)",
                 self.name(self.life.order().target),
@@ -314,12 +314,12 @@ impl Mover {
     }
 
     /// Has the workers tell what they write from now on, and waits until what they sent before is answered.
-    pub(super) fn observe(&mut self) -> Result<(), Halt> {
+    pub(super) fn observe(&mut self) -> Result<(), MoverExit> {
         let epoch = loop {
             match self.publish_observed() {
                 Ok(epoch) => break epoch,
                 Err(why) => {
-                    self.shown.says(format!("the topology cannot be changed now: {why}"));
+                    self.shown.set_activity(format!("the topology cannot be changed now: {why}"));
                     self.rest(Duration::from_millis(200))?;
                 }
             }

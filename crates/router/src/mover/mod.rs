@@ -5,7 +5,6 @@
 //! know of the leg. It is a thread beside the workers, not one of them: copying takes no turn from clients, and a
 //! worker's commands need not pass through it.
 
-mod behind;
 mod big;
 mod checks;
 mod committed;
@@ -13,6 +12,7 @@ mod connection;
 mod drive;
 mod keys;
 mod last_piece;
+mod late_keys;
 mod left_over;
 mod list;
 mod listing;
@@ -41,7 +41,7 @@ use switchyard_policy::topology::{MoveId, NodeId, Slot, Transit};
 
 use crate::shared::{Shared, lock};
 pub use big::{BigKey, BigKeys};
-pub(crate) use committed::{Moves, SharedLeg, SharedMove, SharedTracker, Told};
+pub(crate) use committed::{MoverMessage, Moves, SharedLeg, SharedMove, SharedTracker};
 pub use left_over::are_all_that_is_left;
 pub use switchyard_policy::migration::{MoveEnd, Steer};
 
@@ -108,7 +108,7 @@ pub struct MoveTask {
     /// The side that is lost for good, says the user.
     pub give_up: Option<Side>,
     /// What it has done before the router's last start.
-    pub so_far: SoFar,
+    pub so_far: MoveTotals,
     /// What [`Host::databases`] was told last.
     pub databases: u32,
     /// Makes fingerprints, under the secret of the state directory.
@@ -121,7 +121,7 @@ pub struct MoveTask {
 
 /// What a move has done so far.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct SoFar {
+pub struct MoveTotals {
     /// Keys moved.
     pub keys_moved: u64,
     /// Bytes of their serialised values.

@@ -9,7 +9,7 @@ use switchyard_policy::migration::{Goal, MoveOptions, Pace, Progress, Side, Stee
 use switchyard_policy::topology::MoveId;
 use tracing::trace;
 
-use super::run::{Halt, Mover};
+use super::run::{Mover, MoverExit};
 use crate::metrics::{Waits, WorkerCounters};
 use crate::shared::lock;
 
@@ -144,7 +144,7 @@ impl Pacing {
 
 impl Mover {
     /// Clients have felt nothing of the move so far: how long they wait without it.
-    pub(super) fn learn_waits(&mut self) -> Result<(), Halt> {
+    pub(super) fn learn_waits(&mut self) -> Result<(), MoverExit> {
         let began = self.shown.began();
         let lately = lock(&self.shared.waits_lately).since(began, LATELY).cloned();
         while lately.is_none() && self.life.order().how.goal != Goal::Fast && began.elapsed() < LEARN {

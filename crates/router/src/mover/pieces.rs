@@ -113,7 +113,7 @@ impl Kind {
     }
 
     /// Asks for a piece of about `count` elements (or bytes).
-    pub(super) fn ask(self, connection: &mut Connection, key: &[u8], cursor: &Cursor, count: u64) {
+    pub(super) fn request_piece(self, connection: &mut Connection, key: &[u8], cursor: &Cursor, count: u64) {
         let text = count.to_string();
         match (self, cursor) {
             (Self::Hash, Cursor::Scan(at)) => connection.push(&[b"HSCAN", key, at, b"COUNT", text.as_bytes()]),
@@ -162,7 +162,7 @@ impl Kind {
     }
 
     /// Asks for these elements as they are.
-    pub(super) fn ask_elements(self, connection: &mut Connection, key: &[u8], elements: &[Element]) {
+    pub(super) fn request_elements(self, connection: &mut Connection, key: &[u8], elements: &[Element]) {
         let command: &[u8] = match self {
             Self::Hash => b"HMGET",
             Self::Set => b"SMISMEMBER",

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use switchyard_policy::migration::{Phase, Progress, Side};
 
 use super::run::Mover;
-use super::{BigKeys, MoveEnd, SoFar};
+use super::{BigKeys, MoveEnd, MoveTotals};
 use crate::shared::lock;
 
 /// How often progress is published.
@@ -13,7 +13,7 @@ const SHOW: Duration = Duration::from_millis(100);
 
 /// How far a move is, and how it went lately.
 #[derive(Debug)]
-pub(super) struct Shown {
+pub(super) struct ProgressReport {
     /// What it does now, for people.
     doing: String,
     /// Of legs that have ended.
@@ -32,11 +32,11 @@ pub(super) struct Shown {
     came: ((u64, usize, u64, Option<Phase>), Instant),
 }
 
-impl Shown {
+impl ProgressReport {
     /// Of a move that has done so much with the routers before this one.
-    pub(super) fn new(so_far: &SoFar) -> Self {
+    pub(super) fn new(so_far: &MoveTotals) -> Self {
         let now = Instant::now();
-        let &SoFar { keys_moved, bytes_moved, pulled, repeated, seconds } = so_far;
+        let &MoveTotals { keys_moved, bytes_moved, pulled, repeated, seconds } = so_far;
         Self {
             doing: "connecting".to_owned(),
             before: Progress { keys_moved, bytes_moved, pulled, repeated, ..Progress::NONE },
@@ -52,7 +52,7 @@ impl Shown {
     }
 
     /// What it does now, for people.
-    pub(super) fn says(&mut self, doing: impl Into<String>) {
+    pub(super) fn set_activity(&mut self, doing: impl Into<String>) {
         self.doing = doing.into();
     }
 
@@ -151,7 +151,7 @@ impl Mover {
         progress.bytes_moved = bytes;
         progress.pulled = before.pulled + now.pulled;
         progress.repeated = before.repeated + now.repeated;
-        progress.late = self.behind.late();
+        progress.late = self.late_keys.late();
         progress.big = BigKeys { under_way: self.staging.shown(), ..self.big.shown.clone() };
         lock(&self.shared.moved).grow(&shown_before, &progress);
         progress.keys_per_second = self.shown.rates.0;
@@ -173,13 +173,13 @@ impl Mover {
     }
 
     pub(super) fn finish(&mut self, end: &MoveEnd) {
-        self.shown.says(match end {
+        self.shown.set_activity(match end {
             MoveEnd::Done => "done",
             MoveEnd::Stopped(why) => why,
         });
         self.publish_progress(None);
         lock(&self.own.progress).end = Some(end.clone());
         // Who waited for quiet need not.
-        self.say_quiet();
+        self.report_quiesced();
     }
 }

@@ -17,7 +17,7 @@ use switchyard_policy::migration::{DriverEvent, Side};
 use switchyard_resp::reply;
 use tracing::warn;
 
-use super::Told;
+use super::MoverMessage;
 use super::connection::field;
 use super::drive::Run;
 use super::run::Mover;
@@ -42,16 +42,16 @@ pub(super) struct CatchingUp {
 #[derive(Debug)]
 enum Step {
     /// The node is to be asked where its stream is, at this time.
-    Ask(Instant),
-    Asked,
+    Query(Instant),
+    Queried,
     /// Those who watch were told then.
-    Told(Instant),
+    Notified(Instant),
 }
 
 impl Mover {
     /// All has moved to `side`: its slots are handed over when that is right also for those who read from replicas.
     pub(super) fn catch_up(&mut self, run: &mut Run, side: Side) {
-        run.catching_up = Some(CatchingUp { side, step: Step::Ask(Instant::now()) });
+        run.catching_up = Some(CatchingUp { side, step: Step::Query(Instant::now()) });
         self.go_on_catching_up(run);
     }
 
@@ -61,7 +61,7 @@ impl Mover {
         let node = self.end(*side).node;
         let plan = self.shared.plan();
         let are_read = plan.servers.contains_key(&node) && self.shared.are_replicas_read(&plan.live);
-        let is_silent = matches!(step, Step::Told(since) if since.elapsed() > SILENT);
+        let is_silent = matches!(step, Step::Notified(since) if since.elapsed() > SILENT);
         if is_silent {
             warn!(
                 move_id = self.id.0,
@@ -71,14 +71,14 @@ impl Mover {
         }
         if !are_read || is_silent {
             self.caught_up(run, Ok(()));
-        } else if matches!(step, Step::Ask(at) if Instant::now() >= *at) && self.end_mut(*side).ask_position() {
-            *step = Step::Asked;
+        } else if matches!(step, Step::Query(at) if Instant::now() >= *at) && self.end_mut(*side).query_position() {
+            *step = Step::Queried;
         }
     }
 
     /// The node has said where its stream is.
     pub(super) fn position_known(&mut self, run: &mut Run, answers: &[Vec<u8>]) {
-        let Some(CatchingUp { side, step: step @ Step::Asked }) = &mut run.catching_up else { return };
+        let Some(CatchingUp { side, step: step @ Step::Queried }) = &mut run.catching_up else { return };
         let answer = answers.last().map(Vec::as_slice).unwrap_or_default();
         let info = String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned();
         let offset = field(&info, "master_repl_offset").and_then(|offset| offset.parse().ok());
@@ -92,18 +92,18 @@ impl Mover {
             return self.caught_up(run, Ok(()));
         };
         let position = Position { replication_id: id.to_owned(), offset };
-        *step = Step::Told(Instant::now());
+        *step = Step::Notified(Instant::now());
         let (own, leg) = (self.own.clone(), run.number);
-        let done = Box::new(move |outcome| own.tell(Told::CaughtUp { leg, outcome }));
+        let done = Box::new(move |outcome| own.notify(MoverMessage::CaughtUp { leg, outcome }));
         self.host.replicas_need(self.end(*side).node, position, PATIENCE, done);
     }
 
     /// A side is lost that may have been asked.
     pub(super) fn position_unknown(&mut self, run: &mut Run, lost: Side) {
-        if let Some(CatchingUp { side, step: step @ Step::Asked }) = &mut run.catching_up
+        if let Some(CatchingUp { side, step: step @ Step::Queried }) = &mut run.catching_up
             && *side == lost
         {
-            *step = Step::Ask(Instant::now());
+            *step = Step::Query(Instant::now());
         }
     }
 
@@ -111,7 +111,7 @@ impl Mover {
     pub(super) fn caught_up(&mut self, run: &mut Run, outcome: Result<(), String>) {
         let Some(CatchingUp { step, .. }) = &mut run.catching_up else { return };
         if outcome.is_err() {
-            *step = Step::Ask(Instant::now() + AGAIN);
+            *step = Step::Query(Instant::now() + AGAIN);
             return;
         }
         run.catching_up = None;

@@ -14,7 +14,7 @@ use switchyard_policy::migration::{Key, Side};
 use switchyard_policy::topology::Slot;
 use tracing::warn;
 
-use super::run::{Halt, Mover};
+use super::run::{Mover, MoverExit};
 use super::spool::Spool;
 use crate::away::Away;
 
@@ -70,10 +70,10 @@ impl Mover {
 
     /// Removes outdated keys of a leg's slots at the target. Must be called when the slots have drained, before the leg
     /// starts.
-    pub(super) fn remove_outdated(&mut self, slots: &[Slot]) -> Result<(), Halt> {
+    pub(super) fn remove_outdated(&mut self, slots: &[Slot]) -> Result<(), MoverExit> {
         let Some(returning) = &self.returning else { return Ok(()) };
         let Some(process) = self.target.connection.as_ref().map(|connection| connection.process.run_id.clone()) else {
-            return Err(Halt::Lost);
+            return Err(MoverExit::Lost);
         };
         let away = Arc::clone(&returning.away);
         let found = returning.found.as_ref().and_then(|found| {

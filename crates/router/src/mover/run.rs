@@ -15,22 +15,22 @@ use switchyard_policy::migration::{Fingerprinter, Outcome, Protocol, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Placement, Slot, Stage};
 use tracing::{error, info, warn};
 
-use super::behind::Behind;
 use super::big::Big;
 use super::connection::Connection;
+use super::late_keys::LateKeyCheck;
 use super::list::List;
 use super::pacing::Pacing;
-use super::progress::Shown;
+use super::progress::ProgressReport;
 use super::returning::Returning;
-use super::side::End;
+use super::side::SideConnection;
 use super::sizes::Sizes;
 use super::staging::Staging;
-use super::{Host, MoveEnd, MoveTask, SharedMove, Steer, Told};
+use super::{Host, MoveEnd, MoveTask, MoverMessage, SharedMove, Steer};
 use crate::shared::{Message, Shared};
 
 /// Why a mover does not go on.
 #[derive(Debug)]
-pub(super) enum Halt {
+pub(super) enum MoverExit {
     /// The router stops: the journal knows where the move is.
     RouterStops,
     /// A node is not connected where it has to be: reach it and try again.
@@ -55,17 +55,17 @@ pub(super) struct Mover {
     pub(super) leftovers: Vec<Slot>,
     /// A router before this one has begun the move.
     pub(super) is_resumed: bool,
-    pub(super) source: End,
-    pub(super) target: End,
+    pub(super) source: SideConnection,
+    pub(super) target: SideConnection,
     pub(super) list: List,
     /// The slots come back to the target, which was ejected.
     pub(super) returning: Option<Returning>,
     pub(super) big: Big,
     pub(super) sizes: Sizes,
     pub(super) staging: Staging,
-    pub(super) behind: Behind,
+    pub(super) late_keys: LateKeyCheck,
     pub(super) pacing: Pacing,
-    pub(super) shown: Shown,
+    pub(super) shown: ProgressReport,
     /// Who asked for quiet: workers, by ticket.
     pub(super) tickets: BTreeMap<u64, usize>,
     databases: BTreeSet<u32>,
@@ -98,8 +98,8 @@ pub(super) fn run(shared: Arc<Shared>, own: Arc<SharedMove>, task: MoveTask) {
         }
         end
     }));
-    mover.source.let_go();
-    mover.target.let_go();
+    mover.source.release();
+    mover.target.release();
     let end = match end {
         Ok(Some(end)) => end,
         Ok(None) => return,
@@ -164,22 +164,22 @@ impl Mover {
         let is_resumed = resume.is_some();
         // It stays as long as anything moves.
         let placement = shared.plan().topology.placement().clone();
-        let shown = Shown::new(&so_far);
+        let shown = ProgressReport::new(&so_far);
         let pacing = Pacing::new(order.how, shown.before(), &shared.counters);
         let (life, first) = MoveStateMachine::begin(
             Begin { order, names, resume, aborted, give_up },
             shared.uptime().as_micros() as u64,
         );
         let mover = Self {
-            source: End::new(life.order().source, shared.fences.clone()),
-            target: End::new(life.order().target, shared.fences.clone()),
+            source: SideConnection::new(life.order().source, shared.fences.clone()),
+            target: SideConnection::new(life.order().target, shared.fences.clone()),
             list,
             returning,
             big: Big::new(big_limit(&shared)),
             sizes: Sizes::default(),
             staging: Staging::new(placement.clone()),
             placement,
-            behind: Behind::new(is_resumed, leftovers_at_source),
+            late_keys: LateKeyCheck::new(is_resumed, leftovers_at_source),
             pacing,
             shown,
             tickets: BTreeMap::new(),
@@ -207,21 +207,21 @@ impl Mover {
             }
             let came = match self.do_step(step) {
                 Ok(came) => came,
-                Err(Halt::RouterStops) => return None,
-                Err(Halt::Lost) => StepResult::Lost,
-                Err(Halt::Aborted) => StepResult::Aborted,
-                Err(Halt::Stop(why)) => StepResult::Refused(why),
+                Err(MoverExit::RouterStops) => return None,
+                Err(MoverExit::Lost) => StepResult::Lost,
+                Err(MoverExit::Aborted) => StepResult::Aborted,
+                Err(MoverExit::Stop(why)) => StepResult::Refused(why),
             };
             step = self.life.came(came, self.now_us());
         }
     }
 
-    fn do_step(&mut self, step: Step) -> Result<StepResult, Halt> {
+    fn do_step(&mut self, step: Step) -> Result<StepResult, MoverExit> {
         let of_keys = self.life.order().keys.is_some();
         match step {
             Step::Reach { side, .. } => self.try_to_reach(side)?,
             Step::Rest { us, doing, .. } => {
-                self.shown.says(doing);
+                self.shown.set_activity(doing);
                 self.rest(Duration::from_micros(us))?;
             }
             Step::Check => self.check()?,
@@ -247,7 +247,7 @@ impl Mover {
             }
             Step::Observe => self.observe()?,
             Step::LookBehind if of_keys => self.look_behind_keys()?,
-            Step::LookBehind => self.look_behind()?,
+            Step::LookBehind => self.check_late_keys()?,
             Step::End(_) => {}
         }
         Ok(StepResult::Done)
@@ -278,9 +278,9 @@ impl Mover {
     }
 
     /// Takes what has nothing to do with the leg under way.
-    pub(super) fn note(&mut self, what: Told) {
+    pub(super) fn note(&mut self, what: MoverMessage) {
         match what {
-            Told::Written(mut keys) => {
+            MoverMessage::Written(mut keys) => {
                 self.keep_own(&mut keys);
                 for key in keys {
                     let slot = self.placement.slot_of(&key);
@@ -289,33 +289,33 @@ impl Mover {
                     self.big.note_written(slot, key);
                 }
             }
-            Told::Touched { key, elements } => self.staging.touched(&key, elements),
-            Told::WrittenAnything(slot) => {
+            MoverMessage::Touched { key, elements } => self.staging.touched(&key, elements),
+            MoverMessage::WrittenAnything(slot) => {
                 self.list.add_anything(slot);
                 self.staging.touched_slot(slot);
             }
-            Told::Quiesce { from, ticket, flushes } => {
+            MoverMessage::Quiesce { from, ticket, flushes } => {
                 self.tickets.insert(ticket, from);
                 if flushes {
                     self.staging.touched_all();
                 }
-                self.say_quiet();
+                self.report_quiesced();
             }
-            Told::Unquiesce { ticket } => {
+            MoverMessage::Unquiesce { ticket } => {
                 self.tickets.remove(&ticket);
             }
-            Told::Steer(steer) => self.steer(steer),
+            MoverMessage::Steer(steer) => self.steer(steer),
             // Of a leg that has ended.
-            Told::Wanted { .. }
-            | Told::WantedWhole { .. }
-            | Told::Recorded { .. }
-            | Told::CaughtUp { .. }
-            | Told::HandedOver { .. } => {}
+            MoverMessage::Wanted { .. }
+            | MoverMessage::WantedWhole { .. }
+            | MoverMessage::Recorded { .. }
+            | MoverMessage::CaughtUp { .. }
+            | MoverMessage::HandedOver { .. } => {}
         }
     }
 
     /// Nothing is under way.
-    pub(super) fn say_quiet(&self) {
+    pub(super) fn report_quiesced(&self) {
         self.own.share_temporary(self.staging.names());
         for (ticket, worker) in &self.tickets {
             self.shared.mailboxes.send(*worker, Message::Quiet { move_id: self.id, ticket: *ticket });
@@ -323,11 +323,11 @@ impl Mover {
     }
 
     /// Between two steps that take long: what was said meanwhile.
-    pub(super) fn pump(&mut self) -> Result<(), Halt> {
+    pub(super) fn pump(&mut self) -> Result<(), MoverExit> {
         loop {
             self.listen()?;
             if self.life.is_cut_short() {
-                return Err(Halt::Aborted);
+                return Err(MoverExit::Aborted);
             }
             if self.tickets.is_empty() {
                 return Ok(());
@@ -337,21 +337,21 @@ impl Mover {
     }
 
     /// The same without waiting. True where nothing more is to be asked of the nodes now.
-    pub(super) fn listen(&mut self) -> Result<bool, Halt> {
+    pub(super) fn listen(&mut self) -> Result<bool, MoverExit> {
         if self.is_stopped() {
-            return Err(Halt::RouterStops);
+            return Err(MoverExit::RouterStops);
         }
-        for what in self.own.take_told() {
+        for what in self.own.drain_messages() {
             self.note(what);
         }
         self.show(None);
         Ok(self.life.is_paused() || !self.tickets.is_empty())
     }
 
-    pub(super) fn while_paused(&mut self) -> Result<(), Halt> {
+    pub(super) fn while_paused(&mut self) -> Result<(), MoverExit> {
         self.pump()?;
         while self.life.is_paused() {
-            self.shown.says("paused");
+            self.shown.set_activity("paused");
             self.wait(Duration::from_millis(50));
             self.pump()?;
         }
@@ -359,7 +359,7 @@ impl Mover {
     }
 
     /// Waits so long, and hears what is said. An abort that comes ends it.
-    pub(super) fn rest(&mut self, length: Duration) -> Result<(), Halt> {
+    pub(super) fn rest(&mut self, length: Duration) -> Result<(), MoverExit> {
         let (until, aborted) = (Instant::now() + length, self.life.is_aborted());
         while Instant::now() < until && self.life.is_aborted() == aborted {
             self.pump()?;
@@ -387,14 +387,14 @@ impl Mover {
 
     // ---- nodes ----
 
-    pub(super) fn end(&self, side: Side) -> &End {
+    pub(super) fn end(&self, side: Side) -> &SideConnection {
         match side {
             Side::Source => &self.source,
             Side::Target => &self.target,
         }
     }
 
-    pub(super) fn end_mut(&mut self, side: Side) -> &mut End {
+    pub(super) fn end_mut(&mut self, side: Side) -> &mut SideConnection {
         match side {
             Side::Source => &mut self.source,
             Side::Target => &mut self.target,
@@ -433,16 +433,16 @@ impl Mover {
             self.list.set_target_is_clean(false);
         }
         if side == Side::Source {
-            self.behind.met(&connection.process.run_id);
+            self.late_keys.met(&connection.process.run_id);
         }
         let end = self.end_mut(side);
         end.next_try = None;
         end.connection = Some(connection);
         end.learn(patience).inspect_err(|_| end.fail())?;
         // Another process may be on another machine.
-        self.ask_clock(side).map_err(|halt| match halt {
-            Halt::Stop(why) => why,
-            Halt::Lost | Halt::Aborted | Halt::RouterStops => "its connection was lost".to_owned(),
+        self.query_clock(side).map_err(|halt| match halt {
+            MoverExit::Stop(why) => why,
+            MoverExit::Lost | MoverExit::Aborted | MoverExit::RouterStops => "its connection was lost".to_owned(),
         })
     }
 
@@ -460,7 +460,7 @@ impl Mover {
     }
 
     /// Connects to a side that is not connected: one attempt.
-    fn try_to_reach(&mut self, side: Side) -> Result<(), Halt> {
+    fn try_to_reach(&mut self, side: Side) -> Result<(), MoverExit> {
         if self.end(side).connection.as_ref().is_some_and(Connection::is_lost) {
             self.end_mut(side).fail();
         }
@@ -470,19 +470,19 @@ impl Mover {
         self.pump()?;
         self.reach(side).map_err(|why| {
             self.end_mut(side).fail();
-            Halt::Stop(why)
+            MoverExit::Stop(why)
         })
     }
 
     /// All databases that have keys at either node, as far as a question can be asked now.
-    pub(super) fn databases_in_use(&mut self) -> Result<Vec<u32>, Halt> {
+    pub(super) fn databases_in_use(&mut self) -> Result<Vec<u32>, MoverExit> {
         let patience = self.patience();
         for side in [Side::Source, Side::Target] {
             let end = self.end_mut(side);
             if end.connection.is_none() || !end.is_idle() {
                 continue;
             }
-            let Ok(found) = end.databases(patience) else { return Err(Halt::Lost) };
+            let Ok(found) = end.databases(patience) else { return Err(MoverExit::Lost) };
             // A fleet with one database does not own the other databases of its servers.
             let live = &self.shared.plan().live;
             let is_ours = |database: &u32| !live.one_database || *database == live.database;
@@ -500,10 +500,10 @@ impl Mover {
     }
 
     /// Asks, alone.
-    pub(super) fn call(&mut self, side: Side, args: &[&[u8]]) -> Result<Vec<u8>, Halt> {
+    pub(super) fn call(&mut self, side: Side, args: &[&[u8]]) -> Result<Vec<u8>, MoverExit> {
         let patience = self.patience();
         let end = self.end_mut(side);
-        let Some(connection) = &mut end.connection else { return Err(Halt::Lost) };
+        let Some(connection) = &mut end.connection else { return Err(MoverExit::Lost) };
         let why = match connection.call(args, patience) {
             Ok(answer) => return Ok(answer),
             Err(why) => why,
@@ -511,12 +511,12 @@ impl Mover {
         end.fail();
         let name = self.name(self.end(side).node);
         warn!(move_id = self.id.0, node = name, why, "a mover has lost its connection");
-        self.shown.says(format!("waiting for {name}: {why}"));
-        Err(Halt::Lost)
+        self.shown.set_activity(format!("waiting for {name}: {why}"));
+        Err(MoverExit::Lost)
     }
 
     /// Has what follows on this connection concern a database. Refused: it has none of that number.
-    pub(super) fn select(&mut self, side: Side, database: u32) -> Result<bool, Halt> {
+    pub(super) fn select(&mut self, side: Side, database: u32) -> Result<bool, MoverExit> {
         if self.end(side).connection.as_ref().is_some_and(|c| c.database() == database) {
             return Ok(true);
         }
@@ -544,7 +544,7 @@ impl Mover {
             match self.publish_observed() {
                 Ok(_) => return,
                 Err(why) => {
-                    self.shown.says(format!("the topology cannot be changed now: {why}"));
+                    self.shown.set_activity(format!("the topology cannot be changed now: {why}"));
                     self.wait(Duration::from_millis(20));
                 }
             }

@@ -20,7 +20,7 @@ use tracing::warn;
 
 use super::big::Big;
 use super::connection::{Connection, error_text};
-use super::run::{Halt, Mover};
+use super::run::{Mover, MoverExit};
 use super::spool::Spool;
 
 /// Keys that are asked for in one go.
@@ -67,7 +67,7 @@ impl Page {
     }
 
     /// Asks for all of them. True where a SELECT goes before.
-    pub(super) fn ask(&self, connection: &mut Connection) -> bool {
+    pub(super) fn request(&self, connection: &mut Connection) -> bool {
         let selected = connection.select(self.database);
         for (number, (_, at)) in self.keys.iter().enumerate() {
             let key = &self.text[at.clone()];
@@ -170,16 +170,16 @@ pub(super) struct Sizes {
     under_way: Vec<Slot>,
     pages: VecDeque<Page>,
     /// A page is asked for.
-    asked: bool,
+    is_requested: bool,
 }
 
 impl Sizes {
     /// What was asked is not known.
-    pub(super) fn drop_asked(&mut self) {
+    pub(super) fn drop_requested(&mut self) {
         self.ahead.clear();
         self.under_way.clear();
         self.pages.clear();
-        self.asked = false;
+        self.is_requested = false;
     }
 }
 
@@ -202,22 +202,22 @@ impl Mover {
     }
 
     /// Asks for the sizes that are due of the next leg's keys, as far as that was not done beside the last one.
-    pub(super) fn measure_next(&mut self) -> Result<(), Halt> {
-        self.sizes.drop_asked();
+    pub(super) fn measure_next(&mut self) -> Result<(), MoverExit> {
+        self.sizes.drop_requested();
         loop {
             let due: Vec<Slot> = self.next_leg(&[]).into_iter().filter(|slot| self.sizes.due.contains(slot)).collect();
             if due.is_empty() {
                 return Ok(());
             }
-            self.shown.says("asking for the sizes of keys");
+            self.shown.set_activity("asking for the sizes of keys");
             self.sizes.ahead = due.into();
             while let Some(page) = self.next_page(AT_ONCE) {
                 let asked = Instant::now();
-                let Some(connection) = &mut self.source.connection else { return Err(Halt::Lost) };
-                let selected = page.ask(connection);
+                let Some(connection) = &mut self.source.connection else { return Err(MoverExit::Lost) };
+                let selected = page.request(connection);
                 let (answers, _) = self.collect()?;
                 if let Err(why) = self.sizes_answered(page, selected, &answers) {
-                    return Err(Halt::Stop(format!("{} {why}", self.name(self.life.order().source))));
+                    return Err(MoverExit::Stop(format!("{} {why}", self.name(self.life.order().source))));
                 }
                 self.while_paused()?;
                 match self.life.order().how.goal {
@@ -231,7 +231,7 @@ impl Mover {
 
     /// A leg begins: the sizes of the next one are asked for beside it.
     pub(super) fn measure_ahead(&mut self, is_ours: &[bool]) {
-        self.sizes.drop_asked();
+        self.sizes.drop_requested();
         if self.life.order().how.goal == Goal::Fast && !self.sizes.due.is_empty() {
             self.sizes.ahead =
                 self.next_leg(is_ours).into_iter().filter(|slot| self.sizes.due.contains(slot)).collect();
@@ -242,7 +242,7 @@ impl Mover {
     pub(super) fn go_on_measuring(&mut self, phase: Phase) {
         let rests = self.pacing.pace().batches == 0 || !self.tickets.is_empty();
         if rests
-            || self.sizes.asked
+            || self.sizes.is_requested
             || phase != Phase::Moving
             || self.life.order().how.goal != Goal::Fast
             || self.source.connection.is_none()
@@ -250,8 +250,8 @@ impl Mover {
             return;
         }
         if let Some(page) = self.next_page(BESIDE) {
-            self.sizes.asked = true;
-            self.source.ask_sizes(page);
+            self.sizes.is_requested = true;
+            self.source.query_sizes(page);
         }
     }
 
@@ -260,7 +260,7 @@ impl Mover {
     /// # Errors
     /// If the database is refused.
     pub(super) fn sizes_answered(&mut self, mut page: Page, selected: bool, answers: &[Vec<u8>]) -> Result<(), String> {
-        self.sizes.asked = false;
+        self.sizes.is_requested = false;
         let (before, answers) = answers.split_at(usize::from(selected).min(answers.len()));
         if let Some(error) = before.iter().find(|answer| reply::is_error(answer)) {
             return Err(format!("refuses a database: {}", error_text(error)));
@@ -319,7 +319,7 @@ impl Mover {
     /// The connection to the source is lost.
     pub(super) fn sizes_unknown(&mut self, side: Side) {
         if side == Side::Source {
-            self.sizes.drop_asked();
+            self.sizes.drop_requested();
         }
     }
 }

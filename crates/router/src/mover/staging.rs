@@ -23,8 +23,8 @@ use tracing::{info, warn};
 use super::big::BigKey;
 use super::connection::{Connection, error_text};
 use super::pieces::{Cursor, Kind, Piece};
-use super::run::{Halt, Mover};
-use super::side::End;
+use super::run::{Mover, MoverExit};
+use super::side::SideConnection;
 
 /// How long a staging key lives without being written to, milliseconds.
 pub(super) const LIFE_MS: &[u8] = b"3600000";
@@ -172,21 +172,21 @@ type Replies = Vec<Vec<u8>>;
 
 impl Mover {
     /// Sends what was asked for on both connections, and waits until all is answered.
-    pub(super) fn collect(&mut self) -> Result<(Replies, Replies), Halt> {
+    pub(super) fn collect(&mut self) -> Result<(Replies, Replies), MoverExit> {
         let (mut source, mut target) = (Vec::new(), Vec::new());
         self.collect_into(&mut source, &mut target)?;
         Ok((source, target))
     }
 
     /// Sends what was asked for on both connections, and takes what is answered by now.
-    pub(super) fn exchange_both(&mut self, source: &mut Replies, target: &mut Replies) -> Result<(), Halt> {
+    pub(super) fn exchange_both(&mut self, source: &mut Replies, target: &mut Replies) -> Result<(), MoverExit> {
         let patience = self.patience();
         for (side, answers) in [(Side::Source, source), (Side::Target, target)] {
             let Some(connection) = &mut self.end_mut(side).connection else {
                 return self.lost_both(side, "not connected");
             };
             let outcome = connection.exchange(answers);
-            let silent = connection.unanswered > 0 && connection.heard.elapsed() > patience;
+            let silent = connection.unanswered > 0 && connection.last_reply.elapsed() > patience;
             if let Err(why) = outcome {
                 return self.lost_both(side, &why);
             }
@@ -198,10 +198,10 @@ impl Mover {
     }
 
     /// As [`Mover::collect`], behind what was answered before.
-    pub(super) fn collect_into(&mut self, source: &mut Replies, target: &mut Replies) -> Result<(), Halt> {
+    pub(super) fn collect_into(&mut self, source: &mut Replies, target: &mut Replies) -> Result<(), MoverExit> {
         loop {
             if self.is_stopped() {
-                return Err(Halt::RouterStops);
+                return Err(MoverExit::RouterStops);
             }
             self.exchange_both(source, target)?;
             let connections = || [&self.source, &self.target].into_iter().filter_map(|end| end.connection.as_ref());
@@ -215,24 +215,24 @@ impl Mover {
     }
 
     /// One side is lost; of the other nothing may stay unanswered.
-    fn lost_both<T>(&mut self, side: Side, why: &str) -> Result<T, Halt> {
+    fn lost_both<T>(&mut self, side: Side, why: &str) -> Result<T, MoverExit> {
         let name = self.name(self.end(side).node);
         warn!(move_id = self.id.0, node = name, why, "a mover has lost its connection");
-        self.shown.says(format!("waiting for {name}: {why}"));
+        self.shown.set_activity(format!("waiting for {name}: {why}"));
         self.end_mut(side).fail();
         let other = self.end_mut(side.other());
         if other.connection.as_ref().is_some_and(|connection| connection.unanswered > 0) {
             other.fail();
         }
-        Err(Halt::Lost)
+        Err(MoverExit::Lost)
     }
 
     /// Copies the big keys of these slots in pieces, as far as that can be done. When it returns, what is staged lacks
     /// only its tail.
-    pub(super) fn stage(&mut self, slots: &[Slot]) -> Result<(), Halt> {
+    pub(super) fn stage(&mut self, slots: &[Slot]) -> Result<(), MoverExit> {
         self.discard()?;
         self.measure_written(slots)?;
-        let Some(ends) = self.ends() else { return Err(Halt::Lost) };
+        let Some(ends) = self.ends() else { return Err(MoverExit::Lost) };
         let big = match self.life.order().how.protocol {
             _ if self.life.order().how.paper.is_some() => Vec::new(),
             Protocol::Switchyard => {
@@ -290,9 +290,9 @@ impl Mover {
         self.own.share_staged(fingerprints);
     }
 
-    fn copy_pieces(&mut self) -> Result<(), Halt> {
+    fn copy_pieces(&mut self) -> Result<(), MoverExit> {
         if !self.staging.is_empty() {
-            self.shown.says(COPYING);
+            self.shown.set_activity(COPYING);
         }
         loop {
             // In this order: what was told before the barrier was reached is taken before that it was.
@@ -319,7 +319,7 @@ impl Mover {
             }
             let idle = to_do.is_empty();
             while !to_do.is_empty() {
-                let happened = self.ask_nodes(to_do)?;
+                let happened = self.perform_at_nodes(to_do)?;
                 to_do = happened.into_iter().flat_map(|event| self.on_staging(event)).collect();
             }
             self.discard()?;
@@ -333,8 +333,8 @@ impl Mover {
     }
 
     /// Looks what a big key is, and whether it still is one.
-    fn look_at_big(&mut self, place: &Place, number: u64) -> Result<Seen, Halt> {
-        self.shown.says(COPYING);
+    fn look_at_big(&mut self, place: &Place, number: u64) -> Result<Seen, MoverExit> {
+        self.shown.set_activity(COPYING);
         let (seen, staged) = self.seen_of(place)?;
         if let Some(mut staged) = staged {
             let name = format!("switchyard:temporary:{}:staging-{}-{number}", self.shared.incarnation, self.id.0);
@@ -344,7 +344,7 @@ impl Mover {
         Ok(seen)
     }
 
-    fn seen_of(&mut self, place: &Place) -> Result<(Seen, Option<Staged>), Halt> {
+    fn seen_of(&mut self, place: &Place) -> Result<(Seen, Option<Staged>), MoverExit> {
         let unfit = |why: String| Ok((Seen::Unfit(why), None));
         if self.life.order().how.direct_clients {
             return unfit("clients use the nodes directly, and what they write is not known".to_owned());
@@ -406,7 +406,7 @@ impl Mover {
     }
 
     /// Does what is asked of nodes about one key, at both at once, and gives what came of it.
-    fn ask_nodes(&mut self, to_do: Vec<Action>) -> Result<Vec<Event>, Halt> {
+    fn perform_at_nodes(&mut self, to_do: Vec<Action>) -> Result<Vec<Event>, MoverExit> {
         // A question alone on its connection comes before those that are asked together.
         for action in &to_do {
             match action {
@@ -423,18 +423,18 @@ impl Mover {
         let (mut bytes, mut is_piece) = (0, false);
         for action in &to_do {
             let (Some(source), Some(target)) = (&mut self.source.connection, &mut self.target.connection) else {
-                return Err(Halt::Lost);
+                return Err(MoverExit::Lost);
             };
             match action {
                 Action::Read { place } => {
                     let Some(staged) = self.staging.all.get(place) else { continue };
                     let Some(cursor) = &staged.cursor else { continue };
-                    staged.kind.ask(source, &place.0, cursor, staged.count);
+                    staged.kind.request_piece(source, &place.0, cursor, staged.count);
                     is_piece = true;
                 }
                 Action::ReadAgain { place, elements } => {
                     let Some(staged) = self.staging.all.get(place) else { continue };
-                    staged.kind.ask_elements(source, &place.0, elements);
+                    staged.kind.request_elements(source, &place.0, elements);
                 }
                 Action::Write { place, part, afresh } => {
                     let Some(staged) = self.staging.all.get_mut(place) else { continue };
@@ -479,7 +479,7 @@ impl Mover {
     }
 
     /// Takes a piece that was read, and decides how large the next one is.
-    fn take_piece(&mut self, place: &Place, answer: &[u8], took: Duration) -> Result<staging::Piece, Halt> {
+    fn take_piece(&mut self, place: &Place, answer: &[u8], took: Duration) -> Result<staging::Piece, MoverExit> {
         let Some(staged) = self.staging.all.get_mut(place) else { return Ok(staging::Piece::OtherType) };
         let taken = staged.cursor.take().and_then(|cursor| staged.kind.take(&cursor, staged.count, answer));
         let Some((piece, next)) = taken else { return Ok(staging::Piece::OtherType) };
@@ -497,7 +497,7 @@ impl Mover {
     }
 
     /// Others are served between two pieces, and no more bytes are copied than may be.
-    fn rest_after_piece(&mut self, taken: Duration, bytes: u64) -> Result<(), Halt> {
+    fn rest_after_piece(&mut self, taken: Duration, bytes: u64) -> Result<(), MoverExit> {
         let rest = match self.life.order().how.goal {
             Goal::Fast => Duration::ZERO,
             Goal::Balanced => taken,
@@ -510,7 +510,7 @@ impl Mover {
     }
 
     /// Whether fields of the last piece of a hash have times to live (Redis 7.4, Valkey 9): those are not copied.
-    fn has_mortal_fields(&mut self, place: &Place) -> Result<bool, Halt> {
+    fn has_mortal_fields(&mut self, place: &Place) -> Result<bool, MoverExit> {
         let is_hash = self.staging.all.get(place).is_some_and(|staged| staged.kind == Kind::Hash);
         if !is_hash || !self.fields_may_be_mortal()? {
             return Ok(false);
@@ -529,7 +529,7 @@ impl Mover {
         Ok(reply::is_error(&answer) || reply::elements(&answer).any(|at| reply::integer(at).is_some_and(|at| at >= 0)))
     }
 
-    fn fields_may_be_mortal(&mut self) -> Result<bool, Halt> {
+    fn fields_may_be_mortal(&mut self) -> Result<bool, MoverExit> {
         if let Some(known) = self.staging.mortal_fields {
             return Ok(known);
         }
@@ -540,12 +540,12 @@ impl Mover {
     }
 
     /// What the answers to a piece that was written mean.
-    fn wrote(&mut self, place: &Place, answers: &[Vec<u8>], bytes: u64, afresh: bool) -> Result<Wrote, Halt> {
+    fn wrote(&mut self, place: &Place, answers: &[Vec<u8>], bytes: u64, afresh: bool) -> Result<Wrote, MoverExit> {
         let wrote = outcome(answers, afresh);
         let name = || self.name(self.life.order().target);
         match wrote {
             Wrote::Refused(why) if why.starts_with("OOM") => {
-                Err(Halt::Stop(format!("{} has no room for a big key: {why}", name())))
+                Err(MoverExit::Stop(format!("{} has no room for a big key: {why}", name())))
             }
             Wrote::Refused(why) => Ok(Wrote::Refused(format!("{} refuses its pieces: {why}", name()))),
             Wrote::Yes => {
@@ -572,7 +572,7 @@ impl Mover {
 
     /// Before keys are read in a leg: what is staged of them and is worth nothing is forgotten.
     pub(super) fn drop_unusable(&mut self, is_ours: &[bool]) {
-        let run_id = |end: &End| end.connection.as_ref().map(|c| c.process.run_id.clone());
+        let run_id = |end: &SideConnection| end.connection.as_ref().map(|c| c.process.run_id.clone());
         let (source, target) = (run_id(&self.source), run_id(&self.target));
         let placement = self.placement.clone();
         let is_ours = |(key, _): &Place| is_ours.get(placement.slot_of(key).index()).is_some_and(|ours| *ours);
@@ -588,7 +588,7 @@ impl Mover {
     }
 
     /// Removes staging keys that are not used any more.
-    pub(super) fn discard(&mut self) -> Result<(), Halt> {
+    pub(super) fn discard(&mut self) -> Result<(), MoverExit> {
         while let Some((database, name)) = self.staging.discarded.last().cloned() {
             self.select(Side::Target, database)?;
             self.call(Side::Target, &[b"UNLINK", &name])?;
@@ -616,7 +616,7 @@ impl Mover {
     }
 
     /// What an earlier move, or an earlier router, has left of its temporary keys.
-    pub(super) fn sweep(&mut self, side: Side, keys: &[Key]) -> Result<(), Halt> {
+    pub(super) fn sweep(&mut self, side: Side, keys: &[Key]) -> Result<(), MoverExit> {
         let stale: Vec<Key> = keys.iter().filter(|key| self.is_left_over(key)).cloned().collect();
         if stale.is_empty() {
             return Ok(());

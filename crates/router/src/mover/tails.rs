@@ -107,7 +107,7 @@ impl Mover {
     fn act_on_staged(&mut self, run: &mut Run, actions: Vec<Action>) {
         for action in actions {
             match action {
-                Action::Stored { batch, outcomes } => run.tell(Event::Stored { batch, outcomes }),
+                Action::Stored { batch, outcomes } => run.on_event(Event::Stored { batch, outcomes }),
                 Action::ReadWhole { batch, places } if self.source.connection.is_some() => {
                     let known =
                         Known { databases: run.driver.databases(), lasting: run.lasting(Side::Source), staged: None };

@@ -45,7 +45,7 @@ pub(crate) enum Attempt {
     /// It is wrong, or there is no such user, or the user is off.
     Wrong,
     /// The answer comes as a message.
-    Asked,
+    Queued,
     /// Too many others wait.
     Busy,
 }
@@ -113,7 +113,7 @@ impl Logins {
         user: Option<&Arc<User>>,
         password: &[u8],
         from: Option<IpAddr>,
-        whom: (usize, Handle),
+        client: (usize, Handle),
     ) -> Attempt {
         let Some(user) = user.filter(|user| user.is_on()) else { return Attempt::Wrong };
         if user.is_open() {
@@ -139,10 +139,11 @@ impl Logins {
             return Attempt::Busy;
         }
         let work = || Job { user: user.clone(), password: password.to_vec() };
-        let out = lock(&self.waiting.queue).0.ask(digest, Place::new(from, user.name()), whom, work, Instant::now());
+        let out =
+            lock(&self.waiting.queue).0.enqueue(digest, Place::new(from, user.name()), client, work, Instant::now());
         self.waiting.changed.notify_one();
-        self.tell(out, Attempt::Busy);
-        Attempt::Asked
+        self.notify(out, Attempt::Busy);
+        Attempt::Queued
     }
 
     fn start(self: &Arc<Self>) -> bool {
@@ -177,10 +178,10 @@ impl Logins {
         }
         // Whoever asks from here on finds it known.
         let askers = lock(&self.waiting.queue).0.finish(&digest, right, Instant::now());
-        self.tell(askers, if right { Attempt::Right } else { Attempt::Wrong });
+        self.notify(askers, if right { Attempt::Right } else { Attempt::Wrong });
     }
 
-    fn tell(&self, askers: Vec<Asker>, attempt: Attempt) {
+    fn notify(&self, askers: Vec<Asker>, attempt: Attempt) {
         for (worker, client) in askers {
             self.mailboxes.send(worker, Message::Login { client, attempt });
         }
@@ -230,7 +231,7 @@ fn help(waiting: &Waiting, logins: &Weak<Logins>) {
             }
         };
         let Some(logins) = logins.upgrade() else { return };
-        logins.tell(std::mem::take(&mut late), Attempt::Busy);
+        logins.notify(std::mem::take(&mut late), Attempt::Busy);
         if let Some((digest, job)) = job {
             logins.settle(digest, &job);
         }

@@ -248,7 +248,7 @@ enum DefaultUser {
     /// The configuration, although there is a users file.
     OfConfiguration,
     /// Nothing more than that there is always one.
-    Nobody,
+    BuiltIn,
 }
 
 impl Users {
@@ -268,7 +268,7 @@ impl Users {
     /// Only the default user, who may do everything: with the password, or without where there is none.
     pub fn without_file(password: Option<&Secret>) -> Self {
         let proofs = password.into_iter().cloned().map(Proof::Clear).collect();
-        Self::assemble(BTreeMap::new(), User::unrestricted(DEFAULT, proofs), DefaultUser::Nobody)
+        Self::assemble(BTreeMap::new(), User::unrestricted(DEFAULT, proofs), DefaultUser::BuiltIn)
     }
 
     /// The users of a file. The default user is the file's; where the file has none, the one with the password; where
@@ -289,7 +289,7 @@ impl Users {
             None => User::new(DEFAULT),
         };
         default.on = password.is_some();
-        let of = if password.is_some() { DefaultUser::OfConfiguration } else { DefaultUser::Nobody };
+        let of = if password.is_some() { DefaultUser::OfConfiguration } else { DefaultUser::BuiltIn };
         Ok(Self::assemble(users, default, of))
     }
 

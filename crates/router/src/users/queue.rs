@@ -76,7 +76,7 @@ struct Failures {
 
 /// One user from one address.
 #[derive(Debug)]
-struct OfUser {
+struct UserAttempts {
     user: String,
     /// The newest is the last.
     digests: VecDeque<Digest>,
@@ -90,7 +90,7 @@ enum End {
     Oldest,
 }
 
-impl OfUser {
+impl UserAttempts {
     fn take_next(&mut self) -> Option<Digest> {
         let (next, digest) = match self.next {
             End::Newest => (End::Oldest, self.digests.pop_back()),
@@ -106,7 +106,7 @@ impl OfUser {
 pub(super) struct Queue<W, A> {
     waiting: HashMap<Digest, Waiting<W, A>>,
     /// Who is next is the first, in both.
-    turns: VecDeque<(Option<IpAddr>, VecDeque<OfUser>)>,
+    turns: VecDeque<(Option<IpAddr>, VecDeque<UserAttempts>)>,
     failures: HashMap<Place, Failures>,
     /// When slow lines were served last.
     served: HashMap<Place, Instant>,
@@ -118,7 +118,7 @@ impl<W, A> Queue<W, A> {
     }
 
     /// Lets somebody wait for a digest. Gives those who fall out for that, which may be the one who asks.
-    pub(super) fn ask(
+    pub(super) fn enqueue(
         &mut self,
         digest: Digest,
         place: Place,
@@ -252,7 +252,7 @@ impl<W, A> Queue<W, A> {
         });
         let users = &mut self.turns[at].1;
         let of = users.iter().position(|queue| queue.user == place.user).unwrap_or_else(|| {
-            users.push_back(OfUser { user: place.user.clone(), digests: VecDeque::new(), next: End::Newest });
+            users.push_back(UserAttempts { user: place.user.clone(), digests: VecDeque::new(), next: End::Newest });
             users.len() - 1
         });
         &mut users[of].digests
@@ -312,7 +312,7 @@ mod tests {
         let mut queue = Queue::new();
         let place = Place::new(at(1), "app");
         let guess = |queue: &mut Queue<u64, u32>, number: u64| {
-            assert!(queue.ask(digest(number), place.clone(), 0, || number, now).is_empty());
+            assert!(queue.enqueue(digest(number), place.clone(), 0, || number, now).is_empty());
         };
         guess(&mut queue, 1000);
         (0..4).for_each(|number| guess(&mut queue, number));
@@ -330,13 +330,13 @@ mod tests {
         let mut queue = Queue::new();
         for client in 0..1000 {
             assert_eq!(
-                queue.ask(digest(7), Place::new(at((client % 50) as u8), "app"), client, || 7, now),
+                queue.enqueue(digest(7), Place::new(at((client % 50) as u8), "app"), client, || 7, now),
                 Vec::<u32>::new()
             );
         }
         let Turn::Check(found, 7) = queue.next(now).0 else { panic!("a check") };
         // Whoever comes while it is checked is answered with it.
-        queue.ask(digest(7), Place::new(at(1), "app"), 1000, || 7, now);
+        queue.enqueue(digest(7), Place::new(at(1), "app"), 1000, || 7, now);
         assert_eq!(queue.next(now).0, Turn::Never);
         assert_eq!(queue.finish(&found, true, now).len(), 1001);
         assert_eq!(queue.next(now), (Turn::Never, vec![]));
@@ -348,12 +348,12 @@ mod tests {
         let mut queue = Queue::new();
         let mut dropped = 0;
         for guess in 0..5000 {
-            dropped += queue.ask(digest(guess), Place::new(at(1), "app"), guess as u32, || guess, now).len();
+            dropped += queue.enqueue(digest(guess), Place::new(at(1), "app"), guess as u32, || guess, now).len();
         }
         assert_eq!(dropped, 5000 - LINE_MAX, "the queue is bounded, and who falls out is told");
-        queue.ask(digest(10_000), Place::new(at(2), "app"), 10_000, || 10_000, now);
-        queue.ask(digest(10_001), Place::new(at(1), "other"), 10_001, || 10_001, now);
-        queue.ask(digest(10_002), Place::new(at(1), "app"), 10_002, || 10_002, now);
+        queue.enqueue(digest(10_000), Place::new(at(2), "app"), 10_000, || 10_000, now);
+        queue.enqueue(digest(10_001), Place::new(at(1), "other"), 10_001, || 10_001, now);
+        queue.enqueue(digest(10_002), Place::new(at(1), "app"), 10_002, || 10_002, now);
         let served: Vec<u64> = (0..4).filter_map(|_| check(&mut queue, false, now)).map(|(work, _)| work).collect();
         for waited in [10_000, 10_001, 10_002] {
             assert!(served.contains(&waited), "{served:?}");
@@ -365,17 +365,17 @@ mod tests {
         let mut now = Instant::now();
         let mut queue = Queue::new();
         for guess in 0..u64::from(FAILURES_MAX) {
-            queue.ask(digest(guess), Place::new(at(1), "app"), 0, || guess, now);
+            queue.enqueue(digest(guess), Place::new(at(1), "app"), 0, || guess, now);
             assert!(check(&mut queue, false, now).is_some());
         }
-        queue.ask(digest(100), Place::new(at(1), "app"), 100, || 100, now);
+        queue.enqueue(digest(100), Place::new(at(1), "app"), 100, || 100, now);
         assert_eq!(check(&mut queue, false, now), Some((100, vec![100])));
-        queue.ask(digest(101), Place::new(at(1), "app"), 101, || 101, now);
+        queue.enqueue(digest(101), Place::new(at(1), "app"), 101, || 101, now);
         let Turn::At(due) = queue.next(now).0 else { panic!("not now") };
         assert_eq!(due, now + SLOW_TURN);
         // Another address and another user are not slower for it.
-        queue.ask(digest(200), Place::new(at(2), "app"), 200, || 200, now);
-        queue.ask(digest(201), Place::new(at(1), "other"), 201, || 201, now);
+        queue.enqueue(digest(200), Place::new(at(2), "app"), 200, || 200, now);
+        queue.enqueue(digest(201), Place::new(at(1), "other"), 201, || 201, now);
         assert!(check(&mut queue, true, now).is_some() && check(&mut queue, true, now).is_some());
         assert_eq!(check(&mut queue, true, now), None);
         now = due;
@@ -383,7 +383,7 @@ mod tests {
         // It is forgotten after a while.
         now += FAILURE_WINDOW;
         for guess in 300..310 {
-            queue.ask(digest(guess), Place::new(at(1), "app"), 0, || guess, now);
+            queue.enqueue(digest(guess), Place::new(at(1), "app"), 0, || guess, now);
             assert!(check(&mut queue, true, now).is_some());
         }
     }
@@ -394,17 +394,17 @@ mod tests {
         let mut queue = Queue::new();
         let user = |number: u64| Place::new(at(1), &format!("user{number}"));
         for guess in 0..WAITING_MAX as u64 {
-            assert!(queue.ask(digest(guess), user(guess / 60), guess as u32, || guess, now).is_empty());
+            assert!(queue.enqueue(digest(guess), user(guess / 60), guess as u32, || guess, now).is_empty());
         }
-        let out = queue.ask(digest(9999), Place::new(at(2), "app"), 9999, || 9999, now);
+        let out = queue.enqueue(digest(9999), Place::new(at(2), "app"), 9999, || 9999, now);
         assert_eq!(out.len(), 1, "one of a long queue falls out");
         assert!(out[0] != 9999 && queue.waiting.len() == WAITING_MAX);
         let mut queue = Queue::new();
         for guess in 0..WAITING_MAX as u64 {
-            queue.ask(digest(guess), user(guess), 0, || guess, now);
+            queue.enqueue(digest(guess), user(guess), 0, || guess, now);
         }
         assert_eq!(
-            queue.ask(digest(9999), Place::new(at(2), "app"), 9999, || 9999, now),
+            queue.enqueue(digest(9999), Place::new(at(2), "app"), 9999, || 9999, now),
             [9999],
             "where all are as short, nobody gives way"
         );
@@ -414,7 +414,7 @@ mod tests {
     fn nobody_waits_without_end() {
         let now = Instant::now();
         let mut queue: Queue<u64, u32> = Queue::new();
-        queue.ask(digest(1), Place::new(at(1), "app"), 1, || 1, now);
+        queue.enqueue(digest(1), Place::new(at(1), "app"), 1, || 1, now);
         assert_eq!(queue.next(now + PATIENCE), (Turn::Never, vec![1]));
     }
 

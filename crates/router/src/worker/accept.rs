@@ -8,9 +8,9 @@ use tracing::warn;
 
 use super::Worker;
 use super::downstream::{Client, Details};
-use super::rarely::Rarely;
+use super::log_throttle::LogThrottle;
 use super::transport::Tls;
-use crate::limits::Share;
+use crate::limits::ClientQuota;
 use crate::listener::Listener;
 use crate::poll::{Poll, Token};
 use crate::settings::ListenAddress;
@@ -25,21 +25,21 @@ const ACCEPTS_PER_TURN_SHARED: usize = 4;
 
 /// Where clients come in.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct Acceptor {
     listeners: Vec<Listener>,
     /// Given up for a moment to accept and refuse a client when descriptors have run out.
     spare: Option<OwnedFd>,
-    handshake_log: Rarely,
+    handshake_log: LogThrottle,
 }
 
-impl Door {
+impl Acceptor {
     /// Opens it: the listeners are watched from here on.
     pub(super) fn open(listeners: Vec<Listener>, poll: &Poll) -> std::io::Result<Self> {
         for (number, listener) in listeners.iter().enumerate() {
             let token = Token::Listener(number as u32);
             if listener.is_shared() { poll.add_shared(listener, token)? } else { poll.add(listener, token)? }
         }
-        Ok(Self { listeners, spare: spare_descriptor(), handshake_log: Rarely::default() })
+        Ok(Self { listeners, spare: spare_descriptor(), handshake_log: LogThrottle::default() })
     }
 
     /// Nobody comes in any more.
@@ -84,7 +84,9 @@ impl Worker {
             let account = self.shared.limits.account(&name);
             let too_fast =
                 settings.connections_per_second.is_some_and(|rate| account.accepts.take(rate, self.now_us).is_err());
-            share = Share::connect(self.part_of(name), settings.bounds.connections).filter(|_| !too_fast).map(Box::new);
+            share = ClientQuota::connect(self.part_of(name), settings.bounds.connections)
+                .filter(|_| !too_fast)
+                .map(Box::new);
             if share.is_none() {
                 self.counters.limited_connections.add(1);
                 if !settings.tls {
@@ -159,10 +161,10 @@ impl Worker {
     /// Counts a failed TLS handshake, and says so from time to time: anybody can cause as many as they like.
     pub(super) fn handshake_failed(&mut self, handle: Handle, why: &str) {
         self.counters.handshakes_failed.add(1);
-        let Some(untold) = self.door.handshake_log.tell(self.now_us) else { return };
+        let Some(untold) = self.door.handshake_log.allow(self.now_us) else { return };
         let Some(client) = self.clients.get(handle) else { return };
         let from = client.details.peer.map_or_else(|| "a Unix socket".to_owned(), |peer| peer.to_string());
-        warn!(from, why, untold = untold.told(), "a client's TLS handshake failed");
+        warn!(from, why, untold = untold.count(), "a client's TLS handshake failed");
     }
 
     /// Tells a connection that is not taken why.

@@ -6,12 +6,12 @@ use switchyard_resp::encode;
 use switchyard_resp::request::{Args, Scanner};
 
 use super::dispatch::Flow;
-use super::gather::Whole;
+use super::gather::Aggregation;
 use super::local::parse;
 use super::upstream::Lane;
 use super::{Stall, Worker};
 use crate::operator::OperatorCommand;
-use crate::shared::{Plan, lock};
+use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
 use crate::users::{Denied, Refused};
 
@@ -32,7 +32,7 @@ impl Worker {
         client.lane = Lane::Rounds;
         let words = args.iter().skip(1).map(<[u8]>::to_vec).collect();
         let parts = 1 + self.shared.mailboxes.len();
-        let Some(gather) = self.begin_gather(handle, class, parts, Whole::Merged(Merge::Same)) else {
+        let Some(gather) = self.begin_gather(handle, class, parts, Aggregation::Merged(Merge::Same)) else {
             return Flow::Close;
         };
         port.take(OperatorCommand::new(words, asker, self.shared.mailboxes.clone(), self.index, gather).when_adopted());
@@ -62,7 +62,14 @@ impl Worker {
         lock(&self.shared.acl_log).note(Refused { reason, context, object, user: user.to_vec(), client });
     }
 
-    pub(super) fn acl(&mut self, plan: &Plan, handle: Handle, class: u8, local: Local, args: &Args<'_>) -> Flow {
+    pub(super) fn acl(
+        &mut self,
+        plan: &RoutingSnapshot,
+        handle: Handle,
+        class: u8,
+        local: Local,
+        args: &Args<'_>,
+    ) -> Flow {
         if self.awaits_users(handle) {
             return Flow::Stall(Stall::Barrier);
         }
@@ -154,7 +161,7 @@ impl Worker {
         Flow::Next
     }
 
-    fn acl_dry_run(&mut self, plan: &Plan, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+    fn acl_dry_run(&mut self, plan: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         let shown = |index: usize| String::from_utf8_lossy(args.get(index).unwrap_or_default()).into_owned();
         let Some(user) = plan.live.users.get(args.get(2).unwrap_or_default()) else {
             return self.refuse(handle, class, &format!("ERR User '{}' not found", shown(2)));

@@ -5,14 +5,14 @@ use switchyard_resp::command::{Command, Flags, Handling, KeyError};
 use switchyard_resp::request::Args;
 
 use super::Worker;
-use super::keyed::{Call, Keyed, writes};
+use super::keyed::{Call, KeyedCommand, writes};
 use super::transit::parsed;
 use super::wait::MARK;
-use crate::shared::Plan;
+use crate::shared::RoutingSnapshot;
 
 /// Records the keys that a command may write, while slots of ejected nodes are with others. Must be called before the
 /// command is sent.
-pub(super) fn note_written(worker: &mut Worker, keyed: Keyed<'_>) {
+pub(super) fn note_written(worker: &mut Worker, keyed: KeyedCommand<'_>) {
     let plan = worker.plan.clone();
     let mut places = std::mem::take(&mut worker.keys);
     let mut note = |command: &Command, args: &Args<'_>| note_command(&plan, command, args, &mut places);
@@ -29,7 +29,7 @@ pub(super) fn note_written(worker: &mut Worker, keyed: Keyed<'_>) {
     worker.keys = places;
 }
 
-fn note_command(plan: &Plan, command: &Command, args: &Args<'_>, places: &mut Vec<u32>) {
+fn note_command(plan: &RoutingSnapshot, command: &Command, args: &Args<'_>, places: &mut Vec<u32>) {
     if !writes(command) || command.flags.has(Flags::PUBSUB) {
         return;
     }

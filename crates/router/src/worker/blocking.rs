@@ -28,7 +28,7 @@ use super::exceptions::slots_by;
 use super::keyed::Call;
 use super::kind::{Task, Waited};
 use super::pool::Acquired;
-use super::recalled::Ended;
+use super::reissued::WaitEnd;
 use super::upstream::{Lane, Link, Phase, Purpose};
 use super::wait::Since;
 use super::{Stall, Worker};
@@ -44,7 +44,7 @@ pub(super) struct Unblock {
     /// `ERROR` instead of `TIMEOUT`.
     error: bool,
     /// The node has been asked and has not answered yet.
-    pub(super) asked: bool,
+    pub(super) is_queried: bool,
     /// The command has been answered.
     pub(super) over: bool,
     /// Clients that asked for it, by their workers, and how: with `ERROR`?
@@ -174,7 +174,7 @@ impl Worker {
     /// Ends the wait of a client of ours because the router stops: at the node first, so that nothing is lost.
     pub(super) fn end_wait(&mut self, handle: Handle) {
         if self.clients.get(handle).is_some_and(Client::is_recalled) {
-            return self.end_recalled(handle, Ended::Lost);
+            return self.end_recalled(handle, WaitEnd::Lost);
         }
         let held = self.clients.get(handle).and_then(|c| c.held);
         if let Some(link) = held
@@ -195,7 +195,7 @@ impl Worker {
         let found = self.clients.iter().find(|(_, c)| c.details.id == id);
         if let Some((handle, _)) = found.filter(|(_, c)| c.is_recalled()) {
             // It waits nowhere just now, and nobody need be asked.
-            self.end_recalled(handle, if error { Ended::Unblocked } else { Ended::OutOfTime });
+            self.end_recalled(handle, if error { WaitEnd::Unblocked } else { WaitEnd::OutOfTime });
             return asker.answer(&self.shared.mailboxes, b":1\r\n");
         }
         let held =
@@ -222,12 +222,12 @@ impl Worker {
         let unblock = loan.unblock.get_or_insert_default();
         unblock.error |= error;
         unblock.askers.extend(asker.map(|asker| (asker, error)));
-        if !unblock.asked {
-            self.ask_unblock(link_handle);
+        if !unblock.is_queried {
+            self.send_unblock(link_handle);
         }
     }
 
-    fn ask_unblock(&mut self, link_handle: Handle) {
+    fn send_unblock(&mut self, link_handle: Handle) {
         let Some(link) = self.links.get(link_handle) else { return };
         let (node, client_id) = (link.node, link.client_id.to_string());
         // Of another process, the same number may be somebody else.
@@ -238,7 +238,7 @@ impl Worker {
         let Some(link) = self.links.get_mut(link_handle) else { return };
         let holder = link.holder();
         let Some(unblock) = link.loan_mut().and_then(|loan| loan.unblock.as_mut()) else { return };
-        unblock.asked = true;
+        unblock.is_queried = true;
         let reason: &[u8] = if unblock.error { b"ERROR" } else { b"TIMEOUT" };
         let request = [&b"CLIENT"[..], b"UNBLOCK", client_id.as_bytes(), reason];
         match self.streams_to_look_at(holder) {
@@ -246,7 +246,7 @@ impl Worker {
             Some((database, streams)) => {
                 // At one instant: the end of the wait, and what each stream has had by then.
                 self.push_own_queued(main, database, &[b"MULTI"]);
-                self.push_own(main, &request, Purpose::Nobody, 0);
+                self.push_own(main, &request, Purpose::Discarded, 0);
                 for stream in &streams {
                     self.push_own_queued(main, database, &[b"XINFO", b"STREAM", stream]);
                 }
@@ -268,7 +268,7 @@ impl Worker {
         let Some(link) = self.links.get_mut(link_handle) else { return };
         let (node, holder) = (link.node, link.holder());
         let Some(unblock) = link.loan_mut().and_then(|loan| loan.unblock.as_mut()) else { return };
-        unblock.asked = false;
+        unblock.is_queried = false;
         let over = unblock.over;
         let abandoned = self.clients.get(holder).is_none();
         if reply::is_error(answer) {
@@ -306,8 +306,8 @@ impl Worker {
     /// Sends CLIENT UNBLOCK again where nobody was waiting yet.
     pub(super) fn retry_unblocks(&mut self) {
         for link in std::mem::take(&mut self.unblocks.again) {
-            if self.links.get(link).and_then(|l| l.loan()?.unblock.as_ref()).is_some_and(|u| !u.asked && !u.over) {
-                self.ask_unblock(link);
+            if self.links.get(link).and_then(|l| l.loan()?.unblock.as_ref()).is_some_and(|u| !u.is_queried && !u.over) {
+                self.send_unblock(link);
             }
         }
     }
@@ -332,7 +332,7 @@ impl Worker {
             if link.phase != Phase::Up && !is_busy && self.now_us.saturating_sub(link.received_us) > patience_us {
                 self.break_waiting(node, "the node cannot be reached any more");
             } else if link.phase == Phase::Up && link.is_idle() {
-                self.push_own(main, &[b"PING"], Purpose::Nobody, 0);
+                self.push_own(main, &[b"PING"], Purpose::Discarded, 0);
             }
         }
     }

@@ -10,9 +10,9 @@ use switchyard_resp::encode;
 use tracing::{info, warn};
 
 use super::Worker;
-use super::greeting::{Greeting, end_wait_for_earlier_router};
+use super::handshake::{NodeHandshake, end_wait_for_earlier_router};
 use super::hot_copies::{filled, link_lost};
-use super::keyed::Ended;
+use super::keyed::FinishedRequest;
 use super::kind::Task;
 use super::outage;
 use super::output::deliver_of_node;
@@ -31,7 +31,7 @@ const IDLE_US: u64 = 30_000_000;
 
 /// Requests whose connection was gone when they were handed over: those who wait get an error.
 #[cold]
-pub(super) fn fail_strays(worker: &mut Worker, strays: Vec<Ended>) {
+pub(super) fn fail_strays(worker: &mut Worker, strays: Vec<FinishedRequest>) {
     let mut error = Vec::new();
     encode::error(&mut error, "NODELOST the connection was lost before the command was sent");
     for ended in strays {
@@ -120,7 +120,7 @@ impl Worker {
             }
             Purpose::Fill => filled(self, pending.seq, error, true),
             Purpose::Sync => self.unsubscribe_synced(pending.who, pending.seq),
-            Purpose::Nobody
+            Purpose::Discarded
             | Purpose::Learn
             | Purpose::Confirm
             | Purpose::Queued
@@ -162,11 +162,11 @@ impl Worker {
         }
         let name = self.node_name(node);
         let log = self.links.log(node).filter(|_| known);
-        if let Some(untold) = log.and_then(|log| log.lost.tell(self.now_us)) {
-            info!(node = %name, why, in_flight, untold = untold.told(), "lost a connection to node");
+        if let Some(untold) = log.and_then(|log| log.lost.allow(self.now_us)) {
+            info!(node = %name, why, in_flight, untold = untold.count(), "lost a connection to node");
         }
         self.fail_all(handle, &format!("NODELOST connection to {name} was lost: {why}"), in_flight);
-        self.zombies.forget_asked(handle);
+        self.zombies.forget_killer(handle);
         if lane == Lane::Main && known {
             // A module may have been loaded since, or the node's place be taken by another server.
             self.shared.with_facts(node, |f| f.commands = crate::shared::Commands::Unknown);
@@ -266,10 +266,10 @@ impl Worker {
             match link.phase {
                 Phase::Waiting { until_us } if until_us <= self.now_us => self.connect(handle),
                 Phase::Waiting { .. } => {}
-                Phase::Greeting if matches!(link.greeting.front(), Some(Greeting::Waits(_))) => {
+                Phase::Handshake if matches!(link.greeting.front(), Some(NodeHandshake::Waits(_))) => {
                     end_wait_for_earlier_router(self, handle)
                 }
-                Phase::Connecting | Phase::Securing | Phase::Greeting => {
+                Phase::Connecting | Phase::Securing | Phase::Handshake => {
                     let is_late = age_us > live.connect_timeout.as_micros() as u64;
                     if is_late && !self.shared.busy.was(link.node, self.now_us, live.connect_timeout) {
                         let doing = match link.phase {
@@ -312,7 +312,7 @@ impl Worker {
         }
     }
 
-    fn tick_up(&mut self, handle: Handle, live: &crate::settings::Live) {
+    fn tick_up(&mut self, handle: Handle, live: &crate::settings::RuntimeSettings) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let is_slow = link.is_slow();
         let timeout = if is_slow { live.slow_command_timeout.unwrap_or(Duration::MAX) } else { live.command_timeout };
@@ -336,7 +336,7 @@ impl Worker {
                 .is_some_and(|since_us| self.now_us.saturating_sub(since_us) > u64::from(timeout_us));
         let lane = link.lane;
         let unused = lane != Lane::Main
-            && !(lane == Lane::Fills && self.hearers.hot.has_copies())
+            && !(lane == Lane::Fills && self.observers.hot.has_copies())
             && link.is_idle()
             && link.holder() == Handle::NONE
             && link.unsent() == 0
@@ -348,8 +348,8 @@ impl Worker {
         if is_late {
             let node = self.links.get(handle).map_or(NodeId(0), |l| l.node);
             let name = self.node_name(node);
-            if let Some(untold) = self.links.log(node).and_then(|log| log.late.tell(self.now_us)) {
-                warn!(node = %name, commands = late.len(), ?timeout, untold = untold.told(), "node does not answer in time");
+            if let Some(untold) = self.links.log(node).and_then(|log| log.late.allow(self.now_us)) {
+                warn!(node = %name, commands = late.len(), ?timeout, untold = untold.count(), "node does not answer in time");
             }
             let mut error = Vec::new();
             encode::error(&mut error, &format!("NODETIMEOUT {name} did not answer within {timeout:?}{PERHAPS}"));

@@ -10,7 +10,7 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::{Command, CommandTable, Flags, Lookup};
 use switchyard_resp::request::{Args, Scanner};
 
-use super::keyed::{Call, Keyed};
+use super::keyed::{Call, KeyedCommand};
 use crate::metrics::{NodeCounters, WorkerCounters};
 
 /// The counters of one worker.
@@ -29,7 +29,7 @@ impl Changes {
 
     /// A command goes to a node.
     #[inline]
-    pub(super) fn note(&mut self, commands: &CommandTable, keyed: Keyed<'_>) {
+    pub(super) fn note(&mut self, commands: &CommandTable, keyed: KeyedCommand<'_>) {
         match keyed.call {
             Call::Found(command, _) if command.flags.has(Flags::READONLY) => {}
             Call::Found(command, args) => self.note_write(keyed.node, command, args),
@@ -115,7 +115,8 @@ mod tests {
             let mut bytes = Vec::new();
             encode::command(&mut bytes, line.split(' ').map(str::as_bytes).collect::<Vec<_>>());
             let all = Arc::new(WorkerCounters::default());
-            Changes::new(Arc::clone(&all)).note(&commands, Keyed { call: Call::Bytes(&bytes), node, database: 0 });
+            Changes::new(Arc::clone(&all))
+                .note(&commands, KeyedCommand { call: Call::Bytes(&bytes), node, database: 0 });
             let found = (all.node(node).writes.get(), all.node(node).removals.get());
             assert_eq!(found, (writes, removals), "{line}");
         }

@@ -11,7 +11,7 @@ use super::Worker;
 use super::dispatch::Flow;
 use super::downstream::Stall;
 use super::downstream::{Client, ReplyMode};
-use super::gather::Whole;
+use super::gather::Aggregation;
 use super::local::parse;
 use super::upstream::Lane;
 use crate::shared::{ClientFilter, ClientType, Message};
@@ -145,11 +145,13 @@ impl Worker {
             }
             Local::ClientList => {
                 return match list_filter(args) {
-                    Ok(filter) => {
-                        self.ask_workers(handle, class, filter, Whole::ClientList, |filter, from, gather, part| {
-                            Message::List { filter, from, gather, part }
-                        })
-                    }
+                    Ok(filter) => self.query_workers(
+                        handle,
+                        class,
+                        filter,
+                        Aggregation::ClientList,
+                        |filter, from, gather, part| Message::List { filter, from, gather, part },
+                    ),
                     Err(error) => self.refuse(handle, class, &error),
                 };
             }
@@ -161,7 +163,7 @@ impl Worker {
                         Flow::Stall(Stall::Barrier)
                     }
                     Ok((filter, whole)) => {
-                        self.ask_workers(handle, class, filter, whole, |filter, from, gather, part| Message::Kill {
+                        self.query_workers(handle, class, filter, whole, |filter, from, gather, part| Message::Kill {
                             filter,
                             from,
                             gather,
@@ -187,8 +189,8 @@ impl Worker {
                     return self.refuse(handle, class, "ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR");
                 }
                 let id = id as u64;
-                let whole = Whole::Merged(switchyard_resp::command::Merge::Sum);
-                return self.ask_workers(handle, class, ClientFilter::default(), whole, |_, from, gather, part| {
+                let whole = Aggregation::Merged(switchyard_resp::command::Merge::Sum);
+                return self.query_workers(handle, class, ClientFilter::default(), whole, |_, from, gather, part| {
                     Message::Unblock { id, error, from, gather, part }
                 });
             }
@@ -199,12 +201,12 @@ impl Worker {
         Flow::Next
     }
 
-    fn ask_workers(
+    fn query_workers(
         &mut self,
         handle: Handle,
         class: u8,
         filter: ClientFilter,
-        whole: Whole,
+        whole: Aggregation,
         message: impl Fn(Arc<ClientFilter>, usize, Handle, u32) -> Message,
     ) -> Flow {
         let workers = self.shared.mailboxes.len();
@@ -285,11 +287,11 @@ fn list_filter(args: &Args<'_>) -> Result<ClientFilter, String> {
     Ok(filter)
 }
 
-fn kill_filter(args: &Args<'_>, own_id: u64, users: &Users) -> Result<(ClientFilter, Whole), String> {
+fn kill_filter(args: &Args<'_>, own_id: u64, users: &Users) -> Result<(ClientFilter, Aggregation), String> {
     let mut filter = ClientFilter::default();
     if args.len() == 3 {
         filter.addr = Some(text(args.get(2).unwrap_or_default()));
-        return Ok((filter, Whole::ClientKillOne));
+        return Ok((filter, Aggregation::ClientKillOne));
     }
     filter.skip = Some(own_id);
     let mut index = 2;
@@ -313,5 +315,5 @@ fn kill_filter(args: &Args<'_>, own_id: u64, users: &Users) -> Result<(ClientFil
         }
         index += 2;
     }
-    Ok((filter, Whole::Merged(switchyard_resp::command::Merge::Sum)))
+    Ok((filter, Aggregation::Merged(switchyard_resp::command::Merge::Sum)))
 }

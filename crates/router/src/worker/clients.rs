@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::downstream::{Client, Stall};
-use super::recalled::Waiting;
+use super::reissued::Waiting;
 use crate::metrics::WorkerCounters;
 use crate::slab::{Handle, Slab};
 

@@ -20,10 +20,10 @@ use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
 use super::local::parse;
-use super::rounds::{Ask, Next, Procedure};
+use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::upstream::Lane;
 use super::{Stall, Worker};
-use crate::shared::Plan;
+use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 
 /// What a server without cluster support says.
@@ -89,14 +89,14 @@ struct SlotKeys {
 }
 
 impl SlotKeys {
-    fn ask(&self, cursor: &[u8]) -> Vec<Ask> {
+    fn request(&self, cursor: &[u8]) -> Vec<StepRequest> {
         let mut request = Vec::new();
         encode::command(&mut request, [&b"SCAN"[..], cursor, b"COUNT", SEARCHED_AT_ONCE.to_string().as_bytes()]);
-        vec![Ask { node: self.node, lane: Lane::Slow, requests: vec![request] }]
+        vec![StepRequest { node: self.node, lane: Lane::Slow, requests: vec![request] }]
     }
 }
 
-impl Procedure for SlotKeys {
+impl MultiStepCommand for SlotKeys {
     fn next(&mut self, worker: &mut Worker, _: bool, parts: Vec<Vec<u8>>) -> Next {
         let answer = parts.into_iter().next().unwrap_or_default();
         if reply::is_error(&answer) {
@@ -120,11 +120,11 @@ impl Procedure for SlotKeys {
             && let Some(other) = self.others.pop()
         {
             self.node = other;
-            return Next::Round(self.ask(b"0"));
+            return Next::Round(self.request(b"0"));
         }
         if cursor != b"0" && !enough {
             if self.looked_at < SEARCHED_MAX {
-                return Next::Round(self.ask(&cursor));
+                return Next::Round(self.request(&cursor));
             }
             encode::error(
                 &mut out,
@@ -151,7 +151,7 @@ impl Procedure for SlotKeys {
 
 impl Worker {
     /// READONLY, READWRITE, ASKING: there are no replicas to read from and no slots on their way elsewhere.
-    pub(super) fn cluster_mode(&mut self, plan: &Plan, handle: Handle, class: u8) -> Flow {
+    pub(super) fn cluster_mode(&mut self, plan: &RoutingSnapshot, handle: Handle, class: u8) -> Flow {
         if plan.live.cluster.is_none() {
             return self.refuse(handle, class, DISABLED);
         }
@@ -160,7 +160,7 @@ impl Worker {
     }
 
     /// The members that a client sees, and which of them it talks to.
-    fn members(&self, plan: &Plan, handle: Handle) -> (Vec<Member>, usize) {
+    fn members(&self, plan: &RoutingSnapshot, handle: Handle) -> (Vec<Member>, usize) {
         let local = self.clients.get(handle).and_then(|c| c.details.local);
         let local = local.map_or_else(
             || ("127.0.0.1".to_string(), self.shared.port),
@@ -174,7 +174,13 @@ impl Worker {
         (members_of(announced), own)
     }
 
-    pub(super) fn cluster(&mut self, plan: &Plan, handle: Handle, command: &Command, args: &Args<'_>) -> Flow {
+    pub(super) fn cluster(
+        &mut self,
+        plan: &RoutingSnapshot,
+        handle: Handle,
+        command: &Command,
+        args: &Args<'_>,
+    ) -> Flow {
         let class = command.class() as u8;
         let subcommand = command.name.strip_prefix("CLUSTER|").unwrap_or_default();
         let mut out = Vec::new();
@@ -230,7 +236,7 @@ impl Worker {
         Flow::Next
     }
 
-    fn keys_in_slot(&mut self, plan: &Plan, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+    fn keys_in_slot(&mut self, plan: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         let number = |index: usize| args.get(index).and_then(parse::<i64>);
         let Some(slot) = number(2) else {
             return self.refuse(handle, class, "ERR value is not an integer or out of range");
@@ -257,11 +263,11 @@ impl Worker {
         others.sort_unstable();
         others.dedup();
         let search = SlotKeys { slot, node, others, wanted, keys: HashSet::new(), looked_at: 0 };
-        let first = search.ask(b"0");
+        let first = search.request(b"0");
         self.begin_rounds(handle, class, Box::new(search), first)
     }
 
-    fn cluster_info(&self, plan: &Plan, members: usize) -> String {
+    fn cluster_info(&self, plan: &RoutingSnapshot, members: usize) -> String {
         let down = plan.topology.nodes().filter(|n| self.shared.with_facts(n.id, |f| f.failure.is_some()));
         let failed: usize = down.map(|n| plan.topology.slots_of(n.id)).sum();
         let all = SLOT_COUNT;

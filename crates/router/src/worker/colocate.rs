@@ -24,7 +24,7 @@ pub(super) struct ColocateWait {
     number: u32,
     since_us: u64,
     /// It has been asked, and the answer is not there.
-    is_asked: bool,
+    is_requested: bool,
     /// Why they do not come.
     refusal: Option<Arc<str>>,
     /// The error for its client, should they not come.
@@ -33,7 +33,7 @@ pub(super) struct ColocateWait {
 
 impl Client {
     /// Whether the command that is looked at next waits for keys to come home.
-    pub(super) fn waits_for_home(&self) -> bool {
+    pub(super) fn waits_for_colocation(&self) -> bool {
         self.colocate_wait.as_ref().is_some_and(|wait| wait.number == self.next_seq())
     }
 }
@@ -54,12 +54,12 @@ impl Worker {
         let Some(client) = self.clients.get_mut(handle) else { return Ok(Flow::Close) };
         let Some(port) = self.shared.ports.colocate.as_ref().filter(|_| !limit.is_zero()) else { return Err(text) };
         let number = client.next_seq();
-        if !client.waits_for_home() {
+        if !client.waits_for_colocation() {
             self.counters.colocate_waits.add(1);
             client.colocate_wait = Some(Box::new(ColocateWait {
                 number,
                 since_us: now_us,
-                is_asked: false,
+                is_requested: false,
                 refusal: None,
                 text: String::new(),
             }));
@@ -74,8 +74,8 @@ impl Worker {
             self.counters.colocate_refused.add(1);
             return Err(self.late_text(&text));
         }
-        if !wait.is_asked {
-            wait.is_asked = true;
+        if !wait.is_requested {
+            wait.is_requested = true;
             port.colocate(ColocateRequest::new(
                 wanted,
                 command,
@@ -99,9 +99,9 @@ impl Worker {
     /// The answer to a request. That the keys are home is seen by the topology: a command that finds them parted even
     /// so asks again, after a tick.
     pub(super) fn on_home(&mut self, handle: Handle, number: u32, refusal: Option<Arc<str>>) {
-        let Some(client) = self.clients.get_mut(handle).filter(|client| client.waits_for_home()) else { return };
+        let Some(client) = self.clients.get_mut(handle).filter(|client| client.waits_for_colocation()) else { return };
         let Some(wait) = client.colocate_wait.as_mut().filter(|wait| wait.number == number) else { return };
-        wait.is_asked = false;
+        wait.is_requested = false;
         wait.refusal = refusal;
         if wait.refusal.is_some() && client.stall == Stall::Home {
             self.unstall(handle);
@@ -114,13 +114,15 @@ impl Worker {
         let is_late = |worker: &Self, wait: &ColocateWait| worker.now_us.saturating_sub(wait.since_us) > limit_us;
         for handle in self.clients.stalled(Stall::Home) {
             let wait = self.clients.get(handle).and_then(|client| client.colocate_wait.as_ref());
-            if wait.is_some_and(|wait| all || !wait.is_asked || is_late(self, wait)) {
+            if wait.is_some_and(|wait| all || !wait.is_requested || is_late(self, wait)) {
                 self.unstall(handle);
             }
         }
         // Where the move that brings them has begun, that holds the command by itself.
         for handle in self.clients.stalled(Stall::Keys) {
-            let Some(client) = self.clients.get(handle).filter(|client| client.waits_for_home()) else { continue };
+            let Some(client) = self.clients.get(handle).filter(|client| client.waits_for_colocation()) else {
+                continue;
+            };
             if let Some(wait) = client.colocate_wait.as_ref().filter(|wait| is_late(self, wait)) {
                 let text = self.late_text(&wait.text);
                 self.counters.colocate_refused.add(1);

@@ -16,16 +16,16 @@ use switchyard_resp::{encode, glob, reply};
 
 use super::config_values;
 use super::dispatch::Flow;
-use super::everywhere::Reach;
-use super::gather::Whole;
+use super::fan_out::FanOutScope;
+use super::gather::Aggregation;
 use super::local::parse;
-use super::rounds::{Ask, Next, Procedure};
+use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::upstream::Lane;
 use super::{Stall, Worker};
 use crate::config_set::{SETTABLE, Settable, allows_config_set};
 use crate::open_files;
-use crate::settings::Live;
-use crate::shared::Plan;
+use crate::settings::RuntimeSettings;
+use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 
 /// Settings of a node that concern nobody but who runs it. Neither shown nor set; a name that ends in `*` means all
@@ -64,7 +64,7 @@ struct ConfigGet {
     ours: Vec<&'static str>,
 }
 
-impl Procedure for ConfigGet {
+impl MultiStepCommand for ConfigGet {
     fn next(&mut self, _: &mut Worker, resp3: bool, parts: Vec<Vec<u8>>) -> Next {
         let mut out = Vec::new();
         // In the order of the first node, then what only others have.
@@ -105,7 +105,7 @@ impl Procedure for ConfigGet {
 
 impl Worker {
     /// The settings that are the router's, as Redis writes them.
-    fn own_settings(&self, live: &Live) -> Vec<(&'static str, String)> {
+    fn own_settings(&self, live: &RuntimeSettings) -> Vec<(&'static str, String)> {
         let slower = live.slowlog_slower_than.map_or(-1, |t| t.as_micros() as i64);
         // 0 says that there is none.
         let normal = Some(live.client_output_limit).filter(|limit| *limit < usize::MAX).unwrap_or(0);
@@ -127,7 +127,14 @@ impl Worker {
         ]
     }
 
-    pub(super) fn config_get(&mut self, plan: &Plan, handle: Handle, class: u8, raw: &[u8], args: &Args<'_>) -> Flow {
+    pub(super) fn config_get(
+        &mut self,
+        plan: &RoutingSnapshot,
+        handle: Handle,
+        class: u8,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
         let own = self.own_settings(&plan.live);
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Main) {
@@ -142,12 +149,19 @@ impl Worker {
             .keepers
             .all()
             .into_iter()
-            .map(|node| Ask { node, lane: Lane::Main, requests: vec![raw.to_vec()] })
+            .map(|node| StepRequest { node, lane: Lane::Main, requests: vec![raw.to_vec()] })
             .collect();
         self.begin_rounds(handle, class, Box::new(ConfigGet { own, ours }), asks)
     }
 
-    pub(super) fn config_set(&mut self, plan: &Plan, handle: Handle, class: u8, raw: &[u8], args: &Args<'_>) -> Flow {
+    pub(super) fn config_set(
+        &mut self,
+        plan: &RoutingSnapshot,
+        handle: Handle,
+        class: u8,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
         if !args.len().is_multiple_of(2) {
             return self.refuse(handle, class, "ERR wrong number of arguments for 'config|set' command");
         }
@@ -188,10 +202,10 @@ impl Worker {
             self.gather_every(
                 handle,
                 Lane::Main,
-                Reach::Unanimous,
+                FanOutScope::Unanimous,
                 &[raw],
                 class,
-                Whole::Merged(switchyard_resp::command::Merge::Same),
+                Aggregation::Merged(switchyard_resp::command::Merge::Same),
             );
             return Flow::Next;
         }
@@ -222,7 +236,7 @@ impl Worker {
             let mut overrides = (*plan.overrides).clone();
             own.iter().zip(&numbers).for_each(|(settable, number)| overrides.set(settable, *number));
             let live = overrides.over((*plan.live).clone());
-            Plan { live: Arc::new(live), overrides: Arc::new(overrides), ..plan.clone() }
+            RoutingSnapshot { live: Arc::new(live), overrides: Arc::new(overrides), ..plan.clone() }
         });
         // The client that asked for it finds it done; other workers follow in their next turn.
         self.adopt_plan();
@@ -232,7 +246,7 @@ impl Worker {
 }
 
 /// Whether the system has room for a setting: more clients need more open files.
-fn room_for(name: &str, number: i64, live: &Live) -> Result<(), String> {
+fn room_for(name: &str, number: i64, live: &RuntimeSettings) -> Result<(), String> {
     if name != "maxclients" {
         return Ok(());
     }

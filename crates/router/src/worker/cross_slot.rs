@@ -21,10 +21,10 @@ use switchyard_resp::{encode, reply};
 
 use super::Worker;
 use super::dispatch::Flow;
-use super::rounds::{Ask, Next, Procedure};
+use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::upstream::{Lane, MULTI};
 use super::wait::Since;
-use crate::shared::Plan;
+use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 
 /// What a command does with its keys.
@@ -133,8 +133,8 @@ struct Assemble {
 }
 
 impl Assemble {
-    fn size(&self) -> Vec<Ask> {
-        let ask = |f: &Foreign| Ask {
+    fn size(&self) -> Vec<StepRequest> {
+        let ask = |f: &Foreign| StepRequest {
             node: f.node,
             lane: Lane::Slow,
             requests: vec![request::<&[u8]>(&[b"MEMORY", b"USAGE", self.args[f.index].as_slice()])],
@@ -142,7 +142,7 @@ impl Assemble {
         self.foreign.iter().map(ask).collect()
     }
 
-    fn read(&self) -> Vec<Ask> {
+    fn read(&self) -> Vec<StepRequest> {
         let ask = |f: &Foreign| {
             let key = self.args[f.index].as_slice();
             let requests = match self.kind {
@@ -156,7 +156,7 @@ impl Assemble {
                 }
                 _ => vec![request::<&[u8]>(&[b"DUMP", key])],
             };
-            Ask { node: f.node, lane: Lane::Slow, requests }
+            StepRequest { node: f.node, lane: Lane::Slow, requests }
         };
         self.foreign.iter().map(ask).collect()
     }
@@ -176,7 +176,7 @@ impl Assemble {
 
     /// Restores of the values that exist, the command between them and their removal (not when trying), all in one
     /// transaction.
-    fn block(&self, execute: bool) -> Vec<Ask> {
+    fn block(&self, execute: bool) -> Vec<StepRequest> {
         let mut requests = vec![MULTI.to_vec()];
         let mut remove: Vec<&[u8]> = vec![b"UNLINK"];
         for foreign in &self.foreign {
@@ -196,18 +196,18 @@ impl Assemble {
             requests.push(request(&remove));
         }
         requests.push(request::<&[u8]>(&[b"EXEC"]));
-        vec![Ask { node: self.target, lane: Lane::Slow, requests }]
+        vec![StepRequest { node: self.target, lane: Lane::Slow, requests }]
     }
 
     /// COPY needs no temporary key: the value is put where it belongs.
-    fn copy(&self) -> Option<Vec<Ask>> {
+    fn copy(&self) -> Option<Vec<StepRequest>> {
         let source = self.foreign.first()?;
         let ttl = source.ttl.to_string();
         let mut args: Vec<&[u8]> = vec![b"RESTORE", &self.args[2], ttl.as_bytes(), source.payload.as_deref()?];
         if self.args.iter().skip(3).any(|a| is_option(a, b"REPLACE")) {
             args.push(b"REPLACE");
         }
-        Some(vec![Ask { node: self.target, lane: Lane::Slow, requests: vec![request(&args)] }])
+        Some(vec![StepRequest { node: self.target, lane: Lane::Slow, requests: vec![request(&args)] }])
     }
 
     fn execute(&mut self) -> Next {
@@ -266,7 +266,7 @@ impl Assemble {
     }
 }
 
-impl Procedure for Assemble {
+impl MultiStepCommand for Assemble {
     fn next(&mut self, worker: &mut Worker, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
         if !matches!(self.phase, Phase::Executing)
             && let Some(refused) = parts.iter().find(|p| reply::is_error(p))
@@ -315,18 +315,18 @@ struct Pop {
 }
 
 impl Pop {
-    fn ask(&mut self) -> Option<Ask> {
+    fn next_request(&mut self) -> Option<StepRequest> {
         let (key, node) = self.left.pop()?;
         let mut args: Vec<&[u8]> = vec![&self.name, b"1", &key];
         args.extend(self.options.iter().map(Vec::as_slice));
-        Some(Ask { node, lane: self.lane, requests: vec![request(&args)] })
+        Some(StepRequest { node, lane: self.lane, requests: vec![request(&args)] })
     }
 }
 
-impl Procedure for Pop {
+impl MultiStepCommand for Pop {
     fn next(&mut self, _: &mut Worker, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
         let answer = parts.pop().unwrap_or_default();
-        match self.ask().filter(|_| reply::is_null(&answer)) {
+        match self.next_request().filter(|_| reply::is_null(&answer)) {
             Some(ask) => Next::Round(vec![ask]),
             None => Next::Done(answer),
         }
@@ -341,7 +341,7 @@ impl Worker {
     #[cold]
     pub(super) fn cross_slot(
         &mut self,
-        plan: &Plan,
+        plan: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         raw: &[u8],
@@ -384,7 +384,7 @@ impl Worker {
                 .map(|k| (args[*k as usize].clone(), plan.topology.lives_at(&args[*k as usize])))
                 .collect();
             let mut pop = Pop { lane, name: args[0].clone(), left, options: args[after..].to_vec() };
-            let Some(ask) = pop.ask() else { return Flow::Close };
+            let Some(ask) = pop.next_request() else { return Flow::Close };
             return self.begin_alone(handle, class, Box::new(pop), vec![ask]);
         }
         let target = match kind {

@@ -16,10 +16,10 @@ use switchyard_resp::request::Args;
 use super::cross_slot::spans_slots;
 use super::double_read::double_read;
 use super::element_scan::element_scan;
-use super::everywhere::Reach;
-use super::gather::Whole;
+use super::fan_out::FanOutScope;
+use super::gather::Aggregation;
 use super::hot_copies::{copied, copies_of};
-use super::keyed::{Call, EndNumber, Keyed};
+use super::keyed::{Call, CommandSeq, KeyedCommand};
 use super::kind::Waited;
 use super::outage::waits;
 use super::output::refuse_read;
@@ -27,9 +27,9 @@ use super::transit::Transit;
 use super::upstream::{Again, Lane, Pending, Purpose, UNSENT_HIGH};
 use super::wait::Since;
 use super::{Stall, Worker};
-use crate::one_node::Limit;
 use crate::settings::Reads;
-use crate::shared::{Commands, Plan};
+use crate::shared::{Commands, RoutingSnapshot};
+use crate::single_node_usage::Limit;
 use crate::slab::Handle;
 
 /// What became of a command.
@@ -50,7 +50,13 @@ pub(super) enum Flow {
 impl Worker {
     /// Executes one whole command. `raw` is its bytes as they may be forwarded.
     #[inline]
-    pub(super) fn dispatch(&mut self, plan: &Arc<Plan>, handle: Handle, raw: &[u8], args: &Args<'_>) -> Flow {
+    pub(super) fn dispatch(
+        &mut self,
+        plan: &Arc<RoutingSnapshot>,
+        handle: Handle,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
         let command = match plan.commands.find(args) {
             Lookup::Command(command) => command,
             other => return self.unknown(handle, &other, args),
@@ -101,7 +107,7 @@ impl Worker {
     #[allow(clippy::too_many_arguments)] // what `dispatch` has found out
     fn execute(
         &mut self,
-        plan: &Arc<Plan>,
+        plan: &Arc<RoutingSnapshot>,
         handle: Handle,
         command: &Command,
         raw: &[u8],
@@ -195,10 +201,10 @@ impl Worker {
                 .get(handle)
                 .and_then(|c| c.details.peer)
                 .map_or_else(|| "a Unix socket".to_owned(), |p| p.to_string());
-            if let Some(untold) = self.http_log.tell(self.now_us) {
+            if let Some(untold) = self.http_log.allow(self.now_us) {
                 tracing::warn!(
                     from,
-                    untold = untold.told(),
+                    untold = untold.count(),
                     "closing a connection that speaks HTTP to the Redis port: possibly an attack from a web page"
                 );
             }
@@ -212,7 +218,7 @@ impl Worker {
             Lookup::UnknownSubcommand(container) => errors::unknown_subcommand(container, args),
             _ => errors::unknown(args),
         };
-        self.spoil(handle);
+        self.abort_transaction(handle);
         let mut reply = Vec::new();
         encode::line(&mut reply, b'-', &text);
         let class = switchyard_resp::command::CommandClass::Admin as u8;
@@ -227,12 +233,19 @@ impl Worker {
             .plan
             .topology
             .nodes()
-            .any(|n| self.shared.with_facts(n.id, |f| f.commands == Commands::Asked || !f.tried));
+            .any(|n| self.shared.with_facts(n.id, |f| f.commands == Commands::Requested || !f.tried));
         let Some(client) = self.clients.get_mut(handle) else { return false };
         asked && !std::mem::replace(&mut client.waited_for_learning, asked)
     }
 
-    fn keyed(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
+    fn keyed(
+        &mut self,
+        plan: &RoutingSnapshot,
+        handle: Handle,
+        command: &Command,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
         let class = command.class() as u8;
         let node = match command.first_key_only(args) {
             Some(index) => {
@@ -244,7 +257,7 @@ impl Worker {
                     return self.forward_large(handle, command, args, plan.topology.lives_at(key), raw);
                 }
                 if command.flags.has(Flags::COPYABLE)
-                    && self.hearers.hot.is_used()
+                    && self.observers.hot.is_used()
                     && let Some(flow) = copied(self, handle, plan, command, key, raw)
                 {
                     return flow;
@@ -298,7 +311,14 @@ impl Worker {
     /// A command without keys of which nothing says which nodes it concerns, or that several nodes cannot execute at
     /// one instant.
     #[cold]
-    fn at_only_node(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
+    fn at_only_node(
+        &mut self,
+        plan: &RoutingSnapshot,
+        handle: Handle,
+        command: &Command,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
         let Some(node) = plan.topology.only_node() else { return self.refuse_all_down(handle, command.class() as u8) };
         let flow = match command.flags.has(Flags::BLOCKING) {
             true => self.block(handle, command, node, Waited::Nothing, raw, args),
@@ -315,7 +335,7 @@ impl Worker {
     #[allow(clippy::too_many_arguments)] // what `keyed` has found out
     fn together(
         &mut self,
-        plan: &Plan,
+        plan: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         node: NodeId,
@@ -400,10 +420,10 @@ impl Worker {
                 false => Again::Never,
             },
             is_long: false,
-            end: EndNumber::NONE,
-            armed: self.hearers.hot.generation() as u32,
+            end: CommandSeq::NONE,
+            armed: self.observers.hot.generation() as u32,
         };
-        let request = self.pass(Keyed { call: Call::Found(command, args), node, database }, raw, pending);
+        let request = self.pass(KeyedCommand { call: Call::Found(command, args), node, database }, raw, pending);
         let Some(link) = self.links.get_mut(link_handle) else { return Flow::Close };
         link.touch_as(no_touch, pending);
         link.push(request);
@@ -411,7 +431,7 @@ impl Worker {
         Flow::Next
     }
 
-    pub(super) fn choose_node(&mut self, plan: &Plan) -> Option<NodeId> {
+    pub(super) fn choose_node(&mut self, plan: &RoutingSnapshot) -> Option<NodeId> {
         self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
         // A node that has just joined may lack what clients call there (functions), and one without keys may be about
         // to go.
@@ -434,9 +454,9 @@ impl Worker {
         self.refuse(handle, class, &text)
     }
 
-    fn any(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
+    fn any(&mut self, plan: &RoutingSnapshot, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
         if command.name.starts_with("COMMAND") {
-            return self.ask_for_commands(plan, handle, command, raw, args);
+            return self.query_commands(plan, handle, command, raw, args);
         }
         match self.choose_node(plan) {
             Some(node) if command.name == "FUNCTION|LIST" => self.function_list(handle, command, node, raw, args),
@@ -447,7 +467,7 @@ impl Worker {
 
     fn split(
         &mut self,
-        plan: &Plan,
+        plan: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         how: Split,
@@ -470,7 +490,7 @@ impl Worker {
     #[allow(clippy::too_many_arguments)] // one call, of what `split` has at hand
     fn split_keys(
         &mut self,
-        plan: &Plan,
+        plan: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         how: Split,
@@ -479,7 +499,7 @@ impl Worker {
         indexes: &[u32],
     ) -> Flow {
         let key = |index: &u32| args.get(*index as usize).unwrap_or_default();
-        if self.hearers.hot.is_used()
+        if self.observers.hot.is_used()
             && let Some(flow) = copies_of(self, handle, plan, command, how, raw, args, indexes)
         {
             return flow;
@@ -505,11 +525,11 @@ impl Worker {
                         layout[*place as usize] = number as u16;
                     }
                 }
-                Whole::Values { layout }
+                Aggregation::Values { layout }
             }
-            Split::Pairs => Whole::Merged(Merge::Same),
-            Split::Count if command.flags.has(Flags::WRITE) => Whole::Merged(Merge::Sum),
-            Split::Count => Whole::Read(Merge::Sum),
+            Split::Pairs => Aggregation::Merged(Merge::Same),
+            Split::Count if command.flags.has(Flags::WRITE) => Aggregation::Merged(Merge::Sum),
+            Split::Count => Aggregation::Read(Merge::Sum),
         };
         let Some(gather) = self.begin_gather(handle, class, parts.len(), whole) else { return Flow::Close };
         self.counters.fragments.add(parts.len() as u64);
@@ -575,11 +595,11 @@ impl Worker {
             }
         }
         let about_keys = matches!(&*command.name, "DBSIZE" | "FLUSHALL" | "FLUSHDB" | "KEYS");
-        let reach = if about_keys { Reach::Keepers } else { Reach::Everybody };
+        let reach = if about_keys { FanOutScope::DataNodes } else { FanOutScope::Everybody };
         let whole = match &*command.name {
-            "FLUSHALL" | "FLUSHDB" => Whole::Long(merge),
-            _ if command.flags.has(Flags::READONLY) => Whole::Read(merge),
-            _ => Whole::Merged(merge),
+            "FLUSHALL" | "FLUSHDB" => Aggregation::Long(merge),
+            _ if command.flags.has(Flags::READONLY) => Aggregation::Read(merge),
+            _ => Aggregation::Merged(merge),
         };
         self.gather_every(handle, lane, reach, &[raw], command.class() as u8, whole);
         Flow::Next

@@ -15,11 +15,11 @@ use switchyard_resp::request::Args;
 
 use super::dispatch::Flow;
 use super::downstream::Repeat;
-use super::gather::Whole;
+use super::gather::Aggregation;
 use super::upstream::{Lane, Phase};
 use super::{Stall, Worker};
-use crate::mover::{SharedLeg, Told};
-use crate::shared::Plan;
+use crate::mover::{MoverMessage, SharedLeg};
+use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 
 /// Of which nodes a read is asked at once.
@@ -33,7 +33,7 @@ pub(super) struct Asks {
 
 /// A command that was asked of them.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct PendingDoubleRead {
     pub(super) as_published: bool,
     pub(super) seq: u32,
     pub(super) class: u8,
@@ -49,7 +49,7 @@ const fn lane_of(command: &Command) -> Lane {
 /// The nodes that a command may be asked of, in the place of waiting.
 pub(super) fn may_double_read(
     worker: &mut Worker,
-    plan: &Plan,
+    plan: &RoutingSnapshot,
     handle: Handle,
     command: &Command,
     args: &Args<'_>,
@@ -86,14 +86,14 @@ pub(super) fn reads_one_key(worker: &Worker, handle: Handle, command: &Command, 
 }
 
 /// Has the mover fetch the key of one read in so many, if the protocol wants that.
-pub(super) fn fetch_sampled(worker: &Worker, plan: &Plan, look: &KeyLookup<SharedLeg>) {
+pub(super) fn fetch_sampled(worker: &Worker, plan: &RoutingSnapshot, look: &KeyLookup<SharedLeg>) {
     let number = worker.counters.double_reads.get() + 1;
     let is_sampled = look.is_sampled(&plan.topology, number);
     if is_sampled
         && let Some(((id, leg), key)) = look.fetched()
         && let Some(mover) = plan.moves.by_id.get(&id)
     {
-        mover.tell(Told::Wanted { leg, keys: vec![key] });
+        mover.notify(MoverMessage::Wanted { leg, keys: vec![key] });
     }
 }
 
@@ -106,7 +106,7 @@ pub(super) fn double_read(worker: &mut Worker, handle: Handle, command: &Command
     client.lane = Lane::Rounds;
     let class = command.class() as u8;
     let Asks { nodes, as_published } = asks;
-    let whole = Whole::DoubleRead { request: raw.to_vec(), as_published: *as_published };
+    let whole = Aggregation::DoubleRead { request: raw.to_vec(), as_published: *as_published };
     let Some(gather) = worker.begin_gather(handle, class, nodes.len(), whole) else { return Flow::Close };
     worker.counters.double_reads.add(u64::from(nodes.len() > 1));
     for (part, node) in nodes.iter().enumerate() {
@@ -116,7 +116,7 @@ pub(super) fn double_read(worker: &mut Worker, handle: Handle, command: &Command
 }
 
 /// All have answered: the source, and the target; or the target alone.
-pub(super) fn end_double_read(worker: &mut Worker, handle: Handle, asked: Asked, parts: &[Vec<u8>]) {
+pub(super) fn end_double_read(worker: &mut Worker, handle: Handle, asked: PendingDoubleRead, parts: &[Vec<u8>]) {
     if let Some(shown) = parts.iter().rev().find(|part| !reply::may_be_of_no_key(part)) {
         return worker.deliver(handle, asked.seq, shown);
     }
@@ -124,7 +124,7 @@ pub(super) fn end_double_read(worker: &mut Worker, handle: Handle, asked: Asked,
         return worker.deliver(handle, asked.seq, of_source);
     }
     worker.counters.double_reads_missed.add(u64::from(parts.len() > 1));
-    let Asked { seq, class, epoch, request, .. } = asked;
+    let PendingDoubleRead { seq, class, epoch, request, .. } = asked;
     let Some(client) = worker.clients.get_mut(handle) else { return };
     // The node is chosen anew: slots are in transit, or the epoch is another one.
     client.repeat = Some(Box::new(Repeat { node: NodeId(0), epoch, seq, class, request }));

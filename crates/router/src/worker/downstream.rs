@@ -13,7 +13,7 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::CommandClass;
 use switchyard_resp::request::{Follower, Scanner};
 
-use crate::limits::Share;
+use crate::limits::ClientQuota;
 use crate::metrics::WorkerCounters;
 use crate::reigns::bit_of;
 use crate::settings::ListenerSettings;
@@ -23,8 +23,8 @@ use crate::users::User;
 use crate::worker::colocate::ColocateWait;
 use crate::worker::login::Verdict;
 use crate::worker::pubsub::{Kind, Subscriber};
-use crate::worker::quiet::Quieting;
-use crate::worker::recalled::Waiting;
+use crate::worker::quiesce::QuiesceWait;
+use crate::worker::reissued::Waiting;
 use crate::worker::tracking::{Tracked, shown_redirect};
 use crate::worker::transactions::Session;
 use crate::worker::transit::Moving;
@@ -41,7 +41,7 @@ const REPLY_MEAN_FIRST: usize = 64 << 10;
 
 /// A reply that a client is owed: not there yet, or waiting in the client's parking buffer for those before it.
 #[derive(Clone, Copy, Debug)]
-struct Owed {
+struct PendingReply {
     /// When the command was read, us of the worker's clock.
     at_us: u32,
     /// Where it begins in the parking buffer, which may be larger than 4 GiB; 0 bytes long: not there yet (no reply is
@@ -55,7 +55,7 @@ struct Owed {
     failed: bool,
 }
 
-impl Owed {
+impl PendingReply {
     /// Takes note of how long its command took.
     #[inline]
     fn finish(&self, now_us: u64, counters: &WorkerCounters) {
@@ -172,8 +172,8 @@ pub(super) struct Client {
     pub(super) verdict: Option<Box<Verdict>>,
     pub(super) listener: Arc<ListenerSettings>,
     /// What it uses of its listener's and its user's bounds, where these have some.
-    pub(super) listener_share: Option<Box<Share>>,
-    pub(super) user_share: Option<Box<Share>>,
+    pub(super) listener_share: Option<Box<ClientQuota>>,
+    pub(super) user_share: Option<Box<ClientQuota>>,
     /// Bytes of the commands counted since it was last owed nothing.
     pub(super) charged: usize,
     pub(super) reply_mode: ReplyMode,
@@ -194,7 +194,7 @@ pub(super) struct Client {
     pub(super) buffer_large: bool,
     pub(super) out: Vec<u8>,
     pub(super) out_sent: usize,
-    owed: VecDeque<Owed>,
+    owed: VecDeque<PendingReply>,
     /// Running mean of the sizes of this client's replies, bytes.
     reply_mean: usize,
     /// Where commands of it are under way: nodes by number, modulo 64. All bits: it is not known. Means nothing while
@@ -235,7 +235,7 @@ pub(super) struct Client {
     /// A command that waits at a node, and may have to wait at another one.
     pub(super) waiting: Option<Box<Waiting>>,
     /// A command of it waits until movers are quiet.
-    pub(super) quieting: Option<Box<Quieting>>,
+    pub(super) quieting: Option<Box<QuiesceWait>>,
     /// The wait for an exclusive connection ended without one: what the client is told.
     pub(super) refusal: Option<Box<str>>,
     /// The socket may have more to read.
@@ -409,7 +409,7 @@ impl Client {
             + self.input.capacity()
             + self.out.capacity()
             + self.parked.capacity()
-            + self.owed.capacity() * size_of::<Owed>()
+            + self.owed.capacity() * size_of::<PendingReply>()
             + self.scanner.as_ref().map_or(0, |scanner| scanner.memory())
             + self.repeat.as_ref().map_or(0, |repeat| repeat.request.capacity())
             + self.waiting.as_ref().map_or(0, |waiting| waiting.memory())
@@ -429,7 +429,7 @@ impl Client {
             self.wrote_us = now_us;
         }
         self.under_way_at = u64::MAX;
-        self.owed.push_back(Owed { at_us: now_us as u32, start: 0, len: 0, class, muted, failed: false });
+        self.owed.push_back(PendingReply { at_us: now_us as u32, start: 0, len: 0, class, muted, failed: false });
         self.first.wrapping_add(self.owed.len() as u32).wrapping_sub(1)
     }
 

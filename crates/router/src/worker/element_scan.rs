@@ -12,7 +12,7 @@ use switchyard_resp::request::Args;
 use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
-use super::rounds::{Ask, Next, Procedure};
+use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::upstream::Lane;
 use super::{Stall, Worker};
 use crate::slab::Handle;
@@ -20,7 +20,7 @@ use crate::slab::Handle;
 /// A server's cursor is below the number of buckets of the value, which is far below this.
 const CURSOR_BITS: u32 = 48;
 
-fn told(cursor: u64, node: NodeId) -> u64 {
+fn cursor_at(cursor: u64, node: NodeId) -> u64 {
     if cursor == 0 || cursor >> CURSOR_BITS > 0 { cursor } else { cursor | (u64::from(node.0) + 1) << CURSOR_BITS }
 }
 
@@ -38,7 +38,7 @@ struct Page {
     node: NodeId,
 }
 
-impl Procedure for Page {
+impl MultiStepCommand for Page {
     fn next(&mut self, _: &mut Worker, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
         let page = parts.pop().unwrap_or_default();
         let mut elements = reply::elements(&page);
@@ -48,7 +48,7 @@ impl Procedure for Page {
         };
         let mut out = Vec::with_capacity(page.len() + 16);
         encode::header(&mut out, b'*', 2);
-        encode::bulk(&mut out, told(cursor, self.node).to_string().as_bytes());
+        encode::bulk(&mut out, cursor_at(cursor, self.node).to_string().as_bytes());
         out.extend_from_slice(found);
         Next::Done(out)
     }
@@ -88,7 +88,7 @@ pub(super) fn element_scan(
         handle,
         command.class() as u8,
         Box::new(Page { node }),
-        vec![Ask { node, lane: Lane::Main, requests: vec![request] }],
+        vec![StepRequest { node, lane: Lane::Main, requests: vec![request] }],
     )
 }
 
@@ -100,12 +100,12 @@ mod tests {
     fn a_cursor_is_that_of_one_node() {
         let [one, other] = [NodeId(0), NodeId(41)];
         for cursor in [1, 7, 1 << 40] {
-            assert_eq!(meant(told(cursor, one), one), cursor);
-            assert_eq!(meant(told(cursor, other), other), cursor);
-            assert_eq!(meant(told(cursor, one), other), 0, "from the beginning");
+            assert_eq!(meant(cursor_at(cursor, one), one), cursor);
+            assert_eq!(meant(cursor_at(cursor, other), other), cursor);
+            assert_eq!(meant(cursor_at(cursor, one), other), 0, "from the beginning");
             assert_eq!(meant(cursor, one), cursor, "a node's own");
-            assert!(i64::try_from(told(cursor, other)).is_ok(), "clients may read it as a signed number");
+            assert!(i64::try_from(cursor_at(cursor, other)).is_ok(), "clients may read it as a signed number");
         }
-        assert_eq!((told(0, other), meant(0, other)), (0, 0));
+        assert_eq!((cursor_at(0, other), meant(0, other)), (0, 0));
     }
 }

@@ -17,16 +17,16 @@ use switchyard_resp::request::Args;
 use super::Worker;
 use super::dispatch::Flow;
 use super::transit::parsed;
-use crate::shared::Plan;
+use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 
 /// What is wanted so that these keys of one slot live together: those that do not live where their slot is.
-pub(super) fn wanted_of<'k>(plan: &Plan, keys: impl Iterator<Item = &'k [u8]>) -> ColocationRequest {
+pub(super) fn wanted_of<'k>(plan: &RoutingSnapshot, keys: impl Iterator<Item = &'k [u8]>) -> ColocationRequest {
     ColocationRequest::Keys(keys.filter(|key| plan.topology.exception(key).is_some()).map(Arc::from).collect())
 }
 
 /// The slots of the keys of a request by this plan: none where it cannot be read.
-pub(super) fn slots_by(plan: &Arc<Plan>, request: &[u8]) -> BTreeSet<Slot> {
+pub(super) fn slots_by(plan: &Arc<RoutingSnapshot>, request: &[u8]) -> BTreeSet<Slot> {
     let slots = parsed(plan, request, |command, args| {
         let mut keys = Vec::new();
         command.find_keys(args, &mut keys).ok()?;
@@ -41,7 +41,7 @@ impl Worker {
     #[cold]
     pub(super) fn bring_together(
         &mut self,
-        plan: &Plan,
+        plan: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         args: &Args<'_>,
@@ -59,7 +59,11 @@ impl Worker {
     /// The error for keys that a command needs together and that are not: in several slots, or one of them lives
     /// elsewhere than its slot.
     #[cold]
-    pub(super) fn not_together<'k>(&self, plan: &Plan, mut keys: impl Iterator<Item = &'k [u8]> + Clone) -> String {
+    pub(super) fn not_together<'k>(
+        &self,
+        plan: &RoutingSnapshot,
+        mut keys: impl Iterator<Item = &'k [u8]> + Clone,
+    ) -> String {
         let slot = keys.clone().next().map(|key| plan.topology.slot_of(key));
         if !keys.clone().all(|key| Some(plan.topology.slot_of(key)) == slot) {
             return errors::CROSSSLOT.to_owned();
@@ -72,7 +76,7 @@ impl Worker {
     }
 
     /// The same, of a slot of which a key that is needed lives at `node`.
-    pub(super) fn parted_text(&self, plan: &Plan, slot: Slot, node: NodeId) -> String {
+    pub(super) fn parted_text(&self, plan: &RoutingSnapshot, slot: Slot, node: NodeId) -> String {
         let (away, home) = (self.node_name(node), self.node_name(plan.topology.owner(slot)));
         format!(
             "CROSSSLOT Keys in request don't live at the same node: one of slot {} was moved to {away} alone. Bring it home first: switchyard move --from {away} --to {home} --keys KEY",
@@ -82,7 +86,7 @@ impl Worker {
 
     /// The error for a command that may use keys of a slot that it does not name, where some of them live elsewhere.
     #[cold]
-    pub(super) fn undeclared_text(&self, plan: &Plan, slot: Slot) -> String {
+    pub(super) fn undeclared_text(&self, plan: &RoutingSnapshot, slot: Slot) -> String {
         let owner = plan.topology.owner(slot);
         let other = plan.topology.exceptions_in(slot).map(|(_, at)| at).next().unwrap_or(owner);
         let (away, home) = (self.node_name(other), self.node_name(owner));
@@ -95,7 +99,7 @@ impl Worker {
     /// Where the commands of a transaction in this slot are executed. `Err`: not all of their keys live at one node.
     pub(super) fn node_of_transaction(
         &mut self,
-        plan: &Arc<Plan>,
+        plan: &Arc<RoutingSnapshot>,
         slot: Slot,
         requests: &[Vec<u8>],
     ) -> Result<NodeId, String> {
@@ -135,7 +139,7 @@ impl Worker {
     /// watched.
     pub(super) fn wanted_by_transaction(
         &mut self,
-        plan: &Arc<Plan>,
+        plan: &Arc<RoutingSnapshot>,
         slot: Slot,
         requests: &[Vec<u8>],
         watched: &[Box<[u8]>],

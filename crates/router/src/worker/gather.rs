@@ -10,15 +10,15 @@ use switchyard_resp::{encode, reply};
 
 use super::Worker;
 use super::breaking::PERHAPS;
-use super::double_read::{Asked, end_double_read};
-use super::everywhere::Reach;
+use super::double_read::{PendingDoubleRead, end_double_read};
+use super::fan_out::FanOutScope;
 use super::info::Digest;
-use super::keyed::{Call, EndNumber, Keyed};
+use super::keyed::{Call, CommandSeq, KeyedCommand};
 use super::local::other_database;
 use super::memory_stats;
+use super::multi_step::{MultiStepCommand, Next};
 use super::pubsub::Kind;
-use super::quiet::Quieting;
-use super::rounds::{Next, Procedure};
+use super::quiesce::QuiesceWait;
 use super::tracking::Options;
 use super::upstream::{Again, EXEC, Lane, MULTI, Pending, Phase, Purpose};
 use crate::slab::Handle;
@@ -31,7 +31,7 @@ const OTHERS_PERHAPS: &str = "; other parts of the command may have been execute
 
 /// What is made of the parts.
 #[derive(Debug)]
-pub(super) enum Whole {
+pub(super) enum Aggregation {
     /// As the command table says.
     Merged(Merge),
     /// The same, of a command that may take long on a connection of short ones, because it must keep its place among
@@ -62,10 +62,10 @@ pub(super) enum Whole {
     /// The same request to source and target of a move: an answer that shows the key.
     DoubleRead { request: Vec<u8>, as_published: bool },
     /// Several rounds.
-    Rounds(Box<dyn Procedure>),
+    Rounds(Box<dyn MultiStepCommand>),
 }
 
-impl Whole {
+impl Aggregation {
     fn is_long(&self) -> bool {
         match self {
             Self::Long(_) => true,
@@ -93,9 +93,9 @@ pub(super) struct Gather {
     epoch: u64,
     /// When it began, us.
     began_us: u64,
-    whole: Whole,
+    whole: Aggregation,
     /// Movers that are quiet as long as it lives.
-    _quiet: Option<Box<Quieting>>,
+    _quiet: Option<Box<QuiesceWait>>,
 }
 
 impl Gather {
@@ -105,17 +105,17 @@ impl Gather {
 
     /// Whether it waits for no node that is silent.
     pub(super) fn is_impatient(&self) -> bool {
-        matches!(self.whole, Whole::Info { .. } | Whole::Commands { .. })
+        matches!(self.whole, Aggregation::Info { .. } | Aggregation::Commands { .. })
     }
 
     /// The COMMAND that it is about.
-    pub(super) fn asks_for_commands(&self) -> Option<&[u8]> {
-        if let Whole::Commands { request } = &self.whole { Some(request) } else { None }
+    pub(super) fn commands_request(&self) -> Option<&[u8]> {
+        if let Aggregation::Commands { request } = &self.whole { Some(request) } else { None }
     }
 
     /// A node of an INFO does not answer in time: these are its last figures.
     pub(super) fn add_info(&mut self, text: &[u8]) {
-        if let Whole::Info { digest, .. } = &mut self.whole {
+        if let Aggregation::Info { digest, .. } = &mut self.whole {
             digest.add(text);
         }
     }
@@ -156,7 +156,7 @@ impl Worker {
         client_handle: Handle,
         class: u8,
         parts: usize,
-        whole: Whole,
+        whole: Aggregation,
     ) -> Option<Handle> {
         let client = self.clients.get_mut(client_handle)?;
         let seq = client.owe(self.now_us, class);
@@ -229,21 +229,21 @@ impl Worker {
                 class,
                 again: Again::Never,
                 is_long,
-                end: EndNumber::NONE,
-                armed: self.hearers.hot.generation() as u32,
+                end: CommandSeq::NONE,
+                armed: self.observers.hot.generation() as u32,
             };
             link.touch_as(no_touch, pending);
             for (number, request) in requests.iter().enumerate() {
                 let bytes = request.as_ref();
-                let keyed = Keyed { call: Call::Bytes(bytes), node, database };
+                let keyed = KeyedCommand { call: Call::Bytes(bytes), node, database };
                 let request = match bytes {
                     EXEC => self.pass_exec(database, pending),
                     _ if number + 1 == requests.len() => self.pass(keyed, bytes, pending),
                     MULTI => self.pass_queued(keyed, bytes, Pending { purpose: Purpose::Queued, seq: 0, ..pending }),
                     _ if requests[0].as_ref() == MULTI => {
-                        self.pass_queued(keyed, bytes, Pending { purpose: Purpose::Nobody, ..pending })
+                        self.pass_queued(keyed, bytes, Pending { purpose: Purpose::Discarded, ..pending })
                     }
-                    _ => self.pass(keyed, bytes, Pending { purpose: Purpose::Nobody, ..pending }),
+                    _ => self.pass(keyed, bytes, Pending { purpose: Purpose::Discarded, ..pending }),
                 };
                 self.links.push(handle, request);
             }
@@ -259,13 +259,13 @@ impl Worker {
         &mut self,
         client: Handle,
         lane: Lane,
-        reach: Reach,
+        reach: FanOutScope,
         requests: &[R],
         class: u8,
-        whole: Whole,
+        whole: Aggregation,
     ) {
-        let mut nodes = if reach == Reach::Keepers { self.keepers.all() } else { self.reachable() };
-        if matches!(whole, Whole::Info { .. }) {
+        let mut nodes = if reach == FanOutScope::DataNodes { self.keepers.all() } else { self.reachable() };
+        if matches!(whole, Aggregation::Info { .. }) {
             nodes.retain(|node| !self.is_silent(*node, client));
         } else {
             // What follows may not be answered from what nodes said before (INFO).
@@ -273,7 +273,7 @@ impl Worker {
         }
         let Some(gather) = self.begin_gather(client, class, nodes.len(), whole) else { return };
         let mut excused = Vec::new();
-        if reach == Reach::Everybody {
+        if reach == FanOutScope::Everybody {
             excused = nodes.iter().copied().filter(|node| !self.keepers.has(*node)).collect();
             self.gathers.get_mut(gather).into_iter().for_each(|gather| gather.excused.clone_from(&excused));
         }
@@ -293,7 +293,7 @@ impl Worker {
         let too_large = is_alone || gather.bytes > self.plan.live.client_output_limit;
         let is_left_out = reply::is_error(answer)
             && gather.nodes.get(part as usize).is_some_and(|node| gather.excused.contains(node));
-        *place = Some(if let Whole::Info { digest, .. } = &mut gather.whole {
+        *place = Some(if let Aggregation::Info { digest, .. } = &mut gather.whole {
             digest.take(answer);
             Vec::new()
         } else if is_left_out {
@@ -314,17 +314,17 @@ impl Worker {
         let (client, seq) = (gather.client, gather.seq);
         let Some(resp3) = self.clients.get(client).map(|c| c.resp3) else { return };
         let gather = match gather {
-            Gather { whole: Whole::Rounds(_), .. } => return self.end_round(gather, resp3),
-            Gather { whole: Whole::DoubleRead { request, as_published }, parts, class, epoch, .. } => {
+            Gather { whole: Aggregation::Rounds(_), .. } => return self.end_round(gather, resp3),
+            Gather { whole: Aggregation::DoubleRead { request, as_published }, parts, class, epoch, .. } => {
                 let parts: Vec<Vec<u8>> = parts.into_iter().flatten().collect();
                 return end_double_read(
                     self,
                     client,
-                    Asked { as_published, seq, class, epoch: epoch as u32, request },
+                    PendingDoubleRead { as_published, seq, class, epoch: epoch as u32, request },
                     &parts,
                 );
             }
-            Gather { whole: Whole::Redirect(options), parts, .. } => {
+            Gather { whole: Aggregation::Redirect(options), parts, .. } => {
                 let parts: Vec<Vec<u8>> = parts.into_iter().flatten().collect();
                 return self.redirect_found(client, seq, *options, &parts);
             }
@@ -336,7 +336,7 @@ impl Worker {
 
     fn end_round(&mut self, mut gather: Gather, resp3: bool) {
         let parts = gather.parts.drain(..).flatten().collect();
-        let Whole::Rounds(procedure) = &mut gather.whole else { return };
+        let Aggregation::Rounds(procedure) = &mut gather.whole else { return };
         match procedure.next(self, resp3, parts) {
             Next::Done(reply) => self.deliver_joined(gather.client, gather.seq, &reply),
             Next::Round(asks) => {
@@ -346,7 +346,7 @@ impl Worker {
                 gather.bytes = 0;
                 let class = gather.class;
                 let handle = self.gathers.insert(gather);
-                self.ask(handle, asks, class);
+                self.send_round(handle, asks, class);
             }
         }
     }
@@ -362,20 +362,20 @@ impl Worker {
         let name = |at: usize| nodes.get(at).map_or_else(String::new, |node| self.node_name(*node));
         let mut out = Vec::new();
         match (gather.whole, error) {
-            (Whole::Merged(merge) | Whole::Long(merge), error) => {
+            (Aggregation::Merged(merge) | Aggregation::Long(merge), error) => {
                 let doubtful =
                     error.filter(|_| matches!(merge, Merge::Same | Merge::Sum)).map(|error| with_doubt(error, &parts));
                 return doubtful.unwrap_or_else(|| merged(merge, parts, &name, resp3));
             }
-            (Whole::Read(merge), _) => return merged(merge, parts, &name, resp3),
-            (Whole::Info { sections, digest }, _) => {
+            (Aggregation::Read(merge), _) => return merged(merge, parts, &name, resp3),
+            (Aggregation::Info { sections, digest }, _) => {
                 let text = self.info_text(&digest, &sections);
                 self.info_digest = Some(digest);
                 encode::verbatim(&mut out, text.as_bytes(), resp3);
             }
             (_, Some(error)) => return error.clone(),
-            (Whole::ScriptExists { known }, None) => all_ones(&mut out, &parts, &known),
-            (Whole::Values { layout }, None) => {
+            (Aggregation::ScriptExists { known }, None) => all_ones(&mut out, &parts, &known),
+            (Aggregation::Values { layout }, None) => {
                 encode::header(&mut out, b'*', layout.len());
                 let mut columns: Vec<_> = parts.iter().map(|p| reply::elements(p)).collect();
                 for column in layout {
@@ -385,11 +385,11 @@ impl Worker {
                     }
                 }
             }
-            (Whole::ClientList, None) => {
+            (Aggregation::ClientList, None) => {
                 let text: Vec<u8> = parts.iter().filter_map(|p| reply::text(p)).flatten().copied().collect();
                 encode::verbatim(&mut out, &text, resp3);
             }
-            (Whole::ClientKillOne, None) => {
+            (Aggregation::ClientKillOne, None) => {
                 if parts.iter().filter_map(|p| reply::integer(p)).sum::<i64>() > 0 {
                     encode::simple(&mut out, "OK");
                 } else {
@@ -397,30 +397,30 @@ impl Worker {
                 }
             }
             // Never merged: see `gather_part`.
-            (Whole::Commands { request }, None) => {
+            (Aggregation::Commands { request }, None) => {
                 out = parts.pop().unwrap_or_default();
-                self.shared.heard.note(resp3, &request, &out);
+                self.shared.command_replies.note(resp3, &request, &out);
             }
-            (Whole::Rounds(_), None) => return protocol_error("a procedure was taken for a merge"),
+            (Aggregation::Rounds(_), None) => return protocol_error("a procedure was taken for a merge"),
             // Never merged: see `gather_part`.
-            (Whole::DoubleRead { .. }, None) => return protocol_error("a double read was taken for a merge"),
-            (Whole::Redirect(_), None) => return protocol_error("a redirect was taken for a merge"),
-            (Whole::Monitor, None) => {
+            (Aggregation::DoubleRead { .. }, None) => return protocol_error("a double read was taken for a merge"),
+            (Aggregation::Redirect(_), None) => return protocol_error("a redirect was taken for a merge"),
+            (Aggregation::Monitor, None) => {
                 if let Some(client) = self.clients.get_mut(gather.client) {
                     client.monitor = true;
                     client.update_gate();
                 }
                 encode::simple(&mut out, "OK");
             }
-            (Whole::Publish { kind, channel, node }, None) => {
+            (Aggregation::Publish { kind, channel, node }, None) => {
                 let count = parts.first().and_then(|p| reply::integer(p)).unwrap_or(0);
                 encode::integer(&mut out, self.published(kind, &channel, node, count));
             }
-            (Whole::Select { database }, None) if let Some(why) = other_database(&self.plan.live, database) => {
+            (Aggregation::Select { database }, None) if let Some(why) = other_database(&self.plan.live, database) => {
                 // The settings have changed since it was sent.
                 encode::error(&mut out, &why);
             }
-            (Whole::Select { database }, None) => {
+            (Aggregation::Select { database }, None) => {
                 for node in &nodes {
                     self.shared.with_facts(*node, |f| f.databases = f.databases.max(database + 1));
                 }

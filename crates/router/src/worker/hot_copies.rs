@@ -4,7 +4,7 @@
 //! knows: which keys a command may write ([`hold`]), what is still under way at a node ([`publish_drained`]), and whom
 //! a fill makes wait ([`copied`], [`filled`]).
 //!
-//! Functions and no methods of `Worker`: what they own is [`Hot`], and the rest they ask for.
+//! Functions and no methods of `Worker`: what they own is [`HotCopyStore`], and the rest they ask for.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use tracing::{info, warn};
 
 use super::dispatch::Flow;
 use super::downstream::Client;
-use super::keyed::{Call, EndNumber, Keyed, writes};
+use super::keyed::{Call, CommandSeq, KeyedCommand, writes};
 use super::login::guard;
 use super::output::give;
 use super::transit::parsed;
@@ -33,7 +33,7 @@ use super::wait::MARK;
 use super::{Stall, Worker};
 use crate::hot_copies::{HotCopies, Published, Table};
 use crate::settings::{Reads, Reports};
-use crate::shared::Plan;
+use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use crate::tap::Outcome;
 
@@ -77,7 +77,7 @@ impl HitClock {
 
 /// What a worker has of hot copies.
 #[derive(Debug)]
-pub(super) struct Hot {
+pub(super) struct HotCopyStore {
     copies: Copies,
     holds: WriteHolds,
     gates: Arc<Table>,
@@ -92,11 +92,11 @@ pub(super) struct Hot {
     share: TurnBudget,
     clock: HitClock,
     /// Nodes that have not answered a fill in time: nobody waits for another one there.
-    late_at: Vec<NodeId>,
+    slow_nodes: Vec<NodeId>,
     /// By node number: fields of hashes have times of their own there, which nobody says.
     expire: Vec<Elements>,
     /// Nodes at which others may write unseen: nothing is filled there.
-    barred: Vec<NodeId>,
+    uncacheable_nodes: Vec<NodeId>,
     /// Nodes that have refused PTTL since they were asked last.
     refusing: Vec<NodeId>,
     /// The oldest generation under way, by node, as others were told last.
@@ -105,7 +105,7 @@ pub(super) struct Hot {
     sweeps_at_us: u64,
 }
 
-impl Hot {
+impl HotCopyStore {
     pub(super) fn new(shared: &HotCopies, fingerprints: Fingerprinter) -> Self {
         let Published { gates, .. } = shared.published();
         Self {
@@ -119,9 +119,9 @@ impl Hot {
             waiting: BTreeMap::new(),
             share: TurnBudget::default(),
             clock: HitClock::default(),
-            late_at: Vec::new(),
+            slow_nodes: Vec::new(),
             expire: Vec::new(),
-            barred: Vec::new(),
+            uncacheable_nodes: Vec::new(),
             refusing: Vec::new(),
             drained: Vec::new(),
             found: Vec::new(),
@@ -170,7 +170,7 @@ impl Hot {
     }
 
     /// A command of which somebody wants to hear the end is over.
-    pub(super) fn over(&mut self, end: EndNumber, outcome: Outcome) {
+    pub(super) fn over(&mut self, end: CommandSeq, outcome: Outcome) {
         let how = if outcome == Outcome::Doubtful { WriteOutcome::Doubtful } else { WriteOutcome::Certain };
         self.holds.over(&*self.gates, end.number(), how);
     }
@@ -186,8 +186,8 @@ fn may_write(command: &Command) -> bool {
 
 /// A command is about to be sent: shuts the gates of what it may write. Gives the number of its end, where somebody
 /// wants to hear of it.
-pub(super) fn hold(worker: &mut Worker, keyed: Keyed<'_>, end: EndNumber) -> EndNumber {
-    let mut found = std::mem::take(&mut worker.hearers.hot.found);
+pub(super) fn hold(worker: &mut Worker, keyed: KeyedCommand<'_>, end: CommandSeq) -> CommandSeq {
+    let mut found = std::mem::take(&mut worker.observers.hot.found);
     found.clear();
     match keyed.call {
         Call::Found(command, _) if !may_write(command) => {}
@@ -208,13 +208,13 @@ pub(super) fn hold(worker: &mut Worker, keyed: Keyed<'_>, end: EndNumber) -> End
     }
     let mut end = end;
     if !found.is_empty() {
-        if end == EndNumber::NONE {
-            end = worker.hearers.next();
+        if end == CommandSeq::NONE {
+            end = worker.observers.next();
         }
-        let hot = &mut worker.hearers.hot;
+        let hot = &mut worker.observers.hot;
         hot.holds.sent(&*hot.gates, end.number(), keyed.node, found.drain(..));
     }
-    worker.hearers.hot.found = found;
+    worker.observers.hot.found = found;
     end
 }
 
@@ -227,7 +227,7 @@ fn gates_of(worker: &mut Worker, node: NodeId, command: &Command, args: &Args<'_
     places.clear();
     let keys_found = command.find_keys(args, &mut places);
     let has_keys = keys_found.is_ok() && !places.is_empty();
-    let hot = &worker.hearers.hot;
+    let hot = &worker.observers.hot;
     let set = hot.copies.set();
     let keys = places.iter().filter_map(|place| args.get(*place as usize));
     if command.flags.has(Flags::SCRIPT) {
@@ -263,12 +263,12 @@ fn gates_of(worker: &mut Worker, node: NodeId, command: &Command, args: &Args<'_
 pub(super) fn copied(
     worker: &mut Worker,
     handle: Handle,
-    plan: &Plan,
+    plan: &RoutingSnapshot,
     command: &Command,
     key: &[u8],
     raw: &[u8],
 ) -> Option<Flow> {
-    let Worker { clients, hearers, shared, counters, now_us, detour, .. } = worker;
+    let Worker { clients, observers: hearers, shared, counters, now_us, detour, .. } = worker;
     let client = clients.get_mut(handle)?;
     let hot = &mut hearers.hot;
     if hot.share.is_over() {
@@ -301,7 +301,7 @@ pub(super) fn copied(
         return None;
     }
     let asked = ReadRequest { hash: hot.hash(key), key, database, request: raw, node, resp3 };
-    let waits = !has_waited && !hot.late_at.contains(&node);
+    let waits = !has_waited && !hot.slow_nodes.contains(&node);
     let number = match hot.copies.read(
         &*hot.gates,
         asked,
@@ -326,7 +326,7 @@ pub(super) fn copied(
         }
         Read::Fill | Read::Wait(_) | Read::Miss | Read::Unarmed => return None,
     };
-    worker.hearers.hot.waiting.entry(number).or_default().clients.push(handle);
+    worker.observers.hot.waiting.entry(number).or_default().clients.push(handle);
     Some(Flow::Stall(Stall::Fill))
 }
 
@@ -342,7 +342,7 @@ fn takes_copies(client: &mut Client) -> bool {
 pub(super) fn copies_of(
     worker: &mut Worker,
     handle: Handle,
-    plan: &Plan,
+    plan: &RoutingSnapshot,
     command: &Command,
     how: Split,
     raw: &[u8],
@@ -364,7 +364,7 @@ pub(super) fn copies_of(
 fn copied_values(
     worker: &mut Worker,
     handle: Handle,
-    plan: &Plan,
+    plan: &RoutingSnapshot,
     command: &Command,
     args: &Args<'_>,
     keys: &[u32],
@@ -373,7 +373,7 @@ fn copied_values(
     if worker.detour || !takes_copies(client) {
         return None;
     }
-    if worker.hearers.hot.share.is_over() {
+    if worker.observers.hot.share.is_over() {
         return Some(Flow::Later);
     }
     let (database, resp3) = (client.database, client.resp3);
@@ -390,7 +390,7 @@ fn copied_values(
         if worker.clients.get(handle)?.is_under_way_at(node) {
             return None;
         }
-        let Worker { hearers, shared, now_us, .. } = &mut *worker;
+        let Worker { observers: hearers, shared, now_us, .. } = &mut *worker;
         let hot = &mut hearers.hot;
         let asked = ReadRequest { hash: hot.hash(key), key, database, request: &request, node, resp3 };
         match hot.copies.read(
@@ -422,10 +422,10 @@ fn copied_values(
     }
     for (place, node, bytes) in hits {
         let key = args.get(place as usize)?;
-        worker.hearers.telemetry.note_hit(node, database, key, key.len(), bytes);
+        worker.observers.telemetry.note_hit(node, database, key, key.len(), bytes);
     }
     worker.counters.hot.hits.add(1);
-    worker.hearers.hot.share.give(answer.len());
+    worker.observers.hot.share.give(answer.len());
     worker.answer(handle, class, &answer);
     Some(Flow::Next)
 }
@@ -464,8 +464,8 @@ fn begin(worker: &mut Worker, elements: Elements, asked: &ReadRequest<'_>) -> Op
     if link.phase != Phase::Up || link.downgraded || !link.has_room(UNSENT_HIGH / 8) {
         return None;
     }
-    let hot = &mut worker.hearers.hot;
-    if hot.late_at.contains(&node) || hot.barred.contains(&node) {
+    let hot = &mut worker.observers.hot;
+    if hot.slow_nodes.contains(&node) || hot.uncacheable_nodes.contains(&node) {
         return None;
     }
     let all = Elements { of_hash: true, of_set: true };
@@ -480,7 +480,7 @@ fn begin(worker: &mut Worker, elements: Elements, asked: &ReadRequest<'_>) -> Op
     worker.counters.hot.fills.add(1);
     for (request, purpose) in [(&ttl[..], Purpose::FillTtl), (asked.request, Purpose::Fill)] {
         let pending = Pending { seq: number, purpose, class: CommandClass::Read as u8, ..worker.own_pending() };
-        let request = worker.pass(Keyed { call: Call::Bytes(request), node, database }, request, pending);
+        let request = worker.pass(KeyedCommand { call: Call::Bytes(request), node, database }, request, pending);
         worker.links.push(link_handle, request);
     }
     Some(number)
@@ -495,8 +495,8 @@ fn exact_us() -> u64 {
 /// A key makes up a part of the last commands to its node: it is reported at once.
 #[cold]
 pub(super) fn noticed(worker: &mut Worker, key: &[u8], count: u8) {
-    let hash = worker.hearers.hot.hash(key);
-    let is_news = worker.hearers.hot.copies.set().get(hash).is_none();
+    let hash = worker.observers.hot.hash(key);
+    let is_news = worker.observers.hot.copies.set().get(hash).is_none();
     if is_news && worker.plan.live.hot_copies.may_be(key) {
         worker.shared.hot.noticed(worker.index, hash, worker.plan.topology.slot_of(key), count);
     }
@@ -505,17 +505,17 @@ pub(super) fn noticed(worker: &mut Worker, key: &[u8], count: u8) {
 // ---- what nodes say ----
 
 /// A node has answered PTTL for a fill.
-pub(super) fn told_ttl(worker: &mut Worker, node: NodeId, number: u32, answer: &[u8]) {
+pub(super) fn on_ttl_reply(worker: &mut Worker, node: NodeId, number: u32, answer: &[u8]) {
     if reply::is_error(answer) {
-        if !worker.hearers.hot.refusing.contains(&node) {
-            worker.hearers.hot.refusing.push(node);
+        if !worker.observers.hot.refusing.contains(&node) {
+            worker.observers.hot.refusing.push(node);
         }
         refused(worker, node, &reply::told_error(answer));
-    } else if let Some(place) = worker.hearers.hot.refusing.iter().position(|refusing| *refusing == node) {
-        worker.hearers.hot.refusing.swap_remove(place);
+    } else if let Some(place) = worker.observers.hot.refusing.iter().position(|refusing| *refusing == node) {
+        worker.observers.hot.refusing.swap_remove(place);
         gives_again(worker, node);
     }
-    let hot = &mut worker.hearers.hot;
+    let hot = &mut worker.observers.hot;
     let longest = worker
         .plan
         .live
@@ -532,7 +532,7 @@ pub(super) fn told_ttl(worker: &mut Worker, node: NodeId, number: u32, answer: &
 
 /// A fill is over: the node has answered, or (`lost`) will not.
 pub(super) fn filled(worker: &mut Worker, number: u32, answer: &[u8], lost: bool) {
-    let Worker { hearers, plan, counters, now_us, .. } = &mut *worker;
+    let Worker { observers: hearers, plan, counters, now_us, .. } = &mut *worker;
     let hot = &mut hearers.hot;
     let Some(Waiting { shape, clients }) = hot.waiting.remove(&number) else { return };
     if lost {
@@ -555,7 +555,7 @@ pub(super) fn filled(worker: &mut Worker, number: u32, answer: &[u8], lost: bool
 
 /// The answer is too large to be collected.
 pub(super) fn fill_too_large(worker: &mut Worker, number: u32) {
-    worker.hearers.hot.copies.discard_fill(number, Discarded::Large);
+    worker.observers.hot.copies.discard_fill(number, Discarded::Large);
     filled(worker, number, b"", false);
 }
 
@@ -575,7 +575,7 @@ pub(super) fn invalidated(worker: &mut Worker, node: NodeId, message: &[u8]) {
     if parts.next().and_then(reply::text) != Some(b"invalidate") {
         return;
     }
-    let hot = &mut worker.hearers.hot;
+    let hot = &mut worker.observers.hot;
     match parts.next() {
         Some(keys) if !reply::is_null(keys) => {
             for key in reply::elements(keys).filter_map(reply::text) {
@@ -595,12 +595,12 @@ pub(super) fn invalidated(worker: &mut Worker, node: NodeId, message: &[u8]) {
 /// The connection for fills is up: the node tracks what is asked for on it.
 pub(super) fn link_up(worker: &mut Worker, node: NodeId, about: &About<'_>) {
     let About { run_id, standing, .. } = *about;
-    let hot = &mut worker.hearers.hot;
+    let hot = &mut worker.observers.hot;
     if hot.expire.len() <= node.index() {
         hot.expire.resize(node.index() + 1, Elements { of_hash: true, of_set: true });
     }
     hot.expire[node.index()] = about.expire;
-    hot.barred.retain(|barred| *barred != node);
+    hot.uncacheable_nodes.retain(|barred| *barred != node);
     // Another router's writes raise no gates of ours. Nor do those of an earlier run of this one, which the node may
     // execute late.
     let why = if !about.is_covered {
@@ -614,7 +614,7 @@ pub(super) fn link_up(worker: &mut Worker, node: NodeId, about: &About<'_>) {
     };
     match why {
         Some(why) => {
-            hot.barred.push(node);
+            hot.uncacheable_nodes.push(node);
             refused(worker, node, why);
         }
         None => gives_again(worker, node),
@@ -645,12 +645,12 @@ pub(super) fn refused(worker: &mut Worker, node: NodeId, why: &str) {
 
 /// The connection for fills is lost: the node says nothing more of what was read on it.
 pub(super) fn link_lost(worker: &mut Worker, node: NodeId) {
-    worker.hearers.hot.copies.lost(node, Discarded::Lost);
+    worker.observers.hot.copies.lost(node, Discarded::Lost);
     count(worker);
 }
 
 fn count(worker: &Worker) {
-    let sizes = worker.hearers.hot.copies.sizes();
+    let sizes = worker.observers.hot.copies.sizes();
     worker.counters.hot.copies.set(sizes.copies as u64);
     worker.counters.hot.bytes.set(sizes.bytes as u64);
 }
@@ -658,14 +658,14 @@ fn count(worker: &Worker) {
 // ---- the set, and the plan ----
 
 /// The node at which a key lives; `None`: its slot is on its way. `slot`: its slot, where slots never change.
-fn lives_at(plan: &Plan, key: &[u8], slot: Slot) -> Option<NodeId> {
+fn lives_at(plan: &RoutingSnapshot, key: &[u8], slot: Slot) -> Option<NodeId> {
     let slot = if plan.topology.placement().is_crc16() { slot } else { plan.topology.slot_of(key) };
     plan.topology.transit(slot).is_none().then(|| plan.topology.lives_at(key))
 }
 
 /// Another topology is in force.
 pub(super) fn place_anew(worker: &mut Worker) {
-    let Worker { hearers, plan, .. } = &mut *worker;
+    let Worker { observers: hearers, plan, .. } = &mut *worker;
     hearers.hot.copies.place_anew(|key, slot| lives_at(plan, key, slot));
     count(worker);
 }
@@ -675,14 +675,14 @@ pub(super) fn limit(worker: &mut Worker) {
     let settings = &worker.plan.live.hot_copies;
     let share = settings.bytes_of_worker(worker.shared.counters.len());
     let bytes_max = if settings.is_on { share } else { 0 };
-    worker.hearers.hot.copies.limit(bytes_max, settings.reply_max.min(worker.plan.live.large_value));
+    worker.observers.hot.copies.limit(bytes_max, settings.reply_max.min(worker.plan.live.large_value));
     count(worker);
 }
 
 /// Another set is published: from now on this worker raises gates by it.
 pub(super) fn adopt(worker: &mut Worker) {
     let Published { set, gates, all, .. } = worker.shared.hot.published();
-    let hot = &mut worker.hearers.hot;
+    let hot = &mut worker.observers.hot;
     if !Arc::ptr_eq(&hot.gates, &gates) {
         // What was raised there nobody looks at any more. What is under way is older than any key's arming.
         hot.gates = gates;
@@ -692,7 +692,7 @@ pub(super) fn adopt(worker: &mut Worker) {
     (hot.generation, hot.all, hot.is_armed) = (set.generation(), all, !set.is_empty());
     limit(worker);
     hold_waiting(worker);
-    worker.shared.hot.adopted(worker.index, worker.hearers.hot.generation);
+    worker.shared.hot.adopted(worker.index, worker.observers.hot.generation);
     publish_drained(worker);
     count(worker);
 }
@@ -703,10 +703,10 @@ fn hold_waiting(worker: &mut Worker) {
         let Some(link) = worker.links.get(handle).filter(|link| link.lane == Lane::Blocking && !link.is_idle()) else {
             continue;
         };
-        let (node, end) = (link.node, link.pending().last().map_or(EndNumber::NONE, |pending| pending.end));
+        let (node, end) = (link.node, link.pending().last().map_or(CommandSeq::NONE, |pending| pending.end));
         if link.pending().all(|pending| pending.purpose == Purpose::Wait) {
             // WAIT writes nothing, however long it takes.
-            let generation = worker.hearers.hot.generation;
+            let generation = worker.observers.hot.generation;
             worker.links.get_mut(handle).into_iter().for_each(|link| link.held_by(end, generation as u32));
             continue;
         }
@@ -717,8 +717,8 @@ fn hold_waiting(worker: &mut Worker) {
         // What is not known holds up what is filled from its node.
         let Some(request) = client.waiting.as_ref().map(|waiting| waiting.request().to_vec()) else { continue };
         let database = client.database;
-        let end = hold(worker, Keyed { call: Call::Bytes(&request), node, database }, end);
-        let generation = worker.hearers.hot.generation;
+        let end = hold(worker, KeyedCommand { call: Call::Bytes(&request), node, database }, end);
+        let generation = worker.observers.hot.generation;
         if let Some(link) = worker.links.get_mut(handle) {
             link.held_by(end, generation as u32);
         }
@@ -728,12 +728,12 @@ fn hold_waiting(worker: &mut Worker) {
 /// The keys whose gates an upload holds: those that it names, if it may write.
 pub(super) fn keys_of_upload(worker: &Worker, command: &Command, args: &Args<'_>, places: &[u32]) -> Box<[u64]> {
     let keys = places.iter().filter(|_| may_write(command)).filter_map(|place| args.get(*place as usize));
-    keys.map(|key| worker.hearers.hot.hash(key)).collect()
+    keys.map(|key| worker.observers.hot.hash(key)).collect()
 }
 
 /// The last byte of an upload is handed to its connection: from now on it may be executed, and counts as sent.
 pub(super) fn hold_uploaded(worker: &mut Worker, link: Handle, keys: &[u64]) {
-    let hot = &mut worker.hearers.hot;
+    let hot = &mut worker.observers.hot;
     let armed = hot.generation as u32;
     let gates: Vec<GateId> =
         keys.iter().filter(|hash| hot.copies.set().get(**hash).is_some()).map(|hash| GateId::of_key(*hash)).collect();
@@ -747,15 +747,15 @@ pub(super) fn hold_uploaded(worker: &mut Worker, link: Handle, keys: &[u64]) {
     if gates.is_empty() {
         return;
     }
-    let end = if end == EndNumber::NONE { worker.hearers.next() } else { end };
-    let hot = &mut worker.hearers.hot;
+    let end = if end == CommandSeq::NONE { worker.observers.next() } else { end };
+    let hot = &mut worker.observers.hot;
     hot.holds.sent(&*hot.gates, end.number(), node, gates);
     worker.links.get_mut(link).and_then(|link| link.last_mut()).into_iter().for_each(|pending| pending.end = end);
 }
 
 /// Tells others the oldest generation of what is under way at each node.
 pub(super) fn publish_drained(worker: &mut Worker) {
-    let generation = worker.hearers.hot.generation;
+    let generation = worker.observers.hot.generation;
     let mut oldest = vec![generation; worker.plan.topology.node_id_bound()];
     let mut note = |node: NodeId, low: u32| {
         // As a distance, because the low bits wrap.
@@ -771,61 +771,61 @@ pub(super) fn publish_drained(worker: &mut Worker) {
         }
     }
     worker.zombies.iter().for_each(|zombie| note(zombie.node(), zombie.armed));
-    if oldest != worker.hearers.hot.drained {
+    if oldest != worker.observers.hot.drained {
         worker.shared.hot.drained(worker.index, oldest.clone());
-        worker.hearers.hot.drained = oldest;
+        worker.observers.hot.drained = oldest;
     }
 }
 
 /// Sends a beat to each node that is due, if its fill connection is up.
 fn send_beats(worker: &mut Worker) {
-    let due: Vec<NodeId> = worker.hearers.hot.copies.beats().due(exact_us()).collect();
+    let due: Vec<NodeId> = worker.observers.hot.copies.beats().due(exact_us()).collect();
     for node in due {
         let Some(link) = worker.links.shared(node, Lane::Fills, true).filter(|link| worker.links.up(*link).is_some())
         else {
             continue;
         };
-        worker.hearers.hot.copies.beats().sent(node, exact_us());
+        worker.observers.hot.copies.beats().sent(node, exact_us());
         worker.push_own(link, &[b"PING"], Purpose::Beat, 0);
     }
 }
 
 /// Handles the reply to a beat. Also late or an error, it proves that the connection was alive when the beat was sent.
 pub(super) fn beat_confirmed(worker: &mut Worker, node: NodeId) {
-    worker.hearers.hot.copies.beats().replied(node);
+    worker.observers.hot.copies.beats().replied(node);
 }
 
 /// Looks at what time changes.
 pub(super) fn tick(worker: &mut Worker) {
-    let Worker { hearers, zombies, counters, .. } = &mut *worker;
+    let Worker { observers: hearers, zombies, counters, .. } = &mut *worker;
     let hot = &mut hearers.hot;
     if hot.holds.in_doubt() > 0 {
         hot.holds.settle(&*hot.gates, |node| zombies.count_at(node) == 0);
     }
     counters.hot.in_doubt.set(hot.holds.in_doubt() as u64);
     look_at_load(worker);
-    if worker.hearers.hot.generation == 0 {
+    if worker.observers.hot.generation == 0 {
         return;
     }
     send_beats(worker);
-    let generation = worker.hearers.hot.generation;
-    let is_drained = worker.hearers.hot.drained.iter().all(|oldest| *oldest == generation);
-    if !is_drained || worker.hearers.hot.drained.len() != worker.plan.topology.node_id_bound() {
+    let generation = worker.observers.hot.generation;
+    let is_drained = worker.observers.hot.drained.iter().all(|oldest| *oldest == generation);
+    if !is_drained || worker.observers.hot.drained.len() != worker.plan.topology.node_id_bound() {
         publish_drained(worker);
     }
-    let hot = &mut worker.hearers.hot;
+    let hot = &mut worker.observers.hot;
     let late: Vec<(u32, NodeId)> = hot.copies.late(worker.now_us.saturating_sub(PATIENCE_US)).collect();
-    hot.late_at.clear();
+    hot.slow_nodes.clear();
     let mut clients = Vec::new();
     for (number, node) in late {
-        if !hot.late_at.contains(&node) {
-            hot.late_at.push(node);
+        if !hot.slow_nodes.contains(&node) {
+            hot.slow_nodes.push(node);
         }
         clients.append(&mut hot.waiting.entry(number).or_default().clients);
     }
     clients.into_iter().for_each(|client| go_on(worker, client));
-    if worker.now_us >= worker.hearers.hot.sweeps_at_us {
-        worker.hearers.hot.sweeps_at_us = worker.now_us + SWEEP_US;
+    if worker.now_us >= worker.observers.hot.sweeps_at_us {
+        worker.observers.hot.sweeps_at_us = worker.now_us + SWEEP_US;
         sweep(worker);
     }
 }
@@ -838,12 +838,12 @@ fn look_at_load(worker: &mut Worker) {
     let (workers, nodes) = (worker.shared.counters.len(), worker.plan.topology.node_id_bound());
     let counters = &worker.counters;
     let sent = |node: NodeId| counters.node(node).classes.iter().map(|class| class.requests.get()).sum();
-    worker.hearers.telemetry.look_at_load(worker.now_us, least, workers, nodes, sent);
+    worker.observers.telemetry.look_at_load(worker.now_us, least, workers, nodes, sent);
 }
 
 /// Drops what nobody uses. Of what is used the node is told, or it would take the key for idle, and evict it first.
 fn sweep(worker: &mut Worker) {
-    for (node, database, key) in worker.hearers.hot.copies.sweep(TOUCHES) {
+    for (node, database, key) in worker.observers.hot.copies.sweep(TOUCHES) {
         let link_handle = worker.shared_link(node, Lane::Fills, true);
         if worker.links.up(link_handle).is_none() {
             continue;
@@ -851,7 +851,7 @@ fn sweep(worker: &mut Worker) {
         let mut request = Vec::new();
         encode::command(&mut request, [&b"TOUCH"[..], &key]);
         let pending = worker.own_pending();
-        let request = worker.pass(Keyed { call: Call::Bytes(&request), node, database }, &request, pending);
+        let request = worker.pass(KeyedCommand { call: Call::Bytes(&request), node, database }, &request, pending);
         worker.links.push(link_handle, request);
     }
     count(worker);
@@ -859,6 +859,6 @@ fn sweep(worker: &mut Worker) {
 
 /// Memory is short: copies are the first to go.
 pub(super) fn clear(worker: &mut Worker) {
-    worker.hearers.hot.copies.clear();
+    worker.observers.hot.copies.clear();
     count(worker);
 }

@@ -12,15 +12,15 @@ use std::sync::atomic::Ordering;
 use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
-use super::everywhere::Reach;
-use super::gather::Whole;
+use super::fan_out::FanOutScope;
+use super::gather::Aggregation;
 use super::local::oldest;
 use super::upstream::Lane;
 use super::{Stall, Worker};
 use crate::metrics::{Counter, Errors, HotCounters};
-use crate::one_node::Limited;
 use crate::pubsub::Kind;
-use crate::shared::{Plan, lock};
+use crate::shared::{RoutingSnapshot, lock};
+use crate::single_node_usage::Limited;
 use crate::slab::Handle;
 
 /// So long what the nodes said is good for other clients, microseconds. A client that has written meanwhile is not
@@ -104,8 +104,8 @@ type Figures = Vec<(String, f64)>;
 #[derive(Debug, Default)]
 pub(super) struct Digest {
     /// Sections of [`ASKED`], as bits.
-    asked: u16,
-    asked_us: u64,
+    sections: u16,
+    queried_us: u64,
     answering: usize,
     sums: BTreeMap<&'static str, f64>,
     largest: BTreeMap<&'static str, f64>,
@@ -237,7 +237,7 @@ fn human(bytes: f64) -> String {
 }
 
 impl Worker {
-    pub(super) fn info(&mut self, plan: &Plan, handle: Handle, class: u8, sections: Vec<String>) -> Flow {
+    pub(super) fn info(&mut self, plan: &RoutingSnapshot, handle: Handle, class: u8, sections: Vec<String>) -> Flow {
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         // What it did before is to be in the figures.
         if !client.may_take(Lane::Main) || client.in_flight() > 0 && shows(&sections, "errorstats") {
@@ -251,10 +251,10 @@ impl Worker {
         let (wrote_us, in_flight, resp3) = (client.wrote_us, client.in_flight(), client.resp3);
         let mut none = Digest::default();
         let is_fresh = |digest: &&Digest| {
-            asked & !digest.asked == 0
-                && self.now_us < digest.asked_us + FRESH_US
+            asked & !digest.sections == 0
+                && self.now_us < digest.queried_us + FRESH_US
                 && in_flight == 0
-                && (wrote_us == 0 || wrote_us + FRESH_US < digest.asked_us)
+                && (wrote_us == 0 || wrote_us + FRESH_US < digest.queried_us)
         };
         let (silent, talking): (Vec<_>, Vec<_>) =
             self.reachable().into_iter().partition(|node| self.is_silent(*node, handle));
@@ -293,9 +293,16 @@ impl Worker {
         };
         let mut request = Vec::new();
         encode::command(&mut request, std::iter::once("INFO").chain(words).map(str::as_bytes).collect::<Vec<_>>());
-        let mut digest = Box::new(Digest { asked, asked_us: self.now_us, ..Digest::default() });
+        let mut digest = Box::new(Digest { sections: asked, queried_us: self.now_us, ..Digest::default() });
         add_silent(&mut digest);
-        self.gather_every(handle, Lane::Main, Reach::Everybody, &[request], class, Whole::Info { sections, digest });
+        self.gather_every(
+            handle,
+            Lane::Main,
+            FanOutScope::Everybody,
+            &[request],
+            class,
+            Aggregation::Info { sections, digest },
+        );
         Flow::Next
     }
 
@@ -308,7 +315,7 @@ impl Worker {
             workers.iter().map(|w| counter(w).get()).sum::<u64>()
         };
         let commands: u64 = workers.iter().flat_map(|w| w.commands.iter()).map(Counter::get).sum();
-        let errors = self.errors_told();
+        let errors = self.error_counts();
         let uptime = self.shared.uptime().as_secs();
         let plan = &self.plan;
         let mut text = String::new();
@@ -431,7 +438,7 @@ impl Worker {
 
     /// Errors that clients got since the last CONFIG RESETSTAT, by code. Nodes are not asked: they also count what the
     /// router asks of them for itself, and do not know its own refusals.
-    fn errors_told(&self) -> BTreeMap<String, u64> {
+    fn error_counts(&self) -> BTreeMap<String, u64> {
         let before = lock(&self.shared.errors_before);
         let since = |(code, count): (String, u64)| {
             let count = count - before.get(&code).copied().unwrap_or(0).min(count);

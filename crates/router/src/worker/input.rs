@@ -173,7 +173,7 @@ impl Worker {
         let mut pos = 0;
         let mut failed = None;
         let before = client.unsent();
-        self.hearers.hot.begin_run(self.now_us);
+        self.observers.hot.begin_run(self.now_us);
         while let Some(client) = self.clients.get_mut(handle) {
             if client.stall != Stall::None || client.closing {
                 break;
@@ -291,7 +291,7 @@ impl Worker {
                 }
             }
         }
-        self.hearers.hot.end_run();
+        self.observers.hot.end_run();
         if let Some(error) = failed {
             scanner.reset();
             self.protocol_error(handle, error);

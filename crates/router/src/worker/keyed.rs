@@ -1,7 +1,7 @@
 //! The seam: the one place that every command passes when it is handed to a connection, and once more when it is over.
 //!
 //! Features that must know which keys are read or written where attach here, and nowhere else: moves do, and taps. A
-//! connection takes a request only as a [`Request`] and gives it back as an [`Ended`]. Both are made and opened only
+//! connection takes a request only as a [`Request`] and gives it back as an [`FinishedRequest`]. Both are made and opened only
 //! here and in `upstream`, so no way to a node leads around this file. It knows plain commands, parts of split ones,
 //! transactions, scripts, blocking commands, uploads, rounds, repeats and recalled commands alike.
 //!
@@ -28,13 +28,13 @@ use switchyard_resp::request::Args;
 use super::Worker;
 use super::away::note_written;
 use super::changes::Changes;
-use super::hot_copies::{Hot, hold, noticed};
+use super::hot_copies::{HotCopyStore, hold, noticed};
 use super::published::late_writes;
 use super::telemetry::Telemetry;
 use super::transit::parsed;
 use super::upstream::{EXEC, Pending, Purpose};
-use crate::mover::Told;
-use crate::shared::Plan;
+use crate::mover::MoverMessage;
+use crate::shared::RoutingSnapshot;
 use crate::tap::{Outcome, SentCommand, Tap};
 
 /// What is executed: where its keys are found.
@@ -49,7 +49,7 @@ pub(super) enum Call<'a> {
 
 /// A command on its way to a node.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Keyed<'a> {
+pub(super) struct KeyedCommand<'a> {
     pub(super) call: Call<'a>,
     pub(super) node: NodeId,
     pub(super) database: u32,
@@ -57,9 +57,9 @@ pub(super) struct Keyed<'a> {
 
 /// The number of a command whose end somebody wants to hear of.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
-pub(super) struct EndNumber(u64);
+pub(super) struct CommandSeq(u64);
 
-impl EndNumber {
+impl CommandSeq {
     /// Nobody does.
     pub(super) const NONE: Self = Self(0);
 
@@ -99,7 +99,7 @@ pub(super) struct Request<'a> {
 impl<'a> Request<'a> {
     /// One of the router's own, without keys.
     pub(super) fn of_ours(bytes: &'a [u8], database: u32, pending: Pending) -> Self {
-        Self { bytes, database, pending: Pending { end: EndNumber::NONE, ..pending } }
+        Self { bytes, database, pending: Pending { end: CommandSeq::NONE, ..pending } }
     }
 
     /// For the connection that takes it.
@@ -112,7 +112,7 @@ impl<'a> Request<'a> {
 /// A request that a connection has given back, with what became of it.
 #[must_use = "those who wait for its end are told by `Worker::over`"]
 #[derive(Debug)]
-pub(super) struct Ended {
+pub(super) struct FinishedRequest {
     pending: Pending,
     outcome: Outcome,
     /// Bytes of the answer that were passed on as they came.
@@ -121,7 +121,7 @@ pub(super) struct Ended {
     pub(super) is_expired: bool,
 }
 
-impl Ended {
+impl FinishedRequest {
     #[inline]
     pub(super) fn new(pending: Pending, outcome: Outcome, is_expired: bool) -> Self {
         Self { pending, outcome, streamed: 0, is_expired }
@@ -143,12 +143,12 @@ impl Ended {
 struct Queued {
     commands: u32,
     /// Those whose end somebody wants to hear of.
-    ends: Vec<EndNumber>,
+    ends: Vec<CommandSeq>,
 }
 
 /// Who listens.
 #[derive(Debug)]
-pub(super) struct Hearers {
+pub(super) struct CommandObservers {
     /// Any does: keys are on their way or away from an ejected node, or there is a tap. One branch for each command.
     any: bool,
     tap: Option<Arc<dyn Tap>>,
@@ -157,25 +157,25 @@ pub(super) struct Hearers {
     /// It hears some commands, whatever else there is.
     pub(super) telemetry: Telemetry,
     /// It hears writes of keys that are armed.
-    pub(super) hot: Hot,
-    last: EndNumber,
+    pub(super) hot: HotCopyStore,
+    last: CommandSeq,
     /// The transaction that is being handed over.
     queued: Queued,
     /// Those under way of which somebody wants to hear, by the number of their EXEC.
-    transactions: BTreeMap<EndNumber, Queued>,
+    transactions: BTreeMap<CommandSeq, Queued>,
     /// Writes at the source of a move by a protocol as published: its mover hears of their end.
-    late: BTreeMap<EndNumber, BTreeMap<MoveId, Vec<Key>>>,
+    late: BTreeMap<CommandSeq, BTreeMap<MoveId, Vec<Key>>>,
 }
 
-impl Hearers {
-    pub(super) fn new(changes: Changes, telemetry: Telemetry, hot: Hot) -> Self {
+impl CommandObservers {
+    pub(super) fn new(changes: Changes, telemetry: Telemetry, hot: HotCopyStore) -> Self {
         Self {
             any: false,
             tap: None,
             changes,
             telemetry,
             hot,
-            last: EndNumber::NONE,
+            last: CommandSeq::NONE,
             queued: Queued::default(),
             transactions: BTreeMap::new(),
             late: BTreeMap::new(),
@@ -183,14 +183,14 @@ impl Hearers {
     }
 
     /// Another plan.
-    pub(super) fn adopt(&mut self, plan: &Plan, tap: Option<&Arc<dyn Tap>>) {
+    pub(super) fn adopt(&mut self, plan: &RoutingSnapshot, tap: Option<&Arc<dyn Tap>>) {
         self.tap = tap.cloned();
         self.telemetry.adopt(plan.live.telemetry.sample);
         self.any = self.tap.is_some() || !plan.topology.is_settled() || !plan.moves.away.is_empty();
     }
 
     /// The number of another command.
-    pub(super) fn next(&mut self) -> EndNumber {
+    pub(super) fn next(&mut self) -> CommandSeq {
         self.last = self.last.next();
         self.last
     }
@@ -204,55 +204,60 @@ pub(super) fn writes(command: &Command) -> bool {
 impl Worker {
     /// A command is handed to a connection: makes its request.
     #[inline]
-    pub(super) fn pass<'r>(&mut self, keyed: Keyed<'_>, bytes: &'r [u8], pending: Pending) -> Request<'r> {
-        self.hearers.changes.note(&self.plan.commands, keyed);
-        let followed = if self.hearers.telemetry.is_due() {
-            self.hearers.telemetry.note(&self.plan, keyed, bytes.len())
+    pub(super) fn pass<'r>(&mut self, keyed: KeyedCommand<'_>, bytes: &'r [u8], pending: Pending) -> Request<'r> {
+        self.observers.changes.note(&self.plan.commands, keyed);
+        let followed = if self.observers.telemetry.is_due() {
+            self.observers.telemetry.note(&self.plan, keyed, bytes.len())
         } else {
             None
         };
-        if self.hearers.telemetry.is_instant()
-            && let Some((key, count)) = self.hearers.telemetry.notice(keyed)
+        if self.observers.telemetry.is_instant()
+            && let Some((key, count)) = self.observers.telemetry.notice(keyed)
         {
             noticed(self, key, count);
         }
-        let mut end = if self.hearers.any { self.tell_sent(keyed) } else { EndNumber::NONE };
-        if self.hearers.hot.is_armed() {
+        let mut end = if self.observers.any { self.on_sent(keyed) } else { CommandSeq::NONE };
+        if self.observers.hot.is_armed() {
             end = hold(self, keyed, end);
         }
         if let Some(followed) = followed {
-            if end == EndNumber::NONE {
-                end = EndNumber(self.hearers.next().0 | EndNumber::COUNTED);
+            if end == CommandSeq::NONE {
+                end = CommandSeq(self.observers.next().0 | CommandSeq::COUNTED);
             }
-            self.hearers.telemetry.follow(end, followed);
+            self.observers.telemetry.follow(end, followed);
         }
-        let armed = self.hearers.hot.generation() as u32;
+        let armed = self.observers.hot.generation() as u32;
         Request { bytes, database: keyed.database, pending: Pending { end, armed, ..pending } }
     }
 
     /// The same of a command that its node queues: it is over when EXEC is.
-    pub(super) fn pass_queued<'r>(&mut self, keyed: Keyed<'_>, bytes: &'r [u8], pending: Pending) -> Request<'r> {
+    pub(super) fn pass_queued<'r>(
+        &mut self,
+        keyed: KeyedCommand<'_>,
+        bytes: &'r [u8],
+        pending: Pending,
+    ) -> Request<'r> {
         let request = self.pass(keyed, bytes, pending);
-        self.hearers.queued.commands += 1;
-        self.hearers.queued.ends.extend(Some(request.pending.end).filter(|end| *end != EndNumber::NONE));
+        self.observers.queued.commands += 1;
+        self.observers.queued.ends.extend(Some(request.pending.end).filter(|end| *end != CommandSeq::NONE));
         Request::of_ours(bytes, keyed.database, pending)
     }
 
     /// EXEC of the commands that were handed over since.
     pub(super) fn pass_exec(&mut self, database: u32, pending: Pending) -> Request<'static> {
         let mut request = Request::of_ours(EXEC, database, pending);
-        let queued = std::mem::take(&mut self.hearers.queued);
+        let queued = std::mem::take(&mut self.observers.queued);
         if !queued.ends.is_empty() {
-            let end = self.hearers.next();
-            self.hearers.transactions.insert(end, queued);
+            let end = self.observers.next();
+            self.observers.transactions.insert(end, queued);
             request.pending.end = end;
         }
         request
     }
 
     /// A command waits at its node while the map changes: what it may still do counts as sent now.
-    pub(super) fn pass_again(&mut self, keyed: Keyed<'_>) {
-        if self.hearers.any {
+    pub(super) fn pass_again(&mut self, keyed: KeyedCommand<'_>) {
+        if self.observers.any {
             self.with_keys(keyed.call, |worker, plan, command, args, places| {
                 worker.note_sent(plan, keyed.node, command, args, places)
             });
@@ -261,17 +266,17 @@ impl Worker {
 
     /// A connection has given a request back; with the node's answer, where there is one.
     #[inline]
-    pub(super) fn over(&mut self, ended: Ended, answer: &[u8]) -> Pending {
-        if ended.pending.end != EndNumber::NONE {
-            self.tell_ended(&ended, answer);
+    pub(super) fn over(&mut self, ended: FinishedRequest, answer: &[u8]) -> Pending {
+        if ended.pending.end != CommandSeq::NONE {
+            self.on_finished(&ended, answer);
         }
         ended.pending
     }
 
     #[cold]
-    fn tell_ended(&mut self, ended: &Ended, answer: &[u8]) {
-        let Ended { pending, outcome, streamed, .. } = ended;
-        let queued = self.hearers.transactions.remove(&pending.end);
+    fn on_finished(&mut self, ended: &FinishedRequest, answer: &[u8]) {
+        let FinishedRequest { pending, outcome, streamed, .. } = ended;
+        let queued = self.observers.transactions.remove(&pending.end);
         // One whose MULTI was refused has been executed, whatever EXEC says.
         let is_discarded = *outcome == Outcome::Certain
             && pending.purpose != Purpose::ExecWithoutMulti
@@ -287,48 +292,54 @@ impl Worker {
         );
         for &end in ends {
             if outcome == Outcome::Certain {
-                self.hearers.telemetry.answered(end, bytes, us);
+                self.observers.telemetry.answered(end, bytes, us);
             }
-            self.hearers.hot.over(end, outcome);
-            if end.0 & EndNumber::COUNTED != 0 {
+            self.observers.hot.over(end, outcome);
+            if end.0 & CommandSeq::COUNTED != 0 {
                 continue;
             }
-            let late = self.hearers.late.remove(&end).filter(|_| outcome != Outcome::Never);
+            let late = self.observers.late.remove(&end).filter(|_| outcome != Outcome::Never);
             for (move_id, keys) in late.into_iter().flatten() {
                 if let Some(mover) = self.plan.moves.by_id.get(&move_id) {
-                    mover.note(Told::Written(keys));
+                    mover.note(MoverMessage::Written(keys));
                 }
             }
-            if let Some(tap) = &self.hearers.tap {
+            if let Some(tap) = &self.observers.tap {
                 tap.ended((self.index, end.0), outcome);
             }
         }
     }
 
     #[cold]
-    fn tell_sent(&mut self, keyed: Keyed<'_>) -> EndNumber {
+    fn on_sent(&mut self, keyed: KeyedCommand<'_>) -> CommandSeq {
         if !self.plan.moves.away.is_empty() {
             note_written(self, keyed);
         }
         let end = self.with_keys(keyed.call, |worker, plan, command, args, places| {
             worker.note_sent(plan, keyed.node, command, args, places);
-            let end = worker.tell_tap(keyed, command, args, places);
+            let end = worker.notify_tap(keyed, command, args, places);
             let late = late_writes(plan, keyed.node, command, args, places);
             if late.is_empty() {
                 return end;
             }
-            let end = if end == EndNumber::NONE { worker.hearers.next() } else { end };
-            worker.hearers.late.insert(end, late);
+            let end = if end == CommandSeq::NONE { worker.observers.next() } else { end };
+            worker.observers.late.insert(end, late);
             end
         });
-        end.unwrap_or(EndNumber::NONE)
+        end.unwrap_or(CommandSeq::NONE)
     }
 
-    fn tell_tap(&mut self, keyed: Keyed<'_>, command: &Command, args: &Args<'_>, places: &[u32]) -> EndNumber {
-        let Some(tap) = self.hearers.tap.clone() else { return EndNumber::NONE };
-        let end = self.hearers.next();
+    fn notify_tap(
+        &mut self,
+        keyed: KeyedCommand<'_>,
+        command: &Command,
+        args: &Args<'_>,
+        places: &[u32],
+    ) -> CommandSeq {
+        let Some(tap) = self.observers.tap.clone() else { return CommandSeq::NONE };
+        let end = self.observers.next();
         let keys: Vec<&[u8]> = places.iter().filter_map(|place| args.get(*place as usize)).collect();
-        let (number, Keyed { node, database, .. }) = ((self.index, end.0), keyed);
+        let (number, KeyedCommand { node, database, .. }) = ((self.index, end.0), keyed);
         tap.sent(&SentCommand { number, node, database, command: &command.name, keys: &keys, writes: writes(command) });
         end
     }
@@ -337,7 +348,7 @@ impl Worker {
     fn with_keys<R>(
         &mut self,
         call: Call<'_>,
-        with: impl FnOnce(&mut Self, &Plan, &Command, &Args<'_>, &[u32]) -> R,
+        with: impl FnOnce(&mut Self, &RoutingSnapshot, &Command, &Args<'_>, &[u32]) -> R,
     ) -> Option<R> {
         let plan = self.plan.clone();
         let find = |command: &Command, args: &Args<'_>| {
@@ -362,7 +373,7 @@ mod tests {
 
     #[test]
     fn a_number_does_not_come_again_while_a_command_waits() {
-        let (waits, long_after) = (EndNumber(1), EndNumber(u64::from(u32::MAX)));
+        let (waits, long_after) = (CommandSeq(1), CommandSeq(u64::from(u32::MAX)));
         assert!(waits < long_after.next() && waits.number() != long_after.next().next().number());
         assert_eq!(size_of::<Pending>(), 40, "many are kept: wider numbers must not cost memory");
     }

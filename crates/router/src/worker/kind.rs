@@ -64,12 +64,12 @@ pub(super) enum Kind {
     /// For reads, to this replica.
     Replica(SocketAddr),
     /// For one client at a time.
-    Exclusive(Loan),
+    Exclusive(Checkout),
 }
 
 /// Who has an exclusive connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Tenure {
+pub(super) enum CheckoutOwner {
     /// It has never been up. `is_ahead`: it is made for nobody in particular, because somebody will ask for it soon.
     Coming { is_ahead: bool },
     /// In its pool's list of free connections.
@@ -116,8 +116,8 @@ pub(super) enum Task {
 
 /// The state of an exclusive connection.
 #[derive(Debug)]
-pub(super) struct Loan {
-    pub(super) tenure: Tenure,
+pub(super) struct Checkout {
+    pub(super) tenure: CheckoutOwner,
     pub(super) task: Task,
     /// The command under way is to be ended by CLIENT UNBLOCK.
     pub(super) unblock: Option<Box<Unblock>>,
@@ -135,8 +135,8 @@ impl Kind {
         match lane {
             Lane::Main | Lane::Slow | Lane::Rounds | Lane::Replica | Lane::Fills => Kind::Shared,
             Lane::Pubsub => Kind::Subscriptions,
-            Lane::Large | Lane::Watch | Lane::Blocking => Kind::Exclusive(Loan {
-                tenure: Tenure::Held(Handle::NONE),
+            Lane::Large | Lane::Watch | Lane::Blocking => Kind::Exclusive(Checkout {
+                tenure: CheckoutOwner::Held(Handle::NONE),
                 task: Task::Nothing,
                 unblock: None,
                 slow: false,
@@ -161,7 +161,7 @@ impl Link {
 
     /// What one client at a time has of it, where that is so.
     #[inline]
-    pub(super) fn loan(&self) -> Option<&Loan> {
+    pub(super) fn loan(&self) -> Option<&Checkout> {
         match &self.kind {
             Kind::Exclusive(loan) => Some(loan),
             Kind::Shared | Kind::Subscriptions | Kind::Replica(_) => None,
@@ -169,7 +169,7 @@ impl Link {
     }
 
     #[inline]
-    pub(super) fn loan_mut(&mut self) -> Option<&mut Loan> {
+    pub(super) fn loan_mut(&mut self) -> Option<&mut Checkout> {
         match &mut self.kind {
             Kind::Exclusive(loan) => Some(loan),
             Kind::Shared | Kind::Subscriptions | Kind::Replica(_) => None,
@@ -180,7 +180,7 @@ impl Link {
     #[inline]
     pub(super) fn holder(&self) -> Handle {
         match self.loan().map(|loan| loan.tenure) {
-            Some(Tenure::Held(holder)) => holder,
+            Some(CheckoutOwner::Held(holder)) => holder,
             _ => Handle::NONE,
         }
     }
@@ -196,7 +196,7 @@ impl Link {
     }
 
     pub(super) fn set_holder(&mut self, holder: Handle) {
-        self.loan_mut().into_iter().for_each(|loan| loan.tenure = Tenure::Held(holder));
+        self.loan_mut().into_iter().for_each(|loan| loan.tenure = CheckoutOwner::Held(holder));
     }
 
     /// Until when the command under way may wait at the node, us.

@@ -31,7 +31,7 @@ use super::transit::Transit;
 use super::upstream::{Again, Body, Lane, Pending, Purpose, UPLOAD_HIGH};
 use super::wait::Since;
 use super::{OUTPUT_HIGH, Stall, Worker};
-use crate::shared::Plan;
+use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 
 /// How long keys with large values are remembered.
@@ -88,7 +88,7 @@ impl Worker {
     /// it on.
     pub(super) fn dispatch_large(
         &mut self,
-        plan: &Arc<Plan>,
+        plan: &Arc<RoutingSnapshot>,
         handle: Handle,
         header: &[u8],
         args: &Args<'_>,
@@ -169,7 +169,12 @@ impl Worker {
     }
 
     /// Passes on the next bytes of an upload; returns how many, and whether it is complete.
-    pub(super) fn upload(&mut self, handle: Handle, plan: &Plan, bytes: &[u8]) -> Result<(usize, bool), ProtocolError> {
+    pub(super) fn upload(
+        &mut self,
+        handle: Handle,
+        plan: &RoutingSnapshot,
+        bytes: &[u8],
+    ) -> Result<(usize, bool), ProtocolError> {
         let upload = self.clients.get(handle).and_then(|c| c.upload.as_ref()).map(|u| (u.link, u.writes));
         let Some((link, writes)) = upload else { return Ok((0, false)) };
         if self.holds_back(writes) {
@@ -206,7 +211,7 @@ impl Worker {
     pub(super) fn give_up_upload(&mut self, handle: Handle) -> Option<u32> {
         let upload = self.clients.get_mut(handle)?.upload.take()?;
         let pending = self.links.get_mut(upload.link?)?.last_mut()?;
-        pending.purpose = Purpose::Nobody;
+        pending.purpose = Purpose::Discarded;
         Some(pending.seq)
     }
 
@@ -436,7 +441,7 @@ impl Worker {
                 self.gather_part(pending.who, pending.seq, &error);
             }
             Purpose::Fill => fill_too_large(self, pending.seq),
-            Purpose::Nobody | Purpose::Queued => {}
+            Purpose::Discarded | Purpose::Queued => {}
             // Short ones: see `reply_max`.
             _ => return false,
         }

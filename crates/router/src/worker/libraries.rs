@@ -9,10 +9,10 @@ use switchyard_resp::command::Merge;
 use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
-use super::everywhere::Reach;
-use super::gather::{Whole, with_doubt};
-use super::quiet::Quieting;
-use super::rounds::{Ask, Next, Procedure};
+use super::fan_out::FanOutScope;
+use super::gather::{Aggregation, with_doubt};
+use super::multi_step::{MultiStepCommand, Next, StepRequest};
+use super::quiesce::QuiesceWait;
 use super::upstream::Lane;
 use super::wait::Since;
 use super::{Stall, Worker};
@@ -28,13 +28,13 @@ struct Change {
     request: Vec<u8>,
     stage: Stage,
     /// Nobody copies functions meanwhile.
-    _turn: Option<Box<Quieting>>,
+    _turn: Option<Box<QuiesceWait>>,
 }
 
 #[derive(Debug)]
 enum Stage {
     /// The nodes are asked what they have.
-    Looking,
+    Listing,
     /// They are asked to change it. What each had before.
     Changing(Vec<Vec<u8>>),
     /// One has refused, with this error; others get back what they had.
@@ -42,10 +42,10 @@ enum Stage {
 }
 
 impl Change {
-    fn asks(&self) -> Vec<Ask> {
+    fn requests(&self) -> Vec<StepRequest> {
         self.nodes
             .iter()
-            .map(|node| Ask { node: *node, lane: self.lane, requests: vec![self.request.clone()] })
+            .map(|node| StepRequest { node: *node, lane: self.lane, requests: vec![self.request.clone()] })
             .collect()
     }
 
@@ -56,15 +56,15 @@ impl Change {
     }
 }
 
-impl Procedure for Change {
+impl MultiStepCommand for Change {
     fn next(&mut self, worker: &mut Worker, _: bool, parts: Vec<Vec<u8>>) -> Next {
-        match std::mem::replace(&mut self.stage, Stage::Looking) {
-            Stage::Looking => {
+        match std::mem::replace(&mut self.stage, Stage::Listing) {
+            Stage::Listing => {
                 if let Some(error) = self.first(worker, &parts, |part| part.starts_with(b"-NODE")) {
                     return Next::Done(error.clone());
                 }
                 self.stage = Stage::Changing(parts);
-                Next::Round(self.asks())
+                Next::Round(self.requests())
             }
             Stage::Changing(before) => {
                 let Some(error) = self.first(worker, &parts, reply::is_error) else {
@@ -79,23 +79,23 @@ impl Procedure for Change {
                     };
                     let mut request = Vec::with_capacity(dump.len() + 64);
                     encode::command(&mut request, [&b"FUNCTION"[..], b"RESTORE", dump, b"FLUSH"]);
-                    asks.push(Ask { node: *node, lane: self.lane, requests: vec![request] });
+                    asks.push(StepRequest { node: *node, lane: self.lane, requests: vec![request] });
                 }
                 if asks.is_empty() {
-                    return Next::Done(if is_kept { told(error) } else { with_doubt(error, &parts) });
+                    return Next::Done(if is_kept { unchanged_error(error) } else { with_doubt(error, &parts) });
                 }
                 self.stage = Stage::TakingBack { error: error.clone(), is_kept };
                 Next::Round(asks)
             }
             Stage::TakingBack { error, is_kept } => {
                 let is_kept = is_kept || parts.iter().any(|part| reply::is_error(part));
-                Next::Done(if is_kept { told(&error) } else { error })
+                Next::Done(if is_kept { unchanged_error(&error) } else { error })
             }
         }
     }
 }
 
-fn told(error: &[u8]) -> Vec<u8> {
+fn unchanged_error(error: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     encode::line(&mut out, b'-', &[reply::text(error).unwrap_or_default(), KEPT].concat());
     out
@@ -109,7 +109,7 @@ pub(super) fn change_libraries(worker: &mut Worker, handle: Handle, lane: Lane, 
     let Some(client) = worker.clients.get_mut(handle) else { return Flow::Close };
     nodes.iter().for_each(|node| client.written.add(*node, since));
     if nodes.len() == 1 {
-        worker.gather_every(handle, lane, Reach::Everybody, &[request], class, Whole::Merged(Merge::Same));
+        worker.gather_every(handle, lane, FanOutScope::Everybody, &[request], class, Aggregation::Merged(Merge::Same));
         return Flow::Next;
     }
     if client.in_flight() > 0 {
@@ -118,7 +118,7 @@ pub(super) fn change_libraries(worker: &mut Worker, handle: Handle, lane: Lane, 
     client.wrote_us = now_us;
     let mut look = Vec::new();
     encode::command(&mut look, [&b"FUNCTION"[..], b"DUMP"]);
-    let asks = nodes.iter().map(|node| Ask { node: *node, lane, requests: vec![look.clone()] }).collect();
-    let change = Change { nodes, lane, request, stage: Stage::Looking, _turn: client.quieting.take() };
+    let asks = nodes.iter().map(|node| StepRequest { node: *node, lane, requests: vec![look.clone()] }).collect();
+    let change = Change { nodes, lane, request, stage: Stage::Listing, _turn: client.quieting.take() };
     worker.begin_alone(handle, class, Box::new(change), asks)
 }

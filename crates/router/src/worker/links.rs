@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use switchyard_policy::topology::NodeId;
 
-use super::keyed::{Ended, Request};
+use super::keyed::{FinishedRequest, Request};
+use super::log_throttle::LogThrottle;
 use super::outage::Outages;
 use super::pool::Pool;
-use super::rarely::Rarely;
 use super::upstream::{Lane, Link, Phase};
 use crate::exclusive_bounds::ExclusiveBounds;
 use crate::slab::{Handle, Slab};
@@ -37,8 +37,8 @@ struct NodeLinks {
 /// What is said of a node at most so often.
 #[derive(Debug, Default)]
 pub(super) struct NodeLog {
-    pub(super) late: Rarely,
-    pub(super) lost: Rarely,
+    pub(super) late: LogThrottle,
+    pub(super) lost: LogThrottle,
 }
 
 /// The connections of a worker.
@@ -50,7 +50,7 @@ pub(super) struct Links {
     /// Those with something to send.
     dirty: Vec<Handle>,
     /// Requests whose connection was gone when they were handed over.
-    strays: Vec<Ended>,
+    strays: Vec<FinishedRequest>,
     outages: Outages,
 }
 
@@ -237,14 +237,14 @@ impl Links {
     pub(super) fn push(&mut self, handle: Handle, request: Request<'_>) {
         match self.get_mut(handle) {
             Some(link) => link.push(request),
-            None => self.strays.push(Ended::new(request.into_parts().2, Outcome::Never, false)),
+            None => self.strays.push(FinishedRequest::new(request.into_parts().2, Outcome::Never, false)),
         }
         self.mark(handle);
     }
 
     /// The requests that found their connection gone.
     #[inline]
-    pub(super) fn take_strays(&mut self) -> Option<Vec<Ended>> {
+    pub(super) fn take_strays(&mut self) -> Option<Vec<FinishedRequest>> {
         (!self.strays.is_empty()).then(|| std::mem::take(&mut self.strays))
     }
 
@@ -301,7 +301,7 @@ impl Links {
 mod tests {
     use super::super::upstream::{Again, Pending, Purpose};
     use super::*;
-    use crate::worker::keyed::EndNumber;
+    use crate::worker::keyed::CommandSeq;
 
     #[test]
     fn a_request_whose_connection_is_gone_is_over() {
@@ -316,7 +316,7 @@ mod tests {
             class: 0,
             again: Again::Never,
             is_long: false,
-            end: EndNumber::NONE,
+            end: CommandSeq::NONE,
             armed: 0,
         };
         links.push(Handle::NONE, Request::of_ours(b"SET k v", 0, pending));

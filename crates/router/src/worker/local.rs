@@ -13,21 +13,21 @@ use tracing::warn;
 
 use super::dispatch::Flow;
 use super::downstream::ReplyMode;
-use super::everywhere::Reach;
-use super::gather::Whole;
+use super::fan_out::FanOutScope;
+use super::gather::Aggregation;
 use super::login::Login;
 use super::upstream::{Lane, Phase};
 use super::{Stall, Worker};
 use crate::metrics::Errors;
 use crate::operator::{Asker, OperatorCommand};
-use crate::settings::Live;
-use crate::shared::{Plan, lock};
+use crate::settings::RuntimeSettings;
+use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
 
 impl Worker {
     pub(super) fn local(
         &mut self,
-        plan: &Plan,
+        plan: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         local: Local,
@@ -117,10 +117,10 @@ impl Worker {
                 self.gather_every(
                     handle,
                     Lane::Main,
-                    Reach::Everybody,
+                    FanOutScope::Everybody,
                     &[raw],
                     class,
-                    Whole::Merged(switchyard_resp::command::Merge::Same),
+                    Aggregation::Merged(switchyard_resp::command::Merge::Same),
                 );
                 return Flow::Next;
             }
@@ -232,18 +232,25 @@ impl Worker {
         encode::command(&mut request, [&b"SELECT"[..], database.to_string().as_bytes()]);
         // A node without keys that does not have it must say so before it gets some. One that is down is asked when it
         // comes back.
-        self.gather_every(handle, Lane::Main, Reach::Unanimous, &[request], class, Whole::Select { database });
+        self.gather_every(
+            handle,
+            Lane::Main,
+            FanOutScope::Unanimous,
+            &[request],
+            class,
+            Aggregation::Select { database },
+        );
         // The connections go back to the database that their next command expects them in.
         for node in self.reachable() {
             let resp3 = self.clients.get(handle).is_some_and(|c| c.resp3);
             let link = self.shared_link(node, Lane::Main, resp3);
             let Some(back) = self.links.get(link).filter(|l| l.takes_commands()).map(|l| l.database) else { continue };
-            self.push_own(link, &[b"SELECT", back.to_string().as_bytes()], super::upstream::Purpose::Nobody, 0);
+            self.push_own(link, &[b"SELECT", back.to_string().as_bytes()], super::upstream::Purpose::Discarded, 0);
         }
         Flow::Next
     }
 
-    fn auth(&mut self, plan: &Plan, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+    fn auth(&mut self, plan: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         if self.awaits_users(handle) {
             return Flow::Stall(Stall::Barrier);
         }
@@ -273,7 +280,7 @@ impl Worker {
     }
 
     /// <https://redis.io/docs/latest/commands/hello/>
-    fn hello(&mut self, plan: &Plan, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+    fn hello(&mut self, plan: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         let mut protocol = None;
         if let Some(version) = args.get(1) {
             protocol = match parse::<i64>(version) {
@@ -360,7 +367,7 @@ impl Worker {
 
     /// What clients are told that they talk to: Valkey where every node is one, and the oldest version, because what it
     /// lacks cannot be relied on.
-    pub(super) fn fleet_version(&self, plan: &Plan) -> (&'static str, String) {
+    pub(super) fn fleet_version(&self, plan: &RoutingSnapshot) -> (&'static str, String) {
         let nodes = lock(&self.shared.nodes);
         let known =
             || plan.topology.nodes().filter_map(|node| nodes.get(&node.id)).filter(|facts| !facts.version.is_empty());
@@ -371,7 +378,7 @@ impl Worker {
     }
 
     /// `SWITCHYARD NODES | STATUS | HELP`, for people who live in redis-cli.
-    fn switchyard(&mut self, plan: &Plan, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+    fn switchyard(&mut self, plan: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         let resp3 = self.clients.get(handle).is_some_and(|c| c.resp3);
         let mut out = Vec::new();
         let subcommand = args.get(1).map(|s| String::from_utf8_lossy(s).to_ascii_uppercase());
@@ -380,9 +387,9 @@ impl Worker {
                 "MOVE" | "MOVES" | "BALANCE" | "ACCEPT" | "SLOTS" | "WHERE" | "HOTKEYS" | "LOAD" | "HOTCOPIES" | "PLAN"
                 | "AUTOMATION" | "AUTOSCALE",
             ) => {
-                return self.ask_operator(handle, class, args);
+                return self.query_operator(handle, class, args);
             }
-            Some("NODES") if args.len() > 2 => return self.ask_operator(handle, class, args),
+            Some("NODES") if args.len() > 2 => return self.query_operator(handle, class, args),
             Some("NODES") => {
                 encode::header(&mut out, b'*', plan.topology.nodes().len());
                 for node in plan.topology.nodes() {
@@ -494,13 +501,15 @@ impl Worker {
     }
 
     /// Gives a command away to the operator; the answer comes through the mailbox.
-    fn ask_operator(&mut self, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+    fn query_operator(&mut self, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         let Some(operator) = self.shared.ports.operator.clone() else {
             return self.refuse(handle, class, "ERR this router has no moves");
         };
         let Some(asker) = self.asker(handle) else { return Flow::Close };
         let words = args.iter().skip(1).map(<[u8]>::to_vec).collect();
-        let Some(gather) = self.begin_gather(handle, class, 1, Whole::Merged(Merge::Same)) else { return Flow::Close };
+        let Some(gather) = self.begin_gather(handle, class, 1, Aggregation::Merged(Merge::Same)) else {
+            return Flow::Close;
+        };
         operator.take(OperatorCommand::new(words, asker, self.shared.mailboxes.clone(), self.index, gather));
         Flow::Next
     }
@@ -537,7 +546,7 @@ pub(super) fn oldest<'v>(versions: impl Iterator<Item = &'v str>) -> String {
 }
 
 /// Why clients may not use a database, if they may not.
-pub(super) fn other_database(live: &Live, database: u32) -> Option<String> {
+pub(super) fn other_database(live: &RuntimeSettings, database: u32) -> Option<String> {
     (live.one_database && database != live.database).then(|| {
         format!(
             "ERR Switchyard serves database {} alone in a pool that ejects servers (auto_eject_hosts). Let the client select no other",

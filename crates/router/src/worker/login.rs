@@ -8,8 +8,8 @@ use switchyard_resp::request::Args;
 
 use super::dispatch::Flow;
 use super::{Stall, Worker};
-use crate::limits::Share;
-use crate::shared::Plan;
+use crate::limits::ClientQuota;
+use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use crate::users::{Attempt, Bounds, User};
 
@@ -29,7 +29,7 @@ pub(super) mod guard {
 pub(super) struct Verdict {
     name: Vec<u8>,
     password: Vec<u8>,
-    /// [`Attempt::Asked`]: not there yet.
+    /// [`Attempt::Queued`]: not there yet.
     attempt: Attempt,
 }
 
@@ -62,7 +62,7 @@ impl Worker {
             client.user_share = None;
         } else if client.user_share.is_none() || client.user.name() != user.name() {
             let part = self.part_of(format!("user:{}", user.name()));
-            let Some(share) = Share::connect(part, bounds.connections) else {
+            let Some(share) = ClientQuota::connect(part, bounds.connections) else {
                 self.counters.limited.add(1);
                 let max = bounds.connections.unwrap_or_default();
                 return Err(format!(
@@ -95,15 +95,17 @@ impl Worker {
 
     /// Asks whether `password` is that of `name`. A client that must wait asks again with the same words when the
     /// answer is there.
-    pub(super) fn login(&mut self, plan: &Plan, handle: Handle, name: &[u8], password: &[u8]) -> Login {
+    pub(super) fn login(&mut self, plan: &RoutingSnapshot, handle: Handle, name: &[u8], password: &[u8]) -> Login {
         let Some(client) = self.clients.get_mut(handle) else { return Login::Wait };
         let user = plan.live.users.get(name);
         let from = client.details.peer.map(|peer| peer.ip());
-        let attempt =
-            match client.verdict.take_if(|v| v.attempt != Attempt::Asked && v.name == name && v.password == password) {
-                Some(verdict) => verdict.attempt,
-                None => self.shared.logins.attempt(user, password, from, (self.index, handle)),
-            };
+        let attempt = match client
+            .verdict
+            .take_if(|v| v.attempt != Attempt::Queued && v.name == name && v.password == password)
+        {
+            Some(verdict) => verdict.attempt,
+            None => self.shared.logins.attempt(user, password, from, (self.index, handle)),
+        };
         match (attempt, user) {
             // The user may have gone while it was checked.
             (Attempt::Right, Some(user)) if user.is_on() => Login::As(user.clone()),
@@ -113,10 +115,10 @@ impl Worker {
                 Login::Refused(WRONG)
             }
             (Attempt::Busy, _) => Login::Refused(BUSY),
-            (Attempt::Asked, _) => {
+            (Attempt::Queued, _) => {
                 if let Some(client) = self.clients.get_mut(handle) {
                     let (name, password) = (name.to_vec(), password.to_vec());
-                    client.verdict = Some(Box::new(Verdict { name, password, attempt: Attempt::Asked }));
+                    client.verdict = Some(Box::new(Verdict { name, password, attempt: Attempt::Queued }));
                 }
                 Login::Wait
             }
@@ -131,8 +133,8 @@ impl Worker {
             .get(handle)
             .and_then(|c| c.details.peer)
             .map_or_else(|| "a Unix socket".to_owned(), |p| p.to_string());
-        if let Some(untold) = self.login_log.tell(self.now_us) {
-            tracing::warn!(target: "audit", from, user = user.unwrap_or("(no such user)"), untold = untold.told(), "a login failed");
+        if let Some(untold) = self.login_log.allow(self.now_us) {
+            tracing::warn!(target: "audit", from, user = user.unwrap_or("(no such user)"), untold = untold.count(), "a login failed");
         }
     }
 
@@ -156,7 +158,7 @@ impl Worker {
             if command.flags.has(Flags::NO_AUTH) {
                 return None;
             }
-            self.spoil(handle);
+            self.abort_transaction(handle);
             return Some(self.refuse(handle, class, "NOAUTH Authentication required."));
         }
         if client.guard & guard::RESTRICTED != 0 {
@@ -165,19 +167,20 @@ impl Worker {
             if let Err(denied) = verdict {
                 self.counters.denied.add(1);
                 self.note_denied(handle, command, args, denied);
-                self.spoil(handle);
+                self.abort_transaction(handle);
                 return Some(self.refuse(handle, class, &denied.text(command)));
             }
         }
         let client = self.clients.get_mut(handle)?;
         // One that waited for its keys, or for a copy, was counted when it came.
-        let is_counted = std::mem::take(&mut client.was_counted) || client.moving.is_some() || client.waits_for_home();
+        let is_counted =
+            std::mem::take(&mut client.was_counted) || client.moving.is_some() || client.waits_for_colocation();
         if client.guard & guard::COUNTED != 0
             && !is_counted
             && let Err(text) = self.count(handle, command, args)
         {
             self.counters.limited.add(1);
-            self.spoil(handle);
+            self.abort_transaction(handle);
             return Some(self.refuse(handle, class, &text));
         }
         None
@@ -211,7 +214,7 @@ impl Worker {
                 Some(user) if same || user.keeps(&client.user) => {
                     if !same {
                         // What a transaction has queued was judged by the old rules.
-                        self.spoil(handle);
+                        self.abort_transaction(handle);
                     }
                     self.become_user(handle, user.clone(), true).is_ok()
                 }

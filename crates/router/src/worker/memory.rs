@@ -24,7 +24,7 @@ use std::collections::HashMap;
 use tracing::{error, warn};
 
 use super::hot_copies::clear;
-use super::rarely::Rarely;
+use super::log_throttle::LogThrottle;
 use super::upstream::{Body, Link, Pending, Purpose};
 use super::{TICK, Worker};
 use crate::memory;
@@ -68,18 +68,18 @@ pub(super) struct Watch {
     rest_until_us: u64,
     /// When all others were asked last, because this worker has only clients that go last, us; and how many answers
     /// there are once all have answered.
-    asked_all: Option<(u64, u64)>,
-    cut_log: Rarely,
-    short_log: Rarely,
+    queried_all: Option<(u64, u64)>,
+    cut_log: LogThrottle,
+    short_log: LogThrottle,
 }
 
 /// Whether other workers have given up what goes before a client that is to go last.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Others {
     /// That has to be asked.
-    Unasked,
+    Unqueried,
     /// They were asked just now.
-    Asked,
+    Queried,
     /// They have had their time.
     Done,
 }
@@ -87,11 +87,11 @@ enum Others {
 impl Watch {
     /// `answers`: how many there are by now.
     fn others(&self, now_us: u64, answers: u64) -> Others {
-        match self.asked_all.map(|(asked_us, all)| (now_us.saturating_sub(asked_us), answers >= all)) {
-            Some((ago_us, _)) if ago_us >= OTHERS_STALE_US => Others::Unasked,
+        match self.queried_all.map(|(asked_us, all)| (now_us.saturating_sub(asked_us), answers >= all)) {
+            Some((ago_us, _)) if ago_us >= OTHERS_STALE_US => Others::Unqueried,
             Some((ago_us, all_answered)) if all_answered || ago_us >= OTHERS_US => Others::Done,
-            Some(_) => Others::Asked,
-            None => Others::Unasked,
+            Some(_) => Others::Queried,
+            None => Others::Unqueried,
         }
     }
 }
@@ -149,7 +149,7 @@ impl Worker {
     }
 
     /// Another worker says that the biggest client is here.
-    pub(super) fn asked_to_evict(&mut self) {
+    pub(super) fn on_evict_request(&mut self) {
         let (used, budget) = self.weigh();
         if used > budget {
             self.evict(budget);
@@ -163,7 +163,7 @@ impl Worker {
         let used = self.memory_in_use();
         if used <= budget {
             // What others have answered was for this time.
-            self.memory.asked_all = None;
+            self.memory.queried_all = None;
         }
         // All workers together cannot grow by more than what is left before one of them looks again.
         let share = budget.saturating_sub(used) / (4 * self.shared.counters.len());
@@ -177,7 +177,7 @@ impl Worker {
         // What is taken off for those who have gone must be found out anew, also where it makes that little is in use.
         let near = self.memory_in_use() > self.plan.live.memory_max / 2 || self.counters.memory_leaving.get() > 0;
         let holdings = if near { self.holdings() } else { Vec::new() };
-        self.say_biggest(&holdings);
+        self.log_largest_holders(&holdings);
         if self.keys.capacity() * size_of::<u32>() > REUSED_MAX {
             self.keys = Vec::new();
         }
@@ -194,7 +194,7 @@ impl Worker {
         memory::heap_used().saturating_sub(leaving as usize)
     }
 
-    fn say_biggest(&self, holdings: &[Holding]) {
+    fn log_largest_holders(&self, holdings: &[Holding]) {
         self.counters.memory_biggest.set(biggest(holdings));
     }
 
@@ -202,14 +202,14 @@ impl Worker {
     fn evict(&mut self, budget: usize) {
         clear(self);
         let mut holdings = self.holdings();
-        self.say_biggest(&holdings);
+        self.log_largest_holders(&holdings);
         let shared = self.shared.clone();
         // One at a time: what another worker frees meanwhile need not be freed here.
         let _turn = lock(&shared.evicting);
         loop {
             let used = self.memory_in_use();
             if used <= budget {
-                self.memory.asked_all = None;
+                self.memory.queried_all = None;
                 break;
             }
             let elsewhere = shared.counters.iter().enumerate().filter(|(worker, _)| *worker != self.index);
@@ -226,8 +226,8 @@ impl Worker {
                 let others = || (0..shared.counters.len()).filter(|worker| *worker != self.index);
                 let answers: u64 = others().map(|worker| shared.counters[worker].memory_answers.get()).sum();
                 let standing = self.memory.others(self.now_us, answers);
-                if standing == Others::Unasked {
-                    self.memory.asked_all = Some((self.now_us, answers + others().count() as u64));
+                if standing == Others::Unqueried {
+                    self.memory.queried_all = Some((self.now_us, answers + others().count() as u64));
                     others().for_each(|worker| shared.mailboxes.send(worker, Message::Evict));
                 }
                 if standing != Others::Done {
@@ -236,11 +236,11 @@ impl Worker {
                 }
             }
             let Some(holding) = holdings.pop() else {
-                if let Some(untold) = self.memory.short_log.tell(self.now_us) {
+                if let Some(untold) = self.memory.short_log.allow(self.now_us) {
                     error!(
                         used,
                         budget,
-                        untold = untold.told(),
+                        untold = untold.count(),
                         "more memory is in use than memory-max allows, and no client takes much of it: raise it, or give the process less to do"
                     );
                 }
@@ -248,7 +248,7 @@ impl Worker {
                 break;
             };
             self.give_up(holding, used, budget);
-            self.say_biggest(&holdings);
+            self.log_largest_holders(&holdings);
         }
         self.memory.mark = memory::own() + STEP;
     }
@@ -260,14 +260,14 @@ impl Worker {
                 let Some(client) = self.clients.get(handle) else { return };
                 let id = client.details.id;
                 self.counters.evicted.add(1);
-                if let Some(untold) = self.memory.cut_log.tell(self.now_us) {
+                if let Some(untold) = self.memory.cut_log.allow(self.now_us) {
                     warn!(
                         client = id,
                         stranger = rank == Rank::Stranger,
                         bytes,
                         used,
                         budget,
-                        untold = untold.told(),
+                        untold = untold.count(),
                         "cutting the client that takes the most memory (memory-max)"
                     );
                 }
@@ -277,12 +277,12 @@ impl Worker {
             }
             Holder::Link => self.break_link(handle, "what it sends takes more memory than memory-max leaves"),
             Holder::Reads => {
-                if let Some(untold) = self.memory.cut_log.tell(self.now_us) {
+                if let Some(untold) = self.memory.cut_log.allow(self.now_us) {
                     warn!(
                         bytes,
                         used,
                         budget,
-                        untold = untold.told(),
+                        untold = untold.count(),
                         "clients with CLIENT TRACKING are told to forget what they have read (memory-max)"
                     );
                 }
@@ -306,7 +306,7 @@ impl Worker {
             let mut owner = None;
             for pending in link.pending().rev() {
                 // What a transaction or a part sends before its last command belongs to that one's client.
-                if !matches!(pending.purpose, Purpose::Queued | Purpose::Nobody) || pending.who != Handle::NONE {
+                if !matches!(pending.purpose, Purpose::Queued | Purpose::Discarded) || pending.who != Handle::NONE {
                     owner = self.owner_of(pending);
                 }
                 if link.lane.is_exclusive() {
@@ -440,12 +440,12 @@ mod tests {
     #[test]
     fn before_a_client_that_goes_last_all_others_are_asked_each_time_anew() {
         let mut watch = Watch::default();
-        assert_eq!(watch.others(5, 7), Others::Unasked);
-        watch.asked_all = Some((5, 9));
-        assert_eq!(watch.others(5, 8), Others::Asked);
+        assert_eq!(watch.others(5, 7), Others::Unqueried);
+        watch.queried_all = Some((5, 9));
+        assert_eq!(watch.others(5, 8), Others::Queried);
         assert_eq!(watch.others(5, 9), Others::Done, "all have answered");
-        assert_eq!(watch.others(4 + OTHERS_US, 8), Others::Asked);
+        assert_eq!(watch.others(4 + OTHERS_US, 8), Others::Queried);
         assert_eq!(watch.others(5 + OTHERS_US, 8), Others::Done, "one is too busy");
-        assert_eq!(watch.others(5 + OTHERS_STALE_US, 9), Others::Unasked);
+        assert_eq!(watch.others(5 + OTHERS_STALE_US, 9), Others::Unqueried);
     }
 }

@@ -21,16 +21,15 @@ mod cluster;
 mod colocate;
 mod config_commands;
 mod config_values;
-mod counted;
 mod cross_slot;
 mod dispatch;
 mod double_read;
 mod downstream;
 mod element_scan;
-mod everywhere;
 mod exceptions;
+mod fan_out;
 mod gather;
-mod greeting;
+mod handshake;
 mod hot_copies;
 mod info;
 mod input;
@@ -40,32 +39,33 @@ mod large;
 mod libraries;
 mod links;
 mod local;
+mod log_throttle;
 mod login;
 mod memory;
 mod memory_stats;
 mod monitor;
+mod multi_local;
+mod multi_step;
 mod nodes;
 mod outage;
 mod output;
-mod own_answers;
-mod patience;
 mod pause;
 mod pool;
 mod published;
 mod pubsub;
 mod queueing;
-mod quiet;
+mod quiesce;
+mod quotas;
 mod random_key;
-mod rarely;
-mod recalled;
+mod reissued;
 mod renew;
 mod replicas;
 mod replies;
-mod rounds;
 mod scan;
 mod scripts;
 mod send;
 mod slowlog;
+mod stale_replies;
 mod telemetry;
 mod tracking;
 mod transactions;
@@ -84,16 +84,16 @@ use switchyard_resp::request::Scanner;
 
 use crate::listener::Listener;
 use crate::metrics::WorkerCounters;
-use crate::one_node::Tally;
 use crate::poll::{Poll, Ready, Token};
-use crate::shared::{Message, Plan, Shared};
+use crate::shared::{Message, RoutingSnapshot, Shared};
+use crate::single_node_usage::Tally;
 use crate::slab::{Handle, Slab};
 use batching::pause;
 use blocking::Asker;
 pub use cross_slot::spans_slots;
 use downstream::{Client, Stall};
 use gather::Gather;
-use rarely::Rarely;
+use log_throttle::LogThrottle;
 pub(crate) use upstream::Lane;
 
 /// Bytes read from a socket at once. Large enough for a batch of replies, small enough for the second-level cache.
@@ -125,19 +125,19 @@ pub(crate) struct Worker {
     counters: Arc<WorkerCounters>,
     /// An allocation of this worker's own: counting references to one that all workers have would be a write to memory
     /// that all of them read.
-    plan: Arc<Plan>,
+    plan: Arc<RoutingSnapshot>,
     generation: u64,
     poll: Poll,
-    door: accept::Door,
+    door: accept::Acceptor,
     clients: clients::Clients,
     links: links::Links,
     /// Who hears of commands with keys.
-    hearers: keyed::Hearers,
+    observers: keyed::CommandObservers,
     /// Commands that it has sent and that would meet a limit if there were two nodes.
     tally: Tally,
     /// The answer of a command in a transaction that the router answers itself.
-    caught: own_answers::Caught,
-    keepers: everywhere::Keepers,
+    caught: multi_local::CapturedReply,
+    keepers: fan_out::DataNodes,
     gathers: Slab<Gather>,
     pubsub: pubsub::Topics,
     monitors: monitor::Monitors,
@@ -145,7 +145,7 @@ pub(crate) struct Worker {
     pauses: pause::Pauses,
     /// There are monitors, a pause, or commands that wait for a lost node: checked once per command.
     alert: bool,
-    accounts: counted::Accounts,
+    accounts: quotas::Accounts,
     zombies: zombies::Zombies,
     large_keys: large::LargeKeys,
     read_buffer: Vec<u8>,
@@ -161,16 +161,16 @@ pub(crate) struct Worker {
     /// What nodes said last when they were asked for INFO.
     info_digest: Option<Box<info::Digest>>,
     sender: send::Sender,
-    http_log: Rarely,
-    login_log: Rarely,
+    http_log: LogThrottle,
+    login_log: LogThrottle,
     /// Connections that were not read to the end.
     unread: Vec<Token>,
     scripts_met: scripts::ScriptsMet,
     memory: memory::Watch,
     slow: slowlog::SlowCommands,
     transit: transit::InTransit,
-    recalls: recalled::Recalls,
-    quiet: quiet::QuietWaits,
+    recalls: reissued::ReissuedCommands,
+    quiesce: quiesce::QuiesceQueue,
     /// The command under way is executed by the plan of moved keys.
     detour: bool,
 }
@@ -179,7 +179,7 @@ impl Worker {
     pub(crate) fn new(index: usize, shared: Arc<Shared>, listeners: Vec<Listener>) -> std::io::Result<Self> {
         let poll = Poll::new()?;
         poll.add(&shared.mailboxes[index].wake, Token::Wake)?;
-        let door = accept::Door::open(listeners, &poll)?;
+        let door = accept::Acceptor::open(listeners, &poll)?;
         let (generation, plan) = shared.own_plan();
         // What a worker of this number left behind when it panicked may still run at the nodes.
         let left_behind = shared.connections.left_by(index);
@@ -189,8 +189,8 @@ impl Worker {
         shared.adopted(index, generation);
         let slow_us = plan.live.slow_us();
         let counters = shared.counters[index].clone();
-        let hot = hot_copies::Hot::new(&shared.hot, shared.board.fingerprints);
-        let hearers = keyed::Hearers::new(
+        let hot = hot_copies::HotCopyStore::new(&shared.hot, shared.board.fingerprints);
+        let hearers = keyed::CommandObservers::new(
             changes::Changes::new(Arc::clone(&counters)),
             telemetry::Telemetry::new(shared.board.fingerprints, index),
             hot,
@@ -205,17 +205,17 @@ impl Worker {
             poll,
             door,
             links: links::Links::new(),
-            hearers,
+            observers: hearers,
             tally: Tally::default(),
-            caught: own_answers::Caught::default(),
-            keepers: everywhere::Keepers::default(),
+            caught: multi_local::CapturedReply::default(),
+            keepers: fan_out::DataNodes::default(),
             gathers: Slab::new(),
             pubsub: pubsub::Topics::new(),
             monitors: monitor::Monitors::default(),
             tracking: tracking::Tracking::default(),
             pauses: pause::Pauses::default(),
             alert: false,
-            accounts: counted::Accounts::default(),
+            accounts: quotas::Accounts::default(),
             zombies,
             large_keys: large::LargeKeys::new(),
             read_buffer: vec![0; READ_SIZE],
@@ -229,15 +229,15 @@ impl Worker {
             turn_of_nodes: index,
             info_digest: None,
             sender: send::Sender::new(),
-            http_log: Rarely::default(),
-            login_log: Rarely::default(),
+            http_log: LogThrottle::default(),
+            login_log: LogThrottle::default(),
             unread: Vec::new(),
             scripts_met: scripts::ScriptsMet::default(),
             memory: memory::Watch::default(),
             slow: slowlog::SlowCommands::new(slow_us),
             transit: transit::InTransit::default(),
-            recalls: recalled::Recalls::default(),
-            quiet: quiet::QuietWaits::default(),
+            recalls: reissued::ReissuedCommands::default(),
+            quiesce: quiesce::QuiesceQueue::default(),
             detour: false,
         })
     }
@@ -255,7 +255,7 @@ impl Worker {
         self.place_prefixes_anew();
         self.connect_main();
         self.place_moving_anew();
-        self.hearers.adopt(&self.plan, self.shared.tap.get());
+        self.observers.adopt(&self.plan, self.shared.tap.get());
         loop {
             // The bell of a new plan may have been heard in the turn that had already looked for one.
             let is_outdated = self.shared.generation.load(Ordering::Acquire) != self.generation;
@@ -275,7 +275,7 @@ impl Worker {
             if self.shared.generation.load(Ordering::Acquire) != self.generation {
                 self.adopt_plan();
             }
-            if self.shared.hot.generation() != self.hearers.hot.generation() {
+            if self.shared.hot.generation() != self.observers.hot.generation() {
                 hot_copies::adopt(&mut self);
             }
             let unread = std::mem::take(&mut self.unread);
@@ -356,7 +356,7 @@ impl Worker {
                 self.resume_client(handle);
                 self.watch_memory();
             }
-            self.tell_movers();
+            self.notify_movers();
             self.send_together();
             self.flush_links();
             self.flush_clients();
@@ -377,7 +377,7 @@ impl Worker {
         self.connect_main();
         self.transit.keep_before(before.clone(), self.now_us);
         self.place_moving_anew();
-        self.hearers.adopt(&self.plan, self.shared.tap.get());
+        self.observers.adopt(&self.plan, self.shared.tap.get());
         if !Arc::ptr_eq(&before.topology, &self.plan.topology) {
             hot_copies::place_anew(self);
         }
@@ -387,7 +387,7 @@ impl Worker {
         }
         if self.plan.topology.epoch() != before.topology.epoch() {
             self.restamp_waiting();
-            self.fail_watches_left_behind();
+            self.fail_stale_watches();
         }
         // What was waited for may be elsewhere.
         self.look_again(true);
@@ -436,7 +436,7 @@ impl Worker {
         self.publish_drained();
         self.tally.add_to(&self.shared.alone);
         hot_copies::tick(self);
-        if let Some(counts) = self.hearers.telemetry.ended(self.now_us) {
+        if let Some(counts) = self.observers.telemetry.ended(self.now_us) {
             let ends = counts.ends && self.index == 0;
             self.shared.board.take(counts, ends);
         }
@@ -528,7 +528,7 @@ impl Worker {
         self.tick_pools();
         self.tick_patience();
         self.tick_blocked();
-        self.tell_blocked_clients();
+        self.push_to_blocked_clients();
     }
 
     /// During a drain: closes clients that are owed nothing, and says whether all are gone.
@@ -559,7 +559,7 @@ impl Worker {
     fn on_message(&mut self, message: Message) {
         match message {
             Message::Login { client, attempt } => self.on_login(client, attempt),
-            Message::Evict => self.asked_to_evict(),
+            Message::Evict => self.on_evict_request(),
             Message::WantRoom { node, lane } => self.make_room(node, lane),
             Message::Room { node } => self.room_was_made(node),
             Message::Committed => self.look_again(false),

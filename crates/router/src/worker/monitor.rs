@@ -12,7 +12,7 @@ use switchyard_resp::command::{Command, Flags, Handling, Local};
 use switchyard_resp::request::Args;
 
 use super::dispatch::Flow;
-use super::gather::Whole;
+use super::gather::Aggregation;
 use super::{Stall, Worker};
 use crate::shared::{Message, lock};
 use crate::slab::Handle;
@@ -51,11 +51,11 @@ impl Worker {
         // Until the answer every other command waits.
         client.lane = super::upstream::Lane::Pubsub;
         lock(&self.shared.monitors).push((self.index, handle));
-        self.refresh_workers(handle, class, Whole::Monitor, false)
+        self.refresh_workers(handle, class, Aggregation::Monitor, false)
     }
 
     /// Makes every worker look at what it shares with the others; the reply comes when all have.
-    pub(super) fn refresh_workers(&mut self, handle: Handle, class: u8, whole: Whole, settled: bool) -> Flow {
+    pub(super) fn refresh_workers(&mut self, handle: Handle, class: u8, whole: Aggregation, settled: bool) -> Flow {
         let workers = self.shared.mailboxes.len();
         let Some(gather) = self.begin_gather(handle, class, workers, whole) else { return Flow::Close };
         for (part, mailbox) in self.shared.mailboxes.iter().enumerate() {

@@ -9,7 +9,7 @@ use switchyard_resp::encode;
 use tracing::warn;
 
 use super::Worker;
-use super::keyed::{Call, EndNumber, Keyed, Request};
+use super::keyed::{Call, CommandSeq, KeyedCommand, Request};
 use super::outage;
 use super::transport::Tls;
 use super::upstream::{Again, Lane, Link, Pending, Phase, Purpose};
@@ -237,8 +237,11 @@ impl Worker {
         let Some(node) = self.links.get(handle).map(|link| link.node) else { return };
         let mut request = Vec::new();
         encode::command(&mut request, args.iter().copied());
-        let request =
-            self.pass_queued(Keyed { call: Call::Bytes(&request), node, database }, &request, self.own_pending());
+        let request = self.pass_queued(
+            KeyedCommand { call: Call::Bytes(&request), node, database },
+            &request,
+            self.own_pending(),
+        );
         self.links.push(handle, request);
     }
 
@@ -256,18 +259,18 @@ impl Worker {
             len: 0,
             sent_us: self.now_us as u32,
             epoch: self.plan.topology.epoch() as u32,
-            purpose: Purpose::Nobody,
+            purpose: Purpose::Discarded,
             class: switchyard_resp::command::CommandClass::Admin as u8,
             again: Again::Never,
             is_long: false,
-            end: EndNumber::NONE,
-            armed: self.hearers.hot.generation() as u32,
+            end: CommandSeq::NONE,
+            armed: self.observers.hot.generation() as u32,
         }
     }
 
     /// Asks the node to kill the connections that broke, on one that is newer than all of them.
     pub(super) fn kill_zombies(&mut self, node: NodeId, handle: Handle, run_id: Option<&str>) {
-        for (number, client_id) in self.zombies.ask(node, handle, run_id) {
+        for (number, client_id) in self.zombies.take_due(node, handle, run_id) {
             self.push_own(
                 handle,
                 &[b"CLIENT", b"KILL", b"ID", client_id.to_string().as_bytes()],

@@ -27,7 +27,7 @@ use super::pause::renew_alert;
 use super::transit::parsed;
 use super::upstream::Lane;
 use crate::settings::Reads;
-use crate::shared::{Plan, lock};
+use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
 
 /// Nodes that are lost, as long as commands wait for them.
@@ -66,7 +66,7 @@ impl Outages {
 }
 
 /// Time that commands wait after a loss, in microseconds.
-fn wait_us(plan: &Plan) -> u64 {
+fn wait_us(plan: &RoutingSnapshot) -> u64 {
     plan.live.wait_for_return(plan.topology.nodes().len()).as_micros() as u64
 }
 
@@ -139,7 +139,13 @@ pub(super) fn closes(worker: &Worker, error: &[u8]) -> bool {
 
 /// Whether a command waits for the return of a node. Only if none of its nodes is lost may it be sent at all.
 #[cold]
-pub(super) fn waits(worker: &mut Worker, plan: &Plan, handle: Handle, command: &Command, args: &Args<'_>) -> bool {
+pub(super) fn waits(
+    worker: &mut Worker,
+    plan: &RoutingSnapshot,
+    handle: Handle,
+    command: &Command,
+    args: &Args<'_>,
+) -> bool {
     if !worker.links.outages().any() || !needs_lost_node(worker, plan, handle, command, args) {
         return false;
     }
@@ -152,7 +158,13 @@ pub(super) fn waits(worker: &mut Worker, plan: &Plan, handle: Handle, command: &
     true
 }
 
-fn needs_lost_node(worker: &mut Worker, plan: &Plan, handle: Handle, command: &Command, args: &Args<'_>) -> bool {
+fn needs_lost_node(
+    worker: &mut Worker,
+    plan: &RoutingSnapshot,
+    handle: Handle,
+    command: &Command,
+    args: &Args<'_>,
+) -> bool {
     let Some(client) = worker.clients.get(handle) else { return false };
     if client.in_multi {
         return command.handling == Handling::Local(Local::Exec) && needs_of_exec(worker, plan, handle);
@@ -204,12 +216,18 @@ fn is_any_lost(worker: &Worker, nodes: &[NodeId]) -> bool {
 }
 
 /// Whether a command that any node executes waits: no node is up, and one may return.
-fn needs_any(worker: &Worker, plan: &Plan) -> bool {
+fn needs_any(worker: &Worker, plan: &RoutingSnapshot) -> bool {
     !plan.topology.nodes().any(|node| worker.links.is_up(node.id))
 }
 
 /// Whether a lost node has keys of a command. `reader`: its client, if a replica may reply to it.
-fn needs_of_keys(worker: &mut Worker, plan: &Plan, reader: Option<Handle>, command: &Command, args: &Args<'_>) -> bool {
+fn needs_of_keys(
+    worker: &mut Worker,
+    plan: &RoutingSnapshot,
+    reader: Option<Handle>,
+    command: &Command,
+    args: &Args<'_>,
+) -> bool {
     if let Some(node) = plan.topology.only_node() {
         return is_lost(worker, node) && !has_replica(worker, reader, command, args, node);
     }
@@ -242,7 +260,7 @@ fn has_replica(worker: &mut Worker, reader: Option<Handle>, command: &Command, a
 
 /// Whether what a client has queued needs a lost node. A transaction that is refused, or whose watched keys count as
 /// changed, needs none.
-fn needs_of_exec(worker: &mut Worker, plan: &Plan, handle: Handle) -> bool {
+fn needs_of_exec(worker: &mut Worker, plan: &RoutingSnapshot, handle: Handle) -> bool {
     let Some(client) = worker.clients.get(handle).filter(|client| !client.watches()) else { return false };
     let Some(multi) = client.session.as_ref().map(|session| &session.multi).filter(|multi| !multi.aborted) else {
         return false;
@@ -264,12 +282,15 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::settings::Live;
+    use crate::settings::RuntimeSettings;
 
     #[test]
     fn the_time_of_the_wait_depends_on_the_number_of_nodes_unless_it_is_set() {
-        let (unset, off) = (Live::default(), Live { wait_max: Some(Duration::ZERO), ..Live::default() });
-        let seconds = |live: &Live| [1, 2, 9].map(|nodes| live.wait_for_return(nodes).as_secs());
+        let (unset, off) = (
+            RuntimeSettings::default(),
+            RuntimeSettings { wait_max: Some(Duration::ZERO), ..RuntimeSettings::default() },
+        );
+        let seconds = |live: &RuntimeSettings| [1, 2, 9].map(|nodes| live.wait_for_return(nodes).as_secs());
         assert_eq!((seconds(&unset), seconds(&off)), ([5, 2, 2], [0, 0, 0]));
     }
 

@@ -10,12 +10,12 @@ use switchyard_resp::request::Args;
 
 use super::clients::Clients;
 use super::dispatch::Flow;
-use super::gather::Whole;
+use super::gather::Aggregation;
 use super::local::parse;
 use super::transit::parsed;
 use super::upstream::{Lane, Link};
 use super::{Stall, Worker};
-use crate::shared::{Message, Pause, Plan, lock};
+use crate::shared::{Message, Pause, RoutingSnapshot, lock};
 use crate::slab::Handle;
 
 /// A PAUSE that has not been answered yet.
@@ -66,12 +66,12 @@ impl Worker {
         drop(pause);
         renew_alert(self);
         tracing::warn!(time = ?Duration::from_millis(time_ms), all, "clients are paused (CLIENT PAUSE)");
-        self.refresh_workers(handle, class, Whole::Merged(switchyard_resp::command::Merge::Same), true)
+        self.refresh_workers(handle, class, Aggregation::Merged(switchyard_resp::command::Merge::Same), true)
     }
 
     pub(super) fn unpause(&mut self, handle: Handle, class: u8) -> Flow {
         *lock(&self.shared.pause) = None;
-        self.refresh_workers(handle, class, Whole::Merged(switchyard_resp::command::Merge::Same), false)
+        self.refresh_workers(handle, class, Aggregation::Merged(switchyard_resp::command::Merge::Same), false)
     }
 
     /// Looks at what is shared with the other workers, and says so: at once, or when what was sent before has been
@@ -157,7 +157,7 @@ pub(super) fn renew_alert(worker: &mut Worker) {
 }
 
 /// Whether what a client has queued may write.
-fn queue_may_write(clients: &Clients, plan: &Plan, handle: Handle) -> bool {
+fn queue_may_write(clients: &Clients, plan: &RoutingSnapshot, handle: Handle) -> bool {
     let session = clients.get(handle).and_then(|client| client.session.as_ref());
     let queue = session.map(|session| session.multi.requests()).unwrap_or_default();
     queue.iter().any(|request| parsed(plan, request, |command, _| may_write(command)).unwrap_or(true))

@@ -15,8 +15,8 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::translate::Shape;
 
 use super::dispatch::Flow;
-use super::keyed::{Call, EndNumber, Keyed};
-use super::kind::{Task, Tenure};
+use super::keyed::{Call, CommandSeq, KeyedCommand};
+use super::kind::{CheckoutOwner, Task};
 use super::links::Links;
 use super::upstream::{Again, Body, Lane, Link, Pending, Phase, Purpose};
 use super::{Stall, Worker};
@@ -234,7 +234,7 @@ impl Worker {
         pool.open += 1;
         pool.coming[usize::from(resp3)] += 1;
         let mut link = Link::new(node, lane, resp3, self.plan.live.database, self.counters.node(node), self.now_us);
-        link.loan_mut().into_iter().for_each(|loan| loan.tenure = Tenure::Coming { is_ahead });
+        link.loan_mut().into_iter().for_each(|loan| loan.tenure = CheckoutOwner::Coming { is_ahead });
         let link = self.links.insert(link);
         self.connect(link);
         true
@@ -289,7 +289,7 @@ impl Worker {
         let node = link.node;
         link.refused = None;
         let Some(loan) = link.loan_mut() else { return };
-        loan.tenure = Tenure::Held(handle);
+        loan.tenure = CheckoutOwner::Held(handle);
         loan.task = Task::Nothing;
         loan.shape = shape;
         loan.began_with.clear();
@@ -306,11 +306,11 @@ impl Worker {
             class,
             again: Again::Never,
             is_long: false,
-            end: EndNumber::NONE,
-            armed: self.hearers.hot.generation() as u32,
+            end: CommandSeq::NONE,
+            armed: self.observers.hot.generation() as u32,
         };
         link.touch_as(no_touch, pending);
-        let request = self.pass(Keyed { call, node, database }, request, pending);
+        let request = self.pass(KeyedCommand { call, node, database }, request, pending);
         self.links.push(link_handle, request);
     }
 
@@ -318,7 +318,7 @@ impl Worker {
     pub(super) fn exclusive_up(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let (node, lane, resp3) = (link.node, link.lane, link.resp3);
-        let is_coming = link.loan().is_some_and(|loan| matches!(loan.tenure, Tenure::Coming { .. }));
+        let is_coming = link.loan().is_some_and(|loan| matches!(loan.tenure, CheckoutOwner::Coming { .. }));
         link.set_holder(Handle::NONE);
         if is_coming && let Some(pool) = self.links.pool_mut(node, lane) {
             let coming = &mut pool.coming[usize::from(resp3)];
@@ -332,14 +332,14 @@ impl Worker {
         let Some(link) = self.links.get_mut(handle) else { return };
         let (node, lane, is_up) = (link.node, link.lane, link.phase == Phase::Up && link.is_idle());
         let Some(loan) =
-            link.loan_mut().filter(|loan| is_up && loan.task != Task::Watching && loan.tenure != Tenure::Free)
+            link.loan_mut().filter(|loan| is_up && loan.task != Task::Watching && loan.tenure != CheckoutOwner::Free)
         else {
             return;
         };
         if let Some(unblock) = &mut loan.unblock {
             // While the node has yet to answer CLIENT UNBLOCK, that could end the wait of whoever comes next.
             unblock.over = true;
-            if unblock.asked {
+            if unblock.is_queried {
                 return;
             }
             self.end_unblock(handle, 0);
@@ -356,7 +356,7 @@ impl Worker {
         link.paused = false;
         link.idle_since_us = self.now_us;
         if let Some(loan) = link.loan_mut() {
-            loan.tenure = Tenure::Free;
+            loan.tenure = CheckoutOwner::Free;
             loan.slow = false;
         }
         if let Some(pool) = self.links.pool_mut(node, lane) {
@@ -421,7 +421,7 @@ impl Worker {
     /// go on waiting for connections that others give back, unless the node cannot be reached at all.
     pub(super) fn exclusive_failed(&mut self, handle: Handle, why: &str) {
         let Some(link) = self.links.get(handle) else { return };
-        let is_ahead = link.loan().is_some_and(|loan| loan.tenure == Tenure::Coming { is_ahead: true });
+        let is_ahead = link.loan().is_some_and(|loan| loan.tenure == CheckoutOwner::Coming { is_ahead: true });
         let (node, lane) = (link.node, link.lane);
         self.drop_link(handle);
         let rests_until_us = self.now_us + AHEAD_REST_US;
@@ -445,7 +445,7 @@ impl Worker {
         if let Some(pool) = self.links.pool_mut(link.node, link.lane) {
             pool.open = pool.open.saturating_sub(1);
             let coming = &mut pool.coming[usize::from(link.resp3)];
-            let was_coming = link.loan().is_some_and(|loan| matches!(loan.tenure, Tenure::Coming { .. }));
+            let was_coming = link.loan().is_some_and(|loan| matches!(loan.tenure, CheckoutOwner::Coming { .. }));
             *coming = coming.saturating_sub(usize::from(was_coming));
             pool.free.retain(|h| *h != handle);
         }
@@ -521,7 +521,7 @@ impl Worker {
         } else if link.task() == Task::Watching {
             link.set_task(Task::Nothing);
             link.set_holder(Handle::NONE);
-            self.push_own(handle, &[b"UNWATCH"], Purpose::Nobody, 0);
+            self.push_own(handle, &[b"UNWATCH"], Purpose::Discarded, 0);
         } else if link.is_idle() {
             self.release(handle);
         } else if lane == Lane::Blocking {

@@ -21,13 +21,13 @@ use super::double_read::{Asks, reads_one_key};
 use super::keyed::writes;
 use super::transit::Transit;
 use crate::mover::SharedLeg;
-use crate::shared::Plan;
+use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 
 /// What a command is to do. `None`: it waits for keys that are fetched, or its keys are in no such move.
 pub(super) fn as_published(
     worker: &Worker,
-    plan: &Arc<Plan>,
+    plan: &Arc<RoutingSnapshot>,
     handle: Handle,
     command: &Command,
     args: &Args<'_>,
@@ -53,13 +53,13 @@ pub(super) fn as_published(
     let moved = look.moved_to(&plan.topology).into_iter();
     let topology =
         moved.fold((*plan.topology).clone(), |topology, (target, keys)| topology.keys_handed_over(&[], &keys, target));
-    Some(Transit::Moved(Arc::new(Plan { topology: Arc::new(topology), ..(**plan).clone() })))
+    Some(Transit::Moved(Arc::new(RoutingSnapshot { topology: Arc::new(topology), ..(**plan).clone() })))
 }
 
 /// The keys that a command may write at the source of such moves, by move. Costs one look while no such move is under
 /// way.
 pub(super) fn late_writes(
-    plan: &Plan,
+    plan: &RoutingSnapshot,
     node: NodeId,
     command: &Command,
     args: &Args<'_>,

@@ -12,11 +12,11 @@ use switchyard_resp::request::Args;
 use super::Worker;
 use super::dispatch::Flow;
 use super::local::{other_database, parse};
-use super::own_answers::{OwnAnswers, When, answered};
+use super::multi_local::{LocalInMulti, When, answered};
 use super::pubsub::Kind;
 use super::scan::QueuedScan;
-use crate::one_node::Limit;
-use crate::shared::Plan;
+use crate::shared::RoutingSnapshot;
+use crate::single_node_usage::Limit;
 use crate::slab::Handle;
 
 const QUEUED: &[u8] = b"+QUEUED\r\n";
@@ -56,7 +56,7 @@ pub(super) struct Multi {
     /// It selects one.
     pub(super) has_select: bool,
     /// What the router answers.
-    pub(super) own: OwnAnswers,
+    pub(super) own: LocalInMulti,
     /// Scripts called by their SHA-1.
     pub(super) scripts: Vec<[u8; 40]>,
     pub(super) published: Vec<Published>,
@@ -125,7 +125,7 @@ impl Worker {
     #[cold]
     pub(super) fn in_multi(
         &mut self,
-        plan: &Arc<Plan>,
+        plan: &Arc<RoutingSnapshot>,
         handle: Handle,
         command: &Command,
         raw: &[u8],
@@ -170,7 +170,7 @@ impl Worker {
                 return Flow::Next;
             }
             Queueing::Refuse(text) => {
-                self.spoil(handle);
+                self.abort_transaction(handle);
                 return self.refuse(handle, class, &text);
             }
         };
@@ -178,7 +178,7 @@ impl Worker {
         let checked = match self.checked_code(plan, command, args) {
             Ok(checked) => checked,
             Err(text) => {
-                self.spoil(handle);
+                self.abort_transaction(handle);
                 return self.refuse(handle, class, &text);
             }
         };
@@ -194,7 +194,7 @@ impl Worker {
             multi.selects.extend(select);
             multi.has_select |= select.is_some();
             if let Some(database) = select.filter(|_| !is_known) {
-                multi.own.ask_for_database(database);
+                multi.own.require_database(database);
             }
             if let Some(scan) = scan {
                 multi.own.queue_scan(multi.commands.len(), scan);
@@ -222,7 +222,7 @@ impl Worker {
     }
 
     /// A command was refused between MULTI and EXEC.
-    pub(super) fn spoil(&mut self, handle: Handle) {
+    pub(super) fn abort_transaction(&mut self, handle: Handle) {
         if let Some(client) = self.clients.get_mut(handle).filter(|c| c.in_multi) {
             let multi = &mut client.session().multi;
             multi.clear();
@@ -240,11 +240,11 @@ impl Worker {
             let why = text.strip_prefix("ERR ").unwrap_or(&text);
             return self.refuse(handle, class, &format!("EXECABORT Transaction discarded because of: {why}"));
         }
-        self.spoil(handle);
+        self.abort_transaction(handle);
         self.refuse(handle, class, &text)
     }
 
-    fn queueing(&mut self, plan: &Plan, handle: Handle, command: &Command, args: &Args<'_>) -> Queueing {
+    fn queueing(&mut self, plan: &RoutingSnapshot, handle: Handle, command: &Command, args: &Args<'_>) -> Queueing {
         let name = command.name.replace('|', " ");
         let Some(session) = self.clients.get(handle).and_then(|c| c.session.as_ref()) else {
             return Queueing::Queue(None);

@@ -9,7 +9,7 @@ use switchyard_resp::{encode, reply};
 
 use super::Worker;
 use super::dispatch::Flow;
-use super::rounds::{Ask, Next, Procedure};
+use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::scan::belongs;
 use super::upstream::Lane;
 use crate::slab::Handle;
@@ -24,7 +24,7 @@ struct RandomKey {
     /// How many keys each has, once they have said so; 0 where it has turned out to have none.
     keys: Vec<u64>,
     /// The place of the node that was asked for a key.
-    asked: usize,
+    queried: usize,
     strangers: u32,
     random: u64,
 }
@@ -42,7 +42,7 @@ impl RandomKey {
     }
 }
 
-impl Procedure for RandomKey {
+impl MultiStepCommand for RandomKey {
     fn next(&mut self, worker: &mut Worker, resp3: bool, mut parts: Vec<Vec<u8>>) -> Next {
         if let Some(error) = parts.iter().find(|part| reply::is_error(part)) {
             return Next::Done(error.clone());
@@ -54,7 +54,7 @@ impl Procedure for RandomKey {
                 .collect();
         } else {
             let answer = parts.pop().unwrap_or_default();
-            let node = self.nodes[self.asked];
+            let node = self.nodes[self.queried];
             let is_stranger =
                 reply::text(&answer).is_some_and(|key| is_temporary(key) || !belongs(&worker.plan, node, key));
             if !reply::is_null(&answer) && !is_stranger {
@@ -62,15 +62,15 @@ impl Procedure for RandomKey {
             }
             self.strangers += u32::from(is_stranger);
             if !is_stranger || self.strangers == STRANGERS_MAX {
-                self.keys[self.asked] = 0;
+                self.keys[self.queried] = 0;
                 self.strangers = 0;
             }
         }
         match self.choose() {
             Some(place) => {
-                self.asked = place;
+                self.queried = place;
                 let request = b"*1\r\n$9\r\nRANDOMKEY\r\n".to_vec();
-                Next::Round(vec![Ask { node: self.nodes[place], lane: Lane::Main, requests: vec![request] }])
+                Next::Round(vec![StepRequest { node: self.nodes[place], lane: Lane::Main, requests: vec![request] }])
             }
             None => {
                 let mut out = Vec::new();
@@ -85,11 +85,14 @@ impl Worker {
     pub(super) fn random_key(&mut self, handle: Handle, class: u8) -> Flow {
         self.turn_of_nodes = self.turn_of_nodes.wrapping_add(1);
         let nodes = self.keepers.all();
-        let size =
-            |node: &NodeId| Ask { node: *node, lane: Lane::Main, requests: vec![b"*1\r\n$6\r\nDBSIZE\r\n".to_vec()] };
-        let first: Vec<Ask> = nodes.iter().map(size).collect();
+        let size = |node: &NodeId| StepRequest {
+            node: *node,
+            lane: Lane::Main,
+            requests: vec![b"*1\r\n$6\r\nDBSIZE\r\n".to_vec()],
+        };
+        let first: Vec<StepRequest> = nodes.iter().map(size).collect();
         let random = self.now_us ^ (self.turn_of_nodes as u64).rotate_left(32);
-        let procedure = RandomKey { nodes, keys: Vec::new(), asked: 0, strangers: 0, random };
+        let procedure = RandomKey { nodes, keys: Vec::new(), queried: 0, strangers: 0, random };
         self.begin_alone(handle, class, Box::new(procedure), first)
     }
 }
@@ -100,7 +103,8 @@ mod tests {
 
     #[test]
     fn nodes_are_chosen_by_their_keys() {
-        let mut random = RandomKey { nodes: Vec::new(), keys: vec![1000, 0, 9000], asked: 0, strangers: 0, random: 7 };
+        let mut random =
+            RandomKey { nodes: Vec::new(), keys: vec![1000, 0, 9000], queried: 0, strangers: 0, random: 7 };
         let mut chosen = [0u32; 3];
         for _ in 0..10_000 {
             chosen[random.choose().expect("there are keys")] += 1;

@@ -11,12 +11,12 @@ use tracing::info;
 
 use super::Worker;
 use super::upstream::{Lane, Phase};
-use crate::settings::Live;
+use crate::settings::RuntimeSettings;
 use crate::slab::Handle;
 
 impl Worker {
     /// Marks the connections to nodes whose user, password or TLS has changed.
-    pub(super) fn mark_stale(&mut self, before: &Live) {
+    pub(super) fn mark_stale(&mut self, before: &RuntimeSettings) {
         let live = self.plan.live.clone();
         let changed = |node: NodeId| match (before.nodes.get(&node), live.nodes.get(&node)) {
             (Some(old), Some(new)) => {

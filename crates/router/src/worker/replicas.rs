@@ -12,13 +12,13 @@ use tracing::debug;
 use super::Worker;
 use super::upstream::{Lane, Link, Phase};
 use crate::settings::Reads;
-use crate::shared::Plan;
+use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 
 /// Between attempts to reach a replica that could not be reached.
 const RETRY_US: u64 = 1_000_000;
 
-impl Plan {
+impl RoutingSnapshot {
     /// Where a connection to a node leads: to `replica`, or to the primary, as far as it is known.
     pub(crate) fn address_of(&self, node: NodeId, replica: Option<SocketAddr>) -> Option<SocketAddr> {
         match (replica, self.servers.get(&node)) {

@@ -11,7 +11,7 @@ use switchyard_resp::{encode, reply};
 use tracing::{debug, warn};
 
 use super::breaking::fail_strays;
-use super::hot_copies::{beat_confirmed, filled, invalidated, told_ttl};
+use super::hot_copies::{beat_confirmed, filled, invalidated, on_ttl_reply};
 use super::output::deliver_of_node;
 use super::upstream::{Again, Arrival, Body, Lane, Pending, Phase, Purpose, Taken};
 use super::{Stall, Worker};
@@ -74,7 +74,7 @@ impl Worker {
         let mut pos = 0;
         while pos < bytes.len() {
             let Some(link) = self.links.get_mut(handle) else { return bytes.len() };
-            if !matches!(link.phase, Phase::Up | Phase::Greeting) {
+            if !matches!(link.phase, Phase::Up | Phase::Handshake) {
                 // given up because of an earlier reply of the same read; a main connection is on its way again
                 return bytes.len();
             }
@@ -146,7 +146,7 @@ impl Worker {
     /// What a client is told in place of an error that would send it to another address: past the router, and with its
     /// password.
     #[cold]
-    fn in_place_of_redirect(&self, handle: Handle, error: &[u8]) -> Option<Vec<u8>> {
+    fn rewrite_redirect(&self, handle: Handle, error: &[u8]) -> Option<Vec<u8>> {
         let text = reply::text(error)?;
         if !text.starts_with(b"MOVED ") && !text.starts_with(b"ASK ") {
             return None;
@@ -164,7 +164,7 @@ impl Worker {
 
     fn on_reply(&mut self, handle: Handle, answer: &[u8]) {
         let Some(link) = self.links.get_mut(handle) else { return };
-        if link.phase == Phase::Greeting {
+        if link.phase == Phase::Handshake {
             self.on_greeting(handle, answer);
             return;
         }
@@ -194,7 +194,7 @@ impl Worker {
         if is_error && let Some(link) = self.links.get(handle) {
             link.counters.note_error(answer);
         }
-        let instead = if is_error { self.in_place_of_redirect(handle, answer) } else { None };
+        let instead = if is_error { self.rewrite_redirect(handle, answer) } else { None };
         let answer = instead.as_deref().unwrap_or(answer);
         if is_error
             && (answer.starts_with(b"-NOSCRIPT") && self.heal_script(handle) || self.take_recalled(handle, answer))
@@ -230,8 +230,8 @@ impl Worker {
                 Purpose::Watch => self.on_watch(pending, answer),
                 Purpose::Wait => self.on_wait(handle, pending, answer),
                 Purpose::Fill => filled(self, pending.seq, answer, false),
-                Purpose::FillTtl => told_ttl(self, node, pending.seq, answer),
-                Purpose::Nobody
+                Purpose::FillTtl => on_ttl_reply(self, node, pending.seq, answer),
+                Purpose::Discarded
                 | Purpose::Learn
                 | Purpose::Confirm
                 | Purpose::Queued
@@ -241,7 +241,7 @@ impl Worker {
             }
         }
         match pending.purpose {
-            Purpose::Nobody | Purpose::Learn | Purpose::Confirm => self.on_own_reply(pending, node, answer),
+            Purpose::Discarded | Purpose::Learn | Purpose::Confirm => self.on_own_reply(pending, node, answer),
             Purpose::Queued => self.on_queued(handle, pending, is_error, answer),
             Purpose::Unblock => self.on_unblock(pending.who, answer),
             Purpose::Look => self.on_look(pending.who, pending.seq, answer),
@@ -264,7 +264,7 @@ impl Worker {
                 self.count_zombies(node);
             }
             Purpose::Learn => self.learn(node, answer),
-            Purpose::Nobody if reply::is_error(answer) => {
+            Purpose::Discarded if reply::is_error(answer) => {
                 debug!(node = %self.node_name(node), error = %reply::told_error(answer), "node refuses a command of our own");
             }
             _ => {}
@@ -278,7 +278,7 @@ impl Worker {
         let mut marked = self.links.take_marked();
         for handle in marked.drain(..) {
             // A connection that broke just now may have begun a round on this one.
-            self.tell_movers();
+            self.notify_movers();
             self.flush_link(handle);
         }
         self.links.reuse(marked);

@@ -12,11 +12,11 @@ use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
 use super::local::parse;
+use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::outage::is_lost;
-use super::rounds::{Ask, Next, Procedure};
 use super::upstream::Lane;
 use super::{Stall, Worker};
-use crate::shared::{Plan, lock};
+use crate::shared::{RoutingSnapshot, lock};
 use crate::slab::Handle;
 
 /// Keys that a call without COUNT asks for.
@@ -43,7 +43,7 @@ struct Scan {
 }
 
 impl Scan {
-    fn ask(&self) -> Ask {
+    fn request(&self) -> StepRequest {
         let cursor = self.at.inner.to_string();
         let count = self.wanted.max(COUNT_LATER).to_string();
         let mut args = vec![self.args[0].as_slice(), cursor.as_bytes()];
@@ -54,7 +54,7 @@ impl Scan {
         }
         let mut request = Vec::new();
         encode::command(&mut request, args);
-        Ask { node: self.at.node, lane: Lane::Main, requests: vec![request] }
+        StepRequest { node: self.at.node, lane: Lane::Main, requests: vec![request] }
     }
 
     /// Whether the next node, or the next step of a later pass, is asked in the same call.
@@ -125,7 +125,7 @@ impl Scan {
     }
 }
 
-impl Procedure for Scan {
+impl MultiStepCommand for Scan {
     fn next(&mut self, worker: &mut Worker, _: bool, parts: Vec<Vec<u8>>) -> Next {
         let next = match self.take(worker, &parts.into_iter().next().unwrap_or_default()) {
             Ok(next) => next,
@@ -138,7 +138,7 @@ impl Procedure for Scan {
         {
             self.at = next;
             self.about = lock(&worker.shared.scans).wanted(next).cloned();
-            return Next::Round(vec![self.ask()]);
+            return Next::Round(vec![self.request()]);
         }
         Next::Done(self.reply(worker, next))
     }
@@ -146,7 +146,7 @@ impl Procedure for Scan {
 
 /// Whether a key of this name can be used at a node. While keys are only listed or copied ahead, nobody uses them at
 /// the target.
-pub(super) fn belongs(plan: &Plan, node: NodeId, key: &[u8]) -> bool {
+pub(super) fn belongs(plan: &RoutingSnapshot, node: NodeId, key: &[u8]) -> bool {
     let is_on_its_way =
         |transit: &Transit| transit.source == node || transit.target == node && transit.stage != Stage::Observed;
     plan.topology.lives_at(key) == node || plan.topology.transit(plan.topology.slot_of(key)).is_some_and(is_on_its_way)
@@ -177,7 +177,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn scan(&mut self, plan: &Plan, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
+    pub(super) fn scan(&mut self, plan: &RoutingSnapshot, handle: Handle, class: u8, args: &Args<'_>) -> Flow {
         let Some(cursor) = args.get(1).and_then(parse::<u64>) else {
             return self.refuse(handle, class, "ERR invalid cursor");
         };
@@ -214,7 +214,7 @@ impl Worker {
         }
         let wanted = count.unwrap_or(COUNT);
         let scan = Scan { at, about, args: names, wanted, rounds_later: 0, found: 0, keys: Vec::new() };
-        let ask = scan.ask();
+        let ask = scan.request();
         // No barrier: a key that is there from the beginning of an iteration to its end is found whatever other
         // commands do.
         self.begin_rounds(handle, class, Box::new(scan), vec![ask])

@@ -16,17 +16,17 @@ use switchyard_resp::{encode, reply};
 
 use super::Worker;
 use super::dispatch::Flow;
-use super::everywhere::Reach;
-use super::gather::Whole;
-use super::keyed::{Call, Keyed};
+use super::fan_out::FanOutScope;
+use super::gather::Aggregation;
+use super::keyed::{Call, KeyedCommand};
 use super::libraries::change_libraries;
-use super::rounds::{Ask, Next, Procedure};
+use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::upstream::{Again, Lane, Link, Pending, Purpose};
 use crate::functions_dump;
-use crate::lua::{Beside, Verdict, unwrapped_library, wrapped_library};
-use crate::one_node::Limit;
+use crate::lua::{UndeclaredKeys, Verdict, unwrapped_library, wrapped_library};
 use crate::scripts::{Script, sha_of};
-use crate::shared::{Plan, lock};
+use crate::shared::{RoutingSnapshot, lock};
+use crate::single_node_usage::Limit;
 use crate::slab::Handle;
 
 /// Scripts that a worker remembers its judgement of, and the memory that these may take beside those that all workers
@@ -87,7 +87,7 @@ impl Worker {
     /// Sends a script or function call to the node that has its keys.
     pub(super) fn script(
         &mut self,
-        plan: &Plan,
+        plan: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         node: NodeId,
@@ -108,7 +108,12 @@ impl Worker {
     }
 
     /// The limit that a script or function meets where there are several nodes, while there is one.
-    pub(super) fn limit_of_code(&mut self, plan: &Plan, command: &Command, args: &Args<'_>) -> Option<Limit> {
+    pub(super) fn limit_of_code(
+        &mut self,
+        plan: &RoutingSnapshot,
+        command: &Command,
+        args: &Args<'_>,
+    ) -> Option<Limit> {
         if !plan.live.check_scripts || plan.checks_scripts() {
             return None;
         }
@@ -128,7 +133,7 @@ impl Worker {
     /// What is sent in place of a script call: `None`, where it is sent as it is.
     pub(super) fn checked_script(
         &mut self,
-        plan: &Plan,
+        plan: &RoutingSnapshot,
         command: &Command,
         args: &Args<'_>,
     ) -> Result<Option<Vec<u8>>, String> {
@@ -164,7 +169,7 @@ impl Worker {
     }
 
     /// Whether a call of a script is proved to use only the keys that it declares; of a function it never is.
-    pub(super) fn is_proved(&mut self, plan: &Plan, command: &Command, args: &Args<'_>) -> bool {
+    pub(super) fn is_proved(&mut self, plan: &RoutingSnapshot, command: &Command, args: &Args<'_>) -> bool {
         let text = args.get(1).unwrap_or_default();
         let verdict = match &*command.name {
             "EVAL" | "EVAL_RO" => Some(&self.met(text, &plan.commands).verdict),
@@ -175,7 +180,7 @@ impl Worker {
     }
 
     /// The hash by which the node knows a script that is called by its hash.
-    pub(super) fn sha_sent(&mut self, plan: &Plan, command: &Command, args: &Args<'_>) -> Option<[u8; 40]> {
+    pub(super) fn sha_sent(&mut self, plan: &RoutingSnapshot, command: &Command, args: &Args<'_>) -> Option<[u8; 40]> {
         if !matches!(&*command.name, "EVALSHA" | "EVALSHA_RO") {
             return None;
         }
@@ -193,7 +198,8 @@ impl Worker {
             // Texts with one hash can be made.
             let known = lock(&self.shared.scripts).named(&sha).filter(|script| *script.body == *body).cloned();
             // Judged without the lock: a text may be long.
-            let beside = if self.plan.topology.placement().is_crc16() { Beside::Slot } else { Beside::Nothing };
+            let beside =
+                if self.plan.topology.placement().is_crc16() { UndeclaredKeys::Slot } else { UndeclaredKeys::Nothing };
             let script = known.unwrap_or_else(|| {
                 let script = Arc::new(Script::judged(body, sha, table, beside));
                 lock(&self.shared.scripts).remember(&script);
@@ -236,7 +242,14 @@ impl Worker {
                 let mut requests = vec![Vec::new(), Vec::new()];
                 encode::command(&mut requests[0], [&b"SCRIPT"[..], b"LOAD", &script.wrapped().concat()]);
                 encode::command(&mut requests[1], [&b"SCRIPT"[..], b"LOAD", &script.body]);
-                self.gather_every(handle, lane, Reach::Everybody, &requests, class, Whole::Merged(Merge::Same));
+                self.gather_every(
+                    handle,
+                    lane,
+                    FanOutScope::Everybody,
+                    &requests,
+                    class,
+                    Aggregation::Merged(Merge::Same),
+                );
                 Some(Flow::Next)
             }
             "SCRIPT|EXISTS" if check => {
@@ -259,7 +272,14 @@ impl Worker {
                 drop(scripts);
                 let mut request = Vec::new();
                 encode::command(&mut request, args.iter().collect::<Vec<_>>());
-                self.gather_every(handle, lane, Reach::Everybody, &[request], class, Whole::ScriptExists { known });
+                self.gather_every(
+                    handle,
+                    lane,
+                    FanOutScope::Everybody,
+                    &[request],
+                    class,
+                    Aggregation::ScriptExists { known },
+                );
                 Some(Flow::Next)
             }
             "SCRIPT|FLUSH" => {
@@ -286,7 +306,7 @@ impl Worker {
     /// it is.
     pub(super) fn checked_code(
         &mut self,
-        plan: &Plan,
+        plan: &RoutingSnapshot,
         command: &Command,
         args: &Args<'_>,
     ) -> Result<Option<Vec<u8>>, String> {
@@ -317,7 +337,7 @@ impl Worker {
         if !with_code || !self.plan.live.check_scripts {
             return self.forward(handle, command, args, node, raw);
         }
-        let ask = Ask { node, lane: Lane::Slow, requests: vec![raw.to_vec()] };
+        let ask = StepRequest { node, lane: Lane::Slow, requests: vec![raw.to_vec()] };
         self.begin_alone(handle, command.class() as u8, Box::new(Unwrap), vec![ask])
     }
 
@@ -345,9 +365,9 @@ impl Worker {
         if let Some(ended) = self.links.get_mut(link_handle).and_then(Link::taken_out) {
             self.over(ended, b"");
         }
-        self.push_own(link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Nobody, 0);
+        self.push_own(link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Discarded, 0);
         let pending = Pending { purpose: Purpose::ClientHealed, sent_us: self.now_us as u32, ..pending };
-        let request = self.pass(Keyed { call: Call::Bytes(&request), node, database }, &request, pending);
+        let request = self.pass(KeyedCommand { call: Call::Bytes(&request), node, database }, &request, pending);
         if let Some(link) = self.links.get_mut(link_handle) {
             link.touch_as(no_touch, pending);
             link.push(request);
@@ -372,7 +392,7 @@ fn with_sha(error: &[u8], other: impl Fn(&[u8; 40]) -> Option<[u8; 40]>) -> Cow<
 
 /// FUNCTION LOAD and RESTORE with libraries that are checked: `None`, where it is another command, or nothing is
 /// checked.
-fn checked_libraries(plan: &Plan, command: &Command, args: &Args<'_>) -> Result<Option<Vec<u8>>, String> {
+fn checked_libraries(plan: &RoutingSnapshot, command: &Command, args: &Args<'_>) -> Result<Option<Vec<u8>>, String> {
     let checked = |code: &[u8]| wrapped_library(code, &plan.commands);
     let (place, with) = match &*command.name {
         _ if !plan.checks_scripts() => return Ok(None),
@@ -399,7 +419,7 @@ fn checked_libraries(plan: &Plan, command: &Command, args: &Args<'_>) -> Result<
 #[derive(Debug)]
 struct Unwrap;
 
-impl Procedure for Unwrap {
+impl MultiStepCommand for Unwrap {
     fn next(&mut self, _: &mut Worker, _: bool, mut parts: Vec<Vec<u8>>) -> Next {
         let answer = parts.pop().unwrap_or_default();
         let mut out = Vec::with_capacity(answer.len());

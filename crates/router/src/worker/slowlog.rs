@@ -14,7 +14,7 @@ use tracing::info;
 use super::Worker;
 use super::dispatch::Flow;
 use super::local::parse;
-use super::rarely::Rarely;
+use super::log_throttle::LogThrottle;
 use super::upstream::{Lane, Pending, Purpose};
 use crate::shared::lock;
 use crate::slab::Handle;
@@ -38,12 +38,12 @@ pub(super) struct SlowCommands {
     full_at_ns: u64,
     /// Entries that wait for the log's lock.
     waiting: Vec<SlowEntry>,
-    log: Rarely,
+    log: LogThrottle,
 }
 
 impl SlowCommands {
     pub(super) fn new(from_us: u32) -> Self {
-        Self { from_us, full_at_ns: 0, waiting: Vec::new(), log: Rarely::default() }
+        Self { from_us, full_at_ns: 0, waiting: Vec::new(), log: LogThrottle::default() }
     }
 
     pub(super) const fn set_threshold(&mut self, from_us: u32) {
@@ -126,10 +126,10 @@ impl Worker {
             }
             Err(_) => {
                 self.counters.slow_not_entered.add(1);
-                if let Some(untold) = self.slow.log.tell(self.now_us) {
+                if let Some(untold) = self.slow.log.allow(self.now_us) {
                     info!(
                         worker = self.index,
-                        untold = untold.told(),
+                        untold = untold.count(),
                         "more commands take long than the slow log takes (slow_commands_not_entered counts the others)"
                     );
                 }

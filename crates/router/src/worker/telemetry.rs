@@ -12,9 +12,9 @@ use switchyard_policy::topology::{NodeId, SLOT_COUNT, Slot, Topology};
 use switchyard_resp::command::{Command, Flags};
 use switchyard_resp::request::Args;
 
-use super::keyed::{Call, EndNumber, Keyed, writes};
+use super::keyed::{Call, CommandSeq, KeyedCommand, writes};
 use super::transit::parsed;
-use crate::shared::Plan;
+use crate::shared::RoutingSnapshot;
 use crate::telemetry::Counted;
 
 /// Keys that are known of all nodes together, and of each at least and at most. Of the 20 hottest of 10,000 by Zipf 0.9
@@ -51,7 +51,7 @@ const FOLLOWED_KEYS: usize = 4;
 /// The keys of a command that was counted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Followed {
-    end: EndNumber,
+    end: CommandSeq,
     node: NodeId,
     /// It may wait at the node for something: how long says nothing.
     waits: bool,
@@ -64,7 +64,7 @@ impl Followed {
     /// No key yet.
     const fn at(node: NodeId, waits: bool) -> Self {
         Self {
-            end: EndNumber::NONE,
+            end: CommandSeq::NONE,
             node,
             waits,
             keys: 0,
@@ -229,7 +229,7 @@ impl Telemetry {
 
     /// Counts the keys of a command; gives those whose answer is to be looked at.
     #[cold]
-    pub(super) fn note(&mut self, plan: &Plan, keyed: Keyed<'_>, bytes: usize) -> Option<Followed> {
+    pub(super) fn note(&mut self, plan: &RoutingSnapshot, keyed: KeyedCommand<'_>, bytes: usize) -> Option<Followed> {
         self.until_next = self.draw();
         self.counted += 1;
         self.keys_max = (KEYS / plan.topology.node_id_bound().max(1)).clamp(KEYS_OF_NODE.0, KEYS_OF_NODE.1);
@@ -245,7 +245,7 @@ impl Telemetry {
     fn note_keys(
         &mut self,
         topology: &Topology,
-        keyed: Keyed<'_>,
+        keyed: KeyedCommand<'_>,
         command: &Command,
         args: &Args<'_>,
         bytes: usize,
@@ -307,12 +307,12 @@ impl Telemetry {
     }
 
     /// The command ends under this number.
-    pub(super) fn follow(&mut self, end: EndNumber, followed: Followed) {
+    pub(super) fn follow(&mut self, end: CommandSeq, followed: Followed) {
         self.followed[end.slot(FOLLOWED)] = Followed { end, ..followed };
     }
 
     /// A command is over: so many bytes have answered it, so long after it was sent.
-    pub(super) fn answered(&mut self, end: EndNumber, bytes: u64, us: u64) {
+    pub(super) fn answered(&mut self, end: CommandSeq, bytes: u64, us: u64) {
         let place = &mut self.followed[end.slot(FOLLOWED)];
         let Followed { node, waits, keys, hashes, slots, .. } = *place;
         if place.end != end || keys == 0 {
@@ -340,7 +340,7 @@ impl Telemetry {
 
     /// A command goes to a node: its key, and how often it is among the last ones, where that is to be reported.
     #[inline]
-    pub(super) fn notice<'k>(&mut self, keyed: Keyed<'k>) -> Option<(&'k [u8], u8)> {
+    pub(super) fn notice<'k>(&mut self, keyed: KeyedCommand<'k>) -> Option<(&'k [u8], u8)> {
         self.instant.until_next = self.draw_of(self.instant.one_in);
         let recent = self.instant.recent.get_mut(keyed.node.index())?.as_mut()?;
         let Call::Found(command, args) = keyed.call else { return None };
@@ -456,12 +456,12 @@ mod tests {
     #[test]
     fn an_answer_counts_once_and_only_under_its_own_number() {
         let mut telemetry = Telemetry::new(Fingerprinter::new(7), 0);
-        let (node, end) = (NodeId(0), EndNumber::of(5));
+        let (node, end) = (NodeId(0), CommandSeq::of(5));
         let key = telemetry.identity(0, b"k");
         telemetry.segment(node).note(key, KeyAccess { how: AccessKind::Read, bytes: 1 });
         let of = Followed { keys: 1, hashes: [key.hash, 0, 0, 0], ..Followed::at(node, false) };
         telemetry.follow(end, of);
-        telemetry.answered(EndNumber::of(5 + FOLLOWED as u64), 1000, 1000);
+        telemetry.answered(CommandSeq::of(5 + FOLLOWED as u64), 1000, 1000);
         telemetry.answered(end, 50, 20);
         telemetry.answered(end, 50, 20);
         let counted = telemetry.segment(node).take().keys[0];

@@ -26,16 +26,16 @@ use switchyard_resp::{encode, reply};
 use super::dispatch::Flow;
 use super::downstream::Client;
 use super::exceptions::{slots_by, wanted_of};
-use super::keyed::{Call, EndNumber, Keyed, Request};
+use super::keyed::{Call, CommandSeq, KeyedCommand, Request};
 use super::kind::Task;
-use super::own_answers::OwnAnswers;
+use super::multi_local::LocalInMulti;
 use super::pool::Acquired;
 use super::queueing::{Multi, Published};
 use super::upstream::{Again, Lane, Link, MULTI, Pending, Phase, Purpose, UNSENT_HIGH};
 use super::wait::{Since, Wait};
 use super::{Stall, Worker};
-use crate::one_node::Limit;
-use crate::shared::{Plan, lock};
+use crate::shared::{RoutingSnapshot, lock};
+use crate::single_node_usage::Limit;
 use crate::slab::Handle;
 
 const ABORTED: &str = "EXECABORT Transaction discarded because of previous errors.";
@@ -68,7 +68,7 @@ impl Session {
 #[derive(Debug, Default)]
 struct UnderWay {
     published: Vec<Published>,
-    own: OwnAnswers,
+    own: LocalInMulti,
 }
 
 impl Session {
@@ -151,7 +151,7 @@ impl Worker {
     /// MULTI, DISCARD and EXEC of a client that is not between MULTI and EXEC, WATCH, UNWATCH.
     pub(super) fn transaction(
         &mut self,
-        plan: &Plan,
+        plan: &RoutingSnapshot,
         handle: Handle,
         local: Local,
         command: &Command,
@@ -196,7 +196,14 @@ impl Worker {
         }
     }
 
-    fn watch(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
+    fn watch(
+        &mut self,
+        plan: &RoutingSnapshot,
+        handle: Handle,
+        command: &Command,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
         let class = command.class() as u8;
         let keys = args.iter().skip(1);
         let target = route(&plan.topology, keys.clone());
@@ -305,7 +312,7 @@ impl Worker {
     /// The map has changed. A key that is watched where it is not used any more may change without that node's knowing,
     /// also in such a way that it is back there, and as it was, when EXEC comes. So the watch counts no more from now
     /// on.
-    pub(super) fn fail_watches_left_behind(&mut self) {
+    pub(super) fn fail_stale_watches(&mut self) {
         let holders =
             self.links.iter().filter(|(_, link)| link.task() == Task::Watching).map(|(_, link)| link.holder());
         let is_left = |watch: &Watch| !self.are_used_at(watch.keys.iter().map(|key| &**key), watch.node);
@@ -344,7 +351,7 @@ impl Worker {
             })
     }
 
-    pub(super) fn exec(&mut self, plan: &Arc<Plan>, handle: Handle, class: u8) -> Flow {
+    pub(super) fn exec(&mut self, plan: &Arc<RoutingSnapshot>, handle: Handle, class: u8) -> Flow {
         let Some(client) = self.clients.get(handle) else { return Flow::Close };
         let resp3 = client.resp3;
         let Some(session) = client.session.as_deref() else { return Flow::Close };
@@ -359,7 +366,7 @@ impl Worker {
             return self.refuse(handle, class, limit.aborted());
         }
         let is_watching = watch.is_some();
-        if let Some(flow) = self.ask_before_exec(plan, handle) {
+        if let Some(flow) = self.query_before_exec(plan, handle) {
             return flow;
         }
         let Some(client) = self.clients.get(handle) else { return Flow::Close };
@@ -377,7 +384,7 @@ impl Worker {
         if let Some(watch) = watch {
             let (link, slot, node) = (watch.link, watch.slot, watch.node);
             if let Some(text) = self.exec_elsewhere(plan, handle, slot, Some(node)).err() {
-                return self.exec_at_home(plan, handle, slot, class, text);
+                return self.exec_after_colocation(plan, handle, slot, class, text);
             }
             if let Some(client) = self.clients.get_mut(handle) {
                 client.may_take(Lane::Watch);
@@ -403,7 +410,7 @@ impl Worker {
         let node = match multi.slot {
             Some(slot) => match self.exec_elsewhere(plan, handle, slot, None) {
                 Ok(node) => Some(node),
-                Err(text) => return self.exec_at_home(plan, handle, slot, class, text),
+                Err(text) => return self.exec_after_colocation(plan, handle, slot, class, text),
             },
             None => self.choose_node(plan),
         };
@@ -439,7 +446,7 @@ impl Worker {
     /// The error is that of EXEC.
     fn exec_elsewhere(
         &mut self,
-        plan: &Arc<Plan>,
+        plan: &Arc<RoutingSnapshot>,
         handle: Handle,
         slot: Slot,
         watched: Option<NodeId>,
@@ -462,7 +469,14 @@ impl Worker {
     /// What is queued needs keys together that are not: EXEC waits until they are home. Where that takes away a key
     /// that is watched, it is answered by nil then, as after every change of a watched key.
     #[cold]
-    fn exec_at_home(&mut self, plan: &Arc<Plan>, handle: Handle, slot: Slot, class: u8, text: String) -> Flow {
+    fn exec_after_colocation(
+        &mut self,
+        plan: &Arc<RoutingSnapshot>,
+        handle: Handle,
+        slot: Slot,
+        class: u8,
+        text: String,
+    ) -> Flow {
         let Some(session) = self.clients.get(handle).and_then(|c| c.session.as_ref()) else { return Flow::Close };
         let watched = session.watch.as_ref().map(|watch| watch.keys.clone()).unwrap_or_default();
         let queue = session.multi.requests();
@@ -512,7 +526,7 @@ impl Worker {
             // In a transaction NOSCRIPT comes too late to be healed.
             let body = lock(&self.shared.scripts).text(&sha);
             if let Some(body) = body {
-                self.push_own(link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Nobody, 0);
+                self.push_own(link_handle, &[b"SCRIPT", b"LOAD", &body], Purpose::Discarded, 0);
             }
         }
         let epoch = self.plan.topology.epoch() as u32;
@@ -557,15 +571,15 @@ impl Worker {
             class,
             again: Again::Never,
             is_long: false,
-            end: EndNumber::NONE,
-            armed: self.hearers.hot.generation() as u32,
+            end: CommandSeq::NONE,
+            armed: self.observers.hot.generation() as u32,
         };
         link.touch_as(no_touch, queued);
         link.push(Request::of_ours(MULTI, database, queued));
         let mut at = 0;
         for (number, (len, class)) in multi.commands.iter().enumerate() {
             let bytes = &multi.queue[at..at + *len as usize];
-            let keyed = Keyed { call: Call::Bytes(bytes), node, database };
+            let keyed = KeyedCommand { call: Call::Bytes(bytes), node, database };
             let request = self.pass_queued(keyed, bytes, Pending { seq: number as u32 + 1, class: *class, ..queued });
             self.links.push(link_handle, request);
             at += *len as usize;
@@ -579,7 +593,7 @@ impl Worker {
         if multi.has_select {
             // Whether or not it was executed: the next command finds the connection in the database that we believe it
             // to be in.
-            self.push_own(link_handle, &[b"SELECT", database.to_string().as_bytes()], Purpose::Nobody, 0);
+            self.push_own(link_handle, &[b"SELECT", database.to_string().as_bytes()], Purpose::Discarded, 0);
             self.stall(handle, Stall::Barrier);
         }
         multi.clear();
@@ -638,7 +652,7 @@ impl Worker {
                 .filter(|element| reply::is_error(element))
                 .for_each(|error| self.counters.errors.count(error));
         }
-        let (mut text, mut own) = (Vec::new(), OwnAnswers::default());
+        let (mut text, mut own) = (Vec::new(), LocalInMulti::default());
         if let Some(client) = self.clients.get_mut(pending.who) {
             client.after_exec(executed);
             let under_way = client.session.as_mut().and_then(|s| s.take_under_way(pending.seq)).filter(|_| executed);

@@ -25,8 +25,8 @@ use super::keyed::writes;
 use super::kind::Waited;
 use super::published::as_published;
 use super::{Stall, Worker};
-use crate::mover::{SharedLeg, Told};
-use crate::shared::{OldestAt, Plan};
+use crate::mover::{MoverMessage, SharedLeg};
+use crate::shared::{OldestInFlight, RoutingSnapshot};
 use crate::slab::Handle;
 
 /// Commands in flight above which the drain barrier is looked at only every [`PUBLISH_US`].
@@ -42,7 +42,7 @@ pub(super) enum Transit {
     /// What it would do without.
     Settled,
     /// The same, by this plan.
-    Moved(Arc<Plan>),
+    Moved(Arc<RoutingSnapshot>),
     /// Ask these nodes.
     Ask(Asks),
     /// Nothing now.
@@ -53,9 +53,9 @@ pub(super) enum Transit {
 #[derive(Debug, Default)]
 pub(super) struct InTransit {
     /// The plan by which commands are executed whose keys have moved already; `None` where no slot is moving.
-    moved: Option<Arc<Plan>>,
+    moved: Option<Arc<RoutingSnapshot>>,
     /// The one before, where slots were in transit in it: until when what its moves caused may still arrive, us.
-    before: Option<(Arc<Plan>, u64)>,
+    before: Option<(Arc<RoutingSnapshot>, u64)>,
     /// Keys that commands of this turn may write in slots whose keys are being listed.
     written: Vec<(MoveId, Vec<Key>)>,
     /// When the drain barrier was last published because somebody waits for it, us.
@@ -64,7 +64,7 @@ pub(super) struct InTransit {
 
 impl InTransit {
     /// A plan has been replaced. What its moves cause at nodes may arrive for a while.
-    pub(super) fn keep_before(&mut self, plan: Arc<Plan>, now_us: u64) {
+    pub(super) fn keep_before(&mut self, plan: Arc<RoutingSnapshot>, now_us: u64) {
         if !plan.moves.by_id.is_empty() {
             self.before = Some((plan, now_us + LATE_EVENTS_US));
         }
@@ -75,7 +75,7 @@ impl InTransit {
     }
 
     /// The plan before this one, as long as its moves may show.
-    pub(super) fn before(&self, now_us: u64) -> Option<&Plan> {
+    pub(super) fn before(&self, now_us: u64) -> Option<&RoutingSnapshot> {
         self.before.as_ref().filter(|(_, until_us)| now_us < *until_us).map(|(plan, _)| &**plan)
     }
 }
@@ -97,7 +97,11 @@ impl Moving {
 }
 
 /// Calls `with` with the command in a whole request.
-pub(super) fn parsed<R>(plan: &Plan, request: &[u8], with: impl FnOnce(&Command, &Args<'_>) -> R) -> Option<R> {
+pub(super) fn parsed<R>(
+    plan: &RoutingSnapshot,
+    request: &[u8],
+    with: impl FnOnce(&Command, &Args<'_>) -> R,
+) -> Option<R> {
     let scanner = Scanner::again(request)?;
     let args = scanner.args(request);
     let Lookup::Command(command) = plan.commands.find(&args) else { return None };
@@ -106,7 +110,7 @@ pub(super) fn parsed<R>(plan: &Plan, request: &[u8], with: impl FnOnce(&Command,
 
 impl Worker {
     /// The plan by which a command is executed all of whose keys are there.
-    pub(super) fn plan_of_moved(&self) -> &Arc<Plan> {
+    pub(super) fn plan_of_moved(&self) -> &Arc<RoutingSnapshot> {
         self.transit.moved.as_ref().unwrap_or(&self.plan)
     }
 
@@ -114,14 +118,14 @@ impl Worker {
     pub(super) fn place_moving_anew(&mut self) {
         let moved = moved(&self.plan.topology, &self.plan.moves.legs);
         self.transit.moved =
-            moved.map(|topology| Arc::new(Plan { topology: Arc::new(topology), ..(*self.plan).clone() }));
+            moved.map(|topology| Arc::new(RoutingSnapshot { topology: Arc::new(topology), ..(*self.plan).clone() }));
     }
 
     /// Looks at a command while slots are in transit.
     #[cold]
     pub(super) fn in_transit(
         &mut self,
-        plan: &Arc<Plan>,
+        plan: &Arc<RoutingSnapshot>,
         handle: Handle,
         command: &Command,
         args: &Args<'_>,
@@ -187,7 +191,14 @@ impl Worker {
 
     /// A command is handed to a connection to `node`: notes for the movers which keys it may create or change in slots
     /// whose keys are being listed.
-    pub(super) fn note_sent(&mut self, plan: &Plan, node: NodeId, command: &Command, args: &Args<'_>, places: &[u32]) {
+    pub(super) fn note_sent(
+        &mut self,
+        plan: &RoutingSnapshot,
+        node: NodeId,
+        command: &Command,
+        args: &Args<'_>,
+        places: &[u32],
+    ) {
         if plan.topology.is_settled() || !writes(command) {
             return;
         }
@@ -213,25 +224,25 @@ impl Worker {
             if *undeclared.get_or_insert_with(|| self.uses_undeclared(plan, command, args))
                 && let Some(mover) = mover
             {
-                mover.note(Told::WrittenAnything(plan.topology.slot_of(key)));
+                mover.note(MoverMessage::WrittenAnything(plan.topology.slot_of(key)));
             }
         }
     }
 
     /// Tells the movers what is written by commands that wait to be sent. To be called before anything is.
     #[inline]
-    pub(super) fn tell_movers(&mut self) {
+    pub(super) fn notify_movers(&mut self) {
         if self.transit.written.is_empty() {
             return;
         }
         for (move_id, keys) in std::mem::take(&mut self.transit.written) {
             if let Some(mover) = self.plan.moves.by_id.get(&move_id) {
-                mover.note(Told::Written(keys));
+                mover.note(MoverMessage::Written(keys));
             }
         }
     }
 
-    fn look_at(&mut self, plan: &Plan, command: &Command, args: &Args<'_>, look: &mut KeyLookup<SharedLeg>) {
+    fn look_at(&mut self, plan: &RoutingSnapshot, command: &Command, args: &Args<'_>, look: &mut KeyLookup<SharedLeg>) {
         let mut places = std::mem::take(&mut self.keys);
         places.clear();
         // Otherwise the command is refused where that is said.
@@ -246,7 +257,7 @@ impl Worker {
     }
 
     /// Whether a command may use other keys of its slot than those it names.
-    pub(super) fn uses_undeclared(&mut self, plan: &Plan, command: &Command, args: &Args<'_>) -> bool {
+    pub(super) fn uses_undeclared(&mut self, plan: &RoutingSnapshot, command: &Command, args: &Args<'_>) -> bool {
         if command.flags.has(Flags::SCRIPT) {
             return !self.is_proved(plan, command, args);
         }
@@ -268,9 +279,9 @@ impl Worker {
         let Some(wanted) = wanted else { return false };
         for ((id, leg), what) in wanted {
             if let Some(mover) = self.plan.moves.by_id.get(&id) {
-                mover.tell(match what {
-                    Wanted::Keys(keys) => Told::Wanted { leg, keys },
-                    Wanted::Whole => Told::WantedWhole { leg },
+                mover.notify(match what {
+                    Wanted::Keys(keys) => MoverMessage::Wanted { leg, keys },
+                    Wanted::Whole => MoverMessage::WantedWhole { leg },
                 });
             }
         }
@@ -462,7 +473,7 @@ impl Worker {
         }
         let rounds = self.gathers.iter().map(|(_, gather)| gather.epoch()).min().unwrap_or(epoch);
         let until_rounds = |by_node: Vec<u64>| by_node.into_iter().map(|at| at.min(rounds)).collect();
-        let by_node = OldestAt { executed: until_rounds(by_node), answered: until_rounds(answered) };
+        let by_node = OldestInFlight { executed: until_rounds(by_node), answered: until_rounds(answered) };
         self.shared.publish_drained(self.index, oldest.min(rounds), by_node);
     }
 

@@ -16,12 +16,12 @@ use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply::{ReplyFollower, ReplyScan, ReplyScanner};
 use switchyard_resp::translate::Shape;
 
-use super::greeting::Greeting;
-use super::keyed::{EndNumber, Ended, Request};
+use super::handshake::NodeHandshake;
+use super::keyed::{CommandSeq, FinishedRequest, Request};
 pub(crate) use super::kind::Lane;
 use super::kind::{Kind, Task};
 use crate::metrics::NodeCounters;
-use crate::settings::Live;
+use crate::settings::RuntimeSettings;
 use crate::slab::Handle;
 use crate::tap::Outcome;
 use crate::worker::transport::{self, Received, Tls};
@@ -66,7 +66,7 @@ pub(super) enum Purpose {
     /// A gather, as part `seq`.
     Gather,
     /// Nobody: SELECT between commands for different databases, SCRIPT LOAD before a healed EVALSHA.
-    Nobody,
+    Discarded,
     /// A topic of the worker: subscribes to it.
     Subscribe,
     /// A client's UNSUBSCRIBE: what was published before it has come when this is answered. `seq` is the command's
@@ -130,7 +130,7 @@ pub(super) struct Pending {
     /// It may take as long as commands of the slow lane.
     pub(super) is_long: bool,
     /// Who wants to hear of its end.
-    pub(super) end: EndNumber,
+    pub(super) end: CommandSeq,
     /// Low bits of the generation of armed keys by which it shut gates.
     pub(super) armed: u32,
 }
@@ -146,7 +146,7 @@ pub(super) enum Phase {
     /// TLS handshake under way.
     Securing,
     /// Connected; the node has not yet answered who we are. No command is sent before that.
-    Greeting,
+    Handshake,
     Up,
 }
 
@@ -223,7 +223,7 @@ pub(super) struct Link {
     pub(super) body: Body,
     /// Bytes of it that were taken as they came.
     streamed: u64,
-    pub(super) greeting: VecDeque<Greeting>,
+    pub(super) greeting: VecDeque<NodeHandshake>,
     /// Whose mark the node had when it was greeted.
     pub(super) standing: OwnershipStatus,
     /// Our client id at the node.
@@ -375,7 +375,7 @@ impl Link {
 
     /// How large a reply that is collected may become where that is not for the client that gets it to say: a node that
     /// sends without end is given up.
-    pub(super) fn reply_max(&self, live: &Live) -> usize {
+    pub(super) fn reply_max(&self, live: &RuntimeSettings) -> usize {
         if self.phase != Phase::Up {
             return SHORT_MAX;
         }
@@ -386,7 +386,7 @@ impl Link {
         match self.pending.front().map(|pending| pending.purpose) {
             Some(Purpose::Learn) => LEARN_MAX,
             // What is nobody's is thrown away as it comes.
-            Some(Purpose::Nobody | Purpose::Queued | Purpose::Fill) => usize::MAX,
+            Some(Purpose::Discarded | Purpose::Queued | Purpose::Fill) => usize::MAX,
             Some(
                 Purpose::Client | Purpose::ClientHealed | Purpose::Gather | Purpose::Exec | Purpose::ExecWithoutMulti,
             ) => usize::MAX,
@@ -447,10 +447,10 @@ impl Link {
             who: Handle::NONE,
             seq: 0,
             len,
-            purpose: Purpose::Nobody,
+            purpose: Purpose::Discarded,
             again: Again::Never,
             is_long: false,
-            end: EndNumber::NONE,
+            end: CommandSeq::NONE,
             ..like
         });
         self.counters.in_flight.add(1);
@@ -470,7 +470,7 @@ impl Link {
 
     /// The reply to the oldest command has come.
     #[inline]
-    pub(super) fn answered(&mut self, now_us: u64, is_error: bool) -> Option<Ended> {
+    pub(super) fn answered(&mut self, now_us: u64, is_error: bool) -> Option<FinishedRequest> {
         let pending = self.pending.front()?;
         let class = &self.counters.classes[pending.class as usize];
         class.upstream.record(u64::from((now_us as u32).wrapping_sub(pending.sent_us)));
@@ -482,7 +482,7 @@ impl Link {
 
     /// The same where the reply does not count: the command is sent again, or a wait was ended because we asked for it.
     #[inline]
-    pub(super) fn taken_out(&mut self) -> Option<Ended> {
+    pub(super) fn taken_out(&mut self) -> Option<FinishedRequest> {
         let pending = self.pending.pop_front()?;
         self.counters.in_flight.sub(1);
         if !self.lane.is_exclusive() {
@@ -491,11 +491,11 @@ impl Link {
         let is_expired = self.expired > 0;
         self.expired -= usize::from(is_expired);
         self.trim();
-        Some(Ended::new(pending, Outcome::Certain, is_expired))
+        Some(FinishedRequest::new(pending, Outcome::Certain, is_expired))
     }
 
     /// The connection is lost or given up: gives all commands back. The node may execute the first `in_flight` of them.
-    pub(super) fn lose(&mut self, in_flight: usize) -> impl Iterator<Item = Ended> + use<> {
+    pub(super) fn lose(&mut self, in_flight: usize) -> impl Iterator<Item = FinishedRequest> + use<> {
         let expired = std::mem::take(&mut self.expired);
         let pending = std::mem::take(&mut self.pending);
         self.counters.in_flight.sub(pending.len() as u64);
@@ -506,12 +506,16 @@ impl Link {
         self.acked = 0;
         self.sent = 0;
         pending.into_iter().enumerate().map(move |(place, pending)| {
-            Ended::new(pending, if place < in_flight { Outcome::Doubtful } else { Outcome::Never }, place < expired)
+            FinishedRequest::new(
+                pending,
+                if place < in_flight { Outcome::Doubtful } else { Outcome::Never },
+                place < expired,
+            )
         })
     }
 
     /// Takes out the transactions that wait to be sent: the node refuses them.
-    pub(super) fn take_transactions(&mut self) -> Vec<Ended> {
+    pub(super) fn take_transactions(&mut self) -> Vec<FinishedRequest> {
         let (requests, pending) = (std::mem::take(&mut self.out), std::mem::take(&mut self.pending));
         let (mut at, mut in_multi, mut told) = (self.acked, false, 0);
         (self.acked, self.sent) = (0, 0);
@@ -528,7 +532,7 @@ impl Link {
             self.counters.in_flight.sub(1);
             let is_expired = place < self.expired;
             told += usize::from(is_expired);
-            refused.push(Ended::new(pending, Outcome::Never, is_expired));
+            refused.push(FinishedRequest::new(pending, Outcome::Never, is_expired));
             in_multi = request != EXEC;
         }
         self.expired -= told;
@@ -565,7 +569,7 @@ impl Link {
     /// Whoever waits for the reply to the oldest command has been answered, or will be in another way.
     pub(super) fn disown_head(&mut self) {
         if let Some(pending) = self.pending.front_mut() {
-            pending.purpose = Purpose::Nobody;
+            pending.purpose = Purpose::Discarded;
         }
     }
 
@@ -655,7 +659,7 @@ impl Link {
     pub(super) fn receive(&mut self, buffer: &mut [u8], now_us: u64) -> Taken {
         self.readable = true;
         let Some(fd) = self.fd.as_ref().filter(|_| !self.paused) else { return Taken::Paused };
-        if !matches!(self.phase, Phase::Up | Phase::Greeting | Phase::Securing) {
+        if !matches!(self.phase, Phase::Up | Phase::Handshake | Phase::Securing) {
             return Taken::Paused;
         }
         match transport::receive(fd, &mut self.tls, buffer) {
@@ -683,7 +687,7 @@ impl Link {
 
     /// What comes next of these bytes, which the node has sent.
     #[inline]
-    pub(super) fn arrival(&mut self, bytes: &[u8], live: &Live) -> Arrival {
+    pub(super) fn arrival(&mut self, bytes: &[u8], live: &RuntimeSettings) -> Arrival {
         let passes = matches!(self.body, Body::Through(_));
         match &mut self.body {
             Body::Whole(scanner) => match scanner.scan(bytes) {
@@ -716,7 +720,7 @@ impl Link {
     }
 
     /// The reply that was taken as it came has ended.
-    pub(super) fn answered_in_pieces(&mut self, now_us: u64) -> Option<Ended> {
+    pub(super) fn answered_in_pieces(&mut self, now_us: u64) -> Option<FinishedRequest> {
         let streamed = self.streamed;
         self.next_body();
         self.answered(now_us, false).map(|ended| ended.streamed(streamed))
@@ -768,7 +772,7 @@ impl Link {
     }
 
     /// What waits at the node holds gates from now on, as what is sent now does.
-    pub(super) fn held_by(&mut self, end: EndNumber, armed: u32) {
+    pub(super) fn held_by(&mut self, end: CommandSeq, armed: u32) {
         self.pending.iter_mut().for_each(|pending| pending.armed = armed);
         self.pending.back_mut().into_iter().for_each(|pending| pending.end = end);
     }
@@ -813,11 +817,11 @@ mod tests {
         len: 0,
         sent_us: 0,
         epoch: 0,
-        purpose: Purpose::Nobody,
+        purpose: Purpose::Discarded,
         class: 0,
         again: Again::Never,
         is_long: false,
-        end: EndNumber::NONE,
+        end: CommandSeq::NONE,
         armed: 0,
     };
 
@@ -858,7 +862,7 @@ mod tests {
 
     #[test]
     fn a_node_is_believed_only_short_answers_where_no_client_has_asked() {
-        let live = Live::default();
+        let live = RuntimeSettings::default();
         let mut greeted = link(Lane::Main);
         assert_eq!(greeted.reply_max(&live), SHORT_MAX, "nobody has asked");
         let answers = [
@@ -872,7 +876,7 @@ mod tests {
             greeted.pending = [pending(purpose)].into();
             assert_eq!(greeted.reply_max(&live), max, "{purpose:?}");
         }
-        greeted.phase = Phase::Greeting;
+        greeted.phase = Phase::Handshake;
         assert_eq!(greeted.reply_max(&live), SHORT_MAX);
         assert_eq!(link(Lane::Pubsub).reply_max(&live), live.argument_max + SHORT_MAX);
     }

@@ -30,7 +30,7 @@ use super::pool::Acquired;
 use super::upstream::{Lane, Link, Pending, Purpose};
 use super::{Stall, Worker};
 use crate::reigns::bit_of;
-use crate::shared::{Plan, Shared};
+use crate::shared::{RoutingSnapshot, Shared};
 use crate::slab::Handle;
 
 /// What moves the offset of a connection without changing anything.
@@ -45,7 +45,7 @@ pub(super) struct Since {
 
 impl Since {
     #[inline]
-    pub(super) fn now(shared: &Shared, plan: &Plan) -> Self {
+    pub(super) fn now(shared: &Shared, plan: &RoutingSnapshot) -> Self {
         Self { reigns: shared.reigns.count(), epoch: plan.topology.epoch() }
     }
 }
@@ -118,7 +118,14 @@ pub(super) struct Wait {
 }
 
 impl Worker {
-    pub(super) fn wait(&mut self, plan: &Plan, handle: Handle, command: &Command, raw: &[u8], args: &Args<'_>) -> Flow {
+    pub(super) fn wait(
+        &mut self,
+        plan: &RoutingSnapshot,
+        handle: Handle,
+        command: &Command,
+        raw: &[u8],
+        args: &Args<'_>,
+    ) -> Flow {
         let class = command.class() as u8;
         let last = args.len() - 1;
         let counts = (1..last).all(|i| args.get(i).and_then(parse::<i64>).is_some());
@@ -164,7 +171,7 @@ impl Worker {
         let args = args.iter().take(last).map(<[u8]>::to_vec).collect();
         client.session.get_or_insert_default().wait =
             Some(Wait { args, until_us, nodes, about, least: Vec::new(), due: true, seq, class });
-        self.ask_next(handle);
+        self.query_next(handle);
         Flow::Next
     }
 
@@ -177,12 +184,12 @@ impl Worker {
         if client.stall != Stall::Exclusive
             && client.session.as_ref().is_some_and(|s| s.wait.as_ref().is_some_and(|w| w.due))
         {
-            self.ask_next(handle);
+            self.query_next(handle);
         }
     }
 
     /// Asks the next node, or answers where none is left.
-    fn ask_next(&mut self, handle: Handle) {
+    fn query_next(&mut self, handle: Handle) {
         let Some(wait) = self.clients.get_mut(handle).and_then(|c| c.session.as_mut()?.wait.as_mut()) else { return };
         if wait.nodes.is_empty()
             && let Some(about) = &mut wait.about

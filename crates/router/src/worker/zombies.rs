@@ -18,7 +18,7 @@ pub(super) struct Zombie {
     /// Low bits of the generation of armed keys of its oldest command.
     pub(super) armed: u32,
     /// The link that was asked to kill it.
-    asked: Handle,
+    killer: Handle,
 }
 
 impl Zombie {
@@ -51,16 +51,16 @@ impl Zombies {
     /// A connection with commands in flight is given up.
     pub(super) fn add(&mut self, connection: Connection, epoch: u64, armed: u32) {
         self.last += 1;
-        self.all.push(Zombie { number: self.last, connection, epoch, armed, asked: Handle::NONE });
+        self.all.push(Zombie { number: self.last, connection, epoch, armed, killer: Handle::NONE });
     }
 
     /// Those that `link` is to ask the node to kill: numbers and client ids. Another process than theirs has none of
     /// them, and is asked first should it return ([`Connections`](crate::connections::Connections)).
-    pub(super) fn ask(&mut self, node: NodeId, link: Handle, run_id: Option<&str>) -> Vec<(u32, u64)> {
+    pub(super) fn take_due(&mut self, node: NodeId, link: Handle, run_id: Option<&str>) -> Vec<(u32, u64)> {
         self.all.retain(|z| z.node() != node || z.connection.run_id.as_deref() == run_id);
         let due = self.all.iter_mut().filter(|z| z.node() == node);
         due.map(|zombie| {
-            zombie.asked = link;
+            zombie.killer = link;
             (zombie.number, zombie.connection.client_id)
         })
         .collect()
@@ -68,13 +68,13 @@ impl Zombies {
 
     /// Whether nobody has been asked to kill one of a node.
     pub(super) fn lacks_killer(&self, node: NodeId) -> bool {
-        self.all.iter().any(|z| z.node() == node && z.asked == Handle::NONE)
+        self.all.iter().any(|z| z.node() == node && z.killer == Handle::NONE)
     }
 
     /// The link that was asked is gone.
-    pub(super) fn forget_asked(&mut self, link: Handle) {
-        for zombie in self.all.iter_mut().filter(|z| z.asked == link) {
-            zombie.asked = Handle::NONE;
+    pub(super) fn forget_killer(&mut self, link: Handle) {
+        for zombie in self.all.iter_mut().filter(|z| z.killer == link) {
+            zombie.killer = Handle::NONE;
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use switchyard_policy::migration::{Durability, Goal};
 use switchyard_policy::topology::MoveId;
-use switchyard_router::{Live, MoveEnd, Reads, Servers, Steer};
+use switchyard_router::{MoveEnd, Reads, RuntimeSettings, Servers, Steer};
 
 use super::fleet::{Fleet, Server, all_there, fill, other_programs, settings, until, with};
 
@@ -73,7 +73,7 @@ fn slots_are_handed_over_when_replicas_have_what_has_moved() {
     fleet.completes(fleet.task(3, 0, 1));
     assert!(fleet.keeper.needs.lock().expect("lock").is_empty(), "nor where nobody reads them");
     let topology = fleet.keeper.topology.lock().expect("lock").clone();
-    fleet.router().reconfigure(Live { reads: Reads::PreferReplica, ..settings(&topology, None).live });
+    fleet.router().reconfigure(RuntimeSettings { reads: Reads::PreferReplica, ..settings(&topology, None).live });
     fleet.keeper.replicas_are_behind.store(true, Ordering::SeqCst);
     let before = (fleet.keeper.handed_over.load(Ordering::SeqCst), copy.client().replication_offset());
     fleet.begin(fleet.task(4, 1, 0));

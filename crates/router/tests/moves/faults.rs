@@ -10,7 +10,7 @@ use switchyard_policy::topology::{MoveId, crc16_slot};
 use switchyard_router::{LateKeys, MoveEnd, Steer};
 
 use super::fleet::{Client, Fleet, Server, all_there, fill, until, with};
-use super::relay::{Hold, asks, relay};
+use super::relay::{Hold, has_command, relay};
 
 #[test]
 fn leftovers_at_the_target_stop_a_move_unless_they_may_go() {
@@ -372,7 +372,7 @@ fn a_source_that_is_lost_while_a_leg_is_taken_up_does_not_end_the_move() {
     let (is_armed, asked) = (armed.clone(), clocks.clone());
     // The first time the mover asks what time it is it connects; the second time it looks whether the leg can go on.
     let breaks = move |bytes: &[u8]| {
-        is_armed.load(Ordering::SeqCst) && asks(bytes, &["TIME"]) && asked.fetch_add(1, Ordering::SeqCst) == 1
+        is_armed.load(Ordering::SeqCst) && has_command(bytes, &["TIME"]) && asked.fetch_add(1, Ordering::SeqCst) == 1
     };
     let (mut fleet, _) = source_behind(move |bytes| !breaks(bytes));
     let tag = in_the_middle_of_a_slot(&fleet);
@@ -390,7 +390,7 @@ fn keys_come_back_also_where_more_of_the_source_were_asked_for_when_the_leg_turn
     let hold = Arc::<Hold>::default();
     let held = hold.clone();
     let (mut fleet, direct) = source_behind(move |bytes| {
-        if asks(bytes, &["SCAN"]) {
+        if has_command(bytes, &["SCAN"]) {
             held.wait();
         }
         true

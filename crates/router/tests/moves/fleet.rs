@@ -14,8 +14,8 @@ use switchyard_policy::migration::record::Replay;
 use switchyard_policy::migration::{Cause, Fingerprint, Fingerprinter, Goal, Key, MoveOptions, MoveOrder, Record};
 use switchyard_policy::topology::{MoveId, NodeId, SLOT_COUNT, Slot, Stage, Topology, Transit};
 use switchyard_router::{
-    Done, Host, ListenerSettings, Live, MoveEnd, MoveProgress, MoveTask, NodeAccess, Ports, Router, Secret, Settings,
-    SoFar, Threads,
+    Done, Host, ListenerSettings, MoveEnd, MoveProgress, MoveTask, MoveTotals, NodeAccess, Ports, Router,
+    RuntimeSettings, Secret, Settings, Threads,
 };
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -374,7 +374,12 @@ pub(crate) fn settings(topology: &Topology, password: Option<&str>) -> Settings 
         ports: Ports::default(),
         seat: None,
         servers: BTreeMap::new(),
-        live: Live { nodes, bring_home_timeout: PATIENCE, wait_max: Some(Duration::ZERO), ..Live::default() },
+        live: RuntimeSettings {
+            nodes,
+            bring_home_timeout: PATIENCE,
+            wait_max: Some(Duration::ZERO),
+            ..RuntimeSettings::default()
+        },
     }
 }
 
@@ -530,7 +535,7 @@ impl Fleet {
             databases: 0,
             aborted: false,
             give_up: None,
-            so_far: SoFar::default(),
+            so_far: MoveTotals::default(),
             fingerprints: Fingerprinter::new(7),
             resume: None,
             host: self.keeper.clone(),

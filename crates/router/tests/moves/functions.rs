@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use switchyard_router::MoveEnd;
 
 use super::fleet::{Client, Fleet, Server, until};
-use super::relay::{Hold, asks, relay};
+use super::relay::{Hold, has_command, relay};
 
 fn library(answer: u32) -> String {
     format!("#!lua name=library\nredis.register_function('f', function() return {answer} end)")
@@ -22,7 +22,7 @@ fn a_function_that_was_replaced_does_not_come_back_at_the_target() {
     let (hold, direct) = (Arc::<Hold>::default(), target.address);
     let held = hold.clone();
     target.address = relay(direct, move |bytes| {
-        if asks(bytes, &["FUNCTION", "DUMP"]) {
+        if has_command(bytes, &["FUNCTION", "DUMP"]) {
             held.wait();
         }
         true

@@ -56,7 +56,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, passes: &dyn Fn(&[u8]) -> bool) 
 }
 
 /// Whether a command with these words, behind each other, is among the bytes.
-pub(crate) fn asks(bytes: &[u8], words: &[&str]) -> bool {
+pub(crate) fn has_command(bytes: &[u8], words: &[&str]) -> bool {
     let words: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
     bytes.windows(words.len()).any(|window| window == words.as_bytes())
 }

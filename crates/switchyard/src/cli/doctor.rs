@@ -272,7 +272,7 @@ fn placement(resolved: &Resolved, config: &Config, fleet: &KnownFleet) -> Vec<Fi
 }
 
 /// What the router will ask of a node.
-pub(crate) fn needs(live: &switchyard_router::Live, workers: usize, nodes: usize) -> Needs {
+pub(crate) fn needs(live: &switchyard_router::RuntimeSettings, workers: usize, nodes: usize) -> Needs {
     let alone = live.large_connections_max + live.watch_connections_max + live.blocking_connections_max;
     Needs {
         connections: (workers * 2, workers * 4 + alone),

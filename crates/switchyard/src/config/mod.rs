@@ -30,7 +30,7 @@ pub(crate) use switchyard_control::nodes::{
 };
 use switchyard_control::planner::{Mode, PlannerConfig};
 use switchyard_policy::autoscale::Policy;
-use switchyard_router::{Cluster, ListenAddress, ListenerSettings, Live, Secret, ServerTls, Users};
+use switchyard_router::{Cluster, ListenAddress, ListenerSettings, RuntimeSettings, Secret, ServerTls, Users};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 pub(crate) use keys::Takes;
@@ -190,7 +190,7 @@ pub(crate) struct Config {
     pub(crate) pool: Option<PoolConfig>,
     pub(crate) autoscale: AutoscaleConfig,
     /// Limits and times for the router. Its password and nodes are filled in by [`Config::resolve`].
-    live: Live,
+    live: RuntimeSettings,
     /// By key path; what is missing has its default.
     origins: BTreeMap<String, Origin>,
 }
@@ -232,7 +232,7 @@ impl Default for Config {
             planner: PlannerConfig::default(),
             pool: None,
             autoscale: AutoscaleConfig::default(),
-            live: Live::default(),
+            live: RuntimeSettings::default(),
             origins: BTreeMap::new(),
         }
     }
@@ -765,7 +765,7 @@ impl Config {
             Some(admin) if problems.is_empty() => {
                 let announce = self.cluster_announce.iter().map(Endpoint::parts).collect();
                 let cluster = self.cluster_emulate.then_some(Cluster { announce });
-                let live = Live {
+                let live = RuntimeSettings {
                     users: Arc::new(users),
                     key_limits: self.limits.iter().map(LimitConfig::settings).collect(),
                     tls,
@@ -950,7 +950,7 @@ pub(crate) struct Resolved {
     pub(crate) admin_token: Option<Secret>,
     pub(crate) admin_tls: Option<ServerTls>,
     /// Without the nodes: their numbers are not known here.
-    pub(crate) live: Live,
+    pub(crate) live: RuntimeSettings,
     pub(crate) nodes: Vec<NodeAddress>,
     /// When servers are ejected, in a pool of twemproxy that has its servers for itself.
     pub(crate) ejection: Option<switchyard_policy::eject::Rule>,

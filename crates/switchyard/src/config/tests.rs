@@ -108,7 +108,7 @@ fn defaults_are_loopback_and_the_routers() {
     assert_eq!(resolved.listen, [ListenerSettings::tcp("127.0.0.1:6380".parse::<SocketAddr>().expect("an address"))]);
     assert_eq!(resolved.admin, "127.0.0.1:6381".parse().expect("an address"));
     assert!(resolved.live.memory_max < usize::MAX, "a share of what the machine has");
-    assert_eq!(resolved.live, Live { memory_max: resolved.live.memory_max, ..Live::default() });
+    assert_eq!(resolved.live, RuntimeSettings { memory_max: resolved.live.memory_max, ..RuntimeSettings::default() });
     assert!(config.workers >= 1);
 }
 

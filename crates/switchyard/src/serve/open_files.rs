@@ -3,7 +3,7 @@
 //! As Redis does: raise the limit as far as `max-clients` needs, and where the system refuses, lower `max-clients`
 //! instead and say so. Without that, `accept` would fail at some later hour, with clients waiting.
 
-use switchyard_router::{Live, open_files};
+use switchyard_router::{RuntimeSettings, open_files};
 
 /// Files that the process has open besides clients and connections to nodes: logs, the state, the admin port and its
 /// clients, and some room.
@@ -15,14 +15,14 @@ const FILES_PER_WORKER: u64 = 8;
 const CONNECTIONS_PER_NODE: u64 = 3;
 
 /// Files needed for everything but clients.
-fn reserve(live: &Live, nodes: usize, workers: usize, listeners: usize) -> u64 {
+fn reserve(live: &RuntimeSettings, nodes: usize, workers: usize, listeners: usize) -> u64 {
     let large = nodes as u64 * live.large_connections_max as u64;
     OWN_FILES + large + workers as u64 * (FILES_PER_WORKER + listeners as u64 + nodes as u64 * CONNECTIONS_PER_NODE)
 }
 
 /// Connections to nodes that clients may have alone, to wait there or to watch. Wanted, not reserved: each is one
 /// client's, and a client that finds no file for it is told so.
-fn exclusive(live: &Live, nodes: usize) -> u64 {
+fn exclusive(live: &RuntimeSettings, nodes: usize) -> u64 {
     let each = live.watch_connections_max.saturating_add(live.blocking_connections_max);
     (each.saturating_mul(nodes)).min(live.max_clients) as u64
 }
@@ -30,7 +30,7 @@ fn exclusive(live: &Live, nodes: usize) -> u64 {
 /// Makes room for `live.max_clients`, or lowers it to what there is room for. Returns a sentence for the log if it had
 /// to.
 pub(super) fn make_room(
-    live: &mut Live,
+    live: &mut RuntimeSettings,
     nodes: usize,
     workers: usize,
     listeners: usize,
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn more_nodes_and_workers_need_more() {
-        let live = Live::default();
+        let live = RuntimeSettings::default();
         let few = reserve(&live, 2, 1, 1);
         assert!(few >= OWN_FILES + 2 * (CONNECTIONS_PER_NODE + 16));
         assert!(reserve(&live, 3, 1, 1) > few && reserve(&live, 2, 2, 1) > few && reserve(&live, 2, 1, 2) > few);
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn room_for_one_client_more_than_now_is_made() {
         let before = getrlimit(Resource::Nofile);
-        let mut live = Live { max_clients: 100, ..Live::default() };
+        let mut live = RuntimeSettings { max_clients: 100, ..RuntimeSettings::default() };
         assert_eq!(make_room(&mut live, 1, 1, 1), Ok(None));
         assert_eq!(live.max_clients, 100);
         let after = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);

@@ -18,7 +18,7 @@ use switchyard_control::nodes::NodeConnection;
 use switchyard_control::placement;
 use switchyard_control::{Fleet, Running};
 use switchyard_policy::topology::{NodeId, Topology};
-use switchyard_router::{Live, NodeAccess, Secret, Servers};
+use switchyard_router::{NodeAccess, RuntimeSettings, Secret, Servers};
 use tracing::{error, info, warn};
 
 use super::logs::Logs;
@@ -73,7 +73,7 @@ pub(super) struct Reloader {
     pub(super) config: Config,
     /// The same, for those who ask meanwhile.
     pub(super) configured: Configured,
-    pub(super) live: Live,
+    pub(super) live: RuntimeSettings,
     pub(super) logs: Logs,
     /// The nodes as they are configured, with their replicas.
     pub(super) nodes: Vec<NodeAddress>,
@@ -318,7 +318,7 @@ impl Reloader {
 impl Reloader {
     /// Tries credentials that are new before they replace those in use: connections that work are not given up for ones
     /// that the node refuses.
-    fn keep_what_works(&self, live: &mut Live) {
+    fn keep_what_works(&self, live: &mut RuntimeSettings) {
         for (id, access) in &mut live.nodes {
             let Some(old) = self.live.nodes.get(id) else { continue };
             let same = (&old.username, &old.password, &old.tls) == (&access.username, &access.password, &access.tls);
@@ -403,7 +403,7 @@ pub(super) fn tell_ignored(names: &[String]) {
 }
 
 /// Logs what changed although the configuration says the same: the content of a secret's file, the address of a name.
-fn told_by_content(old: &Live, new: &Live, told: &[&str]) -> usize {
+fn told_by_content(old: &RuntimeSettings, new: &RuntimeSettings, told: &[&str]) -> usize {
     let mut changed = 0;
     if old.users != new.users
         && !told.iter().any(|what| what.starts_with("clients.password") || what.starts_with("clients.users"))

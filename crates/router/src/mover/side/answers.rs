@@ -184,7 +184,7 @@ pub(in crate::mover) fn stored(
 
 /// What came of a [`super::Ask::Secure`].
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::mover) enum Secured {
+pub(in crate::mover) enum DurabilityResult {
     /// It is safe; or the text says why not.
     Is(Result<(), String>),
     /// So many replicas are there now, and fewer have it, or were asked.
@@ -192,14 +192,14 @@ pub(in crate::mover) enum Secured {
 }
 
 /// What the answers to a [`super::Ask::Secure`] say.
-pub(in crate::mover) fn secured(durability: Durability, answers: &[Vec<u8>]) -> Secured {
+pub(in crate::mover) fn secured(durability: Durability, answers: &[Vec<u8>]) -> DurabilityResult {
     let answer = answers.last().map(Vec::as_slice).unwrap_or_default();
     if reply::is_error(answer) {
-        return Secured::Is(Err(error_text(answer)));
+        return DurabilityResult::Is(Err(error_text(answer)));
     }
     let count = reply::integer(answer).or_else(|| reply::elements(answer).next().and_then(reply::integer)).unwrap_or(0);
     if durability != Durability::Replica {
-        return Secured::Is(if count < 1 {
+        return DurabilityResult::Is(if count < 1 {
             Err("its append-only file was not synced within 2 s".to_owned())
         } else {
             Ok(())
@@ -210,7 +210,11 @@ pub(in crate::mover) fn secured(durability: Durability, answers: &[Vec<u8>]) -> 
     // One that is in its first synchronisation has nothing yet, and cannot be promoted.
     let replicas =
         info.lines().filter(|line| line.starts_with("slave") && line.contains("state=online")).count() as u32;
-    if acknowledged >= replicas.max(1) { Secured::Is(Ok(())) } else { Secured::Fewer { acknowledged, replicas } }
+    if acknowledged >= replicas.max(1) {
+        DurabilityResult::Is(Ok(()))
+    } else {
+        DurabilityResult::Fewer { acknowledged, replicas }
+    }
 }
 
 /// A node's answer to SCAN: the next cursor, and keys.
@@ -235,12 +239,12 @@ mod tests {
             "role:master\r\nslave0:ip=a,port=1,state=online\r\nslave1:ip=b,port=1,state=online\r\nslave2:ip=c,port=1,state=wait_bgsave",
         );
         let asked = |info: &str, count: u32| secured(Durability::Replica, &answers(&[info, &format!(":{count}\r\n")]));
-        assert_eq!(asked(&two, 2), Secured::Is(Ok(())));
-        assert_eq!(asked(&two, 1), Secured::Fewer { acknowledged: 1, replicas: 2 });
-        assert_eq!(asked(&info("role:master"), 0), Secured::Fewer { acknowledged: 0, replicas: 0 });
-        assert_eq!(asked(&info("role:master"), 1), Secured::Is(Ok(())), "it came meanwhile");
-        assert_eq!(secured(Durability::Aof, &answers(&["*2\r\n:1\r\n:0\r\n"])), Secured::Is(Ok(())));
-        assert!(matches!(secured(Durability::Aof, &answers(&["*2\r\n:0\r\n:0\r\n"])), Secured::Is(Err(_))));
+        assert_eq!(asked(&two, 2), DurabilityResult::Is(Ok(())));
+        assert_eq!(asked(&two, 1), DurabilityResult::Fewer { acknowledged: 1, replicas: 2 });
+        assert_eq!(asked(&info("role:master"), 0), DurabilityResult::Fewer { acknowledged: 0, replicas: 0 });
+        assert_eq!(asked(&info("role:master"), 1), DurabilityResult::Is(Ok(())), "it came meanwhile");
+        assert_eq!(secured(Durability::Aof, &answers(&["*2\r\n:1\r\n:0\r\n"])), DurabilityResult::Is(Ok(())));
+        assert!(matches!(secured(Durability::Aof, &answers(&["*2\r\n:0\r\n:0\r\n"])), DurabilityResult::Is(Err(_))));
     }
 
     fn answers(texts: &[&str]) -> Vec<Vec<u8>> {

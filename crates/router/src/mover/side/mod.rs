@@ -17,7 +17,7 @@ use switchyard_policy::migration::{BatchId, Copied, Durability, Key, Stored};
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::reply;
 
-pub(in crate::mover) use self::answers::{OneByOne, Secured, copied, scanned, secured, stored};
+pub(in crate::mover) use self::answers::{DurabilityResult, OneByOne, copied, scanned, secured, stored};
 use crate::fences::Fences;
 use crate::mover::connection::{Connection, field};
 use crate::mover::last_piece::{self, Last, LastRead};
@@ -110,7 +110,7 @@ pub(in crate::mover) struct Content {
 
 /// Something asked of a node.
 #[derive(Debug)]
-pub(in crate::mover) enum Ask {
+pub(in crate::mover) enum NodeRequest {
     /// Read keys.
     Copy {
         batch: BatchId,
@@ -166,7 +166,7 @@ pub(in crate::mover) enum Ask {
     },
 }
 
-/// What a reply to a [`Ask::Store`] is about.
+/// What a reply to a [`NodeRequest::Store`] is about.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::mover) enum Placed {
     /// A SELECT.
@@ -277,17 +277,17 @@ pub(in crate::mover) fn kind_of(content: &Content) -> &'static str {
 pub(in crate::mover) type Databases = Vec<(u32, bool)>;
 
 /// A job that is done, and the replies.
-pub(in crate::mover) type Answered = (Ask, Vec<Vec<u8>>);
+pub(in crate::mover) type Answered = (NodeRequest, Vec<Vec<u8>>);
 
 #[derive(Debug)]
 struct Job {
-    ask: Ask,
+    request: NodeRequest,
     replies: usize,
 }
 
 /// A side.
 #[derive(Debug)]
-pub(in crate::mover) struct End {
+pub(in crate::mover) struct SideConnection {
     pub(in crate::mover) node: NodeId,
     pub(in crate::mover) connection: Option<Connection>,
     jobs: VecDeque<Job>,
@@ -307,7 +307,7 @@ pub(in crate::mover) struct End {
     /// Seconds of a processor that it had used, and when it said so.
     work: Option<(f64, Instant)>,
     /// Subscribers may hear of what is stored here: a RESTORE is ours, a SET could be anybody's.
-    pub(in crate::mover) tells_changes: bool,
+    pub(in crate::mover) notifies_changes: bool,
     /// How often it has not answered in time in this leg: it may have more time then, because a key may be large.
     pub(in crate::mover) slow: u32,
     /// Bytes of the values that were read there last, on average.
@@ -319,7 +319,7 @@ pub(in crate::mover) struct End {
     pub(in crate::mover) ahead_us: Option<(i64, i64)>,
 }
 
-impl End {
+impl SideConnection {
     pub(in crate::mover) fn new(node: NodeId, fences: Arc<Fences>) -> Self {
         Self {
             node,
@@ -333,7 +333,7 @@ impl End {
             replicas: 1,
             policy: String::new(),
             work: None,
-            tells_changes: true,
+            notifies_changes: true,
             slow: 0,
             bytes_per_key: 0,
             only_one_by_one: false,
@@ -350,15 +350,17 @@ impl End {
         if let Some(connection) = self.connection.take() {
             self.fences.broke(self.node, connection.process);
         }
-        let discards =
-            self.jobs.drain(..).filter_map(|job| if let Ask::Discard(names) = job.ask { Some(names) } else { None });
+        let discards = self
+            .jobs
+            .drain(..)
+            .filter_map(|job| if let NodeRequest::Discard(names) = job.request { Some(names) } else { None });
         self.not_discarded.extend(discards.flatten());
         self.answers.clear();
         self.next_try = Some(Instant::now());
     }
 
     /// The move is over: what is under way is nobody's any more, and may still be executed.
-    pub(in crate::mover) fn let_go(&mut self) {
+    pub(in crate::mover) fn release(&mut self) {
         if self.connection.as_ref().is_some_and(|connection| connection.unanswered > 0) {
             self.fail();
         }
@@ -374,7 +376,7 @@ impl End {
         connection.exchange(&mut self.answers)?;
         // Asked again for something that takes longer than that, it would never be done.
         let patience = patience.saturating_mul(1 << self.slow.min(SLOW_MAX));
-        if connection.unanswered > 0 && connection.heard.elapsed() > patience {
+        if connection.unanswered > 0 && connection.last_reply.elapsed() > patience {
             self.slow += 1;
             return Err(format!("it did not answer within {patience:?}"));
         }
@@ -386,14 +388,14 @@ impl End {
             let rest = self.answers.split_off(job.replies);
             let answers = std::mem::replace(&mut self.answers, rest);
             if let Some(job) = self.jobs.pop_front() {
-                done.push((job.ask, answers));
+                done.push((job.request, answers));
             }
         }
         Ok(done)
     }
 
-    fn ask(&mut self, ask: Ask, replies: usize) {
-        self.jobs.push_back(Job { ask, replies });
+    fn send(&mut self, ask: NodeRequest, replies: usize) {
+        self.jobs.push_back(Job { request: ask, replies });
     }
 
     /// Reads keys.
@@ -414,7 +416,7 @@ impl End {
         keys.sort_unstable();
         keys.dedup();
         self.read(batch, keys, known, Form::Serialised, None, None);
-        if let Some(Job { ask: Ask::Copy { reading, .. }, .. }) = self.jobs.back_mut() {
+        if let Some(Job { request: NodeRequest::Copy { reading, .. }, .. }) = self.jobs.back_mut() {
             reading.again = Some(places);
         }
     }
@@ -474,7 +476,7 @@ impl End {
                     && let Some((staged, elements)) = staging.last_of(&place)
                 {
                     connection.push(&[if absolute { b"PEXPIRETIME" } else { b"PTTL" }, key]);
-                    let read = last_piece::ask(connection, key, staged, elements);
+                    let read = last_piece::request_dirty_elements(connection, key, staged, elements);
                     tails.insert(place, read);
                     continue;
                 }
@@ -491,8 +493,8 @@ impl End {
             }
         }
         let replies = connection.unanswered - before;
-        self.ask(
-            Ask::Copy {
+        self.send(
+            NodeRequest::Copy {
                 batch,
                 reading: Reading { keys, databases: asked, usage, absolute, form, again: None, staged: tails, first },
             },
@@ -590,7 +592,7 @@ impl End {
             places.extend(together.push(connection, database));
         }
         let replies = places.len();
-        self.ask(Ask::Store { batch, places, so_far, over: over.is_some() }, replies);
+        self.send(NodeRequest::Store { batch, places, so_far, over: over.is_some() }, replies);
     }
 
     /// Does a step of finishing what is staged.
@@ -610,7 +612,7 @@ impl End {
             item.replies = connection.unanswered - from;
         }
         let replies = connection.unanswered - before;
-        self.ask(Ask::Finish { batch, step, items }, replies);
+        self.send(NodeRequest::Finish { batch, step, items }, replies);
     }
 
     /// Removes staging keys.
@@ -622,7 +624,7 @@ impl End {
             connection.push(&[b"UNLINK", name]);
         }
         let replies = connection.unanswered - before;
-        self.ask(Ask::Discard(names), replies);
+        self.send(NodeRequest::Discard(names), replies);
     }
 
     /// Makes what was stored on this connection safe; replicas were asked so often before. False where it is as safe as
@@ -640,7 +642,7 @@ impl End {
             }
         }
         let replies = connection.unanswered - before;
-        self.ask(Ask::Secure { batch, durability, tried }, replies);
+        self.send(NodeRequest::Secure { batch, durability, tried }, replies);
         true
     }
 
@@ -648,14 +650,14 @@ impl End {
     pub(in crate::mover) fn confirm(&mut self) {
         let Some(connection) = &mut self.connection else { return };
         connection.push(&[b"INFO", b"stats"]);
-        self.ask(Ask::Confirm, 1);
+        self.send(NodeRequest::Confirm, 1);
     }
 
     /// Asks how far its replication stream is, behind all that was asked before. False where there is no connection.
-    pub(in crate::mover) fn ask_position(&mut self) -> bool {
+    pub(in crate::mover) fn query_position(&mut self) -> bool {
         let Some(connection) = &mut self.connection else { return false };
         connection.push(&[b"INFO", b"replication"]);
-        self.ask(Ask::Position, 1);
+        self.send(NodeRequest::Position, 1);
         true
     }
 
@@ -677,7 +679,7 @@ impl End {
         // The loss of a connection is heard of behind what came before it. A job that awaits no reply would be done as
         // soon as there is another.
         if let Some(replies) = self.unlink(keys, databases) {
-            self.ask(Ask::Remove { batch }, replies);
+            self.send(NodeRequest::Remove { batch }, replies);
         }
     }
 
@@ -708,13 +710,13 @@ impl End {
             connection.push(&args);
         }
         let replies = connection.unanswered - before;
-        self.ask(Ask::Migrate { batch }, replies);
+        self.send(NodeRequest::Migrate { batch }, replies);
     }
 
     /// Removes keys of a database that should not be there.
     pub(in crate::mover) fn purge(&mut self, walk: u32, keys: &[Key], database: u32) {
         if let Some(replies) = self.unlink(keys, &[database]) {
-            self.ask(Ask::Purge { walk }, replies);
+            self.send(NodeRequest::Purge { walk }, replies);
         }
     }
 
@@ -722,22 +724,22 @@ impl End {
         let Some(connection) = &mut self.connection else { return };
         let selected = connection.select(database);
         connection.push(&[b"SCAN", cursor, b"COUNT", b"1000"]);
-        self.ask(Ask::Scan { walk }, 1 + usize::from(selected));
+        self.send(NodeRequest::Scan { walk }, 1 + usize::from(selected));
     }
 
     /// Asks how much the node has worked.
     pub(in crate::mover) fn look(&mut self) {
         let Some(connection) = &mut self.connection else { return };
         connection.push(&[b"INFO", b"cpu"]);
-        self.ask(Ask::Look, 1);
+        self.send(NodeRequest::Look, 1);
     }
 
     /// Asks for the sizes of keys.
-    pub(in crate::mover) fn ask_sizes(&mut self, page: Page) {
+    pub(in crate::mover) fn query_sizes(&mut self, page: Page) {
         let Some(connection) = &mut self.connection else { return };
-        let selected = page.ask(connection);
+        let selected = page.request(connection);
         let replies = page.len() + usize::from(selected);
-        self.ask(Ask::Sizes { page, selected }, replies);
+        self.send(NodeRequest::Sizes { page, selected }, replies);
     }
 
     /// What of a processor the thread that executes commands has used since it last said so: a share, or `None` at
@@ -785,7 +787,7 @@ impl End {
         let fsync = connection.call(&[b"CONFIG", b"GET", b"appendfsync"], patience)?;
         let aof = connection.call(&[b"CONFIG", b"GET", b"appendonly"], patience)?;
         let events = connection.call(&[b"CONFIG", b"GET", b"notify-keyspace-events"], patience)?;
-        self.tells_changes = reply::is_error(&events) || !setting(&events).is_empty();
+        self.notifies_changes = reply::is_error(&events) || !setting(&events).is_empty();
         self.always_synced = setting(&fsync) == "always" && setting(&aof) == "yes";
         Ok(())
     }
@@ -851,13 +853,13 @@ mod tests {
 
     #[test]
     fn without_a_connection_nothing_is_asked_that_would_be_done_when_there_is_another() {
-        let mut end = End::new(NodeId(0), Arc::default());
+        let mut end = SideConnection::new(NodeId(0), Arc::default());
         let keys = [Key::from(&b"a"[..])];
         end.remove(BatchId(0), &keys, &[0]);
         end.purge(0, &keys, 0);
         end.discard(vec![(0, b"a".to_vec())]);
         end.scan(0, 0, b"0");
         end.look();
-        assert!(end.is_idle() && !end.ask_position());
+        assert!(end.is_idle() && !end.query_position());
     }
 }

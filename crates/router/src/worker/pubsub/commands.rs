@@ -8,10 +8,10 @@ use switchyard_resp::encode;
 use switchyard_resp::request::Args;
 
 use super::{Item, Kind, Subscriber};
-use crate::shared::Plan;
+use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use crate::worker::dispatch::Flow;
-use crate::worker::gather::Whole;
+use crate::worker::gather::Aggregation;
 use crate::worker::upstream::{Lane, UNSENT_HIGH};
 use crate::worker::{Stall, Worker};
 
@@ -21,7 +21,7 @@ const NAME_BYTES_MAX: usize = 64 << 20;
 impl Worker {
     pub(in crate::worker) fn pubsub_command(
         &mut self,
-        plan: &Plan,
+        plan: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         local: Local,
@@ -78,7 +78,7 @@ impl Worker {
         Some(self.refuse(handle, command.class() as u8, &text))
     }
 
-    fn subscribe(&mut self, plan: &Plan, handle: Handle, class: u8, kind: Kind, args: &Args<'_>) -> Flow {
+    fn subscribe(&mut self, plan: &RoutingSnapshot, handle: Handle, class: u8, kind: Kind, args: &Args<'_>) -> Flow {
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if !client.may_take(Lane::Pubsub) {
             return Flow::Stall(Stall::Barrier);
@@ -151,7 +151,7 @@ impl Worker {
     /// place.
     fn publish(
         &mut self,
-        plan: &Plan,
+        plan: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         kind: Kind,
@@ -182,7 +182,7 @@ impl Worker {
         if self.links.is_full(link, handle, UNSENT_HIGH) {
             return Flow::Stall(Stall::Upstream);
         }
-        let whole = Whole::Publish { kind, channel: channel.into(), node };
+        let whole = Aggregation::Publish { kind, channel: channel.into(), node };
         let Some(gather) = self.begin_gather(handle, class, 1, whole) else { return Flow::Close };
         self.send_part(gather, 0, node, Lane::Main, raw, class);
         Flow::Next

@@ -35,7 +35,7 @@ use crate::slab::{Handle, Slab};
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Place {
     /// The node has been asked, or will be when the connection that is being made is up.
-    Asked,
+    Requested,
     InForce,
     /// The node cannot be reached; it is asked when it can.
     Down,

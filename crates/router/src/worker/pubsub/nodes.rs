@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 use super::{Item, Kind, Place, Standing, Topic};
 use crate::settings::OnMissed;
-use crate::shared::Plan;
+use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 use crate::worker::Worker;
 use crate::worker::upstream::{Lane, Pending, Phase, Purpose};
@@ -41,17 +41,17 @@ impl Worker {
         let handle = self.pubsub.topics.insert(topic);
         self.pubsub.by_name[kind as usize].insert(name, handle);
         for node in nodes {
-            self.ask_place(handle, node);
+            self.request_place(handle, node);
         }
         handle
     }
 
     /// Asks a node for a topic, now or when its connection is up.
-    fn ask_place(&mut self, topic_handle: Handle, node: NodeId) {
+    fn request_place(&mut self, topic_handle: Handle, node: NodeId) {
         let link = self.hopeful_link(node);
         let (up, hopeful) = self.links.get(link).map_or((false, false), |l| (l.phase == Phase::Up, l.takes_commands()));
         let Some(topic) = self.pubsub.topics.get_mut(topic_handle) else { return };
-        let place = if hopeful { Place::Asked } else { Place::Down };
+        let place = if hopeful { Place::Requested } else { Place::Down };
         match topic.places.iter_mut().find(|(n, _)| *n == node) {
             Some((_, old)) => *old = place,
             None => topic.places.push((node, place)),
@@ -111,10 +111,10 @@ impl Worker {
         if *place == Place::InForce {
             self.note_in_force(kind, name, node, false);
         }
-        if matches!(place, Place::InForce | Place::Asked)
+        if matches!(place, Place::InForce | Place::Requested)
             && let Some(link) = self.links.pubsub(node)
         {
-            self.push_own(link, &[kind.unsubscribe().as_bytes(), name], Purpose::Nobody, 0);
+            self.push_own(link, &[kind.unsubscribe().as_bytes(), name], Purpose::Discarded, 0);
         }
     }
 
@@ -181,7 +181,8 @@ impl Worker {
     /// A node does not answer a subscription in time: it is as one that is down, unless it answers after all.
     pub(in crate::worker) fn subscribe_timed_out(&mut self, handle: Handle, node: NodeId) {
         let Some(topic) = self.pubsub.topics.get_mut(handle) else { return };
-        if let Some((_, place)) = topic.places.iter_mut().find(|(at, place)| *at == node && *place == Place::Asked) {
+        if let Some((_, place)) = topic.places.iter_mut().find(|(at, place)| *at == node && *place == Place::Requested)
+        {
             *place = Place::Down;
         }
         self.settle(handle);
@@ -218,7 +219,7 @@ impl Worker {
         for topic in self.pubsub.topics.handles() {
             let Some(t) = self.pubsub.topics.get_mut(topic) else { continue };
             let Some((_, place)) = t.places.iter_mut().find(|(n, _)| *n == node) else { continue };
-            *place = Place::Asked;
+            *place = Place::Requested;
             asked += usize::from(!t.subscribers.is_empty());
             self.send_subscribe(link, topic);
         }
@@ -247,7 +248,7 @@ impl Worker {
         for handle in self.pubsub.topics.handles() {
             let Some(topic) = self.pubsub.topics.get_mut(handle) else { continue };
             let Some((_, place)) = topic.places.iter_mut().find(|(n, _)| *n == node) else { continue };
-            let was_in_force = std::mem::replace(place, Place::Asked) == Place::InForce;
+            let was_in_force = std::mem::replace(place, Place::Requested) == Place::InForce;
             let (kind, name) = (topic.kind, topic.name.clone());
             if was_in_force {
                 lost += 1;
@@ -299,7 +300,7 @@ impl Worker {
         let (node, quiet) = (l.node, l.is_idle() && self.now_us.saturating_sub(l.received_us) > QUIET_US);
         let needed = self.needs_pubsub_link(node);
         if needed && quiet {
-            self.push_own(link, &[b"PING"], Purpose::Nobody, 0);
+            self.push_own(link, &[b"PING"], Purpose::Discarded, 0);
         }
         needed
     }
@@ -324,7 +325,7 @@ impl Worker {
             let left: Vec<(NodeId, Place)> =
                 topic.places.extract_if(.., |(node, _)| !(wanted(*node) || shard && kept(*node))).collect();
             for node in missing {
-                self.ask_place(handle, node);
+                self.request_place(handle, node);
             }
             for (node, place) in left {
                 self.leave_place(kind, &name, node, &place);
@@ -371,7 +372,7 @@ impl Worker {
         self.pubsub
             .topics
             .iter()
-            .any(|(_, topic)| topic.places.iter().any(|(_, place)| *place == Place::Asked) && in_transit(topic))
+            .any(|(_, topic)| topic.places.iter().any(|(_, place)| *place == Place::Requested) && in_transit(topic))
     }
 
     /// Whether a keyspace event comes from a mover's own commands: keys that it stores where they are going and removes
@@ -386,7 +387,7 @@ impl Worker {
         if is_temporary(key) {
             return true;
         }
-        let of = |plan: &Plan| {
+        let of = |plan: &RoutingSnapshot| {
             let slot = plan.topology.slot_of(key);
             let Some(Transit { move_id, source, target, stage: Stage::Moving { leg }, .. }) =
                 plan.topology.transit(slot).copied()
@@ -490,7 +491,7 @@ impl Topic {
         {
             return Standing::Refused(error.to_string());
         }
-        if self.places.iter().any(|(_, p)| *p == Place::Asked) {
+        if self.places.iter().any(|(_, p)| *p == Place::Requested) {
             return Standing::Unsettled;
         }
         if self.places.iter().any(|(_, p)| *p == Place::InForce) { Standing::InForce } else { Standing::Down }

@@ -10,7 +10,7 @@ use crate::settings::Reads;
 use crate::shared::Message;
 use crate::slab::Handle;
 use crate::worker::dispatch::Flow;
-use crate::worker::gather::Whole;
+use crate::worker::gather::Aggregation;
 use crate::worker::local::parse;
 use crate::worker::{Stall, Worker};
 
@@ -167,7 +167,7 @@ impl Worker {
             return Flow::Next;
         };
         let workers = self.shared.mailboxes.len();
-        let Some(gather) = self.begin_gather(handle, class, workers, Whole::Redirect(Box::new(options))) else {
+        let Some(gather) = self.begin_gather(handle, class, workers, Aggregation::Redirect(Box::new(options))) else {
             return Flow::Close;
         };
         for (part, mailbox) in self.shared.mailboxes.iter().enumerate() {
@@ -232,7 +232,7 @@ impl Worker {
             prefixes = vec![Box::default()];
         }
         tracked.pending = Some(seq);
-        tracked.relies = known;
+        tracked.was_tracking = known;
         tracked.caching = false;
         if !known {
             self.tracking.clients.push(handle);

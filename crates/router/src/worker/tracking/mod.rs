@@ -71,7 +71,7 @@ pub(in crate::worker) struct Tracked {
     /// Number of the TRACKING ON that waits for the nodes.
     pending: Option<u32>,
     /// It tracked before that TRACKING ON.
-    relies: bool,
+    was_tracking: bool,
     /// Invalidations, each behind the command of this number: an array of keys, or `None` for all.
     held: VecDeque<(u32, Option<Vec<u8>>)>,
     held_bytes: usize,
@@ -105,7 +105,7 @@ impl Tracked {
 /// The state of tracking at one node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Place {
-    Asked,
+    Requested,
     /// In force, and asked for more prefixes.
     Widening,
     InForce,

@@ -36,13 +36,13 @@ impl Worker {
                 cover.iter().filter(|prefix| adds && !before.contains(prefix)).cloned().collect();
             let nodes: Vec<NodeId> = self.plan.topology.nodes().map(|n| n.id).collect();
             for node in nodes {
-                self.ask_tracking(node, &added);
+                self.request_tracking(node, &added);
             }
         }
     }
 
     /// Asks a node to track: only for the prefixes `added`, where it tracks the others already.
-    fn ask_tracking(&mut self, node: NodeId, added: &[Box<[u8]>]) {
+    fn request_tracking(&mut self, node: NodeId, added: &[Box<[u8]>]) {
         let link = self.hopeful_link(node);
         let (up, hopeful) = self.links.get(link).map_or((false, false), |l| (l.phase == Phase::Up, l.takes_commands()));
         let in_force =
@@ -52,7 +52,7 @@ impl Worker {
             self.send_prefixes(link, added);
             return;
         }
-        self.set_tracking_place(node, if hopeful { Place::Asked } else { Place::Down });
+        self.set_tracking_place(node, if hopeful { Place::Requested } else { Place::Down });
         if up {
             self.send_tracking(link, node);
         }
@@ -72,7 +72,7 @@ impl Worker {
             return;
         }
         // Prefixes must not overlap: begin anew. What changes in between is made good by an invalidation of all.
-        self.push_own(link, &[b"CLIENT", b"TRACKING", b"OFF"], Purpose::Nobody, 0);
+        self.push_own(link, &[b"CLIENT", b"TRACKING", b"OFF"], Purpose::Discarded, 0);
         let cover = self.tracking.cover.clone();
         self.send_prefixes(link, &cover);
     }
@@ -94,7 +94,7 @@ impl Worker {
         self.tracking.generation = self.tracking.generation.wrapping_add(1);
         for (node, _) in std::mem::take(&mut self.tracking.places) {
             if let Some(link) = self.links.pubsub(node) {
-                self.push_own(link, &[b"CLIENT", b"TRACKING", b"OFF"], Purpose::Nobody, 0);
+                self.push_own(link, &[b"CLIENT", b"TRACKING", b"OFF"], Purpose::Discarded, 0);
             }
         }
     }
@@ -123,7 +123,7 @@ impl Worker {
     /// Answers the TRACKING ON of clients, once all nodes have an outcome.
     pub(super) fn settle_tracking(&mut self) {
         let places = &self.tracking.places;
-        if places.iter().any(|(_, p)| matches!(p, Place::Asked | Place::Widening)) {
+        if places.iter().any(|(_, p)| matches!(p, Place::Requested | Place::Widening)) {
             return;
         }
         let refused =
@@ -156,7 +156,7 @@ impl Worker {
 
     pub(in crate::worker) fn tracking_link_up(&mut self, link: Handle, node: NodeId) {
         if self.tracking.is_on() && self.tracking.places.iter().any(|(n, _)| *n == node) {
-            self.set_tracking_place(node, Place::Asked);
+            self.set_tracking_place(node, Place::Requested);
             self.send_tracking(link, node);
             self.settle_tracking();
         }
@@ -171,7 +171,7 @@ impl Worker {
 
     pub(in crate::worker) fn tracking_link_lost(&mut self, node: NodeId) {
         if self.tracking.places.iter().any(|(n, _)| *n == node) {
-            self.set_tracking_place(node, Place::Asked);
+            self.set_tracking_place(node, Place::Requested);
             warn!(node = %self.node_name(node), "lost the connection that tells of changed keys: clients are told to forget all of them");
             self.tracking.forget_reads();
             self.count_tracked();
@@ -187,7 +187,7 @@ impl Worker {
         self.tracking.places.retain(|(node, _)| plan.topology.node(*node).is_some());
         for node in plan.topology.nodes() {
             if !self.tracking.places.iter().any(|(n, _)| *n == node.id) {
-                self.ask_tracking(node.id, &[]);
+                self.request_tracking(node.id, &[]);
             }
         }
         self.settle_tracking();
@@ -248,7 +248,7 @@ impl Worker {
                 .clients
                 .get(handle)
                 .and_then(|c| c.tracked.as_deref())
-                .is_some_and(|t| t.pending.is_none() || t.relies);
+                .is_some_and(|t| t.pending.is_none() || t.was_tracking);
             if ready {
                 self.invalidate(handle, None);
             }
@@ -272,7 +272,7 @@ impl Worker {
                 .is_some_and(|key| tracked.is_changing(key))
         };
         if !ordered || redirects && !is_own() {
-            self.tell_invalidation(handle, keys);
+            self.push_invalidation(handle, keys);
             return;
         }
         tracked.held_bytes += keys.map_or(0, <[u8]>::len) + INVALIDATE.len();
@@ -282,7 +282,7 @@ impl Worker {
         }
     }
 
-    fn tell_invalidation(&mut self, handle: Handle, keys: Option<&[u8]>) {
+    fn push_invalidation(&mut self, handle: Handle, keys: Option<&[u8]>) {
         let Some(tracked) = self.clients.get(handle).and_then(|c| c.tracked.as_deref()) else { return };
         if let Some(redirect) = tracked.options.redirect {
             let message = Message::Invalidate {
@@ -316,13 +316,13 @@ impl Worker {
             }
             let Some((_, keys)) = tracked.held.pop_front() else { return };
             tracked.held_bytes -= keys.as_ref().map_or(0, Vec::len) + INVALIDATE.len();
-            self.tell_invalidation(handle, keys.as_deref());
+            self.push_invalidation(handle, keys.as_deref());
         }
     }
 
     /// From time to time: a client that waits at a node may wait for ever, and what it waits for is no old value. It is
     /// told of what has been held since the last time; what has just come may belong behind a reply that is on its way.
-    pub(in crate::worker) fn tell_blocked_clients(&mut self) {
+    pub(in crate::worker) fn push_to_blocked_clients(&mut self) {
         for handle in self.tracking.clients.clone() {
             let Some(client) = self.clients.get_mut(handle) else { continue };
             let blocked = client.stall == Stall::Blocked;
@@ -334,7 +334,7 @@ impl Worker {
                 if let Some(tracked) = self.clients.get_mut(handle).and_then(|c| c.tracked.as_deref_mut()) {
                     tracked.held_bytes -= keys.as_ref().map_or(0, Vec::len) + INVALIDATE.len();
                 }
-                self.tell_invalidation(handle, keys.as_deref());
+                self.push_invalidation(handle, keys.as_deref());
             }
         }
     }

@@ -12,10 +12,10 @@ use switchyard_resp::request::Args;
 
 use super::dispatch::Flow;
 use super::downstream::Client;
-use super::gather::{Gather, Whole};
+use super::gather::{Aggregation, Gather};
 use super::upstream::{Lane, Phase};
 use super::{Stall, Worker};
-use crate::shared::{Plan, Shared};
+use crate::shared::{RoutingSnapshot, Shared};
 use crate::slab::Handle;
 
 /// A client that connects waits so long for a node, where an earlier answer is known.
@@ -37,8 +37,8 @@ impl Client {
 impl Gather {
     /// Stands for the answer of a node that is late. For INFO that is no answer, but its last figures count.
     fn known_answer(&mut self, shared: &Shared, node: NodeId, resp3: bool) -> Option<Vec<u8>> {
-        if let Some(request) = self.asks_for_commands() {
-            return shared.heard.answer(resp3, request);
+        if let Some(request) = self.commands_request() {
+            return shared.command_replies.answer(resp3, request);
         }
         self.add_info(&shared.last_info(node)?);
         Some(LATE.to_vec())
@@ -56,9 +56,9 @@ impl Worker {
 
     /// COMMAND and its subcommands: any node that answers.
     #[cold]
-    pub(super) fn ask_for_commands(
+    pub(super) fn query_commands(
         &mut self,
-        plan: &Plan,
+        plan: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         raw: &[u8],
@@ -74,12 +74,12 @@ impl Worker {
         }
         let resp3 = client.resp3;
         if talking.is_none()
-            && let Some(answer) = self.shared.heard.answer(resp3, raw)
+            && let Some(answer) = self.shared.command_replies.answer(resp3, raw)
         {
             self.answer(handle, class, &answer);
             return Flow::Next;
         }
-        let Some(gather) = self.begin_gather(handle, class, 1, Whole::Commands { request: raw.to_vec() }) else {
+        let Some(gather) = self.begin_gather(handle, class, 1, Aggregation::Commands { request: raw.to_vec() }) else {
             return Flow::Close;
         };
         let mut request = Vec::new();

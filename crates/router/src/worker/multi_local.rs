@@ -18,7 +18,7 @@ use super::downstream::ReplyMode;
 use super::scan::QueuedScan;
 use super::transit::parsed;
 use super::{Stall, Worker};
-use crate::shared::Plan;
+use crate::shared::RoutingSnapshot;
 use crate::slab::Handle;
 
 /// When a command of a transaction is answered by the router.
@@ -52,7 +52,7 @@ pub(super) fn answered(local: Local) -> Option<When> {
 
 /// The answer that is caught instead of given to a client.
 #[derive(Debug, Default)]
-pub(super) enum Caught {
+pub(super) enum CapturedReply {
     /// Answers are given to clients.
     #[default]
     Nothing,
@@ -61,7 +61,7 @@ pub(super) enum Caught {
     Answer(Vec<u8>),
 }
 
-impl Caught {
+impl CapturedReply {
     /// Takes an answer, if it is to be caught.
     #[inline]
     pub(super) fn takes(&mut self, answer: &[u8]) -> bool {
@@ -99,20 +99,20 @@ struct Own {
 
 /// The commands of a transaction that the node does not answer as its clients see it.
 #[derive(Debug, Default)]
-pub(super) struct OwnAnswers {
+pub(super) struct LocalInMulti {
     own: Vec<Own>,
     /// Of these, those that are in EXEC's array.
     placed: usize,
     /// Bytes of their requests.
     request_bytes: usize,
     /// All before this one that are to be asked for have their answers.
-    asked: usize,
+    replied: usize,
     databases: BTreeSet<u32>,
     /// The places of the node's answers to SCAN among its answers.
     scans: Vec<(usize, QueuedScan)>,
 }
 
-impl OwnAnswers {
+impl LocalInMulti {
     pub(super) fn is_empty(&self) -> bool {
         self.own.is_empty() && self.scans.is_empty()
     }
@@ -139,7 +139,7 @@ impl OwnAnswers {
     }
 
     /// Nodes are asked whether they have this database before EXEC is sent.
-    pub(super) fn ask_for_database(&mut self, database: u32) {
+    pub(super) fn require_database(&mut self, database: u32) {
         let mut request = Vec::new();
         encode::command(&mut request, [&b"SELECT"[..], database.to_string().as_bytes()]);
         if self.databases.insert(database) {
@@ -155,10 +155,10 @@ impl OwnAnswers {
     /// The first that is to be asked for and has no answer.
     fn unanswered(&mut self) -> Option<&mut Own> {
         let is_done = |own: &Own| own.when == When::After || matches!(own.answer, Answer::Given(_));
-        while self.own.get(self.asked).is_some_and(is_done) {
-            self.asked += 1;
+        while self.own.get(self.replied).is_some_and(is_done) {
+            self.replied += 1;
         }
-        self.own.get_mut(self.asked)
+        self.own.get_mut(self.replied)
     }
 
     fn unasked(&mut self) -> Option<&mut Own> {
@@ -173,7 +173,7 @@ impl OwnAnswers {
 impl Worker {
     /// Asks nodes for what is to be known before EXEC is sent. `None`: all is.
     #[cold]
-    pub(super) fn ask_before_exec(&mut self, plan: &Plan, handle: Handle) -> Option<Flow> {
+    pub(super) fn query_before_exec(&mut self, plan: &RoutingSnapshot, handle: Handle) -> Option<Flow> {
         loop {
             let client = self.clients.get_mut(handle)?;
             let (is_owed, mode, database) = (client.in_flight() > 0, client.reply_mode, client.database);
@@ -204,8 +204,8 @@ impl Worker {
     }
 
     /// Executes a command that the router answers; with its answer, where it is there at once.
-    fn caught(&mut self, plan: &Plan, handle: Handle, request: &[u8]) -> (Flow, Option<Vec<u8>>) {
-        self.caught = Caught::Wanted;
+    fn caught(&mut self, plan: &RoutingSnapshot, handle: Handle, request: &[u8]) -> (Flow, Option<Vec<u8>>) {
+        self.caught = CapturedReply::Wanted;
         let flow = parsed(plan, request, |command, args| match command.handling {
             Handling::Local(local) => self.local(plan, handle, command, local, request, args),
             _ => Flow::Next,
@@ -228,7 +228,7 @@ impl Worker {
 
     /// The node's answer to EXEC with the router's own answers at their places; what concerns the client is executed
     /// now.
-    pub(super) fn with_own_answers(&mut self, handle: Handle, own: OwnAnswers, answer: &[u8]) -> Vec<u8> {
+    pub(super) fn with_own_answers(&mut self, handle: Handle, own: LocalInMulti, answer: &[u8]) -> Vec<u8> {
         let plan = self.plan.clone();
         let count = own.count();
         let mut given: Vec<(usize, Vec<u8>)> = Vec::with_capacity(count);
@@ -273,11 +273,11 @@ mod tests {
     /// one.
     #[test]
     fn what_is_asked_of_nodes_is_asked_in_order_and_once() {
-        let mut own = OwnAnswers::default();
+        let mut own = LocalInMulti::default();
         own.queue(0, When::After, b"ROLE");
         own.queue(1, When::Before, b"INFO");
-        own.ask_for_database(7);
-        own.ask_for_database(7);
+        own.require_database(7);
+        own.require_database(7);
         own.queue(3, When::Before, b"CONFIG GET x");
         assert_eq!(
             (own.count(), own.bytes()),

@@ -11,7 +11,7 @@ use std::fmt::Debug;
 
 use switchyard_policy::topology::NodeId;
 
-use super::gather::Whole;
+use super::gather::Aggregation;
 use super::upstream::Lane;
 use super::{Stall, Worker};
 use crate::slab::Handle;
@@ -20,7 +20,7 @@ use crate::worker::dispatch::Flow;
 /// One question of a round. Several requests go to the node in one piece, so that nothing comes between them; the reply
 /// to the last one counts.
 #[derive(Debug)]
-pub(super) struct Ask {
+pub(super) struct StepRequest {
     pub(super) node: NodeId,
     pub(super) lane: Lane,
     pub(super) requests: Vec<Vec<u8>>,
@@ -32,11 +32,11 @@ pub(super) enum Next {
     /// The client's reply.
     Done(Vec<u8>),
     /// Another round; never empty.
-    Round(Vec<Ask>),
+    Round(Vec<StepRequest>),
 }
 
 /// What goes on from round to round.
-pub(super) trait Procedure: Debug + Send {
+pub(super) trait MultiStepCommand: Debug + Send {
     /// Takes the replies of a round, in the order of its questions.
     fn next(&mut self, worker: &mut Worker, resp3: bool, parts: Vec<Vec<u8>>) -> Next;
 
@@ -53,8 +53,8 @@ impl Worker {
         &mut self,
         handle: Handle,
         class: u8,
-        procedure: Box<dyn Procedure>,
-        first: Vec<Ask>,
+        procedure: Box<dyn MultiStepCommand>,
+        first: Vec<StepRequest>,
     ) -> Flow {
         let Some(client) = self.clients.get_mut(handle) else { return Flow::Close };
         if client.in_flight() > 0 {
@@ -69,18 +69,18 @@ impl Worker {
         &mut self,
         handle: Handle,
         class: u8,
-        procedure: Box<dyn Procedure>,
-        first: Vec<Ask>,
+        procedure: Box<dyn MultiStepCommand>,
+        first: Vec<StepRequest>,
     ) -> Flow {
-        let Some(gather) = self.begin_gather(handle, class, first.len(), Whole::Rounds(procedure)) else {
+        let Some(gather) = self.begin_gather(handle, class, first.len(), Aggregation::Rounds(procedure)) else {
             return Flow::Close;
         };
-        self.ask(gather, first, class);
+        self.send_round(gather, first, class);
         Flow::Next
     }
 
     /// Sends the questions of a round.
-    pub(super) fn ask(&mut self, gather: Handle, asks: Vec<Ask>, class: u8) {
+    pub(super) fn send_round(&mut self, gather: Handle, asks: Vec<StepRequest>, class: u8) {
         for (part, ask) in asks.into_iter().enumerate() {
             self.send_parts(gather, part as u32, ask.node, ask.lane, &ask.requests, class);
         }

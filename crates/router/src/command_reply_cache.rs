@@ -13,12 +13,12 @@ const HEARD_BYTES_MAX: usize = 2 << 20;
 
 /// Answers to COMMAND: they say the same as long as a node's process runs, and differ little between nodes.
 #[derive(Debug, Default)]
-pub(crate) struct Heard(Mutex<Vec<Known>>);
+pub(crate) struct CommandReplyCache(Mutex<Vec<Known>>);
 
 /// Whether in RESP3, the request, and the answer.
 type Known = (bool, Vec<u8>, Vec<u8>);
 
-impl Heard {
+impl CommandReplyCache {
     /// A node has answered this request, in RESP3 or not.
     pub(crate) fn note(&self, resp3: bool, request: &[u8], answer: &[u8]) {
         let mut known = lock(&self.0);
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn answers_are_kept_by_request_and_protocol_and_few() {
-        let heard = Heard::default();
+        let heard = CommandReplyCache::default();
         heard.note(false, b"COMMAND", b"old");
         heard.note(false, b"COMMAND", b"new");
         heard.note(true, b"COMMAND", b"resp3");

@@ -18,14 +18,14 @@ use switchyard_resp::{encode, reply};
 
 use super::dispatch::Flow;
 use super::gather::with_doubt;
-use super::rounds::{Ask, Next, Procedure};
+use super::multi_step::{MultiStepCommand, Next, StepRequest};
 use super::scan::belongs;
 use super::upstream::Lane;
 use super::wait::Since;
 use super::{Stall, Worker};
 use crate::function_turns::ChangeTurn;
-use crate::mover::{Moves, SharedMove, Told};
-use crate::shared::{Plan, TurnToLook};
+use crate::mover::{MoverMessage, Moves, SharedMove};
+use crate::shared::{QuiesceLockGuard, RoutingSnapshot};
 use crate::slab::Handle;
 
 /// So long a command that only looks waits for the movers at most, microseconds. Then it is answered as the nodes are.
@@ -33,14 +33,14 @@ const LOOK_PATIENCE_US: u64 = 1_000_000;
 
 /// A command that waits until movers are quiet.
 #[derive(Debug)]
-pub(super) struct Quieting {
+pub(super) struct QuiesceWait {
     since_us: u64,
     guard: Guard,
 }
 
 /// The commands of a worker that wait until movers are quiet.
 #[derive(Debug, Default)]
-pub(super) struct QuietWaits {
+pub(super) struct QuiesceQueue {
     last_ticket: u64,
 }
 
@@ -48,14 +48,14 @@ pub(super) struct QuietWaits {
 #[derive(Debug)]
 enum Guard {
     /// Movers.
-    Movers(Quieted),
+    Movers(QuiesceGuard),
     /// Who copies functions; `None`: somebody does.
     Functions { _turn: Option<ChangeTurn> },
 }
 
-impl Quieting {
+impl QuiesceWait {
     /// The movers that it waits for.
-    const fn movers(&mut self) -> Option<&mut Quieted> {
+    const fn movers(&mut self) -> Option<&mut QuiesceGuard> {
         match &mut self.guard {
             Guard::Movers(movers) => Some(movers),
             Guard::Functions { .. } => None,
@@ -65,30 +65,30 @@ impl Quieting {
 
 /// Movers that have been asked to be quiet. They go on when this is dropped.
 #[derive(Debug)]
-struct Quieted {
+struct QuiesceGuard {
     ticket: u64,
     flushes: bool,
-    turn: Option<TurnToLook>,
+    turn: Option<QuiesceLockGuard>,
     /// Each with whether it is quiet.
     movers: BTreeMap<MoveId, (Arc<SharedMove>, bool)>,
 }
 
-impl Quieted {
+impl QuiesceGuard {
     /// Asks those movers that have not been asked.
-    fn ask(&mut self, moves: &Moves, worker: usize) {
+    fn request(&mut self, moves: &Moves, worker: usize) {
         for (id, mover) in &moves.by_id {
             if !self.movers.contains_key(id) {
-                mover.tell(Told::Quiesce { from: worker, ticket: self.ticket, flushes: self.flushes });
+                mover.notify(MoverMessage::Quiesce { from: worker, ticket: self.ticket, flushes: self.flushes });
                 self.movers.insert(*id, (mover.clone(), false));
             }
         }
     }
 }
 
-impl Drop for Quieted {
+impl Drop for QuiesceGuard {
     fn drop(&mut self) {
         for (mover, _) in self.movers.values() {
-            mover.tell(Told::Unquiesce { ticket: self.ticket });
+            mover.notify(MoverMessage::Unquiesce { ticket: self.ticket });
         }
     }
 }
@@ -99,7 +99,7 @@ struct Flush {
     _guard: Guard,
 }
 
-impl Procedure for Flush {
+impl MultiStepCommand for Flush {
     fn next(&mut self, _: &mut Worker, _: bool, parts: Vec<Vec<u8>>) -> Next {
         let failed = parts.iter().find(|p| reply::is_error(p)).map(|error| with_doubt(error, &parts));
         Next::Done(failed.unwrap_or_else(|| parts.into_iter().next().unwrap_or_default()))
@@ -112,13 +112,13 @@ impl Procedure for Flush {
 
 /// DBSIZE or KEYS at every node, with the movers quiet until all have answered.
 #[derive(Debug)]
-struct Look {
+struct FullScan {
     _guard: Guard,
     merge: Merge,
     nodes: Vec<NodeId>,
 }
 
-impl Procedure for Look {
+impl MultiStepCommand for FullScan {
     fn next(&mut self, worker: &mut Worker, _: bool, parts: Vec<Vec<u8>>) -> Next {
         let (of_nodes, temporary) = parts.split_at(self.nodes.len().min(parts.len()));
         if let Some(error) = of_nodes.iter().find(|part| reply::is_error(part)) {
@@ -151,13 +151,13 @@ impl Procedure for Look {
 
 impl Worker {
     /// Has the movers be quiet for the command of a client. Whether they are, and for how long it has waited.
-    fn quiet_for(&mut self, handle: Handle, plan: &Plan, flushes: bool) -> Option<(bool, u64)> {
+    fn quiet_for(&mut self, handle: Handle, plan: &RoutingSnapshot, flushes: bool) -> Option<(bool, u64)> {
         if self.clients.get(handle)?.quieting.is_none() {
-            self.quiet.last_ticket += 1;
+            self.quiesce.last_ticket += 1;
             // Unlike every other worker's.
-            let ticket = self.quiet.last_ticket << 8 | (self.index as u64 & 0xff);
-            let guard = Guard::Movers(Quieted { ticket, flushes, turn: None, movers: BTreeMap::new() });
-            self.clients.get_mut(handle)?.quieting = Some(Box::new(Quieting { since_us: self.now_us, guard }));
+            let ticket = self.quiesce.last_ticket << 8 | (self.index as u64 & 0xff);
+            let guard = Guard::Movers(QuiesceGuard { ticket, flushes, turn: None, movers: BTreeMap::new() });
+            self.clients.get_mut(handle)?.quieting = Some(Box::new(QuiesceWait { since_us: self.now_us, guard }));
         }
         let quieting = self.clients.get_mut(handle)?.quieting.as_mut()?;
         let waited_us = self.now_us.saturating_sub(quieting.since_us);
@@ -169,7 +169,7 @@ impl Worker {
             }
         }
         // A move may have begun since.
-        guard.ask(&plan.moves, self.index);
+        guard.request(&plan.moves, self.index);
         let quiet = guard.movers.iter().all(|(id, (_, quiet))| *quiet || !plan.moves.by_id.contains_key(id));
         Some((quiet, waited_us))
     }
@@ -203,7 +203,7 @@ impl Worker {
             let since = Since::now(&self.shared, &self.plan);
             nodes.iter().for_each(|node| client.written.add(*node, since));
         }
-        let asks = nodes.into_iter().map(|node| Ask { node, lane, requests: vec![raw.to_vec()] }).collect();
+        let asks = nodes.into_iter().map(|node| StepRequest { node, lane, requests: vec![raw.to_vec()] }).collect();
         self.begin_alone(handle, class, Box::new(Flush { _guard: quieting.guard }), asks)
     }
 
@@ -222,8 +222,8 @@ impl Worker {
         }
         let Some(quieting) = self.clients.get_mut(handle).and_then(|c| c.quieting.take()) else { return Flow::Close };
         let nodes = self.keepers.all();
-        let mut asks: Vec<Ask> =
-            nodes.iter().map(|node| Ask { node: *node, lane, requests: vec![raw.to_vec()] }).collect();
+        let mut asks: Vec<StepRequest> =
+            nodes.iter().map(|node| StepRequest { node: *node, lane, requests: vec![raw.to_vec()] }).collect();
         if merge == Merge::Sum {
             for mover in plan.moves.by_id.values().filter(|mover| nodes.contains(&mover.target)) {
                 let names = mover.temporary_in(database);
@@ -233,11 +233,11 @@ impl Worker {
                         &mut request,
                         std::iter::once(&b"EXISTS"[..]).chain(names.iter().map(Vec::as_slice)).collect::<Vec<_>>(),
                     );
-                    asks.push(Ask { node: mover.target, lane, requests: vec![request] });
+                    asks.push(StepRequest { node: mover.target, lane, requests: vec![request] });
                 }
             }
         }
-        self.begin_alone(handle, class, Box::new(Look { _guard: quieting.guard, merge, nodes }), asks)
+        self.begin_alone(handle, class, Box::new(FullScan { _guard: quieting.guard, merge, nodes }), asks)
     }
 
     /// A command that is about to change the functions of all nodes: what is copied from one node to another meanwhile
@@ -252,7 +252,7 @@ impl Worker {
             return Some(Flow::Stall(Stall::Barrier));
         }
         let since_us = client.quieting.as_ref().map_or(now_us, |quieting| quieting.since_us);
-        client.quieting = Some(Box::new(Quieting { since_us, guard: Guard::Functions { _turn: turn } }));
+        client.quieting = Some(Box::new(QuiesceWait { since_us, guard: Guard::Functions { _turn: turn } }));
         if may {
             return None;
         }

@@ -25,12 +25,12 @@ use tracing::debug;
 
 use super::dispatch::Flow;
 use super::downstream::Client;
-use super::keyed::{Call, Keyed};
+use super::keyed::{Call, KeyedCommand};
 use super::pool::Acquired;
 use super::upstream::{Lane, Link, Purpose};
 use super::wait::Since;
 use super::{Stall, Worker};
-use crate::shared::{Message, Plan};
+use crate::shared::{Message, RoutingSnapshot};
 use crate::slab::Handle;
 use crate::wait_queues::Ticket;
 
@@ -80,7 +80,7 @@ impl Waiting {
 
 /// What ends a wait that is with us.
 #[derive(Clone, Debug)]
-pub(super) enum Ended {
+pub(super) enum WaitEnd {
     /// Its own time, or CLIENT UNBLOCK.
     OutOfTime,
     /// CLIENT UNBLOCK ... ERROR.
@@ -91,16 +91,16 @@ pub(super) enum Ended {
     Error(Arc<str>),
 }
 
-impl Ended {
+impl WaitEnd {
     /// The reply, as a node gives it; none where the client's connection ends instead.
     fn reply(&self, resp3: bool) -> Option<Vec<u8>> {
         let mut out = Vec::new();
         match self {
-            Ended::OutOfTime if resp3 => encode::null(&mut out, true),
-            Ended::OutOfTime => out.extend_from_slice(b"*-1\r\n"),
-            Ended::Unblocked => out.extend_from_slice(b"-UNBLOCKED client unblocked via CLIENT UNBLOCK\r\n"),
-            Ended::Lost => return None,
-            Ended::Error(text) => encode::error(&mut out, text),
+            WaitEnd::OutOfTime if resp3 => encode::null(&mut out, true),
+            WaitEnd::OutOfTime => out.extend_from_slice(b"*-1\r\n"),
+            WaitEnd::Unblocked => out.extend_from_slice(b"-UNBLOCKED client unblocked via CLIENT UNBLOCK\r\n"),
+            WaitEnd::Lost => return None,
+            WaitEnd::Error(text) => encode::error(&mut out, text),
         }
         Some(out)
     }
@@ -192,7 +192,7 @@ fn with_time_left(request: &[u8], left_ms: u64) -> Option<Vec<u8>> {
 
 /// The recalled commands of a worker.
 #[derive(Debug, Default)]
-pub(super) struct Recalls {
+pub(super) struct ReissuedCommands {
     clients: Vec<Handle>,
     /// Number of the last question whether a client waits at a node.
     last_look: u32,
@@ -243,7 +243,7 @@ impl Worker {
     #[cold]
     pub(super) fn wait_on_the_way(
         &mut self,
-        plan: &Plan,
+        plan: &RoutingSnapshot,
         handle: Handle,
         command: &Command,
         raw: &[u8],
@@ -284,7 +284,7 @@ impl Worker {
         let (database, Some(request)) = (client.database, client.waiting.as_ref().map(|p| p.request.clone())) else {
             return;
         };
-        self.pass_again(Keyed { call: Call::Bytes(&request), node, database });
+        self.pass_again(KeyedCommand { call: Call::Bytes(&request), node, database });
     }
 
     /// Ends the wait of the command on this connection, so that it can be issued again elsewhere.
@@ -369,7 +369,7 @@ impl Worker {
             None => self.is_here(pending.who),
             // A client wanted its end as well: then this is its end, as it was wanted, and once.
             Some(error) => {
-                let end = if error { Ended::Unblocked } else { Ended::OutOfTime };
+                let end = if error { WaitEnd::Unblocked } else { WaitEnd::OutOfTime };
                 self.deliver(pending.who, pending.seq, &end.reply(resp3).unwrap_or_default());
             }
         }
@@ -394,7 +394,7 @@ impl Worker {
             Ok(Some(place)) => place,
             Ok(None) => return,
             Err(why) if why.starts_with("NODE") => return self.lose_recalled(handle, &why),
-            Err(text) => return self.end_recalled(handle, Ended::Error(text)),
+            Err(text) => return self.end_recalled(handle, WaitEnd::Error(text)),
         };
         let resp3 = self.clients.get(handle).is_some_and(|client| client.resp3);
         self.make_ahead(node, Lane::Blocking, resp3, |worker, most| worker.recalled_of(resp3, most));
@@ -428,7 +428,7 @@ impl Worker {
                 }
             }
         }
-        self.look_whether_it_waits(link);
+        self.query_blocked_state(link);
     }
 
     /// How many clients of this protocol have a recalled command that is with us; `most` are as good as all.
@@ -443,11 +443,11 @@ impl Worker {
         if let Some(client) = self.clients.get(handle) {
             debug!(client = client.details.id, why, "closing a client that can wait for its keys no more");
         }
-        self.end_recalled(handle, Ended::Lost);
+        self.end_recalled(handle, WaitEnd::Lost);
     }
 
     /// Ends a wait that is with us.
-    pub(super) fn end_recalled(&mut self, handle: Handle, end: Ended) {
+    pub(super) fn end_recalled(&mut self, handle: Handle, end: WaitEnd) {
         let Some(client) = self.clients.get_mut(handle) else { return };
         let (Some(waiting), resp3, held) = (client.waiting.take(), client.resp3, client.held.take()) else { return };
         client.moving = None;
@@ -500,12 +500,12 @@ impl Worker {
         };
         let over: Vec<Handle> = self.recalls.clients.iter().copied().filter(is_over).collect();
         for handle in over {
-            self.end_recalled(handle, Ended::OutOfTime);
+            self.end_recalled(handle, WaitEnd::OutOfTime);
         }
     }
 
     /// Asks the node of a connection on which a command was issued again whether its client waits there.
-    fn look_whether_it_waits(&mut self, link_handle: Handle) {
+    fn query_blocked_state(&mut self, link_handle: Handle) {
         let Some(link) = self.links.get(link_handle) else { return };
         let (holder, client_id, run_id) = (link.holder(), link.client_id.to_string(), &link.run_id);
         let Some(main) = self.links.main_to(link.node, run_id.as_deref()) else { return self.is_there(holder) };
@@ -540,7 +540,7 @@ impl Worker {
         {
             self.is_there(holder);
         } else {
-            self.look_whether_it_waits(link_handle);
+            self.query_blocked_state(link_handle);
         }
     }
 

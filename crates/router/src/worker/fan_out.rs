@@ -11,9 +11,9 @@ use super::Worker;
 
 /// About what a command asks all nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Reach {
+pub(super) enum FanOutScope {
     /// Keys: those at which keys may be.
-    Keepers,
+    DataNodes,
     /// What every server has: the others too.
     Everybody,
     /// The same, where an error of any of them counts.
@@ -22,13 +22,13 @@ pub(super) enum Reach {
 
 /// The nodes at which keys may be, by the plan that the worker has adopted.
 #[derive(Debug, Default)]
-pub(super) struct Keepers {
+pub(super) struct DataNodes {
     all: Vec<NodeId>,
     /// By node number.
     is_one: Vec<bool>,
 }
 
-impl Keepers {
+impl DataNodes {
     /// The plan is another one.
     pub(super) fn adopt(&mut self, topology: &Topology) {
         self.is_one.clear();

@@ -25,14 +25,14 @@ use super::upstream::{Lane, Link, Phase, Purpose};
 use crate::fences;
 use crate::seat::{Admission, why_not};
 use crate::settings::EmptyReturn;
-use crate::shared::{Commands, Plan, lock, unix_ms};
+use crate::shared::{Commands, RoutingSnapshot, lock, unix_ms};
 use crate::slab::Handle;
 
 /// What a process that is not known is asked of its data.
-const ABOUT_DATA: [(Greeting, &[&str]); 3] = [
-    (Greeting::Persistence, &["INFO", "persistence"]),
-    (Greeting::Save, &["CONFIG", "GET", "save"]),
-    (Greeting::Keyspace, &["INFO", "keyspace"]),
+const ABOUT_DATA: [(NodeHandshake, &[&str]); 3] = [
+    (NodeHandshake::Persistence, &["INFO", "persistence"]),
+    (NodeHandshake::Save, &["CONFIG", "GET", "save"]),
+    (NodeHandshake::Keyspace, &["INFO", "keyspace"]),
 ];
 
 /// Stands for the keys of a process that does not say.
@@ -66,7 +66,7 @@ fn shown(error: &[u8]) -> String {
 
 /// The questions of a greeting, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Greeting {
+pub(super) enum NodeHandshake {
     Hello,
     Auth,
     SetName,
@@ -119,24 +119,25 @@ fn greet_known(worker: &mut Worker, handle: Handle, info: &[u8]) {
     let left = returned.map(|run_id| worker.shared.connections.left_at(node, &run_id)).unwrap_or_default();
     if !left.is_empty() {
         // Nobody counts what may still be executed of them: while another process was here, it could not be.
-        let kill =
-            |id: &u64| (Greeting::Ended(None), ["CLIENT", "KILL", "ID", &id.to_string()].map(str::to_owned).to_vec());
+        let kill = |id: &u64| {
+            (NodeHandshake::Ended(None), ["CLIENT", "KILL", "ID", &id.to_string()].map(str::to_owned).to_vec())
+        };
         let kills: Vec<_> = left.iter().map(kill).collect();
-        let last = (Greeting::Returned(left, info.to_vec()), vec!["PING".to_owned()]);
-        return worker.ask_more(handle, kills.into_iter().chain([last]).collect());
+        let last = (NodeHandshake::Returned(left, info.to_vec()), vec!["PING".to_owned()]);
+        return worker.send_queries(handle, kills.into_iter().chain([last]).collect());
     }
-    let asks = run_id_of(info).is_some_and(|run_id| worker.shared.fences.is_to_be_asked(node, &run_id));
+    let asks = run_id_of(info).is_some_and(|run_id| worker.shared.fences.is_query_useful(node, &run_id));
     let claim = worker
         .shared
         .seat
         .as_ref()
         .filter(|_| worker.links.get(handle).is_some_and(|link| link.standing == OwnershipStatus::Free));
-    let claim = claim.map(|seat| (Greeting::Claim, seat.claim()));
+    let claim = claim.map(|seat| (NodeHandshake::Claim, seat.claim()));
     if (!asks && claim.is_none()) || worker.links.get(handle).is_none_or(|link| link.lane == Lane::Replica) {
         worker.link_is_up(handle, info);
     } else {
-        let list = (Greeting::LeftBehind(info.to_vec()), vec!["CLIENT".to_owned(), "LIST".to_owned()]);
-        worker.ask_more(handle, claim.into_iter().chain([list]).collect());
+        let list = (NodeHandshake::LeftBehind(info.to_vec()), vec!["CLIENT".to_owned(), "LIST".to_owned()]);
+        worker.send_queries(handle, claim.into_iter().chain([list]).collect());
     }
 }
 
@@ -152,10 +153,10 @@ fn is_admitted(worker: &mut Worker, handle: Handle, info: &[u8], run_id: Option<
             seat.meet_unmarked(link.node, run_id);
             return true;
         }
-        Admission::Waits(_) => link.greeting.push_back(Greeting::Waits(info.to_vec())),
+        Admission::Waits(_) => link.greeting.push_back(NodeHandshake::Waits(info.to_vec())),
         Admission::Unmet => {
             let question = seat.question();
-            worker.ask_more(handle, vec![(Greeting::Claimed(info.to_vec()), question)]);
+            worker.send_queries(handle, vec![(NodeHandshake::Claimed(info.to_vec()), question)]);
         }
     }
     false
@@ -163,7 +164,7 @@ fn is_admitted(worker: &mut Worker, handle: Handle, info: &[u8], run_id: Option<
 
 /// Uses a connection that has waited for an earlier router, if that time has passed.
 pub(super) fn end_wait_for_earlier_router(worker: &mut Worker, handle: Handle) {
-    if let Some(Greeting::Waits(info)) = worker.links.get_mut(handle).and_then(|link| link.greeting.pop_front()) {
+    if let Some(NodeHandshake::Waits(info)) = worker.links.get_mut(handle).and_then(|link| link.greeting.pop_front()) {
         worker.link_is_up(handle, &info);
     }
 }
@@ -174,7 +175,7 @@ impl Worker {
     pub(super) fn greet_node(&mut self, handle: Handle) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let Some(access) = self.plan.live.nodes.get(&link.node) else { return };
-        link.phase = Phase::Greeting;
+        link.phase = Phase::Handshake;
         link.since_us = self.now_us;
         link.writable = true;
         link.greeting.clear();
@@ -185,58 +186,58 @@ impl Worker {
         let name = self.shared.connection_name(self.index);
         let mut bytes = Vec::new();
         let user = access.username.as_deref().unwrap_or("default");
-        let mut ask = |link: &mut Link, what: Greeting, args: &[&str]| {
+        let mut ask = |link: &mut Link, what: NodeHandshake, args: &[&str]| {
             encode::command(&mut bytes, args.iter().map(|a| a.as_bytes()));
             link.greeting.push_back(what);
         };
         match (&access.password, link.resp3 && !link.downgraded) {
-            (Some(password), true) => ask(link, Greeting::Hello, &["HELLO", "3", "AUTH", user, &password.0]),
-            (None, true) => ask(link, Greeting::Hello, &["HELLO", "3"]),
+            (Some(password), true) => ask(link, NodeHandshake::Hello, &["HELLO", "3", "AUTH", user, &password.0]),
+            (None, true) => ask(link, NodeHandshake::Hello, &["HELLO", "3"]),
             (Some(password), false) if access.username.is_some() => {
-                ask(link, Greeting::Auth, &["AUTH", user, &password.0])
+                ask(link, NodeHandshake::Auth, &["AUTH", user, &password.0])
             }
-            (Some(password), false) => ask(link, Greeting::Auth, &["AUTH", &password.0]),
+            (Some(password), false) => ask(link, NodeHandshake::Auth, &["AUTH", &password.0]),
             (None, false) => {}
         }
-        ask(link, Greeting::SetName, &["CLIENT", "SETNAME", &name]);
+        ask(link, NodeHandshake::SetName, &["CLIENT", "SETNAME", &name]);
         // Clients may be in any of them: a command for one that the node does not have would be executed in another.
         if let Some(last) = self.shared.databases().checked_sub(1).filter(|last| *last > link.start_database) {
-            ask(link, Greeting::Databases(last), &["SELECT", &last.to_string()]);
+            ask(link, NodeHandshake::Databases(last), &["SELECT", &last.to_string()]);
         }
         let database = link.start_database.to_string();
-        ask(link, Greeting::Select, &["SELECT", &database]);
+        ask(link, NodeHandshake::Select, &["SELECT", &database]);
         if link.lane == Lane::Fills {
-            ask(link, Greeting::Tracking, &["CLIENT", "TRACKING", "ON"]);
+            ask(link, NodeHandshake::Tracking, &["CLIENT", "TRACKING", "ON"]);
         }
         let is_alone = link.lane.is_exclusive();
         // Sent in one piece later on, without waiting for the answer to MULTI: where that were refused, the commands
         // behind it would be executed one by one.
         if !matches!(link.lane, Lane::Blocking | Lane::Pubsub | Lane::Fills) {
-            ask(link, Greeting::Multi, &["MULTI"]);
-            ask(link, Greeting::Exec, &["EXEC"]);
+            ask(link, NodeHandshake::Multi, &["MULTI"]);
+            ask(link, NodeHandshake::Exec, &["EXEC"]);
         }
         if link.lane != Lane::Replica && self.plan.servers.contains_key(&link.node) {
-            ask(link, Greeting::Role, &["ROLE"]);
+            ask(link, NodeHandshake::Role, &["ROLE"]);
         }
         if link.lane == Lane::Replica {
-            ask(link, Greeting::Replication, &["INFO", "replication"]);
-            ask(link, Greeting::Loading(Vec::new()), &["INFO", "persistence"]);
+            ask(link, NodeHandshake::Replication, &["INFO", "replication"]);
+            ask(link, NodeHandshake::Loading(Vec::new()), &["INFO", "persistence"]);
         }
-        ask(link, Greeting::ClientId, &["CLIENT", "ID"]);
+        ask(link, NodeHandshake::ClientId, &["CLIENT", "ID"]);
         // Behind CLIENT SETNAME: whoever takes over ends what has a name, and what is named later sees it here.
         if let Some(seat) = self.shared.seat.as_ref().filter(|_| link.lane != Lane::Replica) {
             let question = seat.question();
-            ask(link, Greeting::Seat, &question.iter().map(String::as_str).collect::<Vec<_>>());
+            ask(link, NodeHandshake::Seat, &question.iter().map(String::as_str).collect::<Vec<_>>());
         }
         // There may be thousands that one client has alone, and they say nothing new of a process that is known.
         if is_alone {
-            ask(link, Greeting::Process, &["INFO", "server"]);
+            ask(link, NodeHandshake::Process, &["INFO", "server"]);
         } else {
             if link.lane != Lane::Replica {
                 ABOUT_DATA.into_iter().for_each(|(what, args)| ask(link, what, args));
-                ask(link, Greeting::MaxClients, &["CONFIG", "GET", "maxclients"]);
+                ask(link, NodeHandshake::MaxClients, &["CONFIG", "GET", "maxclients"]);
             }
-            ask(link, Greeting::Info, &["INFO", "server"]);
+            ask(link, NodeHandshake::Info, &["INFO", "server"]);
         }
         self.send_greeting(handle, &bytes);
     }
@@ -263,7 +264,7 @@ impl Worker {
             return self.link_is_up(handle, info);
         }
         let mut bytes = Vec::new();
-        for (what, args) in ABOUT_DATA.into_iter().chain([(Greeting::Info, &["INFO", "server"][..])]) {
+        for (what, args) in ABOUT_DATA.into_iter().chain([(NodeHandshake::Info, &["INFO", "server"][..])]) {
             encode::command(&mut bytes, args.iter().map(|arg| arg.as_bytes()));
             link.greeting.push_back(what);
         }
@@ -276,13 +277,13 @@ impl Worker {
         let error = reply::is_error(answer).then(|| shown(reply::text(answer).unwrap_or_default()));
         let node = link.node;
         match (question, error) {
-            (Greeting::Hello, Some(error)) if refuses_resp3(&error) => self.downgrade(handle, &error),
-            (Greeting::Hello, Some(error)) => self.attempt_failed(handle, &format!("it refuses HELLO 3: {error}")),
-            (Greeting::Auth, Some(error)) => self.attempt_failed(
+            (NodeHandshake::Hello, Some(error)) if refuses_resp3(&error) => self.downgrade(handle, &error),
+            (NodeHandshake::Hello, Some(error)) => self.attempt_failed(handle, &format!("it refuses HELLO 3: {error}")),
+            (NodeHandshake::Auth, Some(error)) => self.attempt_failed(
                 handle,
                 &format!("it refuses our user or password (nodes.username, nodes.password-file): {error}"),
             ),
-            (Greeting::Select, Some(error)) => {
+            (NodeHandshake::Select, Some(error)) => {
                 let database = link.start_database;
                 if error.starts_with("NOAUTH") {
                     return self.attempt_failed(
@@ -292,114 +293,117 @@ impl Worker {
                 }
                 self.attempt_failed(handle, &format!("it refuses database {database}: {error}"));
             }
-            (Greeting::Databases(last), Some(error)) => {
+            (NodeHandshake::Databases(last), Some(error)) => {
                 self.attempt_failed(
                     handle,
                     &format!("it has fewer databases than clients use: it refuses SELECT {last} ({error}). Set databases there as at the other nodes"),
                 );
             }
-            (Greeting::ClientId | Greeting::Info | Greeting::Process, Some(error)) => {
+            (NodeHandshake::ClientId | NodeHandshake::Info | NodeHandshake::Process, Some(error)) => {
                 self.attempt_failed(handle, &format!("it does not say who it is (CLIENT ID, INFO server): {error}"));
             }
-            (Greeting::SetName, Some(error)) if error.starts_with("ERR max number of clients") => {
+            (NodeHandshake::SetName, Some(error)) if error.starts_with("ERR max number of clients") => {
                 self.attempt_failed(handle, &format!("it refuses the connection: {error}"));
             }
-            (Greeting::Multi | Greeting::Exec, Some(error)) => {
+            (NodeHandshake::Multi | NodeHandshake::Exec, Some(error)) => {
                 debug!(node = %self.node_name(node), error, "node refuses transactions");
                 if let Some(link) = self.links.get_mut(handle) {
                     link.no_multi.get_or_insert(error.into());
                 }
             }
-            (Greeting::SetName, Some(error)) => {
+            (NodeHandshake::SetName, Some(error)) => {
                 debug!(node = %self.node_name(node), error, "node refuses CLIENT SETNAME")
             }
             (
-                Greeting::Hello
-                | Greeting::Auth
-                | Greeting::SetName
-                | Greeting::Databases(_)
-                | Greeting::Multi
-                | Greeting::Exec,
+                NodeHandshake::Hello
+                | NodeHandshake::Auth
+                | NodeHandshake::SetName
+                | NodeHandshake::Databases(_)
+                | NodeHandshake::Multi
+                | NodeHandshake::Exec,
                 None,
             ) => {}
-            (Greeting::Role, Some(error)) => debug!(node = %self.node_name(node), error, "node refuses ROLE"),
-            (Greeting::Role, None) => {
+            (NodeHandshake::Role, Some(error)) => debug!(node = %self.node_name(node), error, "node refuses ROLE"),
+            (NodeHandshake::Role, None) => {
                 if reply::elements(answer).next().and_then(reply::text).is_some_and(|role| role != b"master") {
                     self.attempt_failed(handle, "the server at its address is a replica now");
                 }
             }
-            (Greeting::Replication | Greeting::Loading(_), Some(error)) => {
+            (NodeHandshake::Replication | NodeHandshake::Loading(_), Some(error)) => {
                 self.attempt_failed(
                     handle,
                     &format!("it does not show whether it has all data (INFO replication, INFO persistence): {error}"),
                 );
             }
-            (Greeting::Replication, None) => {
+            (NodeHandshake::Replication, None) => {
                 let replication = reply::text(answer).unwrap_or_default();
-                if let Some(Greeting::Loading(before)) = link.greeting.front_mut() {
+                if let Some(NodeHandshake::Loading(before)) = link.greeting.front_mut() {
                     *before = replication.to_vec();
                 }
             }
-            (Greeting::Loading(replication), None) => {
+            (NodeHandshake::Loading(replication), None) => {
                 let info = [&replication, &b"\n"[..], reply::text(answer).unwrap_or_default()].concat();
                 if let Some(why) = why_not_readable(&String::from_utf8_lossy(&info)) {
                     self.attempt_failed(handle, why);
                 }
             }
-            (Greeting::Tracking, Some(error)) => {
+            (NodeHandshake::Tracking, Some(error)) => {
                 hot_copies::refused(self, node, &error);
                 self.attempt_failed(handle, &format!("it refuses CLIENT TRACKING: {error}"));
             }
-            (Greeting::Tracking, None) => {}
-            (Greeting::Select, None) => {
+            (NodeHandshake::Tracking, None) => {}
+            (NodeHandshake::Select, None) => {
                 let database = link.start_database;
                 self.shared.with_facts(node, |f| f.databases = f.databases.max(database + 1));
             }
-            (Greeting::ClientId, None) => {
+            (NodeHandshake::ClientId, None) => {
                 link.client_id = reply::integer(answer).and_then(|id| u64::try_from(id).ok()).unwrap_or(0);
             }
             // Where it does not say, it is taken for one that keeps nothing and has keys: it is served.
-            (Greeting::Persistence | Greeting::Save | Greeting::Keyspace | Greeting::MaxClients, Some(_)) => {}
-            (Greeting::MaxClients, None) => {
+            (
+                NodeHandshake::Persistence | NodeHandshake::Save | NodeHandshake::Keyspace | NodeHandshake::MaxClients,
+                Some(_),
+            ) => {}
+            (NodeHandshake::MaxClients, None) => {
                 let max = reply::elements(answer).nth(1).and_then(reply::text).and_then(super::local::parse::<usize>);
                 self.shared.exclusive_bounds(node).set_clients_max(max.unwrap_or(0));
             }
-            (Greeting::Persistence, None) => {
+            (NodeHandshake::Persistence, None) => {
                 let text = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
                 (link.persists, link.is_loading) = (text.contains("aof_enabled:1"), text.contains("\nloading:1"));
             }
-            (Greeting::Save, None) => {
+            (NodeHandshake::Save, None) => {
                 link.persists |=
                     reply::elements(answer).nth(1).and_then(reply::text).is_some_and(|save| !save.is_empty());
             }
-            (Greeting::Keyspace, None) => {
+            (NodeHandshake::Keyspace, None) => {
                 let text = String::from_utf8_lossy(reply::text(answer).unwrap_or_default());
                 link.holdings = Some(Holdings::of_info(&text));
             }
-            (Greeting::Process, None) => self.greet_process(handle, reply::text(answer).unwrap_or_default()),
-            (Greeting::Info, None) => {
+            (NodeHandshake::Process, None) => self.greet_process(handle, reply::text(answer).unwrap_or_default()),
+            (NodeHandshake::Info, None) => {
                 if let Some(link) = self.links.get_mut(handle) {
                     link.knows_data = link.lane != Lane::Replica;
                 }
                 greet_known(self, handle, reply::text(answer).unwrap_or_default());
             }
-            (Greeting::Returned(ended, info), _) => {
+            (NodeHandshake::Returned(ended, info), _) => {
                 if let Some(run_id) = run_id_of(&info) {
                     self.shared.connections.settled_at(node, &run_id, &ended);
                 }
                 greet_known(self, handle, &info);
             }
-            (Greeting::Others(info), _) => self.link_is_up(handle, &info),
-            (Greeting::Seat, _) => {
+            (NodeHandshake::Others(info), _) => self.link_is_up(handle, &info),
+            (NodeHandshake::Seat, _) => {
                 self.learn_standing(handle, answer);
             }
-            (Greeting::Claim, None) => {}
-            (Greeting::Waits(_), _) => self.attempt_failed(handle, "it sent a reply without a request"),
-            (Greeting::Claim, Some(error)) => {
+            (NodeHandshake::Claim, None) => {}
+            (NodeHandshake::Waits(_), _) => self.attempt_failed(handle, "it sent a reply without a request"),
+            (NodeHandshake::Claim, Some(error)) => {
                 link.standing = OwnershipStatus::Unmarked;
                 debug!(node = %self.node_name(node), error, "node refuses ACL SETUSER");
             }
-            (Greeting::Claimed(info), _) => match self.learn_standing(handle, answer) {
+            (NodeHandshake::Claimed(info), _) => match self.learn_standing(handle, answer) {
                 Some(OwnershipStatus::Ours | OwnershipStatus::Unmarked) => {
                     if let (Some(seat), Some(run_id)) = (&self.shared.seat, run_id_of(&info))
                         && seat.meet(node, &run_id, answer)
@@ -411,32 +415,34 @@ impl Worker {
                 Some(OwnershipStatus::Free) => self.attempt_failed(handle, "it did not keep the mark of this router"),
                 _ => {}
             },
-            (Greeting::LeftBehind(info), None) => {
+            (NodeHandshake::LeftBehind(info), None) => {
                 let list = String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned();
                 let left = fences::left_behind(&list, &self.shared.site, &self.shared.incarnation);
                 let Some((last, first)) = left.split_last() else { return self.nothing_is_left(handle, &info) };
                 info!(node = %self.node_name(node), connections = left.len(), "an earlier run of the router has left connections at the node: they are ended before it is used");
                 let kill = |id: &u64| ["CLIENT", "KILL", "ID", &id.to_string()].map(str::to_owned).to_vec();
-                let mut kills: Vec<_> = first.iter().map(|id| (Greeting::Ended(None), kill(id))).collect();
-                kills.push((Greeting::Ended(Some(info)), kill(last)));
-                self.ask_more(handle, kills);
+                let mut kills: Vec<_> = first.iter().map(|id| (NodeHandshake::Ended(None), kill(id))).collect();
+                kills.push((NodeHandshake::Ended(Some(info)), kill(last)));
+                self.send_queries(handle, kills);
             }
             // It is gone already.
-            (Greeting::Ended(info), error) if error.as_ref().is_none_or(|error| error.starts_with("ERR No such")) => {
+            (NodeHandshake::Ended(info), error)
+                if error.as_ref().is_none_or(|error| error.starts_with("ERR No such")) =>
+            {
                 if let Some(info) = info {
                     self.nothing_is_left(handle, &info);
                 }
             }
-            (Greeting::Ended(_), None) => {}
+            (NodeHandshake::Ended(_), None) => {}
             // No move will be possible there, so nothing relies on it.
-            (Greeting::LeftBehind(info), Some(error)) => {
+            (NodeHandshake::LeftBehind(info), Some(error)) => {
                 if let Some(run_id) = run_id_of(&info) {
                     self.shared.fences.note_silent(node, &run_id);
                 }
                 warn!(node = %self.node_name(node), error, "node refuses CLIENT LIST: what an earlier run of the router has sent there may still be executed");
                 self.link_is_up(handle, &info);
             }
-            (Greeting::Ended(_), Some(error)) => {
+            (NodeHandshake::Ended(_), Some(error)) => {
                 self.attempt_failed(
                     handle,
                     &format!("it refuses CLIENT KILL ID for a connection that the router has left before: {error}"),
@@ -446,7 +452,7 @@ impl Worker {
     }
 
     /// Asks further questions before the connection is used.
-    fn ask_more(&mut self, handle: Handle, questions: Vec<(Greeting, Vec<String>)>) {
+    fn send_queries(&mut self, handle: Handle, questions: Vec<(NodeHandshake, Vec<String>)>) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let mut bytes = Vec::new();
         for (what, args) in questions {
@@ -463,7 +469,7 @@ impl Worker {
         match &self.shared.seat {
             Some(seat) if self.links.get(handle).is_some_and(|link| link.standing == OwnershipStatus::Free) => {
                 let question = seat.question();
-                self.ask_more(handle, vec![(Greeting::Claimed(info.to_vec()), question)]);
+                self.send_queries(handle, vec![(NodeHandshake::Claimed(info.to_vec()), question)]);
             }
             _ => self.link_is_up(handle, info),
         }
@@ -560,7 +566,7 @@ impl Worker {
         if link.lane != Lane::Replica && !self.shared.are_others_left() {
             // A write here would be answered while others read at the primary before, or at the process before. They
             // leave it within a turn.
-            return self.ask_more(handle, vec![(Greeting::Others(info.to_vec()), vec!["PING".to_owned()])]);
+            return self.send_queries(handle, vec![(NodeHandshake::Others(info.to_vec()), vec!["PING".to_owned()])]);
         }
         link.comes_up();
         link.renewing = false;
@@ -594,7 +600,7 @@ impl Worker {
             facts.tried = true;
             let learn = lane == Lane::Main && !resp3 && facts.commands == Commands::Unknown;
             if learn {
-                facts.commands = Commands::Asked;
+                facts.commands = Commands::Requested;
             }
             (facts.failure.take().is_some() || first, learn)
         });
@@ -641,7 +647,7 @@ impl Worker {
             let commands = if count == 0 { known.clone() } else { Arc::new(commands) };
             self.shared.change_plan(|plan| {
                 done = Arc::ptr_eq(&plan.commands, &known);
-                Plan { commands: if done { commands } else { plan.commands.clone() }, ..plan.clone() }
+                RoutingSnapshot { commands: if done { commands } else { plan.commands.clone() }, ..plan.clone() }
             });
         }
         if count > 0 {

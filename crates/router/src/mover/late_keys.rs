@@ -8,7 +8,7 @@ use tracing::warn;
 
 use super::LateKeys;
 use super::moved::Moved;
-use super::run::{Halt, Mover};
+use super::run::{Mover, MoverExit};
 
 /// Fingerprints of moved keys that are remembered until the end; beyond it what is found late can no longer be told
 /// apart.
@@ -16,7 +16,7 @@ const REMEMBERED_MAX: usize = 20_000_000;
 
 /// What is known of keys that are found at the source after their slots have left it.
 #[derive(Debug)]
-pub(super) struct Behind {
+pub(super) struct LateKeyCheck {
     moved: Moved,
     /// Whether `moved` has all of them.
     remembers_all: bool,
@@ -27,7 +27,7 @@ pub(super) struct Behind {
     late: LateKeys,
 }
 
-impl Behind {
+impl LateKeyCheck {
     /// `is_resumed`: what a router before this one has moved is not known.
     pub(super) fn new(is_resumed: bool, leftovers: Vec<Slot>) -> Self {
         Self {
@@ -69,47 +69,49 @@ impl Behind {
 impl Mover {
     /// Looks whether the source still has keys of the slots that have left it, and does with them what can be known to
     /// be right.
-    pub(super) fn look_behind(&mut self) -> Result<(), Halt> {
-        self.shown.says("looking for keys left behind");
+    pub(super) fn check_late_keys(&mut self) -> Result<(), MoverExit> {
+        self.shown.set_activity("looking for keys left behind");
         let unchanged = self.is_first_source();
         let slots: Vec<Slot> = self.life.order().slots.clone();
         self.walk(Side::Source, slots, |mover, database, keys| {
             keys.into_iter().try_for_each(|key| mover.settle_late(database, &key, unchanged))
         })?;
-        self.say_late();
+        self.log_late_keys();
         Ok(())
     }
 
     /// Whether the source is the process that the move began with.
     pub(super) fn is_first_source(&self) -> bool {
         self.source.connection.as_ref().map(|connection| &connection.process.run_id)
-            == self.behind.first_source.as_ref()
+            == self.late_keys.first_source.as_ref()
     }
 
     /// Does with a key that the source still has what can be known to be right. `unchanged`: it is the process that the
     /// move began with.
-    pub(super) fn settle_late(&mut self, database: u32, key: &Key, unchanged: bool) -> Result<(), Halt> {
+    pub(super) fn settle_late(&mut self, database: u32, key: &Key, unchanged: bool) -> Result<(), MoverExit> {
         // Of a key that lives elsewhere than its slot this is a copy of earlier.
         let stale = self.life.order().keys.is_none() && self.shared.plan().topology.exception(key).is_some();
-        match self.behind.was_moved(self.fingerprints.of(key)) {
+        match self.late_keys.was_moved(self.fingerprints.of(key)) {
             known if stale || known == Some(true) => {
                 self.unlink(Side::Source, std::slice::from_ref(key))?;
-                self.behind.late.removed += 1;
+                self.late_keys.late.removed += 1;
             }
             // Neither of one that a node which was given up has kept of earlier.
-            Some(false) if unchanged && self.behind.leftovers.binary_search(&self.placement.slot_of(key)).is_err() => {
+            Some(false)
+                if unchanged && self.late_keys.leftovers.binary_search(&self.placement.slot_of(key)).is_err() =>
+            {
                 let moved = self.move_late(database, key)?;
-                let late = &mut self.behind.late;
+                let late = &mut self.late_keys.late;
                 *(if moved { &mut late.moved } else { &mut late.left }) += 1;
             }
-            _ => self.behind.late.left += 1,
+            _ => self.late_keys.late.left += 1,
         }
         Ok(())
     }
 
     /// Says what was found late.
-    pub(super) fn say_late(&self) {
-        let late = self.behind.late;
+    pub(super) fn log_late_keys(&self) {
+        let late = self.late_keys.late;
         if late != LateKeys::default() {
             warn!(
                 move_id = self.id.0,
@@ -122,7 +124,7 @@ impl Mover {
     }
 
     /// Moves a key that was written past us, where nobody has it yet.
-    fn move_late(&mut self, database: u32, key: &Key) -> Result<bool, Halt> {
+    fn move_late(&mut self, database: u32, key: &Key) -> Result<bool, MoverExit> {
         self.call(Side::Source, &[b"MULTI"])?;
         self.call(Side::Source, &[b"PTTL", key])?;
         self.call(Side::Source, &[b"DUMP", key])?;

@@ -1,7 +1,7 @@
 //! What a fleet of one node takes and a fleet of two would not: counted by command while there is one node, so that
 //! whoever adds the second knows beforehand.
 //!
-//! A worker counts for itself ([`Tally`]) and adds that to what all have counted ([`Alone`]) now and then: a client's
+//! A worker counts for itself ([`Tally`]) and adds that to what all have counted ([`SingleNodeUsage`]) now and then: a client's
 //! command takes no lock.
 //!
 //! Not a log of commands: an application calls the same few in the same way, and their names and numbers are what its
@@ -91,7 +91,7 @@ impl Tally {
 
     /// Adds it to what all have counted.
     #[inline]
-    pub(crate) fn add_to(&mut self, all: &Alone) {
+    pub(crate) fn add_to(&mut self, all: &SingleNodeUsage) {
         if !self.0.is_empty() {
             let mut sums = lock(&all.0);
             for Limited { command, limit, count } in self.0.drain(..) {
@@ -103,9 +103,9 @@ impl Tally {
 
 /// What all workers have counted.
 #[derive(Debug, Default)]
-pub(crate) struct Alone(Mutex<BTreeMap<(String, Limit), u64>>);
+pub(crate) struct SingleNodeUsage(Mutex<BTreeMap<(String, Limit), u64>>);
 
-impl Alone {
+impl SingleNodeUsage {
     /// By command.
     pub(crate) fn counted(&self) -> Vec<Limited> {
         lock(&self.0)
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn workers_counts_add_up_by_command_and_limit() {
-        let all = Alone::default();
+        let all = SingleNodeUsage::default();
         let (mut one, mut other) = (Tally::default(), Tally::default());
         one.note("EVAL", Limit::Unproved);
         one.note("EVAL", Limit::Slots);
