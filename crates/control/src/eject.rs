@@ -30,7 +30,7 @@ use crate::metrics::Page;
 use crate::moves::Moves;
 use crate::placement::Placement;
 use crate::running::Running;
-use crate::store::{RedbStore, load_as, save_as};
+use crate::store::{RedbStore, load_json, save_json};
 
 /// The document of the store: by number of a node that is ejected, the slots that are to come back to it.
 const EJECTED: &str = "ejected";
@@ -86,7 +86,7 @@ impl Ejector {
         placement: Arc<Placement>,
     ) -> anyhow::Result<Arc<Self>> {
         let store = Arc::clone(placement.store());
-        let kept: BTreeMap<u16, Vec<Slot>> = load_as(&*store, EJECTED)?;
+        let kept: BTreeMap<u16, Vec<Slot>> = load_json(&*store, EJECTED)?;
         let ejected: BTreeMap<NodeId, Vec<Slot>> =
             kept.into_iter().map(|(node, slots)| (NodeId(node), slots)).collect();
         moves.keep_away_from(ejected.clone());
@@ -146,7 +146,8 @@ impl Ejector {
 
     fn keep(&self, ejected: &BTreeMap<NodeId, Vec<Slot>>) -> Result<(), String> {
         let ejected: BTreeMap<u16, &Vec<Slot>> = ejected.iter().map(|(node, slots)| (node.0, slots)).collect();
-        save_as(&*self.store, EJECTED, &ejected).map_err(|error| format!("that it is ejected cannot be kept: {error}"))
+        save_json(&*self.store, EJECTED, &ejected)
+            .map_err(|error| format!("that it is ejected cannot be kept: {error}"))
     }
 
     /// Logs what is new of a node that cannot be ejected or brought back.

@@ -34,7 +34,7 @@ pub const PATIENCE: Duration = Duration::from_secs(5);
 const GONE: Duration = Duration::from_secs(3);
 
 /// Hears how far a long look has come.
-pub type Tell = fn(&str);
+pub type ProgressCallback = fn(&str);
 
 /// How a router that has no slot map begins.
 pub struct Beginning {
@@ -45,14 +45,19 @@ pub struct Beginning {
 }
 
 /// Looks at the nodes once. `beside`: also where another router serves them.
-pub fn begin(nodes: &[NodeAddress], patience: Duration, beside: bool, tell: Tell) -> anyhow::Result<Beginning> {
+pub fn begin(
+    nodes: &[NodeAddress],
+    patience: Duration,
+    beside: bool,
+    tell: ProgressCallback,
+) -> anyhow::Result<Beginning> {
     let primaries = primaries(nodes);
     if !beside {
         refuse_beside_another(&primaries, patience, tell)?;
     }
     match first_start(&primaries, patience, &tell)? {
         FirstStart::Place { topology, owner } => {
-            tell_owner(owner);
+            log_single_owner(owner);
             Ok(Beginning { topology, held: None })
         }
         FirstStart::Refused(why) => bail!(why),
@@ -73,7 +78,7 @@ pub fn begin_on(
     nodes: &[NodeAddress],
     patience: Duration,
     beside: bool,
-    tell: Tell,
+    tell: ProgressCallback,
 ) -> anyhow::Result<Beginning> {
     let primaries = primaries(nodes);
     if !beside {
@@ -87,7 +92,7 @@ pub fn begin_on(
 
 /// Another router on these nodes has a map of its own. A new one may fit the keys now, and no longer once the other
 /// moves some.
-fn refuse_beside_another(primaries: &[NodeAccess], patience: Duration, tell: Tell) -> anyhow::Result<()> {
+fn refuse_beside_another(primaries: &[NodeAccess], patience: Duration, tell: ProgressCallback) -> anyhow::Result<()> {
     let until = Instant::now() + GONE;
     let mut told = false;
     while let Some(node) = served_by_another(primaries, None, patience) {
@@ -110,7 +115,7 @@ fn beside_another(node: &NodeAccess) -> String {
     )
 }
 
-fn tell_owner(owner: Option<(String, u64)>) {
+fn log_single_owner(owner: Option<(String, u64)>) {
     if let Some((name, keys)) = owner {
         info!(
             "node {name} has all keys ({keys}), so it owns all slots; the other nodes have joined without any. To spread the keys: `switchyard balance`. To add \
@@ -127,12 +132,12 @@ fn yet_to_look(why: &str) -> String {
 }
 
 /// Looks again until it is known.
-pub struct Look {
+pub struct Discovery {
     stop: mpsc::Sender<()>,
     thread: JoinHandle<()>,
 }
 
-impl Look {
+impl Discovery {
     /// The router serves and holds all nodes, for the reason told. `own`: the site of its state directory, where no
     /// other router may serve them.
     pub fn start(
@@ -141,7 +146,7 @@ impl Look {
         patience: Duration,
         own: Option<String>,
         held: String,
-        tell: Tell,
+        tell: ProgressCallback,
     ) -> anyhow::Result<Self> {
         let (stop, stopped) = mpsc::channel();
         let thread = std::thread::Builder::new()
@@ -181,7 +186,7 @@ fn look(
     running: &Running,
     own: Option<&str>,
     patience: Duration,
-    tell: Tell,
+    tell: ProgressCallback,
 ) -> Result<(), (String, Duration)> {
     let again = |error: anyhow::Error| (yet_to_look(&format!("{error:#}")), AGAIN);
     let (Some(topology), Some(access)) = (placement.topology(), running.with(switchyard_router::Router::node_access))
@@ -196,7 +201,7 @@ fn look(
         FirstStart::Place { topology, owner } => {
             placement.confirm(topology).map_err(again)?;
             running.with(|router| router.hold(None));
-            tell_owner(owner);
+            log_single_owner(owner);
             Ok(())
         }
         FirstStart::Refused(why) => Err((why, AGAIN_REFUSED)),

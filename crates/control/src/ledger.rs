@@ -15,7 +15,7 @@ use switchyard_policy::migration::{Fingerprinter, Record, Side};
 use switchyard_policy::topology::{MoveId, NodeId, Slot};
 
 use crate::journal::{Content, Done, Journal, JournalError, JournalStatus, Sync};
-use crate::store::{Store, StoreError, load_as, save_as};
+use crate::store::{Store, StoreError, load_json, save_json};
 
 /// The document of the store with what belongs to the journal and must not be in it.
 const IDENTITY: &str = "moves";
@@ -80,7 +80,7 @@ struct Identity {
 /// What is kept of a journal that was made shorter.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Kept {
+struct PersistedState {
     /// The highest number of a move given.
     last: u64,
     /// By node: slots of which moves of ours have taken the keys away, as ranges.
@@ -168,7 +168,7 @@ impl Ledger {
     /// # Errors
     /// If journal or store cannot be used, or the journal contradicts itself.
     pub fn open(directory: &Path, store: &dyn Store, sync: Sync) -> Result<OpenedLedger, LedgerError> {
-        let mut identity: Identity = load_as(store, IDENTITY)?;
+        let mut identity: Identity = load_json(store, IDENTITY)?;
         let known = !identity.journal.is_empty();
         if !known {
             let word = || random().map(|number| format!("{number:032x}")).map_err(LedgerError::Random);
@@ -181,7 +181,7 @@ impl Ledger {
         let whole = Box::new(move || shared.lock().unwrap_or_else(PoisonError::into_inner).content());
         let opened = Journal::open(directory, number(&identity.journal)?, known, sync, whole)?;
         if !known {
-            save_as(store, IDENTITY, &identity)?;
+            save_json(store, IDENTITY, &identity)?;
         }
         let contradiction =
             |what: String| LedgerError::Contradiction { directory: directory.display().to_string(), what };
@@ -195,7 +195,8 @@ impl Ledger {
         for entry in &opened.entries {
             match entry.split_first() {
                 Some((&KEPT, kept)) => {
-                    let kept: Kept = serde_json::from_slice(kept).map_err(|error| unknown(error.to_string()))?;
+                    let kept: PersistedState =
+                        serde_json::from_slice(kept).map_err(|error| unknown(error.to_string()))?;
                     replay.last = replay.last.max(kept.last);
                     found.take_over(kept);
                 }
@@ -229,7 +230,7 @@ impl Ledger {
     /// # Errors
     /// If the store cannot be read.
     pub fn site_in(store: &dyn Store) -> Result<Option<String>, LedgerError> {
-        let identity: Identity = load_as(store, IDENTITY)?;
+        let identity: Identity = load_json(store, IDENTITY)?;
         if identity.secret.is_empty() {
             return Ok(None);
         }
@@ -353,7 +354,7 @@ fn random() -> std::io::Result<u128> {
 }
 
 impl State {
-    fn take_over(&mut self, kept: Kept) {
+    fn take_over(&mut self, kept: PersistedState) {
         self.last = self.last.max(kept.last);
         for (node, ranges) in kept.left {
             self.left.entry(NodeId(node)).or_default().extend(slots_in(ranges));
@@ -486,7 +487,8 @@ impl State {
         let mut kept = vec![KEPT];
         let copies = self.copies.iter().filter(|(_, (_, slots))| !slots.is_empty());
         let copies = copies.map(|(node, (_, slots))| (node.0, ranges(slots))).collect();
-        let document = serde_json::to_vec(&Kept { last: self.last, left, copies }).expect("numbers are always JSON");
+        let document =
+            serde_json::to_vec(&PersistedState { last: self.last, left, copies }).expect("numbers are always JSON");
         kept.extend_from_slice(&document);
         let open = self.open.values().flat_map(|open| &open.entries).map(|entry| entry.bytes.clone());
         Content { entries: std::iter::once(kept).chain(open).collect(), is_open: !self.open.is_empty() }

@@ -5,7 +5,7 @@
 //! - [`planner`]: moves what is hot by itself. [`autoscale`]: starts and stops servers.
 //! - [`moves`]: the executor of moves. [`eject`]: others serve for a server of a pool that fails.
 //! - [`placement`]: the slot map in force, and its one owner. [`first_start`] makes the first one.
-//! - [`failover`], [`seat`], [`care`], [`health`]: threads that watch primaries, other routers, functions of nodes, and
+//! - [`failover`], [`seat`], [`node_maintenance`], [`health`]: threads that watch primaries, other routers, functions of nodes, and
 //!   how nodes are.
 //! - [`nodes`]: nodes, asked directly. `loads`: what these have to do, for people who ask.
 //! - [`store`], [`journal`], [`ledger`]: what survives a restart.
@@ -17,7 +17,6 @@
 
 pub mod admin;
 pub mod autoscale;
-pub mod care;
 pub mod eject;
 pub mod failover;
 pub mod first_start;
@@ -29,6 +28,7 @@ mod loads;
 pub mod members;
 pub mod metrics;
 pub mod moves;
+pub mod node_maintenance;
 pub mod nodes;
 pub mod operator;
 pub mod placement;

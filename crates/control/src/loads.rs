@@ -71,12 +71,12 @@ pub(crate) fn field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
 
 /// The two newest of some numbers that are looked at again and again.
 #[derive(Clone, Debug)]
-struct Lately<T> {
+struct LastTwo<T> {
     last: (Instant, T),
     before: Option<(Instant, T)>,
 }
 
-impl<T> Lately<T> {
+impl<T> LastTwo<T> {
     fn of(at: Instant, value: T) -> Self {
         Self { last: (at, value), before: None }
     }
@@ -103,9 +103,9 @@ pub(crate) struct Loads(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    traffic: BTreeMap<NodeId, Lately<Traffic>>,
+    traffic: BTreeMap<NodeId, LastTwo<Traffic>>,
     /// With the process that has said it: another one counts from zero.
-    servers: BTreeMap<NodeId, (String, Lately<ServerLoad>)>,
+    servers: BTreeMap<NodeId, (String, LastTwo<ServerLoad>)>,
     slots: SlotRates,
     slots_at: Option<Instant>,
 }
@@ -122,7 +122,7 @@ impl Loads {
         for (node, traffic) in traffic {
             match known.entry(node) {
                 Entry::Occupied(lately) => lately.into_mut().note(at, traffic),
-                Entry::Vacant(unknown) => drop(unknown.insert(Lately::of(at, traffic))),
+                Entry::Vacant(unknown) => drop(unknown.insert(LastTwo::of(at, traffic))),
             }
         }
     }
@@ -133,7 +133,7 @@ impl Loads {
             Some((process, lately)) if process == run_id => return lately.note(at, load),
             _ => {}
         }
-        self.inner().servers.insert(node, (run_id.to_owned(), Lately::of(at, load)));
+        self.inner().servers.insert(node, (run_id.to_owned(), LastTwo::of(at, load)));
     }
 
     /// The servers of these nodes answer; of others nothing is known any more.
@@ -158,7 +158,7 @@ impl Loads {
     pub(crate) fn of(&self, node: NodeId, now: Instant) -> NodeLoad {
         let inner = self.inner();
         let traffic = inner.traffic.get(&node).filter(|lately| lately.is_fresh(now));
-        let both = traffic.and_then(Lately::both);
+        let both = traffic.and_then(LastTwo::both);
         let server = inner.servers.get(&node).map(|(_, lately)| lately).filter(|lately| lately.is_fresh(now));
         let cpu = |(seconds, before, last): (f64, &ServerLoad, &ServerLoad)| {
             Some((last.cpu? - before.cpu?).max(0.0) / seconds)
@@ -179,11 +179,11 @@ impl Loads {
                 .map(|(seconds, before, last)| last.requests.saturating_sub(before.requests) as f64 / seconds),
             answers: both.and_then(answers),
             in_flight: traffic.map_or(0, |lately| lately.last.1.in_flight),
-            cpu: server.and_then(Lately::both).and_then(cpu),
+            cpu: server.and_then(LastTwo::both).and_then(cpu),
             memory: server.and_then(|lately| lately.last.1.memory),
             memory_max: server.and_then(|lately| lately.last.1.memory_max),
             keys: server.and_then(|lately| lately.last.1.keys),
-            evictions: server.and_then(Lately::both).and_then(evictions),
+            evictions: server.and_then(LastTwo::both).and_then(evictions),
             clients: server.and_then(|lately| lately.last.1.clients),
             replica_lag: server.and_then(|lately| lately.last.1.replica_lag),
         }

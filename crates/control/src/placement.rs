@@ -14,7 +14,7 @@ use tracing::debug;
 
 use crate::nodes::NodeAddress;
 use crate::running::Running;
-use crate::store::{RedbStore, Store, load_as, save_as};
+use crate::store::{RedbStore, Store, load_json, save_json};
 
 /// The document of the store that keeps an epoch which no map has reached yet.
 const EPOCHS: &str = "epochs";
@@ -55,7 +55,7 @@ impl Map {
             return;
         }
         let free_from = epoch + EPOCHS_KEPT_FREE;
-        match save_as(store, EPOCHS, &free_from) {
+        match save_json(store, EPOCHS, &free_from) {
             Ok(()) => self.free_from = free_from,
             Err(error) => debug!("the epoch may fall at the next start: {error}"),
         }
@@ -80,7 +80,7 @@ impl Placement {
     /// `running`, once it is there.
     pub fn open(directory: &Path, running: Arc<Running>) -> anyhow::Result<Self> {
         let store = Arc::new(RedbStore::open(directory)?);
-        let free_from = load_as(&*store, EPOCHS)?;
+        let free_from = load_json(&*store, EPOCHS)?;
         let topology = store.load_topology()?.map(|stored| Arc::new(stored.at_epoch(free_from)));
         Ok(Self { store, running, map: Mutex::new(Map { topology, free_from, ..Map::default() }) })
     }

@@ -22,7 +22,7 @@ use crate::ledger::Ledger;
 use crate::nodes::NodeConnection;
 use crate::nodes::holdings::{SAMPLE, Sampled, at_once, has_each, one_server_twice, sample};
 use crate::running::Running;
-use crate::store::{RedbStore, Store, load_as, save_as};
+use crate::store::{RedbStore, Store, load_json, save_json};
 
 /// The document of the store.
 const PROCESSES: &str = "processes";
@@ -173,7 +173,7 @@ impl Processes {
     /// If the store cannot be read.
     pub fn load(store: &RedbStore) -> anyhow::Result<Self> {
         let any = store.load_document(PROCESSES)?.is_some();
-        let processes = any.then(|| load_as(store, PROCESSES)).transpose()?;
+        let processes = any.then(|| load_json(store, PROCESSES)).transpose()?;
         Ok(Self { processes: Mutex::new(processes), site: Ledger::site_in(store)? })
     }
 
@@ -198,7 +198,7 @@ impl Processes {
         if processes.as_ref().map_or(known.is_empty(), is_as) {
             return;
         }
-        match save_as(store, PROCESSES, &known) {
+        match save_json(store, PROCESSES, &known) {
             Ok(()) => *processes = Some(known),
             // Tried again with the next look.
             Err(error) => warn!("what is known of the nodes' processes cannot be kept: {error}"),

@@ -24,7 +24,7 @@ use crate::ledger::Ledger;
 use crate::nodes::{Answer, NodeAddress, NodeConnection};
 use crate::placement::Placement;
 use crate::running::Running;
-use crate::store::{RedbStore, Store, StoreError, load_as, save_as};
+use crate::store::{RedbStore, Store, StoreError, load_json, save_json};
 
 /// The document of the store.
 const DOCUMENT: &str = "seat";
@@ -50,7 +50,7 @@ pub enum Standby {
 /// What the state directory knows of its own age.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Kept {
+struct PersistedState {
     /// The term of the router that used it last.
     term: u64,
     /// Counts changes of where keys are.
@@ -64,7 +64,7 @@ struct Kept {
     store: Option<String>,
 }
 
-impl Kept {
+impl PersistedState {
     /// The router that used the state directory before a router that has locked this store.
     fn predecessor(&self, found: &Found, store: Option<&str>) -> Predecessor {
         match store {
@@ -85,16 +85,16 @@ pub type Replaced = tokio::sync::mpsc::Receiver<String>;
 pub struct Seats {
     seat: Arc<FleetOwnership>,
     placement: Arc<Placement>,
-    kept: Mutex<Kept>,
+    kept: Mutex<PersistedState>,
     /// Legs that begin: their nodes are being told.
     beginning: AtomicUsize,
     beat: AtomicU64,
-    nodes: Mutex<BTreeMap<NodeId, Arc<Mutex<AtNode>>>>,
+    nodes: Mutex<BTreeMap<NodeId, Arc<Mutex<OwnershipConnection>>>>,
 }
 
 /// A connection for nothing but marks. One mark at a time is written to a node.
 #[derive(Default)]
-struct AtNode {
+struct OwnershipConnection {
     connection: Option<Connected>,
     refuses: bool,
 }
@@ -106,7 +106,7 @@ struct Connected {
     connection: NodeConnection,
 }
 
-impl std::fmt::Debug for AtNode {
+impl std::fmt::Debug for OwnershipConnection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("AtNode").field("refuses", &self.refuses).finish_non_exhaustive()
     }
@@ -130,18 +130,18 @@ impl Seats {
     /// Takes the seat in the next term. Moves that are open go on now, so that no copy that was made before will do.
     pub fn take(placement: &Arc<Placement>, site: &str, has_open_moves: bool, found: &Found) -> anyhow::Result<Self> {
         let store = placement.store();
-        let last: Kept = load_as(&**store, DOCUMENT)?;
+        let last: PersistedState = load_json(&**store, DOCUMENT)?;
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let holder = format!("{:x}-{:x}", std::process::id(), since.as_micros());
         let identity = store.lock_identity();
         let predecessor = last.predecessor(found, identity.as_deref());
-        let kept = Kept {
+        let kept = PersistedState {
             term: last.term.max(found.term) + 1,
             version: last.version + u64::from(has_open_moves),
             holder: holder.clone(),
             store: identity,
         };
-        save_as(&**store, DOCUMENT, &kept)?;
+        save_json(&**store, DOCUMENT, &kept)?;
         let nodes = placement.topology().iter().flat_map(|topology| topology.nodes()).map(|node| node.id).collect();
         let before = Before { predecessor, nodes };
         Ok(Self {
@@ -163,8 +163,8 @@ impl Seats {
     /// the next mark.
     pub(crate) fn raise(&self) -> Result<(), String> {
         let mut kept = locked(&self.kept);
-        let next = Kept { version: kept.version + 1, ..kept.clone() };
-        save_as(&**self.placement.store(), DOCUMENT, &next)
+        let next = PersistedState { version: kept.version + 1, ..kept.clone() };
+        save_json(&**self.placement.store(), DOCUMENT, &next)
             .map_err(|error| format!("cannot keep the version of the state directory: {error}"))?;
         self.seat.set_version(next.version);
         *kept = next;
@@ -201,7 +201,13 @@ impl Seats {
         outcome
     }
 
-    fn try_mark(&self, running: &Running, at: &mut AtNode, node: NodeId, access: &NodeAccess) -> Result<(), String> {
+    fn try_mark(
+        &self,
+        running: &Running,
+        at: &mut OwnershipConnection,
+        node: NodeId,
+        access: &NodeAccess,
+    ) -> Result<(), String> {
         let Connected { run_id, connection, .. } = match &mut at.connection {
             Some(made) if made.access == *access => made,
             other => {
@@ -211,13 +217,13 @@ impl Seats {
                 let mut connection = NodeConnection::open(access, PATIENCE)?;
                 // First of all: whoever takes over ends what has a name, and what has none yet reads the new mark.
                 let named = connection
-                    .ask(&["CLIENT", "SETNAME", &name])
+                    .call(&["CLIENT", "SETNAME", &name])
                     .map_err(|error| format!("does not answer: {error}"))?;
                 if let Some(error) = named.error() {
                     return Err(format!("refuses CLIENT SETNAME: {error}"));
                 }
                 let server =
-                    connection.ask(&["INFO", "server"]).map_err(|error| format!("does not answer: {error}"))?.text();
+                    connection.call(&["INFO", "server"]).map_err(|error| format!("does not answer: {error}"))?.text();
                 let run_id =
                     server.lines().find_map(|line| line.strip_prefix("run_id:")).map_or("", str::trim).to_owned();
                 other.insert(Connected { access: access.clone(), run_id, connection })
@@ -227,7 +233,7 @@ impl Seats {
         if self.seat.admission(node, run_id) == Admission::Unmet {
             return Err("is not in use by the workers yet".to_owned());
         }
-        let answer = connection.ask(&self.seat.question()).map_err(|error| format!("does not answer: {error}"))?;
+        let answer = connection.call(&self.seat.question()).map_err(|error| format!("does not answer: {error}"))?;
         let standing = self.seat.judge(&access.name, &answer.0);
         if let Some(why) = why_not(standing) {
             return Err(format!("is not ours: {why}"));
@@ -235,7 +241,7 @@ impl Seats {
         let mut refusal = answer.error();
         if standing != OwnershipStatus::Unmarked {
             let answer = connection
-                .ask(&self.seat.replacement(&self.mark_now()))
+                .call(&self.seat.replacement(&self.mark_now()))
                 .map_err(|error| format!("does not answer: {error}"))?;
             refusal = answer.error();
         }
@@ -270,16 +276,16 @@ impl Seats {
 
     /// A node has left the fleet: who served it last stays there, and it says no more that others belong to it. It may
     /// begin anew alone.
-    fn leave(&self, at: &mut AtNode) {
+    fn leave(&self, at: &mut OwnershipConnection) {
         self.leave_mark(at, &self.seat.mark());
     }
 
     /// Replaces the mark at a node by a last one, if it is still ours.
-    fn leave_mark(&self, at: &mut AtNode, mark: &OwnershipRecord) {
+    fn leave_mark(&self, at: &mut OwnershipConnection, mark: &OwnershipRecord) {
         let Some(Connected { access, connection, .. }) = &mut at.connection else { return };
         let replaced =
-            connection.ask(&self.seat.question()).and_then(|answer| match self.seat.judge(&access.name, &answer.0) {
-                OwnershipStatus::Ours => connection.ask(&self.seat.replacement(mark)).map(drop),
+            connection.call(&self.seat.question()).and_then(|answer| match self.seat.judge(&access.name, &answer.0) {
+                OwnershipStatus::Ours => connection.call(&self.seat.replacement(mark)).map(drop),
                 _ => Ok(()),
             });
         if let Err(error) = replaced {
@@ -450,7 +456,7 @@ pub fn look(
     nodes: &[NodeAddress],
     standby: Option<(Standby, Wait<'_>)>,
 ) -> anyhow::Result<Option<Found>> {
-    let kept: Kept = load_as(store, DOCUMENT)?;
+    let kept: PersistedState = load_json(store, DOCUMENT)?;
     let Some(site) = Ledger::site_in(store)? else {
         let has_map = store.load_topology()?.is_some();
         match standby.as_ref().map(|(with, _)| *with) {
@@ -471,7 +477,7 @@ pub fn look(
         }
         return Ok(Some(Found { term: 0 }));
     };
-    let mut lookout = Lookout { site, nodes: Vec::new() };
+    let mut lookout = StandbyProbe { site, nodes: Vec::new() };
     for node in nodes {
         let mut access = node.access();
         if access.address.is_none() {
@@ -545,7 +551,7 @@ fn marks(looks: &[Looked]) -> impl Iterator<Item = &OwnershipRecord> {
     })
 }
 
-fn check(looks: &[Looked], kept: &Kept, directory: &Path, nodes: &[NodeAddress]) -> anyhow::Result<()> {
+fn check(looks: &[Looked], kept: &PersistedState, directory: &Path, nodes: &[NodeAddress]) -> anyhow::Result<()> {
     for (look, node) in looks.iter().zip(nodes) {
         if let Ok(Observation::Seen { mark: Some(mark), .. }) = look
             && mark.version > kept.version
@@ -564,12 +570,12 @@ fn check(looks: &[Looked], kept: &Kept, directory: &Path, nodes: &[NodeAddress])
 }
 
 /// Looks at nodes again and again.
-struct Lookout {
+struct StandbyProbe {
     site: String,
     nodes: Vec<(NodeAccess, Option<NodeConnection>)>,
 }
 
-impl Lookout {
+impl StandbyProbe {
     fn look(&mut self) -> Vec<Looked> {
         let site = self.site.as_str();
         std::thread::scope(|scope| {
@@ -591,15 +597,15 @@ fn look_at(access: &NodeAccess, connection: &mut Option<NodeConnection>, site: &
                 let mut opened = NodeConnection::open(access, PATIENCE)?;
                 // Where connections have no names, those of the other router are not found.
                 let named =
-                    opened.ask(&["CLIENT", "SETNAME", "switchyard-standby"]).map_err(|error| error.to_string())?;
+                    opened.call(&["CLIENT", "SETNAME", "switchyard-standby"]).map_err(|error| error.to_string())?;
                 if let Some(error) = named.error() {
                     return Ok(Err(error));
                 }
                 none.insert(opened)
             }
         };
-        let mark = connection.ask(&question_of(site)).map_err(|error| error.to_string())?;
-        let list = connection.ask(&["CLIENT", "LIST"]).map_err(|error| error.to_string())?;
+        let mark = connection.call(&question_of(site)).map_err(|error| error.to_string())?;
+        let list = connection.call(&["CLIENT", "LIST"]).map_err(|error| error.to_string())?;
         Ok(Ok((mark, list)))
     };
     match ask() {

@@ -159,7 +159,7 @@ impl Running {
     }
 
     /// Sends a request of these lines and reads the answer to its end.
-    fn ask(&self, lines: &[&str]) -> Answer {
+    fn send(&self, lines: &[&str]) -> Answer {
         let mut stream = self.connect();
         let request = format!("{}\r\nConnection: close\r\n\r\n", lines.join("\r\n"));
         stream.write_all(request.as_bytes()).expect("sent");
@@ -171,7 +171,7 @@ impl Running {
     }
 
     fn get(&self, path: &str) -> Answer {
-        self.ask(&[&format!("GET {path} HTTP/1.1"), &format!("Host: {}", self.address)])
+        self.send(&[&format!("GET {path} HTTP/1.1"), &format!("Host: {}", self.address)])
     }
 
     fn post(&self, path: &str, more: &[&str], body: &str) -> Answer {
@@ -200,7 +200,7 @@ fn a_node_is_accepted_by_post_and_by_whoever_may() {
     let host = format!("Host: {}", running.address);
     let ask = |method: &str, node: &str, more: &[&str]| {
         let first = format!("{method} /api/v1/nodes/{node}/accept HTTP/1.1");
-        running.ask(&[&[first.as_str(), &host, "Content-Length: 0"], more].concat())
+        running.send(&[&[first.as_str(), &host, "Content-Length: 0"], more].concat())
     };
     let token = "Authorization: Bearer t0ken";
     assert_eq!(ask("POST", "10.0.0.1:6379", &[]).status, 401);
@@ -208,7 +208,7 @@ fn a_node_is_accepted_by_post_and_by_whoever_may() {
     assert_eq!(ask("POST", "10.0.0.1:6379", &[token, "Origin: http://evil.example"]).status, 403);
     let wrong_host =
         ["POST /api/v1/nodes/10.0.0.1:6379/accept HTTP/1.1", "Host: evil.example", "Content-Length: 0", token];
-    assert_eq!(running.ask(&wrong_host).status, 421);
+    assert_eq!(running.send(&wrong_host).status, 421);
     let read = ask("GET", "10.0.0.1:6379", &[token]);
     assert_eq!((read.status, read.json()["error"].as_str()), (405, Some("this path changes something: use POST")));
     let unknown = ask("POST", "10.9.9.9:1", &[token]);
@@ -256,7 +256,7 @@ fn status_and_nodes() {
 fn metrics_are_classic_unless_openmetrics_is_requested() {
     let running = start(options(None, &[]));
     running.change(|(_, metrics)| *metrics = "# TYPE a counter\na_total 1\n# EOF\n".into());
-    let get = |more: &[&str]| running.ask(&[&["GET /metrics HTTP/1.1", "Host: localhost"], more].concat());
+    let get = |more: &[&str]| running.send(&[&["GET /metrics HTTP/1.1", "Host: localhost"], more].concat());
     for accept in [&[][..], &["Accept: text/plain;version=0.0.4"]] {
         let classic = get(accept);
         assert_eq!((classic.status, classic.body.as_str()), (200, "# TYPE a_total counter\na_total 1\n"));
@@ -385,7 +385,7 @@ fn other_paths_and_methods() {
     assert_eq!(answer.status, 404);
     assert!(answer.json()["error"].as_str().is_some_and(|text| text.contains("/api/v1/nodes")));
     for method in ["POST", "PUT", "DELETE", "PATCH"] {
-        let answer = running.ask(&[
+        let answer = running.send(&[
             &format!("{method} /api/v1/status HTTP/1.1"),
             "Host: localhost",
             "Authorization: Bearer made",
@@ -393,7 +393,7 @@ fn other_paths_and_methods() {
         assert_eq!(answer.status, 405, "{method}");
         assert!(answer.head.contains("\r\nallow: get,head\r\n"), "{}", answer.head);
     }
-    let answer = running.ask(&["HEAD /healthz HTTP/1.1", "Host: localhost"]);
+    let answer = running.send(&["HEAD /healthz HTTP/1.1", "Host: localhost"]);
     assert_eq!((answer.status, answer.body.as_str()), (200, ""));
 }
 
@@ -535,21 +535,21 @@ fn another_token_holds_from_the_next_request() {
 fn names_of_others_are_turned_away() {
     let running = start(options(None, &["router-1.example"]));
     for host in ["localhost:6381", "127.0.0.1", "[::1]:6381", "Router-1.example:6381"] {
-        let answer = running.ask(&["GET /api/v1/status HTTP/1.1", &format!("Host: {host}")]);
+        let answer = running.send(&["GET /api/v1/status HTTP/1.1", &format!("Host: {host}")]);
         assert_eq!(answer.status, 200, "{host}");
     }
     for path in ["/", "/metrics", "/readyz", "/healthz", "/nothing"] {
-        let answer = running.ask(&[&format!("GET {path} HTTP/1.1"), "Host: evil.example:6381"]);
+        let answer = running.send(&[&format!("GET {path} HTTP/1.1"), "Host: evil.example:6381"]);
         assert_eq!(answer.status, 421, "{path}");
         assert!(answer.body.contains("not known as \"evil.example\""), "{}", answer.body);
     }
     // The host of the first line counts, and it is not to be hidden behind a second header.
     let lines = ["GET http://evil.example/metrics HTTP/1.1", "Host: localhost"];
-    assert_eq!(running.ask(&lines).status, 421);
+    assert_eq!(running.send(&lines).status, 421);
     let lines = ["GET /metrics HTTP/1.1", "Host: localhost", "Host: evil.example"];
-    assert_eq!(running.ask(&lines).status, 400);
-    assert_eq!(running.ask(&["GET /metrics HTTP/1.1"]).status, 400);
-    assert_eq!(running.ask(&["GET /metrics HTTP/1.1", "Host: a b"]).status, 400);
+    assert_eq!(running.send(&lines).status, 400);
+    assert_eq!(running.send(&["GET /metrics HTTP/1.1"]).status, 400);
+    assert_eq!(running.send(&["GET /metrics HTTP/1.1", "Host: a b"]).status, 400);
 }
 
 #[test]
@@ -557,7 +557,7 @@ fn the_token_is_asked_of_all_but_probes() {
     let running = start(options(Some("s3cret"), &[]));
     let with = |path: &str, value: &str| {
         let request = format!("GET {path} HTTP/1.1");
-        running.ask(&[&request, "Host: localhost", &format!("Authorization: {value}")])
+        running.send(&[&request, "Host: localhost", &format!("Authorization: {value}")])
     };
     for path in ["/", "/metrics", "/api/v1/status", "/api/v1/nodes", "/nothing"] {
         let without = running.get(path);

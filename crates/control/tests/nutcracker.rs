@@ -121,7 +121,7 @@ fn every_key_is_at_the_server_at_which_nutcracker_puts_it() {
         let servers = pool.servers.iter().map(|(name, weight)| Server { name: name.clone(), weight: *weight });
         let continuum = Continuum::new(pool.scheme, servers).expect("a continuum");
         let mut used = 0;
-        for (key, number) in keys.iter().zip(asked(pool.port, &keys)) {
+        for (key, number) in keys.iter().zip(owners(pool.port, &keys)) {
             let home = continuum.home(continuum.slot_of(key)).expect("a slot in use");
             // The crowd shares seven processes.
             let expected =
@@ -156,7 +156,7 @@ fn text_of(number: usize, pool: &Pool, ports: &[u16]) -> String {
 }
 
 /// The number of the server that answers for each key.
-fn asked(port: u16, keys: &[Vec<u8>]) -> Vec<usize> {
+fn owners(port: u16, keys: &[Vec<u8>]) -> Vec<usize> {
     let connect = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok();
     let connected =
         (0..500).find_map(|_| connect().or_else(|| (std::thread::sleep(Duration::from_millis(20)), None).1));

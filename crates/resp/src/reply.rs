@@ -293,7 +293,7 @@ pub fn integer(reply: &[u8]) -> Option<i64> {
 
 /// What an error says, without what it repeats of a command's arguments: in logs and reports, names of keys and values
 /// are nobody's business.
-pub fn told_error(error: &[u8]) -> String {
+pub fn redacted_error(error: &[u8]) -> String {
     const ARGUMENTS: &str = ", with args beginning with";
     let whole = text(error).unwrap_or(error);
     let told = String::from_utf8_lossy(whole);
@@ -337,13 +337,13 @@ mod tests {
     #[test]
     fn what_is_told_of_an_error_has_no_arguments() {
         let refused = b"-ERR unknown command 'RESTORE', with args beginning with: 'user:1' '0' 'secret' \r\n";
-        assert_eq!(told_error(refused), "ERR unknown command 'RESTORE'");
+        assert_eq!(redacted_error(refused), "ERR unknown command 'RESTORE'");
         let older =
             b"ERR Target instance replied with error: ERR unknown command `GETK`, with args beginning with: `user:1`, ";
-        assert_eq!(told_error(older), "ERR Target instance replied with error: ERR unknown command `GETK`");
-        assert_eq!(told_error(b"!10\r\nOOM is full\r\n"), "OOM is ful");
+        assert_eq!(redacted_error(older), "ERR Target instance replied with error: ERR unknown command `GETK`");
+        assert_eq!(redacted_error(b"!10\r\nOOM is full\r\n"), "OOM is ful");
         assert_eq!(
-            told_error(b"-BUSYKEY Target key name already exists.\r\n"),
+            redacted_error(b"-BUSYKEY Target key name already exists.\r\n"),
             "BUSYKEY Target key name already exists."
         );
     }

@@ -55,7 +55,7 @@ pub(crate) struct Command {
     pub(crate) past: bool,
     marks: Marks,
     /// The client was told that it will not know.
-    untold: bool,
+    is_unknown: bool,
 }
 
 impl World {
@@ -72,20 +72,20 @@ impl World {
                     Op::Exec(watch.key, Watched { since_us: watch.since_us, seen: seen.clone(), value })
                 }
             };
-            self.ask(ix, op);
+            self.send_op(ix, op);
         } else if client.left > 0 {
             self.clients[ix].left -= 1;
             let op = self.draw(ix);
-            self.ask(ix, op);
+            self.send_op(ix, op);
         }
     }
 
-    fn ask(&mut self, ix: usize, op: Op) {
+    fn send_op(&mut self, ix: usize, op: Op) {
         self.next_op += 1;
         let number = self.next_op;
         let mut marks = Marks::new();
         let by = format!("client {ix}");
-        self.history.asked(&op, self.now, &by, &mut marks);
+        self.history.on_request(&op, self.now, &by, &mut marks);
         say!(self, "client {ix}: {op:?} is command {number}");
         let worker = self.clients[ix].number % self.workers.len();
         self.clients[ix].current = Some(number);
@@ -101,7 +101,7 @@ impl World {
                 missed: false,
                 past: false,
                 marks,
-                untold: false,
+                is_unknown: false,
             },
         );
         if self.scenario.impatient > 0 && self.random.chance(self.scenario.impatient) {
@@ -241,12 +241,12 @@ impl World {
     }
 
     /// The answer to a command, or a part of it.
-    pub(crate) fn client_told(&mut self, op: u64, node: usize, reply: Reply) {
+    pub(crate) fn on_reply(&mut self, op: u64, node: usize, reply: Reply) {
         let now = self.now;
         let Some(command) = self.ops.get_mut(&op) else { return };
         if command.op == Op::Flush {
             let _ = node;
-            self.flush_told(op);
+            self.on_flush_reply(op);
             return;
         }
         let Some(command) = self.ops.remove(&op) else { return };
@@ -255,8 +255,8 @@ impl World {
         // EXEC that answers nil has done nothing.
         if is_refused || matches!((&command.op, &reply), (Op::Exec(..), Reply::Value(None))) {
             self.history.forget(&command.marks);
-        } else if !command.untold {
-            self.history.told(&command.marks, &reply, now);
+        } else if !command.is_unknown {
+            self.history.on_reply(&command.marks, &reply, now);
         }
         self.watch_goes_on(command.client, &command.op, &reply);
         self.client_free(command.client, op);
@@ -266,22 +266,22 @@ impl World {
     pub(crate) fn flush_done(&mut self, op: u64) {
         let now = self.now;
         if let Some(command) = self.ops.remove(&op) {
-            if !command.untold {
-                self.history.told(&command.marks, &Reply::Ok, now);
+            if !command.is_unknown {
+                self.history.on_reply(&command.marks, &Reply::Ok, now);
             }
             self.client_free(command.client, op);
         }
     }
 
     /// Its connection broke: nobody knows. The client is told so, and goes on.
-    pub(crate) fn client_untold(&mut self, op: u64) {
+    pub(crate) fn on_disconnect(&mut self, op: u64) {
         let faulty = self.faulty;
         let Some(command) = self.ops.get_mut(&op) else { return };
         if !faulty {
             self.violated(format!("command {op} has no answer though nothing is broken"));
             return;
         }
-        command.untold = true;
+        command.is_unknown = true;
         let (client, flush) = (command.client, command.op == Op::Flush);
         say!(self, "command {op}: nobody knows");
         self.unwatch(client);
@@ -346,7 +346,7 @@ impl World {
         for key in 0..self.keys.len() {
             self.clients.push(Client::new(key, 0));
             let client = self.clients.len() - 1;
-            self.ask(client, Op::Get(key));
+            self.send_op(client, Op::Get(key));
         }
     }
 }

@@ -56,7 +56,7 @@ impl History {
     }
 
     /// A command is asked: until something else is known, its outcome is unknown.
-    pub(crate) fn asked(&mut self, op: &Op, now_us: u64, by: &str, marks: &mut Marks) {
+    pub(crate) fn on_request(&mut self, op: &Op, now_us: u64, by: &str, marks: &mut Marks) {
         match op {
             Op::Get(key) => marks.push(self.add(*key, Act::Read(None), now_us, by)),
             Op::Set(key, value, ttl) => marks.push(self.add(*key, Act::Write(*value, *ttl), now_us, by)),
@@ -67,8 +67,8 @@ impl History {
             Op::Put(key, field, value) => marks.push(self.add(*key, Act::Put(part(*field, *value), None), now_us, by)),
             Op::Cut(key, field) => marks.push(self.add(*key, Act::Cut(*field, None), now_us, by)),
             Op::Expire(key, ttl_us) => marks.push(self.add(*key, Act::Live(*ttl_us, None), now_us, by)),
-            Op::Several(ops) => ops.iter().for_each(|op| self.asked(op, now_us, by, marks)),
-            Op::Script(op) | Op::Function(_, op) => self.asked(op, now_us, by, marks),
+            Op::Several(ops) => ops.iter().for_each(|op| self.on_request(op, now_us, by, marks)),
+            Op::Script(op) | Op::Function(_, op) => self.on_request(op, now_us, by, marks),
             Op::Watch(_) => {}
             // What becomes of both keys only the node knows, once it has done it.
             Op::Rename(from, to, token) => {
@@ -90,7 +90,7 @@ impl History {
     }
 
     /// It was answered.
-    pub(crate) fn told(&mut self, marks: &Marks, reply: &Reply, now_us: u64) {
+    pub(crate) fn on_reply(&mut self, marks: &Marks, reply: &Reply, now_us: u64) {
         let replies = match reply {
             Reply::Several(replies) => replies.as_slice(),
             one => std::slice::from_ref(one),

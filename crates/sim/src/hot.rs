@@ -37,7 +37,7 @@ pub(crate) struct Table {
     gates: RefCell<BTreeMap<GateId, u64>>,
     /// What workers are about to lower.
     late: RefCell<VecDeque<GateId>>,
-    luck: RefCell<Random>,
+    rng: RefCell<Random>,
     one_counter: bool,
 }
 
@@ -46,7 +46,7 @@ impl Table {
         Rc::new(Self {
             gates: RefCell::default(),
             late: RefCell::default(),
-            luck: RefCell::new(Random::new(seed)),
+            rng: RefCell::new(Random::new(seed)),
             one_counter,
         })
     }
@@ -71,7 +71,7 @@ impl Table {
 
 impl Gates for Table {
     fn load(&self, gate: GateId) -> Gate {
-        if self.luck.borrow_mut().chance(300) {
+        if self.rng.borrow_mut().chance(300) {
             self.lower_one();
         }
         Gate(self.gates.borrow().get(&gate).copied().unwrap_or(0))
@@ -82,7 +82,7 @@ impl Gates for Table {
             return self.change(gate, what);
         }
         self.late.borrow_mut().push_back(gate);
-        if self.luck.borrow_mut().chance(700) {
+        if self.rng.borrow_mut().chance(700) {
             self.lower_all();
         }
     }
@@ -160,7 +160,7 @@ struct FillLink {
 
 /// Of one worker.
 #[derive(Debug)]
-pub(crate) struct OfWorker {
+pub(crate) struct WorkerGates {
     gates: Rc<Table>,
     copies: Copies,
     holds: WriteHolds,
@@ -171,7 +171,7 @@ pub(crate) struct OfWorker {
     fills: BTreeMap<u32, (KeyIx, Vec<u64>)>,
 }
 
-impl Default for OfWorker {
+impl Default for WorkerGates {
     fn default() -> Self {
         Self {
             gates: Table::new(0, false),
@@ -184,7 +184,7 @@ impl Default for OfWorker {
     }
 }
 
-impl OfWorker {
+impl WorkerGates {
     /// The oldest generation in which something was sent to a node that is not over, or its own: what is sent later is
     /// no older.
     fn oldest(&self, node: usize) -> u64 {
@@ -325,7 +325,7 @@ impl World {
         if !is_plain || command.load || !command.sent || nodes.len() != 1 || !self.workers[ix].is_plain(op) {
             return;
         }
-        self.client_untold(op);
+        self.on_disconnect(op);
         if self.bug(Bug::OpenedAtTimeOut) {
             let of = &mut self.workers[ix].hot;
             of.holds.over(&*of.gates, end_of(op, nodes[0]), WriteOutcome::Certain);
@@ -386,7 +386,7 @@ impl World {
                 let reply = decode(bytes);
                 self.hot.hits += 1;
                 say!(self, "worker {ix}: a copy answers command {op}");
-                self.client_told(op, node, reply);
+                self.on_reply(op, node, reply);
                 true
             }
             Read::Wait(number) => match of.fills.get_mut(&number) {

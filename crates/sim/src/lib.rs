@@ -77,7 +77,7 @@ pub fn run(seed: u64, scenario: &Scenario, planted: Option<Planted>, trace: bool
     if world.violation.is_none() {
         let (violation, unknown) = world.history.check();
         unchecked = unknown;
-        world.violation = violation.or_else(|| left_behind(&world)).or_else(|| left_for_ever(&world));
+        world.violation = violation.or_else(|| left_behind(&world)).or_else(|| find_leaked_staging(&world));
     }
     Run {
         seed,
@@ -117,7 +117,7 @@ fn left_behind_by(world: &World, lane: usize) -> Option<String> {
 }
 
 /// Whatever is left of what is copied in pieces ends by itself.
-fn left_for_ever(world: &World) -> Option<String> {
+fn find_leaked_staging(world: &World) -> Option<String> {
     let mut left = world.nodes.iter().flat_map(|node| node.keys.range(STAGING..));
     left.find(|(_, entry)| entry.expires_us.is_none()).map(|(name, _)| format!("the staging key {name} stays for ever"))
 }

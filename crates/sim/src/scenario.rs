@@ -58,9 +58,9 @@ pub struct Scenario {
     /// All connections to a node break.
     pub cut_all: u64,
     /// What a node answers does not arrive.
-    pub mute: u64,
+    pub drops_outbound: u64,
     /// What is sent to a node arrives late.
-    pub deaf: u64,
+    pub delays_inbound: u64,
     /// A node is out of memory.
     pub full: u64,
     /// The user goes back.
@@ -196,8 +196,8 @@ impl Scenario {
             stop: 0,
             cut: 0,
             cut_all: 0,
-            mute: 0,
-            deaf: 0,
+            drops_outbound: 0,
+            delays_inbound: 0,
             full: 0,
             roll_back: 0,
             give_up: 0,
@@ -257,8 +257,8 @@ impl Scenario {
                 "stop" => (&mut scenario.stop, 1000),
                 "cut" => (&mut scenario.cut, 1000),
                 "cut-all" => (&mut scenario.cut_all, 1000),
-                "mute" => (&mut scenario.mute, 1000),
-                "deaf" => (&mut scenario.deaf, 1000),
+                "mute" => (&mut scenario.drops_outbound, 1000),
+                "deaf" => (&mut scenario.delays_inbound, 1000),
                 "full" => (&mut scenario.full, 1000),
                 "roll-back" => (&mut scenario.roll_back, 1000),
                 "give-up" => (&mut scenario.give_up, 1000),

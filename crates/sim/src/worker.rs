@@ -141,7 +141,7 @@ struct Link {
 
 /// A command whose place is chosen.
 #[derive(Debug)]
-pub(crate) struct Flying {
+pub(crate) struct InFlightCommand {
     pub(crate) epoch: u64,
     /// Nodes that have not answered.
     parts: u32,
@@ -153,7 +153,7 @@ pub(crate) struct Flying {
     as_published: bool,
 }
 
-impl Flying {
+impl InFlightCommand {
     fn one(epoch: u64) -> Self {
         Self { epoch, parts: 1, blocking: None, double_read: None, as_published: false }
     }
@@ -164,11 +164,11 @@ impl Flying {
 pub(crate) struct Worker {
     pub(crate) view: Rc<View>,
     links: [Link; 2],
-    pub(crate) flying: BTreeMap<u64, Flying>,
+    pub(crate) flying: BTreeMap<u64, InFlightCommand>,
     /// Commands that wait for keys.
     waiting: BTreeMap<u64, Waits<Known>>,
     /// Copies, and what has to do with them.
-    pub(crate) hot: crate::hot::OfWorker,
+    pub(crate) hot: crate::hot::WorkerGates,
 }
 
 impl Worker {
@@ -185,7 +185,7 @@ impl Worker {
     /// Nothing chosen under an epoch before this one is in flight, and the epoch is adopted. Whether the workers only
     /// begin to note what they write: then commands that wait for an element do no harm, they make no key.
     pub(crate) fn has_drained(&self, epoch: u64, observing: bool) -> bool {
-        let harmless = |flying: &Flying| observing && flying.blocking.is_some();
+        let harmless = |flying: &InFlightCommand| observing && flying.blocking.is_some();
         self.view.epoch >= epoch && self.flying.values().all(|flying| flying.epoch >= epoch || harmless(flying))
     }
 
@@ -269,7 +269,7 @@ impl World {
         let Some(command) = self.ops.get(&op) else { return };
         let ix = command.worker;
         if command.op == Op::Flush {
-            self.flush_asked(op);
+            self.on_flush_request(op);
             return;
         }
         let mut keys = Vec::new();
@@ -335,7 +335,7 @@ impl World {
                 }
             }
             for (move_id, keys) in by_move {
-                self.tell_mover(move_id, op, &keys, undeclared);
+                self.notify_mover(move_id, op, &keys, undeclared);
             }
         }
         self.choose(ix, op, node);
@@ -373,9 +373,10 @@ impl World {
         let epoch = self.workers[ix].view.epoch;
         let asked: Vec<_> = conns.iter().map(|conn| (self.conns[*conn as usize].node, None)).collect();
         let parts = asked.len() as u32;
-        self.workers[ix]
-            .flying
-            .insert(op, Flying { parts, double_read: Some(asked), as_published, ..Flying::one(epoch) });
+        self.workers[ix].flying.insert(
+            op,
+            InFlightCommand { parts, double_read: Some(asked), as_published, ..InFlightCommand::one(epoch) },
+        );
         say!(self, "worker {ix}: command {op} is asked on {conns:?}");
         conns.into_iter().for_each(|conn| self.transmit(op, conn));
     }
@@ -397,9 +398,9 @@ impl World {
         let Some(answers) = answers else { return };
         let shown = answers.into_iter().rev().find(|answer| matches!(answer, Reply::Value(Some(_))));
         match shown {
-            Some(reply) => self.client_told(op, node, reply),
+            Some(reply) => self.on_reply(op, node, reply),
             None if believes_absence || self.bug(Bug::DoubleReadBelieved) => {
-                self.client_told(op, node, Reply::Value(None))
+                self.on_reply(op, node, Reply::Value(None))
             }
             None => {
                 if let Some(command) = self.ops.get_mut(&op) {
@@ -412,7 +413,7 @@ impl World {
 
     fn choose(&mut self, ix: usize, op: u64, node: usize) {
         let epoch = self.workers[ix].view.epoch;
-        self.workers[ix].flying.insert(op, Flying::one(epoch));
+        self.workers[ix].flying.insert(op, InFlightCommand::one(epoch));
         if matches!(self.ops[&op].op, Op::Pop(_)) {
             let conn = self.connect(node, Owner::Blocking(ix, op));
             if let Some(flying) = self.workers[ix].flying.get_mut(&op) {
@@ -440,7 +441,7 @@ impl World {
             _ if self.bug(Bug::WatchForgotten) => self.transmit_or_queue(ix, op, node),
             _ => {
                 self.workers[ix].flying.remove(&op);
-                self.client_told(op, node, Reply::Value(None));
+                self.on_reply(op, node, Reply::Value(None));
             }
         }
     }
@@ -547,7 +548,7 @@ impl World {
                     }
                     reply => {
                         self.note_late(ix, op, node);
-                        self.client_told(op, node, reply);
+                        self.on_reply(op, node, reply);
                         self.landed(ix, op);
                     }
                 }
@@ -564,17 +565,17 @@ impl World {
         let view = self.workers[ix].view.clone();
         for key in keys {
             if let Some(transit) = is_late(&view.topology, &view.legs, &self.keys[key], NodeId(node as u16)) {
-                self.tell_mover(transit.move_id, op, &[key], false);
+                self.notify_mover(transit.move_id, op, &[key], false);
             }
         }
     }
 
     /// The node had no script: it is told, and asked again. The place stays chosen.
-    pub(crate) fn ask_again(&mut self, op: u64) {
+    pub(crate) fn send_again(&mut self, op: u64) {
         let Some(command) = self.ops.get(&op) else { return };
         let (ix, node) = (command.worker, command.node);
         let epoch = self.workers[ix].view.epoch;
-        self.workers[ix].flying.entry(op).or_insert(Flying::one(epoch));
+        self.workers[ix].flying.entry(op).or_insert(InFlightCommand::one(epoch));
         self.transmit_or_queue(ix, op, node);
     }
 
@@ -602,7 +603,7 @@ impl World {
         }
         for op in queue {
             let epoch = self.workers[ix].view.epoch;
-            self.workers[ix].flying.entry(op).or_insert(Flying::one(epoch));
+            self.workers[ix].flying.entry(op).or_insert(InFlightCommand::one(epoch));
             if !bug || self.ops.get(&op).is_some_and(|command| !command.sent) {
                 self.transmit(op, conn);
             }
@@ -632,7 +633,7 @@ impl World {
         for pending in lost {
             match pending.what {
                 What::Command(op) => {
-                    self.client_untold(op);
+                    self.on_disconnect(op);
                     ops.push(op);
                 }
                 // Not confirmed: the next connection asks again.
@@ -694,13 +695,13 @@ impl World {
         self.hot_places_anew(ix);
         self.look_at_watches(ix);
         say!(self, "worker {ix} adopts {:?}", self.workers[ix].view);
-        self.tell_again(ix);
+        self.notify_again(ix);
         self.unblock_again(ix);
         self.look_again(ix, true);
     }
 
     /// What commands that wait at a node may still write counts as told now.
-    fn tell_again(&mut self, ix: usize) {
+    fn notify_again(&mut self, ix: usize) {
         let waiting: Vec<(u64, u32)> = self.workers[ix]
             .flying
             .iter()
@@ -714,7 +715,7 @@ impl World {
             let topology = self.workers[ix].view.topology.clone();
             for key in keys {
                 if let Some(transit) = observed(&topology, &self.keys[key], NodeId(node as u16)) {
-                    self.tell_mover(transit.move_id, op, &[key], false);
+                    self.notify_mover(transit.move_id, op, &[key], false);
                 }
             }
         }
@@ -789,7 +790,7 @@ impl World {
         let Some(command) = self.ops.get(&op) else { return };
         let ix = command.worker;
         let epoch = self.workers[ix].view.epoch;
-        self.workers[ix].flying.insert(op, Flying { parts: 2, ..Flying::one(epoch) });
+        self.workers[ix].flying.insert(op, InFlightCommand { parts: 2, ..InFlightCommand::one(epoch) });
         for node in 0..2 {
             self.transmit_or_queue(ix, op, node);
         }

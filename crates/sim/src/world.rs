@@ -94,7 +94,7 @@ pub(crate) struct Conn {
     last_to_node_us: u64,
     last_to_owner_us: u64,
     /// An answer was lost, so none after it arrives.
-    mute: bool,
+    drops_outbound: bool,
 }
 
 /// What may go wrong, or be wished.
@@ -187,8 +187,8 @@ pub(crate) struct World {
     pub(crate) scenario: Scenario,
     pub(crate) planted: Option<Planted>,
     pub(crate) nodes: [Node; 2],
-    mute_until: [u64; 2],
-    deaf_until: [u64; 2],
+    outbound_blocked_until: [u64; 2],
+    inbound_blocked_until: [u64; 2],
     processes: u32,
     pub(crate) conns: Vec<Conn>,
     requests: u64,
@@ -261,8 +261,8 @@ impl World {
             scenario: scenario.clone(),
             planted,
             nodes,
-            mute_until: [0; 2],
-            deaf_until: [0; 2],
+            outbound_blocked_until: [0; 2],
+            inbound_blocked_until: [0; 2],
             processes: 2,
             conns: Vec::new(),
             requests: 0,
@@ -356,8 +356,8 @@ impl World {
             (s.stop, Fault::Stop),
             (s.cut, |_| Fault::Cut),
             (s.cut_all, Fault::CutAll),
-            (s.mute, Fault::Mute),
-            (s.deaf, Fault::Deaf),
+            (s.drops_outbound, Fault::Mute),
+            (s.delays_inbound, Fault::Deaf),
             (s.full, Fault::Full),
             (s.roll_back, |_| Fault::RollBack),
             (s.full_disk, |_| Fault::FullDisk),
@@ -618,7 +618,7 @@ impl World {
         for key in keys {
             let Some(entry) = self.nodes[ix].keys.get(key).cloned() else { continue };
             let target = &mut self.nodes[1 - ix];
-            if !target.up || target.stopped || now < self.deaf_until[1 - ix] {
+            if !target.up || target.stopped || now < self.inbound_blocked_until[1 - ix] {
                 return Reply::Error;
             }
             let now = now + target.ahead_us;
@@ -652,10 +652,10 @@ impl World {
             Ev::Refused { worker, move_id, keys } => self.refused(worker, move_id, keys.as_ref().map(|keys| &keys[..])),
             Ev::Wanted { of, keys } => {
                 if let Some(lane) = self.movers.iter().position(|mover| mover.leg() == of) {
-                    self.mover_hears(lane, Event::Wanted { keys }.into());
+                    self.on_mover_event(lane, Event::Wanted { keys }.into());
                 }
             }
-            Ev::Mover(lane, what) => self.mover_hears(lane, what),
+            Ev::Mover(lane, what) => self.on_mover_event(lane, what),
             Ev::Synced => self.synced(),
             Ev::DiskIsWell => self.disk_is_well(),
             Ev::Stored { lane, owner, before } => self.stored(lane, owner, before),
@@ -664,7 +664,7 @@ impl World {
             Ev::NextMove { lane } => self.next_move(lane),
             Ev::Rested { lane, turn } => self.rested(lane, turn),
             Ev::Staging { lane } => self.staging_is_due(lane),
-            Ev::AskAgain { op } => self.ask_again(op),
+            Ev::AskAgain { op } => self.send_again(op),
             Ev::Look { op } => self.look(op),
             Ev::Client { client } => self.client_goes_on(client),
             Ev::Fault(fault) => self.fault(fault),
@@ -748,7 +748,7 @@ impl World {
         for worker in 0..self.workers.len() {
             self.unblock_again(worker);
         }
-        (0..self.movers.len()).for_each(|lane| self.mover_hears(lane, DriverEvent::Tick));
+        (0..self.movers.len()).for_each(|lane| self.on_mover_event(lane, DriverEvent::Tick));
         let every = if self.now > 300_000 { 10 * SWEEP_US } else { SWEEP_US };
         self.after(every, Ev::Sweep);
     }

@@ -112,7 +112,7 @@ impl Driver {
                     None => {
                         for connection in self.connections.iter_mut().filter(|c| c.stream.is_ok()) {
                             while connection.pending.len() < self.pipeline {
-                                connection.ask(now);
+                                connection.send_next(now);
                             }
                         }
                     }
@@ -125,7 +125,7 @@ impl Driver {
                                 c.stream.is_ok() && c.pending.len() < self.pipeline
                             });
                             let Some(free) = free else { break };
-                            self.connections[free].ask(*due);
+                            self.connections[free].send_next(*due);
                             turn = free + 1;
                             *due += *each;
                         }
@@ -319,7 +319,7 @@ impl Driver {
 }
 
 impl Connection {
-    fn ask(&mut self, meant: Instant) {
+    fn send_next(&mut self, meant: Instant) {
         let pending = self.script.next(&mut self.out);
         self.pending.push_back((meant, pending));
     }

@@ -104,7 +104,7 @@ pub enum Verdict {
 }
 
 /// Why a value is not right.
-enum Unlike {
+enum Mismatch {
     /// It is none that the key should have; what was expected.
     Other(String),
     /// It is older than it may be.
@@ -302,10 +302,10 @@ impl Script {
         }
         let name = pending.op.name();
         let wrong = |expected: String| Verdict::Wrong(format!("{name}: expected {expected}, got {reply}"));
-        let judged = |unlike: Option<Unlike>| match unlike {
+        let judged = |unlike: Option<Mismatch>| match unlike {
             None => Verdict::Good,
-            Some(Unlike::Other(expected)) => wrong(expected),
-            Some(Unlike::Older(expected)) => Verdict::Stale(format!("{name}: expected {expected}, got {reply}")),
+            Some(Mismatch::Other(expected)) => wrong(expected),
+            Some(Mismatch::Older(expected)) => Verdict::Stale(format!("{name}: expected {expected}, got {reply}")),
         };
         match (&pending.expect, reply) {
             (Expect::Ok, Reply::Status(b"OK")) => {
@@ -341,12 +341,12 @@ impl Script {
     }
 
     /// `None` where the value is right, else why it is not.
-    fn check_value(&mut self, known: Known, reply: &Reply<'_>) -> Option<Unlike> {
+    fn check_value(&mut self, known: Known, reply: &Reply<'_>) -> Option<Mismatch> {
         let entry = self.entry_of_id(known.id);
         let exact = known.version.filter(|_| self.is_known(entry));
         let got = match self.version_of(known.id, reply) {
             Ok(got) => got,
-            Err(expected) => return Some(Unlike::Other(expected)),
+            Err(expected) => return Some(Mismatch::Other(expected)),
         };
         let (fits, newest) = match (exact, self.doubtful.get_mut(&entry)) {
             (Some(exact), _) => (got == exact, Some(exact)),
@@ -360,22 +360,22 @@ impl Script {
         };
         match fits {
             true => None,
-            false if got != 0 && newest.is_some_and(|newest| got < newest) => Some(Unlike::Older(expected())),
-            false => Some(Unlike::Other(expected())),
+            false if got != 0 && newest.is_some_and(|newest| got < newest) => Some(Mismatch::Older(expected())),
+            false => Some(Mismatch::Other(expected())),
         }
     }
 
     /// The same for a key that another connection writes.
-    fn check_seen(&mut self, index: usize, id: u64, floor: u32, reply: &Reply<'_>) -> Option<Unlike> {
+    fn check_seen(&mut self, index: usize, id: u64, floor: u32, reply: &Reply<'_>) -> Option<Mismatch> {
         let got = match self.version_of(id, reply) {
             Ok(got) => got,
-            Err(expected) => return Some(Unlike::Other(expected)),
+            Err(expected) => return Some(Mismatch::Other(expected)),
         };
         let begun = self.workload.board.begun(index);
         match got {
-            got if got > begun => Some(Unlike::Other(format!("at most version {begun} of key {id}"))),
-            0 if floor > 0 => Some(Unlike::Other(format!("version {floor} of key {id} or a newer one"))),
-            got if got < floor => Some(Unlike::Older(format!("version {floor} of key {id} or a newer one"))),
+            got if got > begun => Some(Mismatch::Other(format!("at most version {begun} of key {id}"))),
+            0 if floor > 0 => Some(Mismatch::Other(format!("version {floor} of key {id} or a newer one"))),
+            got if got < floor => Some(Mismatch::Older(format!("version {floor} of key {id} or a newer one"))),
             got => {
                 self.workload.board.see(index, got);
                 None
@@ -671,8 +671,8 @@ mod tests {
     /// Each way of being wrong is seen: a lost write, a doubled one, replies swapped between two requests.
     #[test]
     fn wrong_servers_are_caught() {
-        type Spoil<'a> = &'a dyn Fn(usize, &Pending, Answer, &mut Model, &[u8]) -> Answer;
-        let run = |spoil: Spoil<'_>| {
+        type CorruptReply<'a> = &'a dyn Fn(usize, &Pending, Answer, &mut Model, &[u8]) -> Answer;
+        let run = |spoil: CorruptReply<'_>| {
             let workload = workload(Sharing::Owned, 50);
             let mut script = Script::new(workload, 1, 0, 1, 50);
             let mut server = Model::default();

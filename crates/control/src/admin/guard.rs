@@ -40,7 +40,7 @@ pub(super) struct Trusted(pub(super) bool);
 
 /// Whether the request carried the token. An extension as well.
 #[derive(Clone, Copy)]
-pub(super) struct Shown(pub(super) bool);
+pub(super) struct TokenPresented(pub(super) bool);
 
 /// The file of the token that was made, if one was. An extension as well.
 #[derive(Clone)]
@@ -111,7 +111,7 @@ fn only_reads(method: &Method) -> bool {
 
 /// Marks the answer of an operation, which has left a line in the log where it was asked for.
 #[derive(Clone, Copy)]
-pub(super) struct Told;
+pub(super) struct AlreadyLogged;
 
 /// Lets a request through to its route, or answers it here. Whatever may change something leaves a line in the log,
 /// also where it was turned away: who, what, and what became of it.
@@ -127,7 +127,7 @@ pub(super) async fn check(State(guard): State<Arc<Guard>>, request: Request, nex
     // Two lines, so that the log may leave out what anybody can cause, and nothing else.
     match admit(&guard, request, next).await {
         Ok(response) => {
-            if response.extensions().get::<Told>().is_none() {
+            if response.extensions().get::<AlreadyLogged>().is_none() {
                 tracing::info!(target: "audit", peer, %method, path, status = response.status().as_u16(), "admin request");
             }
             response
@@ -196,7 +196,7 @@ async fn admit(guard: &Guard, request: Request, next: Next) -> Result<Response, 
         return Err(response);
     }
     request.extensions_mut().insert(Trusted(trusted));
-    request.extensions_mut().insert(Shown(shown));
+    request.extensions_mut().insert(TokenPresented(shown));
     request.extensions_mut().insert(TokenFile(file));
     let response = next.run(request).await;
     if trusted { Ok(response) } else { Err(response) }

@@ -17,7 +17,7 @@ use axum::{Extension, Json};
 use serde::Serialize;
 
 use super::autoscale::AutoscaleRequest;
-use super::guard::{Guard, Shown, TokenFile, Told, Trusted, check};
+use super::guard::{AlreadyLogged, Guard, TokenFile, TokenPresented, Trusted, check};
 use super::hot_copies::HotCopiesRequest;
 use super::listener::Peer;
 use super::moves::{
@@ -166,7 +166,7 @@ async fn index(
 ) -> Result<Response, Response> {
     let who = format!("the admin API, from {peer}");
     let (status, moves) =
-        ask("/", source, move |source| (source.status(), source.operate(Operation::Moves, &who))).await?;
+        query_source("/", source, move |source| (source.status(), source.operate(Operation::Moves, &who))).await?;
     // Without an answer there are none: the router is starting.
     let moves: MovesReport = moves.ok().and_then(|moves| serde_json::from_value(moves).ok()).unwrap_or_default();
     let entry = |(path, purpose, _): (&'static str, &'static str, _)| {
@@ -179,7 +179,7 @@ async fn index(
 }
 
 async fn metrics_page(State(source): State<Shared>, headers: HeaderMap) -> Result<Response, Response> {
-    let text = ask("/metrics", source, |source| source.metrics()).await?;
+    let text = query_source("/metrics", source, |source| source.metrics()).await?;
     let open =
         metrics::prefers_openmetrics(headers.get_all(ACCEPT_TYPES).iter().filter_map(|accept| accept.to_str().ok()));
     let (content_type, text) =
@@ -200,7 +200,7 @@ async fn ready(
     State(source): State<Shared>,
     Extension(Trusted(trusted)): Extension<Trusted>,
 ) -> Result<Response, Response> {
-    let readiness = ask(READY, source, |source| source.ready()).await?;
+    let readiness = query_source(READY, source, |source| source.ready()).await?;
     let mut text = String::from(if readiness.is_ready() { "ready\n" } else { "not ready\n" });
     if readiness.standby.is_some() {
         text.push_str("waiting as a standby\n");
@@ -234,7 +234,7 @@ async fn status(State(source): State<Shared>) -> Result<Response, Response> {
         #[serde(flatten)]
         status: StatusReport,
     }
-    let status = ask("/api/v1/status", source, |source| source.status()).await?;
+    let status = query_source("/api/v1/status", source, |source| source.status()).await?;
     let readiness = status.readiness();
     let body = Body {
         ready: readiness.is_ready(),
@@ -246,7 +246,7 @@ async fn status(State(source): State<Shared>) -> Result<Response, Response> {
 }
 
 async fn nodes(State(source): State<Shared>) -> Result<Json<NodesReport>, Response> {
-    let status = ask("/api/v1/nodes", source, |source| source.status()).await?;
+    let status = query_source("/api/v1/nodes", source, |source| source.status()).await?;
     Ok(Json(NodesReport { epoch: status.epoch, nodes: status.nodes, limited: status.limited }))
 }
 
@@ -257,7 +257,7 @@ async fn accept(State(source): State<Shared>, Path(node): Path<String>) -> Resul
         accepted: String,
     }
     let name = node.clone();
-    match ask(ACCEPT, source, move |source| source.accept(&name)).await? {
+    match query_source(ACCEPT, source, move |source| source.accept(&name)).await? {
         Ok(()) => Ok(Json(Body { accepted: node }).into_response()),
         // All that can be wrong is the name in the path.
         Err(Refused::Wrong(why)) => Err(refuse(ACCEPT, StatusCode::NOT_FOUND, &why)),
@@ -280,7 +280,7 @@ async fn slots(State(source): State<Shared>, from: From) -> Result<Response, Res
 
 async fn hot_keys(
     State(source): State<Shared>,
-    Extension(Shown(named)): Extension<Shown>,
+    Extension(TokenPresented(named)): Extension<TokenPresented>,
     uri: Uri,
     from: From,
 ) -> Result<Response, Response> {
@@ -322,7 +322,7 @@ fn supposed(query: &str, named: bool) -> Result<PlanRequest, Response> {
 
 async fn plan(
     State(source): State<Shared>,
-    Extension(Shown(named)): Extension<Shown>,
+    Extension(TokenPresented(named)): Extension<TokenPresented>,
     uri: Uri,
     from: From,
 ) -> Result<Response, Response> {
@@ -332,7 +332,7 @@ async fn plan(
 
 async fn apply_plan(
     State(source): State<Shared>,
-    Extension(Shown(named)): Extension<Shown>,
+    Extension(TokenPresented(named)): Extension<TokenPresented>,
     from: From,
     given: GivenOrNot<PlanRequest>,
 ) -> Result<Response, Response> {
@@ -342,7 +342,7 @@ async fn apply_plan(
 
 async fn plan_history(
     State(source): State<Shared>,
-    Extension(Shown(named)): Extension<Shown>,
+    Extension(TokenPresented(named)): Extension<TokenPresented>,
     from: From,
 ) -> Result<Response, Response> {
     operate("/api/v1/plan/history", source, from, Operation::PlanHistory { named }).await
@@ -350,7 +350,7 @@ async fn plan_history(
 
 async fn replay(
     State(source): State<Shared>,
-    Extension(Shown(named)): Extension<Shown>,
+    Extension(TokenPresented(named)): Extension<TokenPresented>,
     from: From,
     Path(id): Path<String>,
 ) -> Result<Response, Response> {
@@ -576,14 +576,16 @@ async fn operate(
     operation: Operation,
 ) -> Result<Response, Response> {
     let who = format!("the admin API, from {peer}");
-    match ask(path, source, move |source| source.operate(operation, &who)).await? {
-        Ok(value) => Ok((Extension(Told), Json(value)).into_response()),
-        Err(refused) => Err((Extension(Told), refuse(path, status_of(&refused), refused.text())).into_response()),
+    match query_source(path, source, move |source| source.operate(operation, &who)).await? {
+        Ok(value) => Ok((Extension(AlreadyLogged), Json(value)).into_response()),
+        Err(refused) => {
+            Err((Extension(AlreadyLogged), refuse(path, status_of(&refused), refused.text())).into_response())
+        }
     }
 }
 
 /// Asks the source on a thread where blocking is allowed: it may wait for a lock that a worker holds.
-async fn ask<T: Send + 'static>(
+async fn query_source<T: Send + 'static>(
     path: &str,
     source: Shared,
     question: impl FnOnce(&dyn Source) -> T + Send + 'static,

@@ -59,7 +59,7 @@ impl Program {
         Self { config, site }
     }
 
-    fn ask(&self, action: &str, number: u64, address: Option<&str>) -> Result<Vec<u8>, String> {
+    fn run_action(&self, action: &str, number: u64, address: Option<&str>) -> Result<Vec<u8>, String> {
         let request = Request { action, key: format!("{}-{number}", self.site), address };
         let line = serde_json::to_string(&request).map_err(|error| error.to_string())?;
         run(&self.config.run, &line, self.config.timeout)
@@ -72,7 +72,7 @@ impl Provisioner for Program {
     }
 
     fn start(&self, number: u64, _chosen: Option<(&str, &Started)>, _settings: Settings<'_>) -> Result<String, String> {
-        let answer = self.ask("start", number, None)?;
+        let answer = self.run_action("start", number, None)?;
         let shown: String =
             String::from_utf8_lossy(&answer).trim().chars().filter(|c| !c.is_control()).take(SHOWN).collect();
         let form = || format!("its answer to start is not {{\"address\": \"HOST:PORT\"}}: {shown}");
@@ -81,7 +81,7 @@ impl Provisioner for Program {
     }
 
     fn stop(&self, started: &Started, address: &str, _proof: Proof) -> Result<Option<String>, String> {
-        self.ask("stop", started.number, Some(address)).map(|_| None)
+        self.run_action("stop", started.number, Some(address)).map(|_| None)
     }
 }
 
@@ -227,7 +227,9 @@ mod tests {
             patient,
         );
         assert_eq!(echo.start(3, None, &none), Ok("10.0.0.9:7000".to_owned()));
-        assert!(echo.ask("stop", 3, Some("10.0.0.9:7000")).is_err_and(|why| why.contains("failed (exit status: 3)")));
+        assert!(
+            echo.run_action("stop", 3, Some("10.0.0.9:7000")).is_err_and(|why| why.contains("failed (exit status: 3)"))
+        );
         assert!(
             program("echo nonsense", patient)
                 .start(1, None, &none)

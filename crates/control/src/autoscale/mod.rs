@@ -12,11 +12,11 @@ mod actions;
 mod command;
 mod intent;
 mod local;
+mod messages;
 mod notify;
 mod reconcile;
 mod removal;
 mod thread;
-mod words;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -32,12 +32,12 @@ use crate::planner::Mode;
 pub(crate) use actions::{FleetActions, OpenMoves};
 pub(crate) use intent::{Event, Started};
 pub use local::{default_directory, former_directory};
+pub(crate) use messages::reason_text;
 pub(crate) use reconcile::{Autoscaler, Autoscaling, is_same};
 use removal::Proof;
 pub use removal::kept_directories;
 pub(crate) use removal::{Evidence, Inspected};
 pub use thread::AutoscaleThread;
-pub(crate) use words::reason_text;
 
 /// All policies, with their names in the configuration.
 pub const POLICIES: [(Policy, &str); 3] =

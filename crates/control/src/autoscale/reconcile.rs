@@ -22,7 +22,7 @@ use super::notify::notify;
 use super::removal::prove;
 use super::{AutoscaleConfig, Chosen, Event, Process, Provisioner, Way, reason_text};
 use crate::planner::Mode;
-use crate::store::{RedbStore, StoreError, load_as, save_as};
+use crate::store::{RedbStore, StoreError, load_json, save_json};
 
 /// Attempts at a step before the change is given up; at starting a server, where an error is rarely one of the moment.
 const ATTEMPTS: u32 = 8;
@@ -140,7 +140,7 @@ pub(crate) struct Autoscaling {
 impl Autoscaler {
     /// Continues from the record. `state`: the state directory.
     pub(crate) fn open(store: Arc<RedbStore>, state: PathBuf) -> Result<Self, StoreError> {
-        let mut intent: Intent = load_as(&*store, DOCUMENT)?;
+        let mut intent: Intent = load_json(&*store, DOCUMENT)?;
         let wall = wall();
         let clock = (Clock::start(wall), Instant::now());
         intent.resume(clock.0.now(0, wall), PAUSE_MAX);
@@ -282,7 +282,7 @@ impl Autoscaler {
         let mut intent = inner.intent.clone();
         let event = change(&mut intent);
         intent.last = self.now();
-        save_as(&*self.store, DOCUMENT, &intent)
+        save_json(&*self.store, DOCUMENT, &intent)
             .map_err(|error| format!("the autoscaler cannot keep what it does: {error}"))?;
         inner.intent = intent;
         if let Some(event) = event {

@@ -25,7 +25,7 @@ use tracing::{error, warn};
 
 use crate::nodes::{NodeAddress, SentinelAddress, ServerName};
 use crate::running::Running;
-use crate::store::{RedbStore, Store, load_as, save_as};
+use crate::store::{RedbStore, Store, load_json, save_json};
 use names::Names;
 pub(crate) use needs::{Need, Needs};
 
@@ -74,7 +74,8 @@ pub fn watched(topology: &Topology, nodes: &[NodeAddress], store: &RedbStore) ->
         let (sentinel, names) = (node.sentinel.clone(), node.names.clone());
         let mut host = None;
         if let (Some(tls), Some(_)) = (&node.tls, &sentinel) {
-            host = load_as::<Host>(store, &host_document(&node.name)).with_context(|| format!("node {}", node.name))?;
+            host =
+                load_json::<Host>(store, &host_document(&node.name)).with_context(|| format!("node {}", node.name))?;
             // A Sentinel may have announced another name already.
             if let Some((address, name)) = host.as_ref().filter(|(address, _)| tls.host_at(*address).is_none()) {
                 tls.note_host(*address, name);
@@ -101,7 +102,7 @@ impl Watched {
         if host == self.host {
             return;
         }
-        if let Err(why) = save_as(store, &host_document(&self.name), &host) {
+        if let Err(why) = save_json(store, &host_document(&self.name), &host) {
             error!(node = %self.name, "cannot record the host name of the node's primary: {why}");
         }
         self.host = host;
@@ -195,7 +196,7 @@ async fn observe(mut watched: Vec<Watched>, store: &RedbStore, running: &Running
         for (index, node) in watched.iter().enumerate() {
             for server in node.watch.servers() {
                 let ask =
-                    || tasks.spawn(server::ask(index, *server, node.access.clone(), sender.clone(), hurried.clone()));
+                    || tasks.spawn(server::query(index, *server, node.access.clone(), sender.clone(), hurried.clone()));
                 asked.entry((index, *server)).or_insert_with(ask);
             }
         }

@@ -56,7 +56,7 @@ async fn attend(
     let address = tokio::task::spawn_blocking(move || named.resolve()).await?.map_err(io::Error::other)?;
     let mut questions = Connection::open(address, access).await?;
     let mut announcements = Connection::open(address, access).await?;
-    refuse_error(&announcements.ask(&["SUBSCRIBE", "+switch-master"]).await?)?;
+    refuse_error(&announcements.call(&["SUBSCRIBE", "+switch-master"]).await?)?;
     loop {
         for event in query(&mut questions, group).await? {
             if sender.send((node, event)).await.is_err() {
@@ -76,7 +76,7 @@ async fn query(
 ) -> io::Result<Vec<Event<SocketAddr>>> {
     // Address and epoch come from two questions. If the epoch is the same before and after, the address belongs to it.
     let before = config_epoch(sentinel, master).await?;
-    let answer = sentinel.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", master]).await?;
+    let answer = sentinel.call(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", master]).await?;
     refuse_error(&answer)?;
     let after = config_epoch(sentinel, master).await?;
     let parts: Vec<String> = texts(&answer);
@@ -87,7 +87,7 @@ async fn query(
         let primary = resolve(host, port, tls).await?;
         events.push(Event::Announced { primary, config_epoch: after });
     }
-    let answer = sentinel.ask(&["SENTINEL", "REPLICAS", master]).await?;
+    let answer = sentinel.call(&["SENTINEL", "REPLICAS", master]).await?;
     refuse_error(&answer)?;
     let mut replicas = Vec::new();
     for replica in reply::elements(&answer) {
@@ -104,7 +104,7 @@ async fn query(
 }
 
 async fn config_epoch(sentinel: &mut Connection, master: &str) -> io::Result<u64> {
-    let answer = sentinel.ask(&["SENTINEL", "MASTER", master]).await?;
+    let answer = sentinel.call(&["SENTINEL", "MASTER", master]).await?;
     refuse_error(&answer)?;
     let fields = texts(&answer);
     let epoch = fields.chunks_exact(2).find(|pair| pair[0] == "config-epoch").and_then(|pair| pair[1].parse().ok());

@@ -22,7 +22,7 @@ const HURRIED: Duration = Duration::from_millis(5);
 /// A replica that has heard nothing from its primary for longer is not read.
 const BEHIND_S: i64 = 10;
 
-pub(super) async fn ask(
+pub(super) async fn query(
     node: usize,
     address: SocketAddr,
     access: NodeAccess,
@@ -31,7 +31,7 @@ pub(super) async fn ask(
 ) {
     let mut connection = None;
     loop {
-        let event = match tell(&mut connection, address, &access).await {
+        let event = match command(&mut connection, address, &access).await {
             Ok((role, round_trip)) => {
                 Event::RoleReported { address, role, round_trip_us: round_trip.as_micros() as u32 }
             }
@@ -52,7 +52,7 @@ pub(super) async fn ask(
     }
 }
 
-async fn tell(
+async fn command(
     connection: &mut Option<Connection>,
     address: SocketAddr,
     access: &NodeAccess,
@@ -62,7 +62,7 @@ async fn tell(
         none => none.insert(Connection::open(address, access).await?),
     };
     let asked = Instant::now();
-    let answer = connection.ask(&["INFO", "replication"]).await?;
+    let answer = connection.call(&["INFO", "replication"]).await?;
     let round_trip = asked.elapsed();
     refuse_error(&answer)?;
     let info = String::from_utf8_lossy(reply::text(&answer).unwrap_or_default()).into_owned();

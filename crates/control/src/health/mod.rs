@@ -1,12 +1,12 @@
 //! How each node is: whether it answers, whether it takes writes, and what its INFO says.
 //!
-//! One connection to each node is asked once a second ([`asking`]), with or without clients that use the node. So a
+//! One connection to each node is asked once a second ([`poller`]), with or without clients that use the node. So a
 //! node that hangs is seen before a client is, and whoever wants something of INFO has it from here: the guard of nodes
 //! that come back empty, the loads of nodes, and what people look at. Not seen by the router's own connections: these
 //! wait behind commands of clients, and say nothing while nobody asks.
 
-mod asking;
-mod said;
+mod info_reply;
+mod poller;
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,8 +19,8 @@ use switchyard_router::{NodeStatus, WriteRefusal};
 use crate::admin::{NodeReport, Silence};
 use crate::metrics::Page;
 
-pub use asking::HealthThread;
-use said::Refusal;
+use info_reply::Refusal;
+pub use poller::HealthThread;
 
 /// How often a node is asked.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -45,13 +45,13 @@ pub(crate) struct Health(Mutex<BTreeMap<NodeId, Node>>);
 #[derive(Debug, Default)]
 struct Node {
     /// Since when it has owed an answer.
-    asked: Option<Instant>,
+    pending_since: Option<Instant>,
     /// It has said itself that it executes a script for too long (BUSY), at that time.
     busy: Option<Instant>,
     /// Nothing listens there, or it ended the connection, since it answered last.
     is_gone: bool,
     /// When it answered last.
-    heard: Option<Instant>,
+    replied_at: Option<Instant>,
     /// By its INFO.
     refuses: Option<Refusal>,
     /// The same by what clients got, and when that was seen last.
@@ -62,11 +62,12 @@ struct Node {
 
 impl Node {
     fn is_late(&self, patience: Duration, now: Instant) -> bool {
-        self.asked.is_some_and(|asked| now.saturating_duration_since(asked) >= patience.max(INTERVAL))
+        self.pending_since.is_some_and(|asked| now.saturating_duration_since(asked) >= patience.max(INTERVAL))
     }
 
     fn silence(&self, slow_for: Option<Duration>, now: Instant) -> Option<Silence> {
-        let silent = self.asked.map(|asked| now.saturating_duration_since(asked)).filter(|silent| *silent >= SILENT);
+        let silent =
+            self.pending_since.map(|asked| now.saturating_duration_since(asked)).filter(|silent| *silent >= SILENT);
         let busy = self.busy.map(|since| now.saturating_duration_since(since));
         match (busy, silent) {
             (Some(busy), _) => Some(Silence::Busy { seconds: busy.as_secs_f64() }),
@@ -94,15 +95,15 @@ impl Health {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note_asked(&self, node: NodeId, at: Instant) {
-        self.nodes().entry(node).or_default().asked.get_or_insert(at);
+    fn note_queried(&self, node: NodeId, at: Instant) {
+        self.nodes().entry(node).or_default().pending_since.get_or_insert(at);
     }
 
     /// It answers: `refuses` where its INFO could be read.
     fn note_answer(&self, node: NodeId, at: Instant, is_busy: bool, refuses: Option<Option<Refusal>>) {
         let mut nodes = self.nodes();
         let node = nodes.entry(node).or_default();
-        (node.asked, node.is_gone, node.heard) = (None, false, Some(at));
+        (node.pending_since, node.is_gone, node.replied_at) = (None, false, Some(at));
         node.busy = if is_busy { Some(node.busy.unwrap_or(at)) } else { None };
         if let Some(refuses) = refuses {
             node.refuses = refuses;
@@ -113,7 +114,7 @@ impl Health {
     fn note_gone(&self, node: NodeId) {
         let mut nodes = self.nodes();
         let node = nodes.entry(node).or_default();
-        (node.asked, node.busy, node.refuses, node.is_gone) = (None, None, None, true);
+        (node.pending_since, node.busy, node.refuses, node.is_gone) = (None, None, None, true);
     }
 
     fn note_refusals(&self, node: NodeId, at: Instant, refusals: [u64; WriteRefusal::ALL.len()]) {
@@ -136,7 +137,7 @@ impl Health {
     pub(crate) fn condition(&self, node: NodeId, patience: Duration, now: Instant) -> Condition {
         let nodes = self.nodes();
         let Some(node) = nodes.get(&node) else { return Condition::Unknown };
-        let is_heard = node.heard.is_some_and(|heard| now.saturating_duration_since(heard) < HEARD);
+        let is_heard = node.replied_at.is_some_and(|heard| now.saturating_duration_since(heard) < HEARD);
         match node.is_gone || node.is_late(patience, now) {
             true => Condition::Fails,
             false if is_heard => Condition::Answers,
@@ -195,10 +196,10 @@ mod tests {
     fn a_node_is_silent_after_two_intervals() {
         let (health, start) = (Health::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
-        health.note_asked(NODE, at(0));
+        health.note_queried(NODE, at(0));
         assert_eq!(silence(&health, None, at(1)), None);
         // It is asked on another connection, and owes the first answer still.
-        health.note_asked(NODE, at(2));
+        health.note_queried(NODE, at(2));
         assert_eq!(silence(&health, None, at(3)), Some(Silence::Silent { seconds: 3.0 }));
         assert_eq!(silence(&health, Some(4), at(3)), Some(Silence::Busy { seconds: 4.0 }));
         assert_eq!(
@@ -211,7 +212,7 @@ mod tests {
         health.note_answer(NODE, at(4), true, None);
         health.note_answer(NODE, at(5), true, None);
         assert_eq!(silence(&health, None, at(6)), Some(Silence::Busy { seconds: 2.0 }), "it says so itself");
-        health.note_asked(NODE, at(6));
+        health.note_queried(NODE, at(6));
         health.note_gone(NODE);
         assert_eq!(silence(&health, None, at(16)), None, "what is not there is down");
     }
@@ -222,7 +223,7 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let condition = |now| health.condition(NODE, Duration::from_secs(2), at(now));
         assert_eq!(condition(0), Condition::Unknown, "nobody has asked it");
-        health.note_asked(NODE, at(0));
+        health.note_queried(NODE, at(0));
         assert_eq!((condition(1), condition(2)), (Condition::Unknown, Condition::Fails));
         assert!(
             health.is_late(NODE, Duration::from_secs(2), at(2)) && !health.is_late(NODE, Duration::from_secs(2), at(1))
@@ -234,7 +235,7 @@ mod tests {
             "an answer is true for a while"
         );
         health.note_gone(NODE);
-        health.note_asked(NODE, at(6));
+        health.note_queried(NODE, at(6));
         assert_eq!(condition(6), Condition::Fails, "asked again, it has not answered yet");
         health.note_answer(NODE, at(6), false, None);
         assert_eq!(condition(6), Condition::Answers);

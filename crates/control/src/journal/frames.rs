@@ -21,7 +21,7 @@ const FRAME_HEADER: usize = 4 + 4 + 8 + 8;
 
 /// Why a file is not this journal.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Unfit {
+pub(super) enum FormatError {
     /// Not a journal at all, or a damaged one.
     Damaged(String),
     /// Of a later format.
@@ -88,38 +88,39 @@ fn frame_at(bytes: &[u8], at: usize, identity: u128) -> Option<(u64, &[u8], usiz
 }
 
 /// Reads a journal.
-pub(super) fn scan(bytes: &[u8], identity: u128) -> Result<Scanned, Unfit> {
+pub(super) fn scan(bytes: &[u8], identity: u128) -> Result<Scanned, FormatError> {
     if bytes.len() < HEADER || bytes[..8] != MAGIC {
-        return Err(Unfit::Damaged("it does not begin as a journal".into()));
+        return Err(FormatError::Damaged("it does not begin as a journal".into()));
     }
     let format = number(bytes, 8).map_or(0, u32::from_le_bytes);
     if format > FORMAT {
-        return Err(Unfit::Newer(format));
+        return Err(FormatError::Newer(format));
     }
     let found = number(bytes, 12).map_or(0, u128::from_le_bytes);
     if bytes[..HEADER] != header(found) {
-        return Err(Unfit::Damaged("its first bytes do not fit their checksum".into()));
+        return Err(FormatError::Damaged("its first bytes do not fit their checksum".into()));
     }
     if found != identity {
-        return Err(Unfit::Foreign);
+        return Err(FormatError::Foreign);
     }
     let mut scanned = Scanned { entries: Vec::new(), next: 0, valid: HEADER };
     while let Some((number, body, end)) = frame_at(bytes, scanned.valid, identity) {
         if number != scanned.next {
-            return Err(Unfit::Damaged(format!(
+            return Err(FormatError::Damaged(format!(
                 "at byte {} is group {number} instead of {}",
                 scanned.valid, scanned.next
             )));
         }
-        entries(body, &mut scanned.entries)
-            .ok_or_else(|| Unfit::Damaged(format!("the group at byte {} is no list of entries", scanned.valid)))?;
+        entries(body, &mut scanned.entries).ok_or_else(|| {
+            FormatError::Damaged(format!("the group at byte {} is no list of entries", scanned.valid))
+        })?;
         scanned.next += 1;
         scanned.valid = end;
     }
     let behind = (scanned.valid + 1..bytes.len()).find(|at| frame_at(bytes, *at, identity).is_some());
     match behind {
         None => Ok(scanned),
-        Some(next) => Err(Unfit::Damaged(format!(
+        Some(next) => Err(FormatError::Damaged(format!(
             "bytes {} to {next} do not fit their checksum, and what comes after them does: something was lost in the middle",
             scanned.valid
         ))),
@@ -176,23 +177,23 @@ mod tests {
             let mut changed = bytes.clone();
             changed[at] ^= 0x20;
             match scan(&changed, ID) {
-                Err(Unfit::Damaged(_)) => assert!(at < ends[2], "byte {at}"),
-                Err(Unfit::Newer(_)) => assert!((8..12).contains(&at), "byte {at}"),
+                Err(FormatError::Damaged(_)) => assert!(at < ends[2], "byte {at}"),
+                Err(FormatError::Newer(_)) => assert!((8..12).contains(&at), "byte {at}"),
                 Ok(scanned) => {
                     assert!(at >= ends[2], "byte {at} was changed and nobody noticed");
                     assert_eq!(words(&scanned), ["first", "second", "third"]);
                 }
-                Err(Unfit::Foreign) => panic!("byte {at}: a damaged header is not another's"),
+                Err(FormatError::Foreign) => panic!("byte {at}: a damaged header is not another's"),
             }
         }
-        assert_eq!(scan(&bytes, ID + 1), Err(Unfit::Foreign));
-        assert!(matches!(scan(b"", ID), Err(Unfit::Damaged(_))));
+        assert_eq!(scan(&bytes, ID + 1), Err(FormatError::Foreign));
+        assert!(matches!(scan(b"", ID), Err(FormatError::Damaged(_))));
     }
 
     #[test]
     fn a_group_left_out_is_damage() {
         let (bytes, ends) = journal(&[&["first"], &["second"], &["third"]]);
         let gap = [&bytes[..ends[1]], &bytes[ends[2]..]].concat();
-        assert!(matches!(scan(&gap, ID), Err(Unfit::Damaged(_))));
+        assert!(matches!(scan(&gap, ID), Err(FormatError::Damaged(_))));
     }
 }

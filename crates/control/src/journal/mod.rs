@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use frames::{FORMAT, Unfit};
+use frames::{FORMAT, FormatError};
 use switchyard_policy::migration::record::{Given, Kind, Queue};
 use switchyard_policy::topology::MoveId;
 
@@ -116,11 +116,11 @@ pub struct JournalStatus {
 }
 
 /// What says as much as the entries so far, given the length of the file; `None`: it is to stay as it is.
-pub type Shorter = Box<dyn FnOnce(u64) -> Option<Content> + Send>;
+pub type CompactedPrefix = Box<dyn FnOnce(u64) -> Option<Content> + Send>;
 
 /// Gives what a journal must say: all that was made durable and still counts, and nothing else. Called on the thread of
 /// the journal, after the `done` of what was made durable.
-pub type Whole = Box<dyn FnMut() -> Content + Send>;
+pub type SnapshotSource = Box<dyn FnMut() -> Content + Send>;
 
 /// What a new file is to say.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -131,9 +131,9 @@ pub struct Content {
     pub is_open: bool,
 }
 
-enum Ask {
+enum JournalRequest {
     Append(Member),
-    Replace(Shorter),
+    Replace(CompactedPrefix),
 }
 
 /// Entries that were given together, and who is told.
@@ -142,7 +142,7 @@ type Member = Given<(Vec<Vec<u8>>, Done)>;
 /// The journal, open. Dropping it ends its thread when what was given is written.
 #[derive(Debug)]
 pub struct Journal {
-    asks: Option<mpsc::Sender<Ask>>,
+    requests: Option<mpsc::Sender<JournalRequest>>,
     written: Arc<Written>,
     thread: Option<JoinHandle<()>>,
 }
@@ -179,7 +179,7 @@ impl Journal {
         identity: u128,
         known: bool,
         sync: Sync,
-        whole: Whole,
+        whole: SnapshotSource,
     ) -> Result<Opened, JournalError> {
         let path = directory.join(FILE_NAME);
         let access = |action, why| JournalError::Access { action, file: path.clone(), why };
@@ -208,9 +208,9 @@ impl Journal {
             bytes = frames::header(identity);
         }
         let scanned = frames::scan(&bytes, identity).map_err(|unfit| match unfit {
-            Unfit::Damaged(what) => damaged(what),
-            Unfit::Foreign => damaged("it belongs to another state directory".into()),
-            Unfit::Newer(found) => JournalError::Newer { file: path.clone(), found },
+            FormatError::Damaged(what) => damaged(what),
+            FormatError::Foreign => damaged("it belongs to another state directory".into()),
+            FormatError::Newer(found) => JournalError::Newer { file: path.clone(), found },
         })?;
         let torn = (bytes.len() - scanned.valid) as u64;
         if torn > 0 {
@@ -238,15 +238,19 @@ impl Journal {
             .name("journal".to_owned())
             .spawn(move || writer.run(&asked))
             .map_err(|e| access("start the thread of", e))?;
-        Ok(Opened { journal: Self { asks: Some(asks), written, thread: Some(thread) }, entries: scanned.entries, torn })
+        Ok(Opened {
+            journal: Self { requests: Some(asks), written, thread: Some(thread) },
+            entries: scanned.entries,
+            torn,
+        })
     }
 
     /// Makes entries of a move durable, after all of that move that were given before, and together with others that
     /// wait; then calls `done`.
     pub fn append(&self, of: MoveId, entries: Vec<Vec<u8>>, kind: Kind, done: Done) {
         let given = Given { of, kind, what: (entries, done) };
-        if let Some(Err(mpsc::SendError(Ask::Append(given)))) =
-            self.asks.as_ref().map(|asks| asks.send(Ask::Append(given)))
+        if let Some(Err(mpsc::SendError(JournalRequest::Append(given)))) =
+            self.requests.as_ref().map(|asks| asks.send(JournalRequest::Append(given)))
         {
             (given.what.1)(Err("the journal's thread has ended".to_owned()));
         }
@@ -255,10 +259,10 @@ impl Journal {
     /// Replaces all entries so far by those that `shorter` gives, at once or not at all. It is called on the thread of
     /// the journal, when all that was appended before is written and its `done` was called. Where it fails, the journal
     /// goes on as it is, longer than it need be.
-    pub fn replace(&self, shorter: Shorter) {
-        if let Some(asks) = &self.asks {
+    pub fn replace(&self, shorter: CompactedPrefix) {
+        if let Some(asks) = &self.requests {
             // If the thread has ended, every append says so.
-            let _ = asks.send(Ask::Replace(shorter));
+            let _ = asks.send(JournalRequest::Replace(shorter));
         }
     }
 
@@ -274,7 +278,7 @@ impl Journal {
 
 impl Drop for Journal {
     fn drop(&mut self) {
-        drop(self.asks.take());
+        drop(self.requests.take());
         self.written.stopping.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             // If it panicked, it has said so.
@@ -312,12 +316,12 @@ struct Writer {
     starved: bool,
     /// The disk has failed under the file: it promises nothing more, and is made anew before anything else is written.
     in_doubt: bool,
-    whole: Whole,
+    whole: SnapshotSource,
     written: Arc<Written>,
 }
 
 impl Writer {
-    fn run(mut self, asked: &mpsc::Receiver<Ask>) {
+    fn run(mut self, asked: &mpsc::Receiver<JournalRequest>) {
         let mut queue = Queue::default();
         loop {
             let first = match queue.has_waiting() {
@@ -333,7 +337,7 @@ impl Writer {
             let mut shorter = None;
             while let Some(ask) = next.take() {
                 match ask {
-                    Ask::Append(given) => {
+                    JournalRequest::Append(given) => {
                         bytes += given.what.0.iter().map(Vec::len).sum::<usize>();
                         for given_up in queue.give(given) {
                             (given_up.what.1)(Err(
@@ -341,7 +345,7 @@ impl Writer {
                             ));
                         }
                     }
-                    Ask::Replace(wanted) => {
+                    JournalRequest::Replace(wanted) => {
                         shorter = Some(wanted);
                         break;
                     }
@@ -658,7 +662,7 @@ mod tests {
             let mut outcomes = Vec::new();
             for entry in [b"one", b"two"] {
                 let (given, outcome) = member(entry, Kind::Goes);
-                asks.send(Ask::Append(given)).expect("it runs");
+                asks.send(JournalRequest::Append(given)).expect("it runs");
                 outcomes.push(outcome);
                 while trouble(&written).is_none() {
                     std::thread::yield_now();

@@ -92,7 +92,7 @@ fn read(node: &mut NodeConnection) -> Result<Settings, String> {
     for Compared { name, .. } in &COMPARED {
         // One name at a time: Redis 6 takes no more.
         let answer =
-            node.ask(&["CONFIG", "GET", name]).map_err(|error| format!("does not answer CONFIG GET: {error}"))?;
+            node.call(&["CONFIG", "GET", name]).map_err(|error| format!("does not answer CONFIG GET: {error}"))?;
         if let Some(error) = answer.error() {
             return Err(format!("refuses CONFIG GET ({error})"));
         }
@@ -144,7 +144,7 @@ pub(crate) fn make_alike(
             else {
                 continue;
             };
-            match node.ask(&["CONFIG", "SET", setting, value]).map(|answer| answer.error()) {
+            match node.call(&["CONFIG", "SET", setting, value]).map(|answer| answer.error()) {
                 Ok(None) => {
                     has_set = true;
                     if is_set.insert(setting) {

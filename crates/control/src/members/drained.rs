@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::store::{RedbStore, StoreError, load_as, save_as};
+use crate::store::{RedbStore, StoreError, load_json, save_json};
 
 /// The document of the store.
 const DRAINED: &str = "nodes-drained";
@@ -15,7 +15,7 @@ pub(crate) struct Drained(Mutex<BTreeSet<String>>);
 
 impl Drained {
     pub(crate) fn load(store: &RedbStore) -> Result<Self, StoreError> {
-        Ok(Self(Mutex::new(load_as(store, DRAINED)?)))
+        Ok(Self(Mutex::new(load_json(store, DRAINED)?)))
     }
 
     fn names(&self) -> MutexGuard<'_, BTreeSet<String>> {
@@ -36,7 +36,7 @@ impl Drained {
         let mut next = names.clone();
         let is_new = if drained { next.insert(name.to_owned()) } else { next.remove(name) };
         if is_new {
-            save_as(store, DRAINED, &next)
+            save_json(store, DRAINED, &next)
                 .map_err(|error| format!("that {name} is drained cannot be kept: {error}"))?;
             *names = next;
         }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use switchyard_policy::topology::Topology;
 
-use crate::store::{RedbStore, load_as, save_as};
+use crate::store::{RedbStore, load_json, save_json};
 
 /// The document of the store.
 const PLACES: &str = "pool-servers";
@@ -24,7 +24,7 @@ pub fn leaving(
     listed: &[String],
     removed: &[String],
 ) -> anyhow::Result<BTreeMap<String, String>> {
-    let mut places: BTreeMap<String, String> = load_as(store, PLACES)?;
+    let mut places: BTreeMap<String, String> = load_json(store, PLACES)?;
     places.retain(|name, _| !listed.contains(name) && !removed.contains(name));
     places.retain(|name, _| topology.is_some_and(|topology| topology.nodes().any(|node| node.name == *name)));
     Ok(places)
@@ -35,9 +35,9 @@ pub fn leaving(
 /// # Errors
 /// If the store cannot be written.
 pub fn keep_places(store: &RedbStore, places: &BTreeMap<String, String>) -> anyhow::Result<()> {
-    let known: BTreeMap<String, String> = load_as(store, PLACES)?;
+    let known: BTreeMap<String, String> = load_json(store, PLACES)?;
     if known != *places {
-        save_as(store, PLACES, places)?;
+        save_json(store, PLACES, places)?;
     }
     Ok(())
 }

@@ -14,7 +14,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::nodes::NodeAddress;
-use crate::store::{RedbStore, load_as, save_as};
+use crate::store::{RedbStore, load_json, save_json};
 
 pub(crate) use alike::make_alike;
 pub(crate) use drained::Drained;
@@ -64,7 +64,7 @@ pub trait NodeList: Send + Sync + fmt::Debug {
 
 /// What is remembered, without a change: for whoever only looks.
 pub fn recall(store: &RedbStore, listed: &[String]) -> anyhow::Result<Remembered> {
-    let mut remembered: Remembered = load_as(store, MEMBERS)?;
+    let mut remembered: Remembered = load_json(store, MEMBERS)?;
     remembered.forget_what_is_listed(listed);
     Ok(remembered)
 }
@@ -72,7 +72,7 @@ pub fn recall(store: &RedbStore, listed: &[String]) -> anyhow::Result<Remembered
 /// What is remembered beside a configuration that lists `listed`, after `change`. What the configuration says by itself
 /// is forgotten.
 pub fn remember(store: &RedbStore, listed: &[String], change: Option<&MemberChange>) -> anyhow::Result<Remembered> {
-    let before: Remembered = load_as(store, MEMBERS)?;
+    let before: Remembered = load_json(store, MEMBERS)?;
     let mut after = before.clone();
     match change {
         Some(MemberChange::Add(name)) => {
@@ -87,14 +87,14 @@ pub fn remember(store: &RedbStore, listed: &[String], change: Option<&MemberChan
     }
     after.forget_what_is_listed(listed);
     if after != before {
-        save_as(store, MEMBERS, &after)?;
+        save_json(store, MEMBERS, &after)?;
     }
     Ok(after)
 }
 
 /// Puts back what was remembered before a change that was refused.
 pub fn put_back(store: &RedbStore, before: &Remembered) -> anyhow::Result<()> {
-    Ok(save_as(store, MEMBERS, before)?)
+    Ok(save_json(store, MEMBERS, before)?)
 }
 
 #[cfg(test)]

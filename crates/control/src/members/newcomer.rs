@@ -38,9 +38,9 @@ pub struct FleetFacts {
 
 impl FleetFacts {
     /// These nodes, as they say themselves, before a router serves them.
-    pub fn ask(nodes: &[NodeAccess], site: String, patience: Duration) -> Self {
+    pub fn query(nodes: &[NodeAccess], site: String, patience: Duration) -> Self {
         let ask = |access: &NodeAccess| {
-            let said = says(access, patience).unwrap_or_default();
+            let said = identify(access, patience).unwrap_or_default();
             (access.name.clone(), said.field("run_id").map(str::to_owned), said.version())
         };
         let databases = nodes.iter().find_map(|access| databases_of(access, patience)).unwrap_or_default();
@@ -62,7 +62,7 @@ impl FleetFacts {
         let up = status.nodes.iter().filter(|node| node.link == Link::Up && topology.node(node.id).is_some());
         let setting = up.filter_map(|node| databases_of(reached.get(&node.id)?, patience)).next();
         // The router may not have met a node yet, or may know the process before this one: they are asked.
-        let said = at_once(&status.nodes, |node| says(reached.get(&node.id)?, patience));
+        let said = at_once(&status.nodes, |node| identify(reached.get(&node.id)?, patience));
         let nodes = status.nodes.into_iter().zip(said).map(|(node, said)| match said {
             Some(said) => (node.name, said.field("run_id").map(str::to_owned), said.version()),
             None => (node.name, node.run_id, node.version),
@@ -134,7 +134,7 @@ impl FleetFacts {
             servers(place).into_iter().next().map(|server| server.access).ok_or("has no address that is known")?;
         let mut node = NodeConnection::open(&access, patience)?;
         let mut query = |args: &[&str]| {
-            let reply = node.ask(args).map_err(|error| format!("does not answer {}: {error}", args[0]))?;
+            let reply = node.call(args).map_err(|error| format!("does not answer {}: {error}", args[0]))?;
             reply.error().map_or_else(|| Ok(reply.text()), |error| Err(format!("refuses {}: {error}", args[0])))
         };
         // Redis 6.2 lists no subcommands, so this connection needs a name.
@@ -186,8 +186,8 @@ impl FleetFacts {
 }
 
 /// What a node says of itself, if it answers.
-fn says(access: &NodeAccess, patience: Duration) -> Option<Newcomer> {
-    let info = NodeConnection::open(access, patience).ok()?.ask(&["INFO"]).ok()?.text();
+fn identify(access: &NodeAccess, patience: Duration) -> Option<Newcomer> {
+    let info = NodeConnection::open(access, patience).ok()?.call(&["INFO"]).ok()?.text();
     Some(Newcomer { info, ..Newcomer::default() })
 }
 
@@ -224,7 +224,7 @@ impl Newcomer {
 
 fn look(access: &NodeAccess, patience: Duration, databases: u32) -> Result<Newcomer, String> {
     let mut node = NodeConnection::open(access, patience)?;
-    let mut ask = |args: &[&str]| node.ask(args).map_err(|error| format!("does not answer {}: {error}", args[0]));
+    let mut ask = |args: &[&str]| node.call(args).map_err(|error| format!("does not answer {}: {error}", args[0]));
     let info = ask(&["INFO"])?;
     if let Some(error) = info.error() {
         return Err(format!("does not say who it is (INFO): {error}"));
@@ -310,7 +310,7 @@ fn other_version(newcomer: &Newcomer, fleet: &FleetFacts) -> Option<String> {
 /// How many databases a node has, if it says so.
 fn databases_of(access: &NodeAccess, patience: Duration) -> Option<u32> {
     let mut node = NodeConnection::open(access, patience).ok()?;
-    node.ask(&["CONFIG", "GET", "databases"]).ok()?.items().get(1)?.text().parse().ok()
+    node.call(&["CONFIG", "GET", "databases"]).ok()?.items().get(1)?.text().parse().ok()
 }
 
 #[cfg(test)]

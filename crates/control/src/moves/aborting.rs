@@ -15,7 +15,7 @@ use switchyard_router::{Link, Router, Steer};
 use tracing::{error, warn};
 
 use super::Moves;
-use super::colocate::Told;
+use super::colocate::ColocationEvent;
 use super::options::Options;
 use super::queue::{Planned, Steering};
 use crate::admin::{AbortRequest, Lose, MoveState, MovesReport, Refused, Trouble, conflict};
@@ -34,7 +34,7 @@ const STORE_ROOM: u64 = 256 << 10;
 const RECORD_PERIOD: Duration = Duration::from_millis(200);
 
 /// What an order to abort needs to know of a move.
-pub(super) struct Look {
+pub(super) struct AbortFacts {
     source: NodeId,
     target: NodeId,
     /// A leg is open, with so many keys that are still to be brought to where they are used; at most.
@@ -44,7 +44,7 @@ pub(super) struct Look {
     /// Slots that the target owns by now.
     slots_done: u64,
     /// Slots are on their way by a protocol as published.
-    knows_no_way_back: bool,
+    cannot_roll_back: bool,
 }
 
 /// A side that a move cannot go on without.
@@ -98,7 +98,7 @@ impl Moves {
         let is_linked = |node: NodeId| self.link_of(node).is_none_or(|link| link == Link::Up);
         let is_up = |node: NodeId| is_linked(node) && seconds(node).is_none_or(|seconds| seconds < LOST_PATIENCE);
         let (source, target) = (self.name(look.source), self.name(look.target));
-        if look.knows_no_way_back && request.lose.is_none() {
+        if look.cannot_roll_back && request.lose.is_none() {
             return Err(conflict(format!(
                 "move {0} goes by a protocol as it was published, which knows no way back: it goes on until all is at {target}. Where a node is lost for good, \
                  `switchyard moves abort {0} --lose-source` or `--lose-target` ends it",
@@ -173,15 +173,15 @@ impl Moves {
         Ok(report)
     }
 
-    pub(super) fn look_of(&self, id: MoveId, planned: &Planned) -> Look {
+    pub(super) fn look_of(&self, id: MoveId, planned: &Planned) -> AbortFacts {
         let progress = planned.progress.as_ref();
         let handed_over = planned.resume.as_ref().map_or(0, |resume| resume.handed_over.len() as u64);
         // What a mover has not taken up again is as the router before this one has left it.
         let left = || progress.and_then(|progress| progress.leg_left).unwrap_or(planned.left_at_start);
         let leg_away = progress.and_then(|progress| progress.leg_away).unwrap_or(planned.left_at_start);
         let is_under_way = self.placement.is_in_transit(id);
-        Look {
-            knows_no_way_back: is_under_way && planned.order.how.paper.is_some(),
+        AbortFacts {
+            cannot_roll_back: is_under_way && planned.order.how.paper.is_some(),
             source: planned.order.source,
             target: planned.order.target,
             leg_left: is_under_way.then(left),
@@ -242,7 +242,8 @@ impl Moves {
             }
         };
         if let Some(keys) = planned.order.needed_keys() {
-            self.home.tell(Told::Stopped { keys: Arc::clone(keys), why: format!("move {} was aborted", id.0) });
+            self.home
+                .notify(ColocationEvent::Stopped { keys: Arc::clone(keys), why: format!("move {} was aborted", id.0) });
         }
         let mut report = self.report_of(id, &planned);
         report.state = MoveState::Stopped;
@@ -290,10 +291,10 @@ impl Moves {
             }
             std::thread::sleep(RECORD_PERIOD);
         }
-        self.tell_lost(id, node, keys, most);
+        self.log_lost_keys(id, node, keys, most);
     }
 
-    fn tell_lost(&self, id: MoveId, node: NodeId, keys: &[Fingerprint], most: u64) {
+    fn log_lost_keys(&self, id: MoveId, node: NodeId, keys: &[Fingerprint], most: u64) {
         let name = self.name(node);
         if keys.is_empty() {
             warn!(

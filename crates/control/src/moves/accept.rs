@@ -13,10 +13,10 @@ use switchyard_policy::topology::{MoveId, NodeId, Server, Slot, Topology};
 use switchyard_router::{Router, Steer};
 
 use super::Moves;
-use super::colocate::Told;
+use super::colocate::ColocationEvent;
+use super::messages::{DURABILITIES, name_of, named};
 use super::options::Options;
 use super::queue::Planned;
-use super::words::{DURABILITIES, name_of, named};
 use crate::admin::{
     HowRequest, MovesReport, PaperRequest, PlanReport, PlannedReport, Refused, SteerRequest, conflict, wrong,
 };
@@ -177,7 +177,7 @@ impl Moves {
         self.save_options_in(&in_order);
         drop(in_order);
         self.wake();
-        self.home.tell(Told::Look);
+        self.home.notify(ColocationEvent::Look);
         Ok(self.report())
     }
 
@@ -227,7 +227,7 @@ impl Moves {
     pub(crate) fn lay_over(&self, list: &[Server]) -> Result<(Arc<Topology>, Vec<Slot>), Refused> {
         // No move is put on record meanwhile: its slots would be those of the old map.
         let _one = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
-        self.nobody_is_ejected()?;
+        self.require_no_ejection()?;
         if let Some(id) = self.open_ids().first() {
             return Err(conflict(format!("move {} is under way: the list of servers waits for it", id.0)));
         }
@@ -339,7 +339,7 @@ impl Moves {
             state.open.extend(moves);
         }
         self.wake();
-        self.home.tell(Told::Look);
+        self.home.notify(ColocationEvent::Look);
         Ok(())
     }
 

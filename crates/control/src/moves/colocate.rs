@@ -37,7 +37,7 @@ const REMEMBERED_MAX: usize = 65_536;
 
 /// What the thread is told.
 #[derive(Debug)]
-pub(super) enum Told {
+pub(super) enum ColocationEvent {
     /// A client waits for something.
     Request(ColocateRequest),
     /// Something may have changed: a move has begun, was steered, has handed keys over, or has ended.
@@ -60,9 +60,9 @@ enum Check {
 
 /// What is known of keys that were brought home.
 #[derive(Debug)]
-pub(crate) struct Home {
-    tell: mpsc::Sender<Told>,
-    told: Mutex<Option<mpsc::Receiver<Told>>>,
+pub(crate) struct Colocations {
+    sender: mpsc::Sender<ColocationEvent>,
+    receiver: Mutex<Option<mpsc::Receiver<ColocationEvent>>>,
     tally: Mutex<Tally>,
 }
 
@@ -74,17 +74,17 @@ struct Tally {
     remembered: BTreeMap<Key, (Instant, Arc<str>)>,
 }
 
-impl Default for Home {
+impl Default for Colocations {
     fn default() -> Self {
         let (tell, told) = mpsc::channel();
-        Self { tell, told: Mutex::new(Some(told)), tally: Mutex::default() }
+        Self { sender: tell, receiver: Mutex::new(Some(told)), tally: Mutex::default() }
     }
 }
 
-impl Home {
-    pub(super) fn tell(&self, what: Told) {
+impl Colocations {
+    pub(super) fn notify(&self, what: ColocationEvent) {
         // Nobody listens where the thread has ended, because the router is about to: what is dropped says so.
-        drop(self.tell.send(what));
+        drop(self.sender.send(what));
     }
 
     fn tally(&self) -> MutexGuard<'_, Tally> {
@@ -139,7 +139,7 @@ pub(super) fn report_of(keys: &BTreeMap<String, u64>) -> Vec<HomeReport> {
 
 impl ColocatePort for Moves {
     fn colocate(&self, request: ColocateRequest) {
-        self.home.tell(Told::Request(request));
+        self.home.notify(ColocationEvent::Request(request));
     }
 }
 
@@ -156,7 +156,7 @@ fn refuse(waiting: impl IntoIterator<Item = Waiting>, why: &str) {
 
 /// Starts the thread, which ends when the router is told to stop.
 pub(super) fn start(moves: &Arc<Moves>) -> std::io::Result<()> {
-    let told = moves.home.told.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let told = moves.home.receiver.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some(told) = told else { return Ok(()) };
     let colocation = Colocation { moves: Arc::clone(moves), waiting: Vec::new(), checks: BTreeMap::new() };
     moves.running.threads().spawn("colocate", move || colocation.run(&told))?;
@@ -171,7 +171,7 @@ struct Colocation {
 }
 
 impl Colocation {
-    fn run(mut self, told: &mpsc::Receiver<Told>) {
+    fn run(mut self, told: &mpsc::Receiver<ColocationEvent>) {
         while !self.moves.stopping.load(Ordering::Acquire) {
             let soonest = self.waiting.iter().map(|w| w.until.saturating_duration_since(Instant::now())).min();
             let first = match soonest {
@@ -180,11 +180,11 @@ impl Colocation {
             };
             for what in first.into_iter().chain(told.try_iter()) {
                 match what {
-                    Told::Request(request) => {
+                    ColocationEvent::Request(request) => {
                         self.waiting.push(Waiting { until: Instant::now() + request.within(), request })
                     }
-                    Told::Look => {}
-                    Told::Stopped { keys, why } => {
+                    ColocationEvent::Look => {}
+                    ColocationEvent::Stopped { keys, why } => {
                         let placement = self
                             .moves
                             .placement
@@ -193,7 +193,7 @@ impl Colocation {
                             .unwrap_or_default();
                         refuse(self.waiting.extract_if(.., |w| w.request.wanted().concerns(&placement, &keys)), &why);
                     }
-                    Told::Checked { between, outcome } => {
+                    ColocationEvent::Checked { between, outcome } => {
                         self.checks.insert(between, Check::Over(Instant::now(), outcome));
                     }
                 }
@@ -207,13 +207,13 @@ impl Colocation {
                 Check::Over(at, _) => at.elapsed() < FRESH,
             });
             if !self.waiting.is_empty() {
-                self.bring_home_now();
+                self.start_colocations();
             }
         }
     }
 
     /// Begins what can begin.
-    fn bring_home_now(&mut self) {
+    fn start_colocations(&mut self) {
         let moves = Arc::clone(&self.moves);
         let topology = match moves.topology_now() {
             Ok(topology) => topology,
@@ -268,7 +268,7 @@ impl Colocation {
                 how,
                 cause: Cause::Needed(home_for),
             };
-            match outcome.and_then(|()| moves.accept_checked(vec![order(how_home(&moves)?)])) {
+            match outcome.and_then(|()| moves.accept_checked(vec![order(colocation_options(&moves)?)])) {
                 Ok(report) => {
                     let id = report.moves.first().and_then(|planned| planned.id).unwrap_or_default();
                     info!(
@@ -304,11 +304,11 @@ impl Colocation {
         let moves = Arc::clone(&self.moves);
         let check = move || {
             let (source, target) = between;
-            let outcome = how_home(&moves).and_then(|how| {
+            let outcome = colocation_options(&moves).and_then(|how| {
                 moves.check_one(source, false, &how)?;
                 moves.check_one(target, true, &how).map(drop)
             });
-            moves.home.tell(Told::Checked { between, outcome });
+            moves.home.notify(ColocationEvent::Checked { between, outcome });
         };
         self.moves.running.threads().spawn("colocate-check", check)
     }
@@ -325,7 +325,7 @@ impl Colocation {
 }
 
 /// How keys come home: clients wait for it.
-fn how_home(moves: &Moves) -> Result<MoveOptions, Refused> {
+fn colocation_options(moves: &Moves) -> Result<MoveOptions, Refused> {
     moves.how(&HowRequest { goal: Some("fast".to_owned()), ..HowRequest::default() })
 }
 
@@ -335,7 +335,7 @@ mod tests {
 
     #[test]
     fn who_moves_a_key_away_again_is_told_that_it_came_home() {
-        let home = Home::default();
+        let home = Colocations::default();
         let keys: Vec<Key> = [&b"a"[..], b"b", b"c"].map(Key::from).to_vec();
         assert_eq!((home.warning(&keys), home.report()), (None, Vec::new()));
         home.note_done(&keys[..1], &[("RENAME".to_owned(), 1)].into());

@@ -74,20 +74,20 @@ impl Drop for Turn<'_> {
 }
 
 /// A connection to a node, and what it may still be asked after it has broken.
-pub(super) struct Asked<'a> {
+pub(super) struct ProbeConnection<'a> {
     pub(super) node: &'a NodeAccess,
     connection: NodeConnection,
     database: Option<u32>,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> ProbeConnection<'a> {
     fn open(node: &'a NodeAccess) -> Result<Self, String> {
         let connection = NodeConnection::open(node, PATIENCE).map_err(|why| format!("node {} {why}", node.name))?;
         Ok(Self { node, connection, database: None })
     }
 
-    pub(super) fn ask(&mut self, args: &[&[u8]]) -> Result<crate::nodes::Answer, String> {
-        let answer = self.connection.ask(args).map_err(|error| format!("node {}: {error}", self.node.name))?;
+    pub(super) fn query(&mut self, args: &[&[u8]]) -> Result<crate::nodes::Answer, String> {
+        let answer = self.connection.call(args).map_err(|error| format!("node {}: {error}", self.node.name))?;
         match answer.error() {
             Some(error) => Err(format!("node {}: {error}", self.node.name)),
             None => Ok(answer),
@@ -96,7 +96,7 @@ impl<'a> Asked<'a> {
 
     pub(super) fn select(&mut self, database: u32) -> Result<(), String> {
         if self.database != Some(database) {
-            self.ask(&[b"SELECT", database.to_string().as_bytes()])?;
+            self.query(&[b"SELECT", database.to_string().as_bytes()])?;
             self.database = Some(database);
         }
         Ok(())
@@ -108,7 +108,7 @@ impl<'a> Asked<'a> {
         if earlier.run_id != process.run_id {
             return Ok(());
         }
-        let killed = self.ask(&[b"CLIENT", b"KILL", b"ID", earlier.client_id.to_string().as_bytes()]);
+        let killed = self.query(&[b"CLIENT", b"KILL", b"ID", earlier.client_id.to_string().as_bytes()]);
         killed.map(drop).or_else(|why| if why.contains("ERR No such") { Ok(()) } else { Err(why) })
     }
 
@@ -118,7 +118,7 @@ impl<'a> Asked<'a> {
         let name = &self.node.name;
         let answer = |error: std::io::Error| format!("node {name}: {error}");
         // A node that refuses ACL keeps no record of any router.
-        let users = self.connection.ask(&["ACL", "USERS"]).map_err(answer)?;
+        let users = self.connection.call(&["ACL", "USERS"]).map_err(answer)?;
         let others = |user: &String| site_of_mark(user).is_some_and(|other| other != site);
         if let Some(user) = users.items().iter().map(Answer::text).find(others) {
             return Err(format!(
@@ -126,7 +126,7 @@ impl<'a> Asked<'a> {
                  router is gone for good, remove its record: `redis-cli ACL DELUSER {user}` at the node"
             ));
         }
-        let list = settled_list(Action::Removal, || self.ask(&[b"CLIENT", b"LIST"]).map(|list| list.text()))?;
+        let list = settled_list(Action::Removal, || self.query(&[b"CLIENT", b"LIST"]).map(|list| list.text()))?;
         let name = &self.node.name;
         if routers(&list).iter().any(|other| other != site) {
             return Err(format!(
@@ -145,7 +145,7 @@ impl<'a> Asked<'a> {
         self.select(database)?;
         let mut args: Vec<&[u8]> = vec![b"UNLINK"];
         args.extend(keys.iter().map(|key| &key[..]));
-        self.ask(&args).map(drop)
+        self.query(&args).map(drop)
     }
 }
 
@@ -216,7 +216,7 @@ impl Moves {
         let (mut asked, process) = self.meet(access.get(&id).ok_or("it is gone")?)?;
         let run_id = process.run_id.clone();
         if copies.nodes.get(&id).is_none_or(|removal| removal.run_id != run_id) {
-            let keyspace = asked.ask(&[b"INFO", b"keyspace"])?.text();
+            let keyspace = asked.query(&[b"INFO", b"keyspace"])?.text();
             // Other databases of a pool's servers are not the pool's.
             let own = (!topology.placement().is_crc16()).then(|| self.own_database());
             let databases = databases(&keyspace)
@@ -238,22 +238,22 @@ impl Moves {
     }
 
     /// Connects to a node that this router may still change, and says what names the connection.
-    pub(super) fn meet<'a>(&self, node: &'a NodeAccess) -> Result<(Asked<'a>, Process), String> {
-        let mut asked = Asked::open(node)?;
+    pub(super) fn meet<'a>(&self, node: &'a NodeAccess) -> Result<(ProbeConnection<'a>, Process), String> {
+        let mut asked = ProbeConnection::open(node)?;
         // A router that takes over ends it by its name.
         if let Some(name) = self.running.with(|router| router.connection_name("care")) {
-            asked.ask(&[b"CLIENT", b"SETNAME", name.as_bytes()])?;
+            asked.query(&[b"CLIENT", b"SETNAME", name.as_bytes()])?;
         }
-        let client_id = asked.ask(&[b"CLIENT", b"ID"])?;
+        let client_id = asked.query(&[b"CLIENT", b"ID"])?;
         let client_id = reply::integer(&client_id.0)
             .and_then(|id| u64::try_from(id).ok())
             .ok_or("it does not say which client we are")?;
-        let server = asked.ask(&[b"INFO", b"server"])?.text();
+        let server = asked.query(&[b"INFO", b"server"])?.text();
         let run_id =
             server.lines().find_map(|line| line.strip_prefix("run_id:")).map(str::trim).unwrap_or_default().to_owned();
         if let Some(seat) = self.running.seats().map(|seats| seats.seat()) {
             let words = seat.question();
-            let answer = asked.connection.ask(&words).map_err(|error| format!("node {}: {error}", node.name))?;
+            let answer = asked.connection.call(&words).map_err(|error| format!("node {}: {error}", node.name))?;
             why_not(seat.judge(&node.name, &answer.0)).map_or(Ok(()), Err)?;
         }
         asked.serves_no_others(&self.site())?;
@@ -264,17 +264,17 @@ impl Moves {
 impl Removal {
     fn go_on(
         &mut self,
-        asked: &mut Asked<'_>,
+        asked: &mut ProbeConnection<'_>,
         node: NodeId,
         slots: &[Slot],
         access: &BTreeMap<NodeId, NodeAccess>,
         topology: &Topology,
     ) -> Result<bool, String> {
         let until = Instant::now() + AT_ONCE;
-        let mut owners: BTreeMap<NodeId, Asked<'_>> = BTreeMap::new();
+        let mut owners: BTreeMap<NodeId, ProbeConnection<'_>> = BTreeMap::new();
         while let Some(database) = self.databases.front().copied() {
             asked.select(database)?;
-            let answer = asked.ask(&[b"SCAN", &self.cursor, b"COUNT", b"500"])?;
+            let answer = asked.query(&[b"SCAN", &self.cursor, b"COUNT", b"500"])?;
             let [next, page] = &answer.items()[..] else {
                 return Err(format!("node {}: a SCAN of no known form", asked.node.name));
             };
@@ -288,11 +288,11 @@ impl Removal {
                 let at = match owners.entry(owner) {
                     Entry::Occupied(known) => known.into_mut(),
                     Entry::Vacant(unknown) => {
-                        unknown.insert(Asked::open(access.get(&owner).ok_or("an owner has no address")?)?)
+                        unknown.insert(ProbeConnection::open(access.get(&owner).ok_or("an owner has no address")?)?)
                     }
                 };
                 at.select(database)?;
-                match at.ask(&[b"EXISTS", &key])?.text() == "1" {
+                match at.query(&[b"EXISTS", &key])?.text() == "1" {
                     true => twice.push(key),
                     false => self.only_there.push((database, key)),
                 }

@@ -17,7 +17,7 @@ use switchyard_router::{NodeAccess, Router};
 use tracing::info;
 
 use super::Moves;
-use super::copies::Asked;
+use super::copies::ProbeConnection;
 use crate::admin::{AbortRequest, HowRequest, Lose, PlanReport, Refused, conflict};
 
 /// Names of one question.
@@ -31,13 +31,13 @@ const LOOK: Duration = Duration::from_millis(5);
 pub(crate) struct StandIns<'a> {
     /// The map by which the slots were divided.
     planned_by: &'a Topology,
-    connections: Vec<Asked<'a>>,
+    connections: Vec<ProbeConnection<'a>>,
 }
 
 impl StandIns<'_> {
     /// That each is the same process still: one that has started anew may have read the strays from its disk.
     fn are_the_same(&mut self) -> Result<(), String> {
-        self.connections.iter_mut().try_for_each(|asked| asked.ask(&[b"PING"]).map(drop))
+        self.connections.iter_mut().try_for_each(|asked| asked.query(&[b"PING"]).map(drop))
     }
 }
 
@@ -64,7 +64,7 @@ impl Moves {
     }
 
     /// That no node is ejected at all.
-    pub(crate) fn nobody_is_ejected(&self) -> Result<(), Refused> {
+    pub(crate) fn require_no_ejection(&self) -> Result<(), Refused> {
         let first = self.state().ejected.keys().next().copied();
         first.map_or(Ok(()), |node| Err(conflict(self.ejected_text(node))))
     }
@@ -123,7 +123,7 @@ impl Moves {
         slots: &[Slot],
         planned_by: &Topology,
         access: &'a BTreeMap<NodeId, NodeAccess>,
-    ) -> Result<Asked<'a>, String> {
+    ) -> Result<ProbeConnection<'a>, String> {
         let access = access.get(&node).ok_or_else(|| format!("it is not known how {} is reached", self.name(node)))?;
         let (mut asked, process) = self.meet(access)?;
         // A removal of before would take a key that a client is about to write there.
@@ -136,7 +136,7 @@ impl Moves {
             let (database, mut removed, mut cursor) = (self.own_database(), 0, b"0".to_vec());
             asked.select(database)?;
             loop {
-                let answer = asked.ask(&[b"SCAN", &cursor, b"COUNT", PAGE])?;
+                let answer = asked.query(&[b"SCAN", &cursor, b"COUNT", PAGE])?;
                 let [next, page] = &answer.items()[..] else {
                     return Err(format!("node {}: a SCAN of no known form", asked.node.name));
                 };

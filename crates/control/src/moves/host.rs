@@ -11,7 +11,7 @@ use switchyard_router::{Done, Host, MoveEnd};
 use tracing::error;
 
 use super::Moves;
-use super::colocate::Told;
+use super::colocate::ColocationEvent;
 use crate::failover::Need;
 
 impl Host for Moves {
@@ -23,7 +23,7 @@ impl Host for Moves {
         let known = self.running.seats().map_or(Ok(()), |seats| seats.raise());
         let outcome = known.and_then(|()| self.placement.hand_over(move_id, slots, keys, owner));
         // Keys may be home before their move ends.
-        self.home.tell(Told::Look);
+        self.home.notify(ColocationEvent::Look);
         done(outcome);
     }
 
@@ -72,7 +72,7 @@ impl Host for Moves {
             if self.stopping.load(Ordering::Acquire) {
                 // Not over: it goes on after the next start.
                 planned.begun = false;
-                return self.told_end.notify_all();
+                return self.mover_ended.notify_all();
             }
             if open_leg {
                 // Only what is on record says where its keys are, and only a start reads that. Begun anew, or given up,
@@ -81,7 +81,7 @@ impl Host for Moves {
             }
             planned.end = Some(end.clone());
         }
-        self.told_end.notify_all();
+        self.mover_ended.notify_all();
         self.wake();
     }
 }
@@ -102,7 +102,7 @@ mod tests {
     use crate::admin::{AbortRequest, MoveReport, MoveState};
     use crate::journal::Sync;
     use crate::placement::Placement;
-    use crate::store::{load_as, save_as};
+    use crate::store::{load_json, save_json};
 
     /// The executor of a state directory, without a router.
     fn executor(dir: &Path) -> (Arc<Placement>, Arc<Moves>) {
@@ -167,7 +167,7 @@ mod tests {
             moves.record(begun, Box::new(move |outcome| told.send(outcome).expect("awaited")));
             durable.recv().expect("told").expect("written");
             let report = MoveReport { id: id.0, state: MoveState::Done, ..MoveReport::default() };
-            save_as(&*moves.store, ENDED, &[report]).expect("kept");
+            save_json(&*moves.store, ENDED, &[report]).expect("kept");
             // Here the process dies.
         }
         for _ in 0..2 {
@@ -205,7 +205,7 @@ mod tests {
             std::thread::yield_now();
         }
         // It is off the record.
-        let ended: Vec<MoveReport> = load_as(&*moves.store, ENDED).expect("readable");
+        let ended: Vec<MoveReport> = load_json(&*moves.store, ENDED).expect("readable");
         assert_eq!(ended.iter().map(|report| report.id).collect::<Vec<_>>(), [1]);
         drop(held);
         ending.join().expect("no panic");
@@ -255,7 +255,7 @@ mod tests {
 
     /// What a start would find.
     fn kept(moves: &Moves) -> BTreeMap<u64, Options> {
-        load_as(&*moves.store, OPTIONS).expect("readable")
+        load_json(&*moves.store, OPTIONS).expect("readable")
     }
 
     #[test]

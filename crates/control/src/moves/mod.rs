@@ -10,12 +10,12 @@ mod colocate;
 mod copies;
 mod ejecting;
 mod host;
+mod messages;
 mod options;
 mod queue;
 mod report;
 mod resume;
 mod strays;
-mod words;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -41,9 +41,9 @@ use crate::admin::{MoveReport, MoveState};
 use crate::ledger::Ledger;
 use crate::placement::Placement;
 use crate::running::Running;
-use crate::store::{RedbStore, save_as};
+use crate::store::{RedbStore, save_json};
 
-pub use words::{DURABILITIES, name_of, named};
+pub use messages::{DURABILITIES, name_of, named};
 
 /// The document of the store.
 const ENDED: &str = "moves-ended";
@@ -90,7 +90,7 @@ pub struct Moves {
     tuning: RwLock<Tuning>,
     state: Mutex<State>,
     /// A mover has told its end.
-    told_end: Condvar,
+    mover_ended: Condvar,
     wake: mpsc::Sender<()>,
     woken: Mutex<Option<mpsc::Receiver<()>>>,
     /// The router is told to stop: what ends now goes on after the next start.
@@ -104,7 +104,7 @@ pub struct Moves {
     /// The same of moves that may be on record and are not open: not yet, or no more. A start after a crash takes them
     /// up as they were wanted.
     beside: Arc<Mutex<BTreeMap<MoveId, Options>>>,
-    home: colocate::Home,
+    home: colocate::Colocations,
 }
 
 /// The thread of the executor.
@@ -149,7 +149,7 @@ impl Moves {
     }
 
     /// What is known of keys that were brought home.
-    pub(crate) fn home(&self) -> &colocate::Home {
+    pub(crate) fn home(&self) -> &colocate::Colocations {
         &self.home
     }
 
@@ -308,7 +308,7 @@ impl Moves {
             }
             MoveEnd::Stopped(why) => {
                 if let Some(keys) = planned.order.needed_keys() {
-                    self.home.tell(colocate::Told::Stopped {
+                    self.home.notify(colocate::ColocationEvent::Stopped {
                         keys: Arc::clone(keys),
                         why: format!("move {} has stopped: {why}", id.0),
                     });
@@ -335,12 +335,12 @@ impl Moves {
             state.ended.clone()
         };
         // Before the journal forgets it: a start that finds it in both knows that it is over.
-        if let Err(error) = save_as(&*self.store, ENDED, &ended) {
+        if let Err(error) = save_json(&*self.store, ENDED, &ended) {
             warn!("the list of moves that have ended cannot be kept: {error}");
         }
         self.take_off_record(id);
         self.save_options();
-        self.home.tell(colocate::Told::Look);
+        self.home.notify(colocate::ColocationEvent::Look);
     }
 
     /// Takes note of how far moves are.
@@ -397,7 +397,7 @@ impl Moves {
             let open = state.open.iter().map(|(id, planned)| (id.0, Options::steered(planned, steering(*id, planned))));
             open.chain(self.beside().iter().map(|(id, options)| (id.0, options.clone()))).collect()
         };
-        save_as(&*self.store, OPTIONS, &options).map_err(|error| error.to_string())
+        save_json(&*self.store, OPTIONS, &options).map_err(|error| error.to_string())
     }
 
     fn try_save_options(&self) -> Result<(), String> {
@@ -419,7 +419,7 @@ impl Moves {
     pub fn stop(&self, thread: MovesThread, bound: Duration) {
         self.stopping.store(true, Ordering::Release);
         self.wake();
-        self.home.tell(colocate::Told::Look);
+        self.home.notify(colocate::ColocationEvent::Look);
         if thread.thread.join().is_err() {
             error!("the executor of moves has panicked");
         }
@@ -438,7 +438,7 @@ impl Moves {
             }
         });
         let goes_on = |state: &mut State| state.open.values().any(|planned| planned.begun && planned.end.is_none());
-        let waited = self.told_end.wait_timeout_while(self.state(), bound, goes_on);
+        let waited = self.mover_ended.wait_timeout_while(self.state(), bound, goes_on);
         let (state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
         drop(state);
         self.refresh();

@@ -9,8 +9,8 @@ use switchyard_policy::migration::tracker::Kind;
 use switchyard_policy::migration::{Cause, Goal, MoveOptions, MoveOrder, Side};
 use switchyard_router::{MoveProgress, MoveTotals};
 
+use super::messages::name_of;
 use super::queue::{Planned, Steering};
-use super::words::name_of;
 use crate::admin::Lose;
 
 /// The document of the store.

@@ -7,8 +7,8 @@ use switchyard_resp::units::counted;
 use super::Moves;
 use super::aborting::Unreached;
 use super::colocate::report_of;
+use super::messages::{DURABILITIES, name_of};
 use super::queue::Planned;
-use super::words::{DURABILITIES, name_of};
 use crate::admin::{BigKeyReport, JournalReport, MoveReport, MoveState, MovesReport};
 use crate::metrics::Page;
 

@@ -20,7 +20,7 @@ use crate::journal::Sync;
 use crate::ledger::Ledger;
 use crate::placement::Placement;
 use crate::running::Running;
-use crate::store::load_as;
+use crate::store::load_json;
 
 impl Moves {
     /// Opens the journal. What legs have ended is in the slot map when this returns, and what is open is in transit:
@@ -41,8 +41,8 @@ impl Moves {
         }
         let spool = directory.join("spool");
         empty(&spool).with_context(|| format!("cannot empty {}", spool.display()))?;
-        let mut options: BTreeMap<u64, Options> = load_as(&*store, OPTIONS)?;
-        let ended: Vec<MoveReport> = load_as(&*store, ENDED)?;
+        let mut options: BTreeMap<u64, Options> = load_json(&*store, OPTIONS)?;
+        let ended: Vec<MoveReport> = load_json(&*store, ENDED)?;
         // The process may have died between noting an end and taking the move off the record.
         let has_ended =
             |id: &MoveId, open: &OpenMove| open.leg.is_none() && ended.iter().any(|report| report.id == id.0);
@@ -63,14 +63,14 @@ impl Moves {
             spool,
             tuning: RwLock::default(),
             state: Mutex::new(state),
-            told_end: Condvar::new(),
+            mover_ended: Condvar::new(),
             wake,
             woken: Mutex::new(Some(woken)),
             stopping: AtomicBool::new(false),
             recording: Mutex::default(),
             keeping: Mutex::default(),
             beside: Arc::default(),
-            home: super::colocate::Home::default(),
+            home: super::colocate::Colocations::default(),
         };
         over.into_iter().for_each(|id| moves.take_off_record(id));
         Ok(Arc::new(moves))

@@ -16,7 +16,7 @@ use switchyard_router::{Link, Router};
 use tracing::info;
 
 use super::Moves;
-use super::copies::{Asked, Reasons};
+use super::copies::{ProbeConnection, Reasons};
 use crate::processes::is_misplaced;
 
 /// Keys of a page, and pages read of a node at a time: 40,000 keys of a node in a second.
@@ -94,7 +94,7 @@ impl Strays {
     /// else sees to them.
     fn go_on(
         &mut self,
-        asked: &mut Asked<'_>,
+        asked: &mut ProbeConnection<'_>,
         (id, process): (NodeId, &str),
         left: &[Slot],
         topology: &Topology,
@@ -110,7 +110,7 @@ impl Strays {
         let Removal::Begun { cursor, removed, .. } = removal else { return Ok(()) };
         asked.select(self.database)?;
         for _ in 0..PAGES_AT_ONCE {
-            let answer = asked.ask(&[b"SCAN", cursor, b"COUNT", PAGE])?;
+            let answer = asked.query(&[b"SCAN", cursor, b"COUNT", PAGE])?;
             let [next, page] = &answer.items()[..] else {
                 return Err(format!("node {}: a SCAN of no known form", asked.node.name));
             };

@@ -32,9 +32,9 @@ fn refuses(command: &str, error: &str) -> String {
 fn refuses_keys(node: &mut NodeConnection, is_target: bool) -> Result<(), String> {
     // Else another move that looks at the node just then would take this for a client. Where it is refused nothing is
     // lost but that.
-    let _ = node.ask(&["CLIENT", "SETNAME", LOOKING]);
+    let _ = node.call(&["CLIENT", "SETNAME", LOOKING]);
     // Without it nobody knows what a connection that broke may still do, and the move waits.
-    let killed = node.ask(&["CLIENT", "KILL", "ID", NOBODY]).map_err(|error| format!("does not answer: {error}"))?;
+    let killed = node.call(&["CLIENT", "KILL", "ID", NOBODY]).map_err(|error| format!("does not answer: {error}"))?;
     if let Some(error) = killed.error().filter(|error| !error.starts_with("ERR No such")) {
         return Err(refuses("CLIENT KILL", &error));
     }
@@ -42,7 +42,7 @@ fn refuses_keys(node: &mut NodeConnection, is_target: bool) -> Result<(), String
     if !is_target {
         // It may be full: nothing is stored there, and nothing is asked in a transaction, which is refused then.
         for args in [&[&b"DUMP"[..], key][..], &[b"UNLINK", key], &[b"TIME"], &[b"SCAN", b"0", b"COUNT", b"1"]] {
-            let answer = node.ask(args).map_err(|error| format!("does not answer: {error}"))?;
+            let answer = node.call(args).map_err(|error| format!("does not answer: {error}"))?;
             if let Some(error) = answer.error() {
                 return Err(refuses(&String::from_utf8_lossy(args[0]), &error));
             }
@@ -50,7 +50,7 @@ fn refuses_keys(node: &mut NodeConnection, is_target: bool) -> Result<(), String
         return Ok(());
     }
     let mut do_all = |commands: &[&[&[u8]]]| -> Result<Vec<Answer>, String> {
-        let mut ask = |args: &[&[u8]]| node.ask(args).map_err(|error| format!("does not answer: {error}"));
+        let mut ask = |args: &[&[u8]]| node.call(args).map_err(|error| format!("does not answer: {error}"));
         let refused = |args: &[&[u8]], error: String| refuses(&String::from_utf8_lossy(args[0]), &error);
         let mut first = None;
         for args in std::iter::once(&[&b"MULTI"[..]][..]).chain(commands.iter().copied()) {
@@ -89,7 +89,7 @@ pub(crate) fn check_node(
 ) -> Result<String, String> {
     let name = &access.name;
     let mut node = NodeConnection::open(access, patience).map_err(|why| format!("node {name} {why}"))?;
-    let mut ask = |args: &[&str]| node.ask(args).map_err(|error| format!("node {name} does not answer: {error}"));
+    let mut ask = |args: &[&str]| node.call(args).map_err(|error| format!("node {name} does not answer: {error}"));
     let info = ask(&["INFO", "server"])?.text();
     let version = redis_version(&info);
     if version.is_some_and(|version| version < REDIS_MIN) {
@@ -102,7 +102,7 @@ pub(crate) fn check_node(
         ));
     }
     refuses_keys(&mut node, durability.is_some()).map_err(|why| format!("node {name} {why}"))?;
-    let mut ask = |args: &[&str]| node.ask(args).map_err(|error| format!("node {name} does not answer: {error}"));
+    let mut ask = |args: &[&str]| node.call(args).map_err(|error| format!("node {name} does not answer: {error}"));
     let newer = version.is_some_and(|version| version >= (7, 2));
     match durability {
         Some(Durability::Aof) => {

@@ -33,7 +33,7 @@ pub struct Answer(pub Vec<u8>);
 impl Answer {
     /// The text of an error, fit for logs and reports.
     pub fn error(&self) -> Option<String> {
-        reply::is_error(&self.0).then(|| reply::told_error(&self.0))
+        reply::is_error(&self.0).then(|| reply::redacted_error(&self.0))
     }
 
     /// A string, or the words of a simple reply.
@@ -109,14 +109,14 @@ impl NodeConnection {
         let mut connection = Self { stream, tcp: socket, input: Vec::new(), answer_max: REPLY_MAX };
         if let Some(password) = &access.password {
             let answer = match &access.username {
-                Some(user) => connection.ask(&["AUTH", user, &password.0]),
-                None => connection.ask(&["AUTH", &password.0]),
+                Some(user) => connection.call(&["AUTH", user, &password.0]),
+                None => connection.call(&["AUTH", &password.0]),
             };
             if let Some(error) = answer.map_err(|e| format!("does not answer: {e}"))?.error() {
                 return Err(format!("refuses our user or password: {error}"));
             }
         }
-        let hello = connection.ask(&["PING"]).map_err(|e| format!("does not answer: {e}"))?;
+        let hello = connection.call(&["PING"]).map_err(|e| format!("does not answer: {e}"))?;
         match hello.error() {
             Some(error) if error.starts_with("NOAUTH") || error.starts_with("NOPERM") => {
                 Err(format!("refuses us: {error}"))
@@ -132,7 +132,7 @@ impl NodeConnection {
     }
 
     /// Asks, and waits for the answer.
-    pub fn ask<A: AsRef<[u8]>>(&mut self, args: &[A]) -> io::Result<Answer> {
+    pub fn call<A: AsRef<[u8]>>(&mut self, args: &[A]) -> io::Result<Answer> {
         let mut request = Vec::new();
         encode::command(&mut request, args.iter().map(AsRef::as_ref));
         self.stream
@@ -164,7 +164,7 @@ impl NodeConnection {
         line_max: usize,
         each: &mut dyn FnMut(&[u8]),
     ) -> Result<bool, String> {
-        let answer = self.ask(&["MONITOR"]).map_err(|error| format!("does not answer MONITOR: {error}"))?;
+        let answer = self.call(&["MONITOR"]).map_err(|error| format!("does not answer MONITOR: {error}"))?;
         if let Some(error) = answer.error() {
             return Err(format!("refuses MONITOR: {error}"));
         }

@@ -78,7 +78,7 @@ pub fn served_by_another<'a>(nodes: &'a [NodeAccess], own: Option<&str>, patienc
     let is_served = |node: &NodeAccess| {
         let connection =
             NodeConnection::open(node, patience).ok().map(|connection| connection.with_answers_up_to(LIST_MAX));
-        let list = connection.and_then(|mut connection| connection.ask(&["CLIENT", "LIST"]).ok());
+        let list = connection.and_then(|mut connection| connection.call(&["CLIENT", "LIST"]).ok());
         list.is_some_and(|list| routers(&list.text()).iter().any(|site| Some(site.as_str()) != own))
     };
     let served = at_once(nodes, is_served);
@@ -106,7 +106,7 @@ pub fn first_start(
         return Ok(FirstStart::Refused(format!(
             "the state directory has no slot map, and {}. Choose one of these ways: give the state directory of this fleet (--state-dir); or list all of its nodes \
              here; or, where no map fits their keys, make it from where the keys are (`switchyard recover`, with all of the nodes); {}",
-            others.told(&node.name),
+            others.describe(&node.name),
             others.way_out(),
         )));
     }
@@ -162,7 +162,7 @@ pub struct Others {
 
 impl Others {
     /// What is wrong at the node of this name.
-    pub fn told(&self, node: &str) -> String {
+    pub fn describe(&self, node: &str) -> String {
         format!(
             "node {node} belongs to a fleet that has keys at other nodes, too: {}. Clients would read nil for these",
             self.names.join(", ")
@@ -181,7 +181,7 @@ impl Others {
 /// Nodes that had keys of the same fleet, by the marks that routers have left at this one
 /// ([`switchyard_policy::seat`]). Where it does not show them, nothing is known.
 pub fn others(node: &mut NodeConnection, listed: &[&str]) -> Result<Option<Others>, String> {
-    let mut ask = |args: &[&str]| node.ask(args).map_err(|error| format!("does not answer ACL: {error}"));
+    let mut ask = |args: &[&str]| node.call(args).map_err(|error| format!("does not answer ACL: {error}"));
     let users = ask(&["ACL", "USERS"])?;
     for user in users.items().iter().map(Answer::text).filter(|user| site_of_mark(user).is_some()) {
         let Ok(Some(mark)) = mark_in(&ask(&["ACL", "GETUSER", &user])?.0) else { continue };
@@ -195,7 +195,7 @@ pub fn others(node: &mut NodeConnection, listed: &[&str]) -> Result<Option<Other
 
 /// Whether any router has left its mark at a node, as far as it shows that.
 fn is_marked(node: &mut NodeConnection) -> Result<bool, String> {
-    let users = node.ask(&["ACL", "USERS"]).map_err(|error| format!("does not answer ACL: {error}"))?;
+    let users = node.call(&["ACL", "USERS"]).map_err(|error| format!("does not answer ACL: {error}"))?;
     Ok(users.items().iter().any(|user| site_of_mark(&user.text()).is_some()))
 }
 
@@ -214,11 +214,11 @@ struct Holding {
 
 fn look(access: &NodeAccess, listed: &[&str], patience: Duration) -> Result<Holding, String> {
     let mut node = NodeConnection::open(access, patience)?.with_answers_up_to(ANSWER_MAX);
-    let marker = node.ask(&["SWITCHYARD", "STATUS"]).map_err(|error| format!("does not answer: {error}"))?;
+    let marker = node.call(&["SWITCHYARD", "STATUS"]).map_err(|error| format!("does not answer: {error}"))?;
     let is_router = is_router(&marker);
     let (others, is_marked) =
         if is_router { (None, false) } else { (others(&mut node, listed)?, is_marked(&mut node)?) };
-    let mut info = |section: &str| match node.ask(&["INFO", section]) {
+    let mut info = |section: &str| match node.call(&["INFO", section]) {
         Ok(answer) => answer.error().map_or(Ok(answer.text()), |error| Err(format!("refuses INFO: {error}"))),
         Err(error) => Err(format!("does not answer INFO: {error}")),
     };
@@ -249,7 +249,7 @@ pub fn each_key(
     mut visit: impl FnMut(&[u8]) -> ControlFlow<()>,
 ) -> anyhow::Result<()> {
     let mut ask = |args: &[&[u8]]| {
-        let answer = node.ask(args).context("does not answer")?;
+        let answer = node.call(args).context("does not answer")?;
         match answer.error() {
             Some(error) => bail!("refuses {}: {error}", String::from_utf8_lossy(args[0])),
             None => Ok(answer),
@@ -284,11 +284,11 @@ pub fn each_key(
 /// If it does not answer.
 pub fn has_each(node: &mut NodeConnection, names: &[&[u8]]) -> anyhow::Result<Vec<bool>> {
     let mut has = vec![false; names.len()];
-    let info = node.ask(&["INFO", "keyspace"])?.text();
+    let info = node.call(&["INFO", "keyspace"])?.text();
     for (database, _) in databases(&info) {
-        node.ask(&["SELECT", &database.to_string()])?;
+        node.call(&["SELECT", &database.to_string()])?;
         for (name, has) in names.iter().zip(&mut has).filter(|(_, has)| !**has) {
-            *has = node.ask(&[b"EXISTS", *name])?.text() == "1";
+            *has = node.call(&[b"EXISTS", *name])?.text() == "1";
         }
     }
     Ok(has)
@@ -406,10 +406,10 @@ pub fn sample(
     let patience = if at_most.is_some() { patience } else { patience.max(PAGE_PATIENCE) };
     let mut node = NodeConnection::open(access, patience)?;
     let mark = site
-        .map(|site| node.ask(&question_of(site)).map_err(|error| format!("does not answer ACL: {error}")))
+        .map(|site| node.call(&question_of(site)).map_err(|error| format!("does not answer ACL: {error}")))
         .transpose()?;
     let is_marked = mark.and_then(|answer| mark_in(&answer.0).ok()).map(|mark| mark.is_some());
-    let info = node.ask(&["INFO", "server"]).map_err(|error| format!("does not answer INFO: {error}"))?.text();
+    let info = node.call(&["INFO", "server"]).map_err(|error| format!("does not answer INFO: {error}"))?.text();
     let run_id = info.lines().find_map(|line| line.trim().strip_prefix("run_id:")).unwrap_or_default().to_owned();
     let mut sample = Sample::default();
     let looked = each_key(&mut node, at_most, |key| {

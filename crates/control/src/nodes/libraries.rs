@@ -17,7 +17,7 @@ pub struct Functions {
 
 /// The libraries that a node has.
 pub fn functions(connection: &mut NodeConnection) -> Option<Functions> {
-    let list = connection.ask(&["FUNCTION", "LIST", "WITHCODE"]).ok().filter(|a| a.error().is_none())?;
+    let list = connection.call(&["FUNCTION", "LIST", "WITHCODE"]).ok().filter(|a| a.error().is_none())?;
     let mut functions = Functions::default();
     for library in list.items() {
         let fields: Vec<Answer> = library.items();

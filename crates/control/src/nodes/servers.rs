@@ -36,7 +36,7 @@ pub fn servers_of(node: &NodeAddress, in_force: Option<SocketAddr>) -> Vec<Serve
         None => {
             let is_primary = |address: &SocketAddr| {
                 let candidate = NodeAccess { address: Some(*address), ..access.clone() };
-                let role = NodeConnection::open(&candidate, PATIENCE).ok().and_then(|mut c| c.ask(&["ROLE"]).ok());
+                let role = NodeConnection::open(&candidate, PATIENCE).ok().and_then(|mut c| c.call(&["ROLE"]).ok());
                 role.is_some_and(|role| role.items().first().is_some_and(|r| r.text() == "master"))
             };
             let all: Vec<SocketAddr> = access.address.iter().chain(&node.replicas).copied().collect();
@@ -72,12 +72,12 @@ fn from_sentinel(
         }
         Some(address)
     };
-    let answer = connection.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &group.master]).ok()?;
+    let answer = connection.call(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &group.master]).ok()?;
     let primary = match answer.items().as_slice() {
         [host, port] => resolve(&host.text(), &port.text()),
         _ => None,
     };
-    let answer = connection.ask(&["SENTINEL", "REPLICAS", &group.master]).ok()?;
+    let answer = connection.call(&["SENTINEL", "REPLICAS", &group.master]).ok()?;
     let replica = |answer: &Answer| {
         let fields: Vec<String> = answer.items().iter().map(Answer::text).collect();
         let field = |name: &str| fields.chunks_exact(2).find(|pair| pair[0] == name).map(|pair| pair[1].clone());

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use switchyard_resp::encode;
-use switchyard_resp::reply::{ReplyScan, ReplyScanner, is_error, told_error};
+use switchyard_resp::reply::{ReplyScan, ReplyScanner, is_error, redacted_error};
 use switchyard_router::NodeAccess;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -56,7 +56,7 @@ impl Connection {
         if let Some(password) = &access.password {
             let user = access.username.as_deref();
             let args: Vec<&str> = ["AUTH"].into_iter().chain(user).chain([password.0.as_str()]).collect();
-            let answer = connection.ask(&args).await?;
+            let answer = connection.call(&args).await?;
             refuse_error(&answer)?;
         }
         Ok(connection)
@@ -68,13 +68,13 @@ impl Connection {
     }
 
     /// Sends a command and reads its reply.
-    pub(crate) async fn ask(&mut self, args: &[&str]) -> io::Result<Vec<u8>> {
-        let mut answers = self.ask_together(&[args]).await?;
+    pub(crate) async fn call(&mut self, args: &[&str]) -> io::Result<Vec<u8>> {
+        let mut answers = self.call_batch(&[args]).await?;
         answers.pop().ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
     /// Sends commands in one piece and reads their replies.
-    pub(crate) async fn ask_together(&mut self, commands: &[&[&str]]) -> io::Result<Vec<Vec<u8>>> {
+    pub(crate) async fn call_batch(&mut self, commands: &[&[&str]]) -> io::Result<Vec<Vec<u8>>> {
         let mut request = Vec::new();
         for args in commands {
             encode::command(&mut request, args.iter().map(|arg| arg.as_bytes()));
@@ -112,5 +112,5 @@ async fn within<T>(patience: Duration, work: impl Future<Output = io::Result<T>>
 
 /// An error reply, as an error.
 pub(crate) fn refuse_error(answer: &[u8]) -> io::Result<()> {
-    if is_error(answer) { Err(io::Error::other(told_error(answer))) } else { Ok(()) }
+    if is_error(answer) { Err(io::Error::other(redacted_error(answer))) } else { Ok(()) }
 }

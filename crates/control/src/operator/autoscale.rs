@@ -58,7 +58,7 @@ impl Operator {
     /// Looks at the fleet once more, and takes the next step. True: the one after it can be taken at once.
     pub(crate) fn look_and_scale(&self) -> bool {
         self.moves.topology_now().is_ok_and(|topology| {
-            let hands = OfFleet { operator: self, topology: &topology };
+            let hands = FleetSnapshot { operator: self, topology: &topology };
             self.autoscaler.log_rest(self.autoscaler_is_held(&self.autoscaler.standing()));
             self.autoscaler.step(&hands, self.autoscaler.now(), &self.moves.site())
         })
@@ -210,12 +210,12 @@ impl Operator {
 }
 
 /// The fleet at one look.
-struct OfFleet<'a> {
+struct FleetSnapshot<'a> {
     operator: &'a Operator,
     topology: &'a Topology,
 }
 
-impl OfFleet<'_> {
+impl FleetSnapshot<'_> {
     fn facts(&self) -> Option<FleetFacts> {
         let Operator { moves, running, .. } = self.operator;
         FleetFacts::of(running, self.topology, moves.site(), moves.patience())
@@ -256,7 +256,7 @@ fn text(refused: Refused) -> String {
     refused.text().to_owned()
 }
 
-impl Evidence for OfFleet<'_> {
+impl Evidence for FleetSnapshot<'_> {
     fn claim(&self, address: &str) -> Option<String> {
         // The topology of this step may be older than a join that has ended since.
         let is_known = |known: &String| is_same(known, address);
@@ -275,7 +275,7 @@ impl Evidence for OfFleet<'_> {
     }
 }
 
-impl FleetActions for OfFleet<'_> {
+impl FleetActions for FleetSnapshot<'_> {
     fn nodes(&self) -> Vec<(NodeId, String)> {
         self.topology.nodes().map(|node| (node.id, node.name.clone())).collect()
     }

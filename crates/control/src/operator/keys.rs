@@ -48,7 +48,7 @@ impl Operator {
                 }
                 sources()
                     .into_iter()
-                    .flat_map(|source| Self::away_from_home(topology, source, pattern.as_deref(), how))
+                    .flat_map(|source| Self::plan_returns(topology, source, pattern.as_deref(), how))
                     .collect()
             }
             (Some(pattern), false) => {
@@ -108,7 +108,7 @@ impl Operator {
     }
 
     /// What brings the keys home that live at a node although their slots do not: a move for each owner of slots.
-    pub(super) fn away_from_home(
+    pub(super) fn plan_returns(
         topology: &Topology,
         node: NodeId,
         pattern: Option<&str>,
@@ -155,7 +155,7 @@ impl Operator {
                     "has so many keys that looking for those that match takes longer than {SEARCH:?}: name them one by one"
                 )));
             }
-            let answer = node.ask(args).map_err(|error| failed(format!("does not answer: {error}")))?;
+            let answer = node.call(args).map_err(|error| failed(format!("does not answer: {error}")))?;
             match answer.error() {
                 Some(error) => Err(failed(format!("refuses {}: {error}", String::from_utf8_lossy(args[0])))),
                 None => Ok(answer),
@@ -281,7 +281,7 @@ mod tests {
             (0..30).map(|i| format!("{}:{i}", if i % 3 == 0 { "a" } else { "b" }).into_bytes().into()).collect();
         let away = keys.iter().filter(|key| topology.owner_of(key) != NodeId(2));
         let parted = topology.keys_handed_over(&[], away, NodeId(2));
-        let home = Operator::away_from_home(&parted, NodeId(2), None, MoveOptions::default());
+        let home = Operator::plan_returns(&parted, NodeId(2), None, MoveOptions::default());
         assert_eq!(home.iter().map(|order| (order.source.0, order.target.0)).collect::<Vec<_>>(), [(2, 0), (2, 1)]);
         let mut after = parted.clone();
         for order in &home {
@@ -290,12 +290,12 @@ mod tests {
             after = after.keys_handed_over(&order.slots, keys.iter(), order.target);
         }
         assert!(!after.has_exceptions());
-        let some = Operator::away_from_home(&parted, NodeId(2), Some("a:*"), MoveOptions::default());
+        let some = Operator::plan_returns(&parted, NodeId(2), Some("a:*"), MoveOptions::default());
         assert!(
             some.iter()
                 .flat_map(|order| order.keys.iter().flat_map(|keys| keys.iter()))
                 .all(|key| key.starts_with(b"a:"))
         );
-        assert!(Operator::away_from_home(&parted, NodeId(1), None, MoveOptions::default()).is_empty());
+        assert!(Operator::plan_returns(&parted, NodeId(1), None, MoveOptions::default()).is_empty());
     }
 }

@@ -134,7 +134,7 @@ impl Operator {
                 | Operation::Balance(BalanceRequest { dry_run: true, .. })
                 | Operation::DrainNode(NodeRequest { dry_run: true, .. })
         );
-        let told = told(&operation);
+        let told = describe(&operation);
         let outcome = self.execute(operation, who);
         match &outcome {
             Err(refused) => info!(target: "audit", who, "refused: {told}: {}", refused.text()),
@@ -269,7 +269,7 @@ impl Operator {
 }
 
 /// What was asked, for the audit log.
-fn told(operation: &Operation) -> String {
+fn describe(operation: &Operation) -> String {
     match operation {
         Operation::Move(request) => {
             let what = match (&request.keys, &request.slots) {

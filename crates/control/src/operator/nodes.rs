@@ -37,7 +37,7 @@ impl Operator {
                 return self.drain_by_ring(&topology, ring, &name, how, dry_run);
             }
             // Keys that live there although their slots do not leave it, too.
-            let mut moves = Self::away_from_home(&topology, node, None, how);
+            let mut moves = Self::plan_returns(&topology, node, None, how);
             moves.extend(orders(shifts, how));
             self.moves.accept_unless(dry_run, &topology, moves)
         };

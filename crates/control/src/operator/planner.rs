@@ -21,7 +21,7 @@ use crate::admin::{
     conflict, wrong,
 };
 use crate::planner::{
-    Around, Decision, KEYS, Mode, Next, PLANNER, POLICIES, Planner, PlannerConfig, Standing, Words, names,
+    Decision, FleetContext, KEYS, Mode, Next, PLANNER, POLICIES, Planner, PlannerConfig, Standing, Words, names,
 };
 
 impl Operator {
@@ -66,7 +66,7 @@ impl Operator {
         }
     }
 
-    fn around(&self, topology: &Topology, load: &ObservedLoad) -> Around {
+    fn around(&self, topology: &Topology, load: &ObservedLoad) -> FleetContext {
         let capacities = self.capacities.read().unwrap_or_else(PoisonError::into_inner);
         let status = self.running.with(Router::status);
         let is_down = |link: &Option<Link>| !matches!(link, Some(Link::Up));
@@ -77,7 +77,7 @@ impl Operator {
             .map(|node| node.id);
         let copies = self.running.with(Router::hot_copies).is_some_and(|copies| copies.is_on && !copies.is_suspended);
         let needed = |key: &&[u8]| self.moves.home().warning(&[Key::from(*key)]).is_some();
-        Around {
+        FleetContext {
             weights: self.weights(topology),
             capacities: topology
                 .nodes()
@@ -127,7 +127,7 @@ impl Operator {
             let before = fullest_at(&problem, &nodes_of(&plan.steps));
             let begun =
                 self.leaving(leaver, || self.begin_plan(&topology, &plan, false).map_err(|(_, refused)| refused))?;
-            let id = self.planner.asked(who, problem, previous, plan);
+            let id = self.planner.record_requested(who, problem, previous, plan);
             self.planner.begun(now, id, before, ids(&begun));
             (report.id, report.applied) = (Some(id), Some(begun));
         }
@@ -177,7 +177,7 @@ impl Operator {
         let (name, by) = (|node| self.moves.name(node), format!("{who}, to undo decision {id}"));
         let report = Words { name: &name, named: request.named }.plan(&plan, problem.knobs.policy);
         let before = fullest_at(&problem, &nodes_of(&plan.steps));
-        let undone = self.planner.asked(&by, problem, previous, plan);
+        let undone = self.planner.record_requested(&by, problem, previous, plan);
         self.planner.begun(now, undone, before, ids(&begun));
         Ok(DecisionReport {
             id: Some(undone),
@@ -196,7 +196,13 @@ impl Operator {
     }
 
     /// Whether something can be planned for a node that is to go.
-    fn may_leave(&self, topology: &Topology, node: NodeId, around: &Around, applies: bool) -> Result<(), Refused> {
+    fn may_leave(
+        &self,
+        topology: &Topology,
+        node: NodeId,
+        around: &FleetContext,
+        applies: bool,
+    ) -> Result<(), Refused> {
         let name = self.moves.name(node);
         match () {
             () if around.down.contains(&node) => {

@@ -30,16 +30,16 @@ fn answer(operator: &Operator, command: &OperatorCommand) -> Vec<u8> {
     let words: Vec<String> = command.words().iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let asked = match words.as_slice() {
-        [verb, node @ ..] if verb.eq_ignore_ascii_case("ACCEPT") => Ok(Asked::Accept(node)),
+        [verb, node @ ..] if verb.eq_ignore_ascii_case("ACCEPT") => Ok(OperatorRequest::Accept(node)),
         // Names of keys are bytes.
         [verb, _, ..] if verb.eq_ignore_ascii_case("WHERE") => {
-            Ok(Asked::Operation(Operation::Where(command.words()[1..].to_vec())))
+            Ok(OperatorRequest::Operation(Operation::Where(command.words()[1..].to_vec())))
         }
         [verb, rest @ ..] if verb.eq_ignore_ascii_case("HOTCOPIES") => hot_copies(rest, command.words()),
         [verb, rest @ ..] if verb.eq_ignore_ascii_case("LOAD") => load(rest),
         [verb, count @ ..] if verb.eq_ignore_ascii_case("HOTKEYS") => hot_keys(count, command.may_operate()),
         _ => parse(&words)
-            .map(|asked| Asked::Operation(named(asked, command.may_operate())))
+            .map(|asked| OperatorRequest::Operation(named(asked, command.may_operate())))
             .map_err(|why| format!("ERR {why}. Try SWITCHYARD HELP.")),
     };
     let done = asked.and_then(|asked| match asked {
@@ -47,8 +47,8 @@ fn answer(operator: &Operator, command: &OperatorCommand) -> Vec<u8> {
             warn!(target: "audit", who = command.who(), refused = true, "the user is no operator");
             Err(format!("NOPERM this changes the fleet, and {} may not: {HOW_TO_OPERATE}", command.who()))
         }
-        Asked::Accept(node) => accept(operator, node, command.who()).map(|()| encode::simple(&mut out, "OK")),
-        Asked::Operation(operation) => {
+        OperatorRequest::Accept(node) => accept(operator, node, command.who()).map(|()| encode::simple(&mut out, "OK")),
+        OperatorRequest::Operation(operation) => {
             let done = operator.operate(operation, command.who()).map_err(|refused| format!("ERR {}", refused.text()));
             done.map(|value| encode_json(&value, command.resp3(), &mut out))
         }
@@ -64,17 +64,17 @@ const HOW_TO_OPERATE: &str = "give its user the word operator (in the users file
                               command line, such as `switchyard move`";
 
 /// What a client asks.
-enum Asked<'w> {
+enum OperatorRequest<'w> {
     /// The words after ACCEPT.
     Accept(&'w [&'w str]),
     Operation(Operation),
 }
 
-impl Asked<'_> {
+impl OperatorRequest<'_> {
     fn changes(&self) -> bool {
         match self {
-            Asked::Accept(_) => true,
-            Asked::Operation(operation) => operation.changes(),
+            OperatorRequest::Accept(_) => true,
+            OperatorRequest::Operation(operation) => operation.changes(),
         }
     }
 }
@@ -98,7 +98,7 @@ fn named(asked: Operation, named: bool) -> Operation {
 }
 
 /// `SWITCHYARD HOTKEYS [count]`. Names are for operators.
-fn hot_keys<'w>(count: &[&str], named: bool) -> Result<Asked<'w>, String> {
+fn hot_keys<'w>(count: &[&str], named: bool) -> Result<OperatorRequest<'w>, String> {
     let keys = match count {
         [] => Some(HotKeysReport::KEYS),
         [count] => HotKeysReport::count(count),
@@ -106,24 +106,24 @@ fn hot_keys<'w>(count: &[&str], named: bool) -> Result<Asked<'w>, String> {
     };
     let keys =
         keys.ok_or_else(|| format!("ERR wrong arguments: HOTKEYS [count], from 1 to {}", HotKeysReport::KEYS_MAX))?;
-    Ok(Asked::Operation(Operation::HotKeys { keys, named }))
+    Ok(OperatorRequest::Operation(Operation::HotKeys { keys, named }))
 }
 
 /// `SWITCHYARD LOAD`.
-fn load<'w>(rest: &[&str]) -> Result<Asked<'w>, String> {
+fn load<'w>(rest: &[&str]) -> Result<OperatorRequest<'w>, String> {
     match rest {
-        [] => Ok(Asked::Operation(Operation::Load)),
+        [] => Ok(OperatorRequest::Operation(Operation::Load)),
         _ => Err("ERR wrong arguments: LOAD".to_owned()),
     }
 }
 
 /// `SWITCHYARD HOTCOPIES [EVICT KEY k | EVICT PREFIX p | EVICT ALL | OFF | ON]`. `bytes`: all words, HOTCOPIES first,
 /// because names of keys are bytes.
-fn hot_copies<'w>(rest: &[&str], bytes: &[Vec<u8>]) -> Result<Asked<'w>, String> {
+fn hot_copies<'w>(rest: &[&str], bytes: &[Vec<u8>]) -> Result<OperatorRequest<'w>, String> {
     let upper: Vec<String> = rest.iter().take(2).map(|word| word.to_ascii_uppercase()).collect();
     let upper: Vec<&str> = upper.iter().map(String::as_str).collect();
     let order = match (upper.as_slice(), bytes) {
-        ([], _) => return Ok(Asked::Operation(Operation::HotCopies)),
+        ([], _) => return Ok(OperatorRequest::Operation(Operation::HotCopies)),
         (["OFF"], _) if rest.len() == 1 => HotCopiesOrder::Suspend(true),
         (["ON"], _) if rest.len() == 1 => HotCopiesOrder::Suspend(false),
         (["EVICT", "ALL"], _) if rest.len() == 2 => HotCopiesOrder::EvictAll,
@@ -136,7 +136,7 @@ fn hot_copies<'w>(rest: &[&str], bytes: &[Vec<u8>]) -> Result<Asked<'w>, String>
             );
         }
     };
-    Ok(Asked::Operation(Operation::SteerHotCopies(order)))
+    Ok(OperatorRequest::Operation(Operation::SteerHotCopies(order)))
 }
 
 /// What the words ask. They are those of the command line.
@@ -378,9 +378,13 @@ mod tests {
             (&["NODES", "DRAIN", "a:1"], true),
             (&["NODES", "REMOVE", "a:1"], true),
         ] {
-            assert_eq!(parse(words).map(|operation| Asked::Operation(operation).changes()), Ok(changes), "{words:?}");
+            assert_eq!(
+                parse(words).map(|operation| OperatorRequest::Operation(operation).changes()),
+                Ok(changes),
+                "{words:?}"
+            );
         }
-        assert!(Asked::Accept(&["a:1"]).changes());
+        assert!(OperatorRequest::Accept(&["a:1"]).changes());
     }
 
     #[test]
@@ -389,12 +393,12 @@ mod tests {
             let bytes: Vec<Vec<u8>> = words.iter().map(|word| word.to_vec()).collect();
             let texts: Vec<String> = words[1..].iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect();
             match hot_copies(&texts.iter().map(String::as_str).collect::<Vec<_>>(), &bytes)? {
-                asked @ Asked::Operation(_) => {
+                asked @ OperatorRequest::Operation(_) => {
                     let changes = asked.changes();
-                    let Asked::Operation(operation) = asked else { return Err("no operation".to_owned()) };
+                    let OperatorRequest::Operation(operation) = asked else { return Err("no operation".to_owned()) };
                     Ok((operation, changes))
                 }
-                Asked::Accept(_) => Err("no operation".to_owned()),
+                OperatorRequest::Accept(_) => Err("no operation".to_owned()),
             }
         };
         assert_eq!(asked(&[b"HOTCOPIES"]), Ok((Operation::HotCopies, false)));

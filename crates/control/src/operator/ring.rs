@@ -20,7 +20,7 @@ use tracing::{info, warn};
 use super::{Operator, orders};
 use crate::admin::{HowRequest, PlanReport, Refused, conflict};
 use crate::members::MemberChange;
-use crate::store::{RedbStore, StoreError, load_as, save_as};
+use crate::store::{RedbStore, StoreError, load_json, save_json};
 
 /// The document of the store: keys are to follow a ring that is in force.
 const BEHIND: &str = "ring-is-behind";
@@ -49,7 +49,7 @@ struct Inner {
 
 impl Ring {
     pub(super) fn load(store: &RedbStore) -> Result<Self, StoreError> {
-        Ok(Self(Mutex::new(Inner { is_behind: load_as(store, BEHIND)?, ..Inner::default() })))
+        Ok(Self(Mutex::new(Inner { is_behind: load_json(store, BEHIND)?, ..Inner::default() })))
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -64,7 +64,7 @@ impl Ring {
     fn set_behind(&self, store: &RedbStore, is_behind: bool) -> Result<(), Refused> {
         let mut inner = self.inner();
         if inner.is_behind != is_behind {
-            save_as(store, BEHIND, &is_behind)
+            save_json(store, BEHIND, &is_behind)
                 .map_err(|error| Refused::Failed(format!("that keys follow a new list cannot be kept: {error}")))?;
             inner.is_behind = is_behind;
         }
@@ -92,7 +92,7 @@ impl Operator {
             (inner.read > inner.followed || inner.is_behind, inner.leaving.clone())
         };
         let followed = if is_due { self.follow_now() } else { Ok(()) };
-        let left = leaving.iter().try_for_each(|name| self.let_go(name));
+        let left = leaving.iter().try_for_each(|name| self.release(name));
         let mut inner = self.ring.inner();
         match followed.and(left) {
             Ok(()) => inner.trouble = None,
@@ -137,7 +137,7 @@ impl Operator {
     }
 
     /// A node that the file lists no longer goes as soon as it owns nothing.
-    fn let_go(&self, name: &str) -> Result<(), Refused> {
+    fn release(&self, name: &str) -> Result<(), Refused> {
         let _one = self.plan();
         let topology = self.moves.topology_now()?;
         let node = topology.nodes().find(|node| node.name == name).map(|node| node.id);
@@ -221,7 +221,7 @@ impl Operator {
             let mut steps: Vec<_> = next
                 .nodes()
                 .filter(|node| !in_list(&list, &node.name))
-                .flat_map(|node| Self::away_from_home(next, node.id, None, how))
+                .flat_map(|node| Self::plan_returns(next, node.id, None, how))
                 .collect();
             let shifts =
                 to_homes(next, |slot, owner| all || changed.binary_search(&slot).is_ok() || !in_list(&list, owner));
@@ -238,7 +238,7 @@ impl Operator {
             let plan = self.moves.accept_unless(true, &next, planned)?;
             return Ok(PlanReport { notes: [note].into_iter().chain(plan.notes).collect(), ..plan });
         }
-        if is_new && let Err(refused) = self.moves.nobody_is_ejected() {
+        if is_new && let Err(refused) = self.moves.require_no_ejection() {
             // The ejected server may leave the list and come back before this one is followed. Its slots are with
             // others then, by no list.
             self.ring.set_behind(&self.store, true)?;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use switchyard_policy::planner::{Plan, Previous, Problem};
 use tracing::warn;
 
-use crate::store::{RedbStore, load_as, save_as};
+use crate::store::{RedbStore, load_json, save_json};
 
 /// Decisions that are kept. A large one takes some hundred kilobytes.
 const KEPT: u64 = 64;
@@ -62,7 +62,7 @@ pub(super) fn read(store: &RedbStore, id: u64) -> Option<Decision> {
 
 /// A decision that cannot be read explains nothing any more. That is no reason not to start.
 fn read_place(store: &RedbStore, place: u64) -> Option<(u64, Decision)> {
-    load_as(store, &document(place)).unwrap_or_else(|error| {
+    load_json(store, &document(place)).unwrap_or_else(|error| {
         warn!("a decision of the planner is left out of its history: {error}");
         None
     })
@@ -70,7 +70,7 @@ fn read_place(store: &RedbStore, place: u64) -> Option<(u64, Decision)> {
 
 fn write(store: &RedbStore, id: u64, decision: &Decision) {
     // A decision that is not kept is carried out all the same: its moves are on record.
-    if let Err(error) = save_as(store, &document(id), &Some((id, decision))) {
+    if let Err(error) = save_json(store, &document(id), &Some((id, decision))) {
         warn!("decision {id} of the planner cannot be kept: {error}");
     }
 }

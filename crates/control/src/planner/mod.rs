@@ -11,12 +11,12 @@
 //! A restart finds budgets, cooldowns and the decision under way in the history.
 
 mod history;
+mod messages;
 mod problem;
 mod rest;
 #[cfg(test)]
 mod tests;
 mod thread;
-mod words;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,12 +34,12 @@ use switchyard_resp::units::describe_size;
 use crate::store::{RedbStore, StoreError};
 
 pub(crate) use history::{Decision, History};
-pub(crate) use problem::{Around, KEYS, names};
+pub(crate) use messages::Words;
+pub(crate) use problem::{FleetContext, KEYS, names};
 use problem::{Looks, Seen, load_of};
 use rest::{Rest, Rests};
 pub(crate) use thread::PLANNER;
 pub use thread::PlannerThread;
-pub(crate) use words::Words;
 
 /// Loads that are compared with each other are not older.
 const LOOKS_FOR: Duration = Duration::from_secs(60);
@@ -141,7 +141,7 @@ impl Default for PlannerConfig {
 
 /// State that outlasts a restart, beside the decisions.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Kept {
+struct PersistedState {
     /// Somebody has switched all automation off.
     is_off: bool,
     /// Keys that the planner has moved away from their slots. A key that lives anywhere else was placed by an operator,
@@ -208,7 +208,7 @@ enum Kind {
     /// The planner's, which takes back another one. The opposite has just been tried.
     TakesBack,
     /// A person's.
-    Asked,
+    Requested,
     /// Cold keys go home. It relieves no node, so there is nothing to compare.
     Homecoming,
 }
@@ -219,7 +219,7 @@ impl Kind {
             (OWN, Verdict::Fine) => Self::Homecoming,
             (OWN, _) => Self::Own,
             (TAKES_BACK, _) => Self::TakesBack,
-            _ => Self::Asked,
+            _ => Self::Requested,
         }
     }
 }
@@ -235,7 +235,7 @@ enum Stage {
 #[derive(Debug, Default)]
 struct Inner {
     config: PlannerConfig,
-    kept: Kept,
+    kept: PersistedState,
     history: History,
     seen: VecDeque<Seen>,
     keys: BTreeMap<Name, Instant>,
@@ -290,7 +290,7 @@ pub(crate) struct Planner {
 impl Planner {
     /// With what is on record.
     pub(crate) fn open(store: Arc<RedbStore>) -> Result<Self, StoreError> {
-        let mut inner = Inner { kept: crate::store::load_as(&*store, KEPT)?, ..Inner::default() };
+        let mut inner = Inner { kept: crate::store::load_json(&*store, KEPT)?, ..Inner::default() };
         let now = (Instant::now(), history::unix_seconds());
         inner.history = History::load(&store, |id, decision| inner.resume(now, id, decision));
         inner.rests.failed(now.0, inner.kept.failures);
@@ -331,7 +331,7 @@ impl Planner {
     /// Automation is switched on or off, for good.
     pub(crate) fn switch(&self, is_off: bool) -> Result<(), String> {
         let mut inner = self.inner();
-        let kept = Kept { is_off, failures: 0, ..inner.kept.clone() };
+        let kept = PersistedState { is_off, failures: 0, ..inner.kept.clone() };
         self.keep(&mut inner, kept)?;
         inner.rests = Rests::default();
         Ok(())
@@ -343,8 +343,8 @@ impl Planner {
         inner.config.mode == Mode::Off && inner.at_work.is_empty()
     }
 
-    fn keep(&self, inner: &mut Inner, kept: Kept) -> Result<(), String> {
-        crate::store::save_as(&*self.store, KEPT, &kept)
+    fn keep(&self, inner: &mut Inner, kept: PersistedState) -> Result<(), String> {
+        crate::store::save_json(&*self.store, KEPT, &kept)
             .map_err(|error| format!("the planner cannot keep what it did: {error}"))?;
         inner.kept = kept;
         Ok(())
@@ -384,7 +384,7 @@ impl Planner {
         now: Instant,
         topology: &Topology,
         load: &ObservedLoad,
-        around: &Around,
+        around: &FleetContext,
     ) -> (Problem, Previous) {
         let mut inner = self.inner();
         inner.forget(now);
@@ -534,7 +534,7 @@ impl Planner {
         };
         inner.history.ended(&self.store, change.decision, outcome);
         if failures != inner.kept.failures {
-            let kept = Kept { failures, ..inner.kept.clone() };
+            let kept = PersistedState { failures, ..inner.kept.clone() };
             self.keep(inner, kept).unwrap_or_else(|why| tracing::warn!("{why}"));
             inner.rests.failed(now, failures);
         }
@@ -552,7 +552,7 @@ impl Planner {
     }
 
     /// A person has a plan carried out: its number.
-    pub(crate) fn asked(&self, by: &str, problem: Problem, previous: Previous, plan: Plan) -> u64 {
+    pub(crate) fn record_requested(&self, by: &str, problem: Problem, previous: Previous, plan: Plan) -> u64 {
         self.record(&mut self.inner(), Decision::of(by, problem, previous, plan))
     }
 
@@ -615,7 +615,7 @@ impl Planner {
         });
         if relocated != inner.kept.relocated {
             inner.cold.retain(|key, _| relocated.0.contains_key(key));
-            let kept = Kept { relocated, ..inner.kept.clone() };
+            let kept = PersistedState { relocated, ..inner.kept.clone() };
             if let Err(why) = self.keep(&mut inner, kept) {
                 tracing::warn!("{why}");
             }

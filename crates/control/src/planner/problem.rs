@@ -41,7 +41,7 @@ pub(super) struct Seen {
 
 /// Other facts about a fleet.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Around {
+pub(crate) struct FleetContext {
     /// By node; 0: it gets nothing.
     pub(crate) weights: BTreeMap<NodeId, u32>,
     /// Requests in a second, where somebody has said how many it can answer.
@@ -91,7 +91,7 @@ pub(super) fn problem(
     topology: &Topology,
     load: &ObservedLoad,
     Looks { seen, window, decisions }: &Looks<'_>,
-    around: &Around,
+    around: &FleetContext,
     cold: &BTreeSet<Name>,
     knobs: Knobs,
 ) -> Problem {
@@ -191,7 +191,7 @@ pub(super) fn problem(
     Problem { nodes, slots, keys, knobs }
 }
 
-fn keys(topology: &Topology, load: &ObservedLoad, around: &Around, cold: &BTreeSet<Name>) -> Vec<KeyAt> {
+fn keys(topology: &Topology, load: &ObservedLoad, around: &FleetContext, cold: &BTreeSet<Name>) -> Vec<KeyAt> {
     let mut keys: BTreeMap<Name, KeyAt> = BTreeMap::new();
     let key_at = |key: &[u8]| {
         let (slot, is_needed) = (topology.slot_of(key), around.needed.contains(key));

@@ -111,7 +111,7 @@ fn a_decision_that_did_not_help_is_taken_back_once() {
 fn a_plan_of_a_person_is_never_taken_back() {
     let mut bench = Bench::new();
     let plan = solve(&before(), &Previous::default());
-    let id = bench.planner.asked("a person", before(), Previous::default(), plan.clone());
+    let id = bench.planner.record_requested("a person", before(), Previous::default(), plan.clone());
     bench.begin(id, &plan, &before());
     // The planner looks for a plan of its own, and the key stays for a minute.
     bench.compare(&worse());
@@ -137,7 +137,7 @@ fn a_key_that_an_operator_has_moved_is_no_longer_the_planners() {
 
 #[test]
 fn keys_recorded_without_a_node_are_taken_over() {
-    let kept: Kept =
+    let kept: PersistedState =
         serde_json::from_str(r#"{"is_off": false, "relocated": [[107]]}"#).expect("the format of an earlier version");
     let bench = Bench::new();
     bench.planner.inner().kept = kept;
@@ -273,9 +273,9 @@ fn an_unreadable_decision_stops_no_start() {
     let bench = Bench::new();
     let plan = solve(&before(), &Previous::default());
     assert_eq!(plan.price, Price { keys: 1, ..plan.price });
-    bench.planner.asked("a person", before(), Previous::default(), plan.clone());
-    bench.planner.asked("a person", before(), Previous::default(), plan);
-    crate::store::save_as(&*bench.planner.store, "planner-decision-1", &"no decision").expect("is saved");
+    bench.planner.record_requested("a person", before(), Previous::default(), plan.clone());
+    bench.planner.record_requested("a person", before(), Previous::default(), plan);
+    crate::store::save_json(&*bench.planner.store, "planner-decision-1", &"no decision").expect("is saved");
     let again = Planner::open(Arc::clone(&bench.planner.store)).expect("opens again");
     assert_eq!(again.decisions().iter().map(|(id, _)| *id).collect::<Vec<_>>(), [2]);
 }
@@ -303,7 +303,7 @@ fn a_new_key_counts_for_what_is_certain_of_it() {
         let seen = VecDeque::new();
         let looks = Looks { seen: &seen, window: Duration::from_secs(3), decisions: &|_| 0 };
         let problem =
-            problem::problem(&topology, &load, &looks, &Around::default(), &BTreeSet::new(), Knobs::default());
+            problem::problem(&topology, &load, &looks, &FleetContext::default(), &BTreeSet::new(), Knobs::default());
         let writes = problem.keys[0].writes;
         // The lower bound: three seconds of data at most, and no sampling.
         let least = 3000.0 - 2.0 * (3000.0 / f64::from(second.min(3))).sqrt();
@@ -340,7 +340,7 @@ fn noise_of_five_minutes_leads_to_two_decisions_at_most() {
                 load.nodes.insert(id, NodeLoad { requests: Some(sum), ..NodeLoad::default() });
             }
             bench.planner.note(now, &topology, &load);
-            let (mut problem, previous) = bench.planner.problem(now, &topology, &load, &Around::default());
+            let (mut problem, previous) = bench.planner.problem(now, &topology, &load, &FleetContext::default());
             let hot = |(rank, (rate, at)): (usize, (&f64, &NodeId))| {
                 let slot = topology.slot_of(&name(rank + 1));
                 let key = name(rank + 1).into();
@@ -413,7 +413,7 @@ fn slots_promise_no_more_than_what_no_key_explains() {
         bench.planner.note(bench.now + Duration::from_secs(second), &topology, &load);
     }
     let (problem, previous) =
-        bench.planner.problem(bench.now + Duration::from_secs(8), &topology, &load, &Around::default());
+        bench.planner.problem(bench.now + Duration::from_secs(8), &topology, &load, &FleetContext::default());
     let certain: f64 = problem.keys.iter().map(|key| key.writes).sum();
     assert!(problem.keys.iter().all(|key| key.writes == 0.0 || &*key.key == b"hot"), "one sample is no load");
     let promised: f64 = problem.slots.iter().filter(|slot| slot.at == node).map(|slot| slot.load).sum();

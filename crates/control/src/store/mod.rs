@@ -166,7 +166,7 @@ pub enum StoreError {
 ///
 /// # Errors
 /// If it cannot be read, or says something else.
-pub fn load_as<T: serde::de::DeserializeOwned + Default>(store: &dyn Store, name: &str) -> Result<T, StoreError> {
+pub fn load_json<T: serde::de::DeserializeOwned + Default>(store: &dyn Store, name: &str) -> Result<T, StoreError> {
     match store.load_document(name)? {
         None => Ok(T::default()),
         Some(bytes) => serde_json::from_slice(&bytes).map_err(|error| store.unfit_document(name, &error)),
@@ -177,7 +177,7 @@ pub fn load_as<T: serde::de::DeserializeOwned + Default>(store: &dyn Store, name
 ///
 /// # Errors
 /// If the store cannot be written.
-pub fn save_as<T: serde::Serialize>(store: &dyn Store, name: &str, value: &T) -> Result<(), StoreError> {
+pub fn save_json<T: serde::Serialize>(store: &dyn Store, name: &str, value: &T) -> Result<(), StoreError> {
     let bytes = serde_json::to_vec(value).map_err(|error| store.damaged_document(name, &error.to_string()))?;
     store.save_document(name, &bytes)
 }

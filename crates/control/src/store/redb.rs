@@ -785,7 +785,7 @@ mod tests {
         let errors = [
             store.load_topology().map(|_| ()),
             store.load_primary("a:1").map(|_| ()),
-            crate::store::load_as::<Vec<u64>>(&store, "x").map(|_| ()),
+            crate::store::load_json::<Vec<u64>>(&store, "x").map(|_| ()),
             store.save_topology(&next(&first, &["a:1", "b:1"])),
         ];
         for error in errors {

@@ -38,7 +38,7 @@ impl Connection {
     }
 
     /// Sends `commands` in one write and waits for all their replies.
-    pub(super) fn ask(&mut self, commands: &[Vec<String>]) -> Outcome {
+    pub(super) fn call(&mut self, commands: &[Vec<String>]) -> Outcome {
         if self.stream.is_none() && self.connect().is_err() {
             return Outcome::NotSent;
         }

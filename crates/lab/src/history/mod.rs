@@ -221,7 +221,7 @@ impl Recording {
         if shared.settings.clean {
             for (kind, name) in &objects {
                 for key in kind.keys(name) {
-                    reader.connection.ask(&[vec!["DEL".to_owned(), key]]);
+                    reader.connection.call(&[vec!["DEL".to_owned(), key]]);
                 }
             }
         }
@@ -328,7 +328,7 @@ impl<'a> Client<'a> {
     fn single(&mut self, kind: Kind, name: &str, command: Vec<String>) -> End {
         let reads = workload::only_reads(&command);
         let call = self.shared.now();
-        let outcome = self.connection.ask(std::slice::from_ref(&command));
+        let outcome = self.connection.call(std::slice::from_ref(&command));
         let mut entry = Entry {
             object: name,
             client: self.number,
@@ -366,7 +366,7 @@ impl<'a> Client<'a> {
     fn watched(&mut self, kind: Kind, name: &str, key: &str, commands: Vec<Vec<String>>) -> End {
         let call = self.shared.now();
         let asked = [vec!["WATCH".to_owned(), key.to_owned()], vec!["GET".to_owned(), key.to_owned()]];
-        let read = match self.connection.ask(&asked) {
+        let read = match self.connection.call(&asked) {
             Outcome::Replies(mut replies) => match replies.iter().find_map(error_text).map(str::to_owned) {
                 None => replies.pop().unwrap_or(Value::Null),
                 Some(text) => {
@@ -413,7 +413,7 @@ impl<'a> Client<'a> {
         let asked: Vec<_> = [one("MULTI")].into_iter().chain(commands.iter().cloned()).chain([one("EXEC")]).collect();
         let reads = commands.iter().all(|c| workload::only_reads(c));
         let call = self.shared.now();
-        let outcome = if self.rng.below(4) == 0 { self.step_by_step(&asked) } else { self.connection.ask(&asked) };
+        let outcome = if self.rng.below(4) == 0 { self.step_by_step(&asked) } else { self.connection.call(&asked) };
         let mut entry = Entry { object: name, client: self.number, call, back: None, condition, commands, got: None };
         let end = match outcome {
             Outcome::NotSent => {
@@ -464,7 +464,7 @@ impl<'a> Client<'a> {
         let mut all = Vec::new();
         for (i, command) in commands.iter().enumerate() {
             let last = i + 1 == commands.len();
-            match self.connection.ask(std::slice::from_ref(command)) {
+            match self.connection.call(std::slice::from_ref(command)) {
                 Outcome::Replies(replies) => all.extend(replies),
                 // Without EXEC nothing is executed.
                 Outcome::NotSent | Outcome::Unknown if !last => {

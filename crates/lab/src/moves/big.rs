@@ -145,7 +145,7 @@ impl Bench<'_> {
         let layout = Layout::new(2);
         let (key, other) = (layout.name(0), layout.name(1));
         let fields = self.settings.keys;
-        self.say(format!("a hash of {fields} fields"));
+        self.print(format!("a hash of {fields} fields"));
         let mut client = Client::connect(site.entry)?;
         for from in (0..fields).step_by(200) {
             self.stopped()?;
@@ -171,12 +171,12 @@ impl Bench<'_> {
                 seen
             }));
         }
-        self.say("the hash is used, without a move".to_owned());
+        self.print("the hash is used, without a move".to_owned());
         let outcome = self.pause(Duration::from_secs(1)).and_then(|()| {
             phase.store(CONTROL, Ordering::Relaxed);
             self.pause(self.settings.control)?;
             phase.store(MOVING, Ordering::Relaxed);
-            self.say("the hash moves".to_owned());
+            self.print("the hash moves".to_owned());
             let moved = site.move_slots(&self.programs, (0, 1), &self.settings.goal, "0", PATIENCE, || {
                 ensure!(!failed.load(Ordering::Relaxed), "a connection failed");
                 self.stopped()

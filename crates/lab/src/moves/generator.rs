@@ -294,7 +294,7 @@ impl Drop for Run {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Ask {
+enum Operation {
     Get {
         least: u32,
     },
@@ -308,7 +308,7 @@ enum Ask {
 #[derive(Debug, Clone, Copy)]
 struct Request {
     at: u32,
-    ask: Ask,
+    operation: Operation,
     meant: Instant,
 }
 
@@ -440,14 +440,14 @@ impl Driver {
                         waiting = Some(request);
                         break;
                     }
-                    self.ask(connection, request);
+                    self.send(connection, request);
                     due += interval;
                 }
             } else {
                 let under_way: usize = self.connections.iter().map(|c| c.pending.len()).sum();
                 for _ in under_way..self.settings.pipeline * self.connections.len() {
                     let request = self.draw(now);
-                    self.ask(self.connection_of(request.at as usize), request);
+                    self.send(self.connection_of(request.at as usize), request);
                 }
             }
             for index in 0..self.connections.len() {
@@ -494,11 +494,11 @@ impl Driver {
         let at = (self.settings.popularity.next(&mut self.rng) as usize).min(self.settings.keys.count() - 1);
         let ask = if self.rng.unit() < self.settings.writes {
             self.versions[at].sent += 1;
-            Ask::Set { version: self.versions[at].sent }
+            Operation::Set { version: self.versions[at].sent }
         } else {
-            Ask::Get { least: self.versions[at].acknowledged }
+            Operation::Get { least: self.versions[at].acknowledged }
         };
-        Request { at: at as u32, ask, meant }
+        Request { at: at as u32, operation: ask, meant }
     }
 
     fn connection_of(&self, at: usize) -> usize {
@@ -511,14 +511,14 @@ impl Driver {
         of_node[switchyard_bench::random::mix(at as u64) as usize % of_node.len()]
     }
 
-    fn ask(&mut self, connection: usize, request: Request) {
+    fn send(&mut self, connection: usize, request: Request) {
         let keys = self.settings.keys.clone();
         let at = request.at as usize;
-        if let Ask::Get { .. } | Ask::Set { .. } = request.ask {
+        if let Operation::Get { .. } | Operation::Set { .. } = request.operation {
             let key = keys.name(at);
             let out = &mut self.connections[connection].out;
-            match request.ask {
-                Ask::Set { version } => wire::encode(out, &[b"SET", key.as_bytes(), &keys.value(at, version)]),
+            match request.operation {
+                Operation::Set { version } => wire::encode(out, &[b"SET", key.as_bytes(), &keys.value(at, version)]),
                 _ => wire::encode(out, &[b"GET", key.as_bytes()]),
             }
         } else {
@@ -590,7 +590,7 @@ impl Driver {
     }
 
     fn judge(&mut self, request: Request, reply: &Reply<'_>, now: Instant, ledger: &mut Ledger) {
-        if let Ask::Asking = request.ask {
+        if let Operation::Asking = request.operation {
             return;
         }
         let at = request.at as usize;
@@ -601,11 +601,11 @@ impl Driver {
             ledger.counts.redirections += 1;
             let connection = self.connection_at(node, at);
             if once {
-                self.ask(connection, Request { ask: Ask::Asking, ..request });
+                self.send(connection, Request { operation: Operation::Asking, ..request });
             } else {
                 self.owner[usize::from(self.slots[at])] = node as u16;
             }
-            self.ask(connection, request);
+            self.send(connection, request);
             return;
         }
         if !matches!(reply, Reply::Error(_)) {
@@ -613,23 +613,23 @@ impl Driver {
                 ledger.last_served.replace(now).map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
             ledger.counts.longest_gap = ledger.counts.longest_gap.max(gap);
         }
-        ledger.counts.missing += u64::from(matches!((request.ask, reply), (Ask::Get { .. }, Reply::Nil)));
+        ledger.counts.missing += u64::from(matches!((request.operation, reply), (Operation::Get { .. }, Reply::Nil)));
         let tally = &mut ledger.counts.tally;
         tally.replies += 1;
         tally.latency.saturating_record(now.saturating_duration_since(request.meant).as_nanos() as u64);
         let number = self.settings.keys.numbers[at];
-        let complaint = match (request.ask, reply) {
-            (Ask::Asking, _) => None,
+        let complaint = match (request.operation, reply) {
+            (Operation::Asking, _) => None,
             (_, Reply::Error(text)) => {
                 tally.errors += 1;
                 Some(format!("{} was answered -{}", self.settings.keys.name(at), String::from_utf8_lossy(text)))
             }
-            (Ask::Set { version }, Reply::Status(b"OK")) => {
+            (Operation::Set { version }, Reply::Status(b"OK")) => {
                 let acknowledged = &mut self.versions[at].acknowledged;
                 *acknowledged = version.max(*acknowledged);
                 None
             }
-            (Ask::Get { least }, Reply::Bulk(value)) => match named(value) {
+            (Operation::Get { least }, Reply::Bulk(value)) => match named(value) {
                 Some((n, v))
                     if n == number && (self.settings.cluster || (least..=self.versions[at].sent).contains(&v)) =>
                 {

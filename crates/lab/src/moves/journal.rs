@@ -14,7 +14,7 @@ const ROUNDS: usize = 3;
 
 /// Keys per second of one way.
 #[derive(Debug, Clone)]
-pub(super) struct Kept {
+pub(super) struct Throughput {
     /// Whether the disk was waited for.
     pub(super) journal: Journal,
     /// Keys of each move.
@@ -25,7 +25,7 @@ pub(super) struct Kept {
     pub(super) syncs: u64,
 }
 
-impl Kept {
+impl Throughput {
     /// The move in the middle.
     pub(super) fn median(&self) -> Duration {
         let mut times = self.times.clone();
@@ -36,7 +36,7 @@ impl Kept {
 
 impl Bench<'_> {
     pub(super) fn journal(&mut self) -> Result<()> {
-        let mut kept = [Journal::Durable, Journal::NotWaitedFor].map(|journal| Kept {
+        let mut kept = [Journal::Durable, Journal::NotWaitedFor].map(|journal| Throughput {
             journal,
             keys: 0,
             times: Vec::new(),

@@ -165,7 +165,7 @@ pub struct Results {
     noticed: Vec<Noticed>,
     converged: Option<Converged>,
     big: Option<big::BigMove>,
-    kept: Vec<journal::Kept>,
+    kept: Vec<journal::Throughput>,
     failures: Vec<String>,
     foreign: Option<f64>,
 }
@@ -232,7 +232,7 @@ pub fn run(settings: &Settings) -> Result<Results> {
 }
 
 impl Bench<'_> {
-    fn say(&self, text: String) {
+    fn print(&self, text: String) {
         if self.bar.is_hidden() {
             eprintln!("{text}"); // no terminal: a line per step, so that a log shows where it is
         }
@@ -307,7 +307,7 @@ impl Bench<'_> {
         let data = Keys::new((0..keys).collect(), size, &layout);
         self.fill(&data, |slot| cluster.owner(slot), &name)?;
         let before = keys_at(cluster.addresses[0])?;
-        self.say(format!("redis-cli --cluster reshard, {size} B, pipeline {pipeline}: {before} keys"));
+        self.print(format!("redis-cli --cluster reshard, {size} B, pipeline {pipeline}: {before} keys"));
         let begun = Instant::now();
         let mut reshard = cluster.reshard(&self.programs, layout.each(), pipeline, self.folder)?;
         let took = wait_for(&mut reshard, begun, PATIENCE, || self.stopped())?;
@@ -325,7 +325,7 @@ impl Bench<'_> {
         let before = keys_at(site.addresses[0])?;
         let router = site.router.id();
         let mut cost = Cost { memory_before: resident_bytes(router)?, memory_peak: 0, journal: 0, syncs: 0 };
-        self.say(format!("switchyard move, {size} B: {before} keys"));
+        self.print(format!("switchyard move, {size} B: {before} keys"));
         let (took, _) = site.move_slots(&self.programs, (0, 1), goal, &slots_of(&layout), PATIENCE, || {
             cost.memory_peak = cost.memory_peak.max(resident_bytes(router)?);
             self.stopped()
@@ -359,12 +359,12 @@ impl Bench<'_> {
         let data = Keys::new(numbers.clone(), size, &layout);
         self.fill(&data, |_| from, &name)?;
         let names: Vec<String> = numbers.into_iter().map(|n| layout.name(n)).collect();
-        self.say(format!("DUMP, RESTORE, UNLINK of {} keys of {size} B", names.len()));
+        self.print(format!("DUMP, RESTORE, UNLINK of {} keys of {size} B", names.len()));
         limit::measure(from, to, &names, size, &|_| {})
     }
 
     fn fill(&self, data: &Keys, owner: impl Fn(u16) -> SocketAddr, name: &str) -> Result<()> {
-        self.say(format!("{name}: filling with {} keys of {} B", data.count(), data.size()));
+        self.print(format!("{name}: filling with {} keys of {} B", data.count(), data.size()));
         data.fill(owner, &|_| {})?;
         self.stopped()
     }
@@ -475,7 +475,7 @@ impl Bench<'_> {
         router: Option<u32>,
         relocate: impl FnOnce() -> Result<Duration>,
     ) -> Result<Noticed> {
-        self.say(format!("{way}: what can be had without a move"));
+        self.print(format!("{way}: what can be had without a move"));
         let run = Run::start(&load)?;
         self.pause(Duration::from_secs(1))?;
         run.take();
@@ -484,7 +484,7 @@ impl Bench<'_> {
         let capacity = run.take().tally.replies as f64 / begun.elapsed().as_secs_f64();
         run.finish()?;
         let rate = rate.unwrap_or(capacity * self.settings.load);
-        self.say(format!("{way}: {rate:.0} requests/s without a move"));
+        self.print(format!("{way}: {rate:.0} requests/s without a move"));
         let run = Run::start(&generator::Settings { rate: Some(rate), seed: 2, ..load })?;
         self.pause(Duration::from_secs(2))?;
         run.take();
@@ -501,13 +501,13 @@ impl Bench<'_> {
         let cpus = std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64);
         let foreign = busy.saturating_sub(ours).as_secs_f64() / (period.as_secs_f64() * cpus);
         self.results.foreign = Some(self.results.foreign.map_or(foreign, |f| f.max(foreign)));
-        self.say(format!("{way}: {rate:.0} requests/s during the move"));
+        self.print(format!("{way}: {rate:.0} requests/s during the move"));
         let begun = Instant::now();
         let outcome = relocate();
         let moving_time = begun.elapsed();
         let moving = run.take();
         // A machine that others use may be another one after minutes: what is compared with is measured on both sides.
-        self.say(format!("{way}: {rate:.0} requests/s after the move"));
+        self.print(format!("{way}: {rate:.0} requests/s after the move"));
         self.pause(Duration::from_secs(2))?;
         run.take();
         let begun = Instant::now();
@@ -551,7 +551,7 @@ impl Bench<'_> {
         let mut converged = Converged { rate: self.settings.writes, keys, ..Converged::default() };
         for round in 0..self.settings.repeats {
             self.stopped()?;
-            self.say(format!(
+            self.print(format!(
                 "{:.0} writes/s into the moving slots: {} of {}",
                 self.settings.writes,
                 round + 1,

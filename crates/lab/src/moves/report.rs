@@ -5,7 +5,7 @@ use std::{fmt::Write as _, path::Path, time::Duration};
 use anyhow::{Context as _, Result};
 use switchyard_bench::table::Table;
 
-use super::{Journal, Noticed, Results, SIZES, Settings, Speed, journal::Kept};
+use super::{Journal, Noticed, Results, SIZES, Settings, Speed, journal::Throughput};
 use crate::document::{replace_between_marks, today};
 use crate::procfs::describe_machine;
 
@@ -258,7 +258,7 @@ fn kept(results: &Results) -> Table {
         "waited for the disk, times a move",
         "ratio",
     ]);
-    let rate = |way: &Kept| way.keys as f64 / way.median().as_secs_f64();
+    let rate = |way: &Throughput| way.keys as f64 / way.median().as_secs_f64();
     let first = results.kept.first().map(rate);
     for way in &results.kept {
         table.row([

@@ -154,7 +154,7 @@ pub fn run(settings: &Settings) -> Result<()> {
         let at = runs.iter().position(|run| *run == (*cell, arm));
         at.and_then(|at| outcome.results.get(at)).map(Vec::as_slice).unwrap_or_default()
     };
-    let mut section = Section { notes: vec![says(scale)], ..Section::default() };
+    let mut section = Section { notes: vec![describe(scale)], ..Section::default() };
     section.tables.push(("Queries lost".to_owned(), losses(&cells, of)));
     section.tables.push(("What each run cost".to_owned(), costs(&cells, of)));
     let panels = [
@@ -167,7 +167,7 @@ pub fn run(settings: &Settings) -> Result<()> {
     publish(conduct, MARK, &outcome, &section)
 }
 
-fn says(scale: &Scale) -> String {
+fn describe(scale: &Scale) -> String {
     format!(
         "{} keys with values of {} B move to {} servers by as many moves at once, each at {} bytes per second at most. {} connections send {} queries per second.",
         scale.keys,

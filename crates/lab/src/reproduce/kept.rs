@@ -27,13 +27,13 @@ struct Entry {
 
 /// The results that are there, and where further ones go.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct StoredResults {
     path: PathBuf,
     measured_by: String,
     entries: Vec<Entry>,
 }
 
-impl Kept {
+impl StoredResults {
     /// What the file has. None is there yet: it has nothing.
     pub(super) fn open(path: &Path, measured_by: String) -> Result<Self> {
         let text = match fs::read_to_string(path) {
@@ -92,10 +92,10 @@ mod tests {
     fn results_come_back_as_they_were() {
         let folder = folder();
         let path = folder.path().join("kept.jsonl");
-        let mut kept = Kept::open(&path, "a".to_owned()).expect("no file yet");
+        let mut kept = StoredResults::open(&path, "a".to_owned()).expect("no file yet");
         let what = json!({"writes": 0.5, "way": "source"});
         kept.add(&what, 0, "2026-01-01".to_owned(), &(1.5, 0.1 + 0.2, 7_u64)).expect("written");
-        let again = Kept::open(&path, "a".to_owned()).expect("a file");
+        let again = StoredResults::open(&path, "a".to_owned()).expect("a file");
         assert_eq!(again.find::<(f64, f64, u64)>(&what, 0), Some(((1.5, 0.1 + 0.2, 7), "2026-01-01")));
     }
 
@@ -103,13 +103,16 @@ mod tests {
     fn other_settings_versions_and_rounds_are_not_used() {
         let folder = folder();
         let path = folder.path().join("kept.jsonl");
-        let mut kept = Kept::open(&path, "a".to_owned()).expect("no file yet");
+        let mut kept = StoredResults::open(&path, "a".to_owned()).expect("no file yet");
         kept.add(&json!({"writes": 0.0}), 0, String::new(), &1_u64).expect("written");
         // What rounding to whole percents made one.
         assert_eq!(kept.find::<u64>(&json!({"writes": 0.5}), 0), None);
         assert_eq!(kept.find::<u64>(&json!({"writes": 0.0, "keys": 1}), 0), None);
         assert_eq!(kept.find::<u64>(&json!({"writes": 0.0}), 1), None);
-        assert_eq!(Kept::open(&path, "b".to_owned()).expect("a file").find::<u64>(&json!({"writes": 0.0}), 0), None);
+        assert_eq!(
+            StoredResults::open(&path, "b".to_owned()).expect("a file").find::<u64>(&json!({"writes": 0.0}), 0),
+            None
+        );
         assert!(kept.find::<u64>(&json!({"writes": 0.0}), 0).is_some());
     }
 
@@ -117,14 +120,14 @@ mod tests {
     fn a_line_that_was_cut_off_costs_only_itself() {
         let folder = folder();
         let path = folder.path().join("kept.jsonl");
-        let mut kept = Kept::open(&path, "a".to_owned()).expect("no file yet");
+        let mut kept = StoredResults::open(&path, "a".to_owned()).expect("no file yet");
         kept.add(&json!(1), 0, String::new(), &1_u64).expect("written");
         let mut text = fs::read_to_string(&path).expect("a file");
         text.push_str(r#"{"measured_by":"a","wha"#);
         fs::write(&path, text).expect("written");
-        let mut kept = Kept::open(&path, "a".to_owned()).expect("a file");
+        let mut kept = StoredResults::open(&path, "a".to_owned()).expect("a file");
         kept.add(&json!(2), 0, String::new(), &2_u64).expect("written");
-        let kept = Kept::open(&path, "a".to_owned()).expect("a file");
+        let kept = StoredResults::open(&path, "a".to_owned()).expect("a file");
         assert_eq!(kept.find::<u64>(&json!(1), 0).map(|(n, _)| n), Some(1));
         assert_eq!(kept.find::<u64>(&json!(2), 0).map(|(n, _)| n), Some(2));
     }

@@ -48,7 +48,7 @@ use switchyard_bench::process;
 use switchyard_bench::table::Table;
 
 pub use self::capped::SHARE_LEAST;
-use self::kept::Kept;
+use self::kept::StoredResults;
 use crate::document::{replace_between_marks, today};
 use crate::moves::site::{Programs, version_of};
 use crate::procfs::describe_machine;
@@ -128,7 +128,7 @@ fn measure<J, R: Serialize + DeserializeOwned>(
         .tempdir()
         .context("cannot create a temporary folder")?;
     let measured_by = measured_by(&programs, folder.path())?;
-    let mut kept = Kept::open(&conduct.keep, measured_by.clone())?;
+    let mut kept = StoredResults::open(&conduct.keep, measured_by.clone())?;
     let whats: Vec<Value> = runs.iter().map(&what).collect();
     let all: Vec<(usize, u32)> =
         (0..conduct.repeat.max(1)).flat_map(|round| (0..runs.len()).map(move |at| (at, round))).collect();

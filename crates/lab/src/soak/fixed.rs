@@ -14,7 +14,7 @@ const HOUR_MS: i64 = 3_600_000;
 
 /// How a key is written, and how it is read back. One in six of each.
 #[derive(Clone, Copy)]
-enum Sort {
+enum KeyPattern {
     String,
     Large,
     Expiring,
@@ -23,8 +23,15 @@ enum Sort {
     Sorted,
 }
 
-fn sort(n: u64) -> Sort {
-    [Sort::String, Sort::Large, Sort::Expiring, Sort::List, Sort::Hash, Sort::Sorted][(n % 6) as usize]
+fn sort(n: u64) -> KeyPattern {
+    [
+        KeyPattern::String,
+        KeyPattern::Large,
+        KeyPattern::Expiring,
+        KeyPattern::List,
+        KeyPattern::Hash,
+        KeyPattern::Sorted,
+    ][(n % 6) as usize]
 }
 
 fn key(n: u64) -> String {
@@ -45,12 +52,12 @@ fn write(n: u64) -> Vec<String> {
     let head = |command: &str| vec![command.to_owned(), key.clone()];
     let with = |command: &str, rest: Vec<String>| head(command).into_iter().chain(rest).collect();
     match sort(n) {
-        Sort::String => with("SET", vec![content(n, 16)]),
-        Sort::Large => with("SET", vec![content(n, 3000)]),
-        Sort::Expiring => with("SET", vec![content(n, 16), "PX".to_owned(), HOUR_MS.to_string()]),
-        Sort::List => with("RPUSH", items(n)),
-        Sort::Hash => with("HSET", items(n).into_iter().flat_map(|item| [item.clone(), item]).collect()),
-        Sort::Sorted => {
+        KeyPattern::String => with("SET", vec![content(n, 16)]),
+        KeyPattern::Large => with("SET", vec![content(n, 3000)]),
+        KeyPattern::Expiring => with("SET", vec![content(n, 16), "PX".to_owned(), HOUR_MS.to_string()]),
+        KeyPattern::List => with("RPUSH", items(n)),
+        KeyPattern::Hash => with("HSET", items(n).into_iter().flat_map(|item| [item.clone(), item]).collect()),
+        KeyPattern::Sorted => {
             with("ZADD", items(n).into_iter().enumerate().flat_map(|(i, item)| [i.to_string(), item]).collect())
         }
     }
@@ -60,10 +67,10 @@ fn read(n: u64) -> Vec<String> {
     let words = |words: &[&str]| words.iter().map(|w| (*w).to_owned()).collect();
     let key = key(n);
     match sort(n) {
-        Sort::String | Sort::Large | Sort::Expiring => words(&["GET", &key]),
-        Sort::List => words(&["LRANGE", &key, "0", "-1"]),
-        Sort::Hash => words(&["HGETALL", &key]),
-        Sort::Sorted => words(&["ZRANGE", &key, "0", "-1"]),
+        KeyPattern::String | KeyPattern::Large | KeyPattern::Expiring => words(&["GET", &key]),
+        KeyPattern::List => words(&["LRANGE", &key, "0", "-1"]),
+        KeyPattern::Hash => words(&["HGETALL", &key]),
+        KeyPattern::Sorted => words(&["ZRANGE", &key, "0", "-1"]),
     }
 }
 
@@ -76,10 +83,10 @@ fn is_right(n: u64, reply: &Reply<'_>) -> bool {
         _ => Vec::new(),
     };
     match (sort(n), reply) {
-        (Sort::String | Sort::Expiring, Reply::Bulk(b)) => *b == content(n, 16).as_bytes(),
-        (Sort::Large, Reply::Bulk(b)) => *b == content(n, 3000).as_bytes(),
-        (Sort::List | Sort::Sorted, Reply::Array(_)) => texts(reply) == items(n),
-        (Sort::Hash, Reply::Array(_)) => {
+        (KeyPattern::String | KeyPattern::Expiring, Reply::Bulk(b)) => *b == content(n, 16).as_bytes(),
+        (KeyPattern::Large, Reply::Bulk(b)) => *b == content(n, 3000).as_bytes(),
+        (KeyPattern::List | KeyPattern::Sorted, Reply::Array(_)) => texts(reply) == items(n),
+        (KeyPattern::Hash, Reply::Array(_)) => {
             let got: Vec<String> = texts(reply);
             let pairs: BTreeMap<_, _> = got.chunks_exact(2).map(|p| (p[0].clone(), p[1].clone())).collect();
             got.len() == 2 * items(n).len() && pairs == items(n).into_iter().map(|i| (i.clone(), i)).collect()
@@ -138,7 +145,7 @@ pub(super) fn check(entry: SocketAddr, keys: u64) -> Result<()> {
         |n| vec!["PTTL".to_owned(), key(n)],
         |n, reply| {
             let right = match (sort(n), reply) {
-                (Sort::Expiring, Reply::Integer(left)) => (HOUR_MS - 1_200_000..=HOUR_MS).contains(left),
+                (KeyPattern::Expiring, Reply::Integer(left)) => (HOUR_MS - 1_200_000..=HOUR_MS).contains(left),
                 (_, Reply::Integer(left)) => *left == -1,
                 _ => false,
             };

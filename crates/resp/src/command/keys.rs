@@ -44,7 +44,7 @@ pub enum Keys {
         /// Distance between keys (2 for MSETEX: key, value).
         step: u16,
         /// What Redis says where the number is wrong.
-        complaint: Complaint,
+        complaint: NumkeysError,
     },
     /// Argument 1, and the last `STORE destination` where `store` (SORT; SORT_RO has no STORE).
     Sort {
@@ -94,31 +94,31 @@ impl Keys {
     /// `SORT_RO key ...`
     pub const SORT_RO: Keys = Keys::Sort { store: false };
 
-    const fn numbered(destination: bool, count: u16, complaint: Complaint) -> Keys {
+    const fn numbered(destination: bool, count: u16, complaint: NumkeysError) -> Keys {
         Keys::Numbered { destination, count, step: 1, complaint }
     }
     /// `EVAL script numkeys key...`
-    pub const SCRIPT: Keys = Keys::numbered(false, 2, Complaint::Script);
+    pub const SCRIPT: Keys = Keys::numbered(false, 2, NumkeysError::Script);
     /// `FCALL function numkeys key...`
-    pub const FUNCTION: Keys = Keys::numbered(false, 2, Complaint::Function);
+    pub const FUNCTION: Keys = Keys::numbered(false, 2, NumkeysError::Function);
     /// `ZUNION numkeys key...`
-    pub const ZSETS: Keys = Keys::numbered(false, 1, Complaint::SortedSets);
+    pub const ZSETS: Keys = Keys::numbered(false, 1, NumkeysError::SortedSets);
     /// `ZUNIONSTORE destination numkeys key...`
-    pub const ZSETS_STORE: Keys = Keys::numbered(true, 2, Complaint::SortedSets);
+    pub const ZSETS_STORE: Keys = Keys::numbered(true, 2, NumkeysError::SortedSets);
     /// `LMPOP numkeys key...`
-    pub const POP: Keys = Keys::numbered(false, 1, Complaint::Pop);
+    pub const POP: Keys = Keys::numbered(false, 1, NumkeysError::Pop);
     /// `BLMPOP timeout numkeys key...`
-    pub const POP_AFTER_TIMEOUT: Keys = Keys::numbered(false, 2, Complaint::Pop);
+    pub const POP_AFTER_TIMEOUT: Keys = Keys::numbered(false, 2, NumkeysError::Pop);
     /// `SINTERCARD numkeys key...`
-    pub const SETS: Keys = Keys::numbered(false, 1, Complaint::Sets);
+    pub const SETS: Keys = Keys::numbered(false, 1, NumkeysError::Sets);
     /// `MSETEX numkeys key value...`
     pub const NUMBERED_PAIRS: Keys =
-        Keys::Numbered { destination: false, count: 1, step: 2, complaint: Complaint::Pop };
+        Keys::Numbered { destination: false, count: 1, step: 2, complaint: NumkeysError::Pop };
 }
 
 /// Which words Redis has for a wrong number of keys. They differ by family of commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Complaint {
+pub enum NumkeysError {
     /// EVAL and relatives, which allow 0.
     Script,
     /// FCALL and FCALL_RO, which allow 0.
@@ -197,11 +197,11 @@ pub enum KeyError {
     /// A key, or an argument that says where keys are, is not there yet: come back when the whole command is.
     Incomplete,
     /// The number of keys is no integer.
-    NumkeysNotInteger(Complaint),
+    NumkeysNotInteger(NumkeysError),
     /// The number of keys is 0 (where that is not allowed) or negative.
-    NumkeysTooSmall(Complaint),
+    NumkeysTooSmall(NumkeysError),
     /// The number of keys is larger than what follows.
-    NumkeysTooLarge(Complaint),
+    NumkeysTooLarge(NumkeysError),
     /// An option is unknown, or STREAMS is missing.
     Syntax,
     /// STREAMS is followed by an odd number of arguments.
@@ -225,19 +225,19 @@ impl KeyError {
         let fixed = match self {
             Self::Arity => return errors::arity(command),
             Self::Incomplete => "Protocol error: the command ended before its keys",
-            Self::NumkeysNotInteger(Complaint::Function) => "Bad number of keys provided",
-            Self::NumkeysNotInteger(Complaint::Script | Complaint::SortedSets) => {
+            Self::NumkeysNotInteger(NumkeysError::Function) => "Bad number of keys provided",
+            Self::NumkeysNotInteger(NumkeysError::Script | NumkeysError::SortedSets) => {
                 "value is not an integer or out of range"
             }
-            Self::NumkeysTooSmall(Complaint::Script | Complaint::Function) => "Number of keys can't be negative",
-            Self::NumkeysNotInteger(_) | Self::NumkeysTooSmall(Complaint::Pop | Complaint::Sets) => {
+            Self::NumkeysTooSmall(NumkeysError::Script | NumkeysError::Function) => "Number of keys can't be negative",
+            Self::NumkeysNotInteger(_) | Self::NumkeysTooSmall(NumkeysError::Pop | NumkeysError::Sets) => {
                 "numkeys should be greater than 0"
             }
-            Self::NumkeysTooLarge(Complaint::Script | Complaint::Function | Complaint::Sets) => {
+            Self::NumkeysTooLarge(NumkeysError::Script | NumkeysError::Function | NumkeysError::Sets) => {
                 "Number of keys can't be greater than number of args"
             }
             Self::NumkeysTooLarge(_) | Self::Syntax => "syntax error",
-            Self::NumkeysTooSmall(Complaint::SortedSets) => {
+            Self::NumkeysTooSmall(NumkeysError::SortedSets) => {
                 let _ = write!(text, "at least 1 input key is needed for '{name}' command");
                 return text;
             }
@@ -310,7 +310,7 @@ impl Command {
                     push_range(args, 1, 2, 1, out)?;
                 }
                 let first = usize::from(*count) + 1;
-                let zero_allowed = matches!(complaint, Complaint::Script | Complaint::Function);
+                let zero_allowed = matches!(complaint, NumkeysError::Script | NumkeysError::Function);
                 let number = integer(args.get(usize::from(*count)).ok_or(KeyError::Incomplete)?);
                 let number = number.ok_or(KeyError::NumkeysNotInteger(*complaint))?;
                 if number < i64::from(!zero_allowed) {

@@ -25,7 +25,7 @@ mod table;
 mod touched;
 
 pub use access::{Access, CATEGORIES, Categories};
-pub use keys::{Begin, Complaint, Find, KeyError, KeySpec, Keys, StreamOptions, is_option, stream_options};
+pub use keys::{Begin, Find, KeyError, KeySpec, Keys, NumkeysError, StreamOptions, is_option, stream_options};
 pub use learn::{LearntCommand, parse_command_reply};
 pub use lookup::{CommandTable, Lookup};
 pub use table::{covers, members_expire, why_not_covered};

@@ -64,7 +64,7 @@ pub(super) fn field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
 
 /// The text of an error reply, fit for logs and reports.
 pub(super) fn error_text(answer: &[u8]) -> String {
-    reply::told_error(answer)
+    reply::redacted_error(answer)
 }
 
 impl Connection {

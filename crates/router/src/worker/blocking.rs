@@ -279,7 +279,7 @@ impl Worker {
             if over {
                 self.release(link_handle);
             } else if abandoned {
-                warn!(node = %self.node_name(node), error = %reply::told_error(answer), "CLIENT UNBLOCK failed: closing the connection of a client that has gone");
+                warn!(node = %self.node_name(node), error = %reply::redacted_error(answer), "CLIENT UNBLOCK failed: closing the connection of a client that has gone");
                 self.break_link(link_handle, "the client that waited has gone");
             }
         } else if reply::integer(answer) == Some(1) || over {

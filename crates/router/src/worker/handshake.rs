@@ -61,7 +61,7 @@ fn fields_expire(flavour: &str, version: &str) -> bool {
 
 /// An error of a node, safe to show.
 fn shown(error: &[u8]) -> String {
-    reply::told_error(error).chars().map(|c| if c.is_control() { ' ' } else { c }).take(256).collect()
+    reply::redacted_error(error).chars().map(|c| if c.is_control() { ' ' } else { c }).take(256).collect()
 }
 
 /// The questions of a greeting, in order.

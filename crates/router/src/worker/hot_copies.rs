@@ -510,7 +510,7 @@ pub(super) fn on_ttl_reply(worker: &mut Worker, node: NodeId, number: u32, answe
         if !worker.observers.hot.refusing.contains(&node) {
             worker.observers.hot.refusing.push(node);
         }
-        refused(worker, node, &reply::told_error(answer));
+        refused(worker, node, &reply::redacted_error(answer));
     } else if let Some(place) = worker.observers.hot.refusing.iter().position(|refusing| *refusing == node) {
         worker.observers.hot.refusing.swap_remove(place);
         gives_again(worker, node);

@@ -2,7 +2,7 @@
 //!
 //! A node may refuse a library that others take: an older version knows not all that it calls, a full one has no room.
 //! So each node is asked first what it has, and one that took the change gets that again where another did not. A node
-//! or a client that is lost in the middle leaves them different, and the log says so (`control/src/care.rs`).
+//! or a client that is lost in the middle leaves them different, and the log says so (`control/src/node_maintenance.rs`).
 
 use switchyard_policy::topology::NodeId;
 use switchyard_resp::command::Merge;

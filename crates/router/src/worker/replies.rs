@@ -255,7 +255,7 @@ impl Worker {
     fn on_own_reply(&mut self, pending: Pending, node: NodeId, answer: &[u8]) {
         match pending.purpose {
             Purpose::Confirm if reply::is_error(answer) && !answer.starts_with(b"-ERR No such") => {
-                warn!(node = %self.node_name(node), error = %reply::told_error(answer), "node refuses CLIENT KILL ID: what a broken connection left unanswered there stays unconfirmed (allow the command to our user)");
+                warn!(node = %self.node_name(node), error = %reply::redacted_error(answer), "node refuses CLIENT KILL ID: what a broken connection left unanswered there stays unconfirmed (allow the command to our user)");
             }
             Purpose::Confirm => {
                 if let Some(connection) = self.zombies.end(pending.seq) {
@@ -265,7 +265,7 @@ impl Worker {
             }
             Purpose::Learn => self.learn(node, answer),
             Purpose::Discarded if reply::is_error(answer) => {
-                debug!(node = %self.node_name(node), error = %reply::told_error(answer), "node refuses a command of our own");
+                debug!(node = %self.node_name(node), error = %reply::redacted_error(answer), "node refuses a command of our own");
             }
             _ => {}
         }

@@ -263,7 +263,7 @@ fn send(client: &mut Client, args: &[Vec<u8>]) {
     client.send(&args.iter().map(Vec::as_slice).collect::<Vec<_>>());
 }
 
-fn call(client: &mut Client, args: &[Vec<u8>]) -> String {
+fn exchange(client: &mut Client, args: &[Vec<u8>]) -> String {
     send(client, args);
     client.reply()
 }
@@ -300,10 +300,10 @@ fn every_command_of_the_table_passes_the_seam_in_every_form() {
     for command in &commands {
         let call = |form: &str| call_of(command, &format!("{form}{}", command.name)).expect("a call");
         // Alone.
-        call(&mut client, &call("alone"));
+        exchange(&mut client, &call("alone"));
         // In a transaction. What may not be queued spoils it.
         for args in [vec![b"MULTI".to_vec()], call("multi"), call("multi"), vec![b"EXEC".to_vec()]] {
-            call(&mut client, &args);
+            exchange(&mut client, &args);
         }
         // In a script.
         let args = call("script");
@@ -312,7 +312,7 @@ fn every_command_of_the_table_passes_the_seam_in_every_form() {
             ["EVAL", "return redis.pcall(unpack(ARGV))", &keys.len().to_string()].map(Into::into).to_vec();
         script.extend(keys);
         script.extend(args);
-        call(&mut client, &script);
+        exchange(&mut client, &script);
         // In a pipeline, in another database.
         client.post("SELECT 3");
         (0..3).for_each(|_| send(&mut client, &call("pipeline")));

@@ -46,7 +46,7 @@ enum View {
 
 /// A command whose place is chosen: at which node, under which epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-struct Flying {
+struct InFlightCommand {
     op: Op,
     node: usize,
     epoch: u32,
@@ -63,12 +63,12 @@ struct Worker {
     /// Published, and not adopted yet.
     news: VecDeque<(u32, View)>,
     /// Committed, under an epoch, and not heard of yet.
-    told: VecDeque<(u32, usize)>,
-    asked: usize,
+    unreported: VecDeque<(u32, usize)>,
+    request_count: usize,
     /// The command that the client waits for; it is in flight unless it waits for its key.
     current: Option<Op>,
     waits: bool,
-    flying: Vec<Flying>,
+    flying: Vec<InFlightCommand>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -216,8 +216,8 @@ impl State {
             epoch: 1,
             committed: [false; KEYS],
             news: VecDeque::new(),
-            told: VecDeque::new(),
-            asked: 0,
+            unreported: VecDeque::new(),
+            request_count: 0,
             current: None,
             waits: false,
             flying: Vec::new(),
@@ -276,7 +276,9 @@ impl State {
 
     pub(super) fn is_over(&self) -> bool {
         let idle = |(ix, worker): (usize, &Worker)| {
-            worker.current.is_none() && worker.flying.is_empty() && worker.asked == program(ix, self.bounds.keys).len()
+            worker.current.is_none()
+                && worker.flying.is_empty()
+                && worker.request_count == program(ix, self.bounds.keys).len()
         };
         self.ended.is_some() && self.workers.iter().enumerate().all(idle)
     }
@@ -284,13 +286,13 @@ impl State {
     pub(super) fn choices(&self) -> Vec<Choice> {
         let mut all = Vec::new();
         for (w, worker) in self.workers.iter().enumerate() {
-            if worker.current.is_none() && worker.asked < program(w, self.bounds.keys).len() {
+            if worker.current.is_none() && worker.request_count < program(w, self.bounds.keys).len() {
                 all.push(Choice::Ask(w));
             }
             if !worker.news.is_empty() {
                 all.push(Choice::Adopt(w));
             }
-            if worker.told.front().is_some_and(|(epoch, _)| *epoch <= worker.epoch) {
+            if worker.unreported.front().is_some_and(|(epoch, _)| *epoch <= worker.epoch) {
                 all.push(Choice::Hear(w));
             }
             for (f, flying) in worker.flying.iter().enumerate() {
@@ -359,8 +361,8 @@ impl State {
     pub(super) fn take(&mut self, choice: Choice) -> Result<(), String> {
         match choice {
             Choice::Ask(w) => {
-                let op = program(w, self.bounds.keys)[self.workers[w].asked];
-                self.workers[w].asked += 1;
+                let op = program(w, self.bounds.keys)[self.workers[w].request_count];
+                self.workers[w].request_count += 1;
                 self.workers[w].current = Some(op);
                 self.look(w)
             }
@@ -380,7 +382,7 @@ impl State {
                 let kept = self.bug(Bug::CommittedKept);
                 let worker = &mut self.workers[w];
                 // What was committed before the leg rolled back says nothing any more.
-                if let Some((epoch, key)) = worker.told.pop_front()
+                if let Some((epoch, key)) = worker.unreported.pop_front()
                     && (epoch == worker.epoch || kept)
                 {
                     worker.committed[key] = true;
@@ -392,7 +394,7 @@ impl State {
                 self.execute(w, flying)?;
                 if flying.orphan {
                     // Nobody has heard of it: it is in flight until that is confirmed.
-                    self.workers[w].flying.push(Flying { process: 0, ..flying });
+                    self.workers[w].flying.push(InFlightCommand { process: 0, ..flying });
                 } else {
                     self.workers[w].current = None;
                 }
@@ -501,14 +503,14 @@ impl State {
         match place {
             Some(node) => {
                 let (epoch, process) = (worker.epoch, self.processes[node]);
-                worker.flying.push(Flying { op, node, epoch, process, orphan: false });
+                worker.flying.push(InFlightCommand { op, node, epoch, process, orphan: false });
                 Ok(())
             }
             None => self.step(Event::Wanted { keys: vec![keys()[key].clone()] }),
         }
     }
 
-    fn execute(&mut self, w: usize, Flying { op, node, .. }: Flying) -> Result<(), String> {
+    fn execute(&mut self, w: usize, InFlightCommand { op, node, .. }: InFlightCommand) -> Result<(), String> {
         let key = op.key();
         let (has, truth) = (self.nodes[node][key], self.truth[key]);
         if has != truth {
@@ -591,7 +593,7 @@ impl State {
             (worker.epoch, worker.view, worker.committed) = (self.epoch, view.clone(), [false; KEYS]);
             (worker.current, worker.waits) = (None, false);
             worker.news.clear();
-            worker.told.clear();
+            worker.unreported.clear();
         }
         if let Some(moved) = ended {
             // What old connections have left is ended by the next mover, and there is none here.
@@ -734,7 +736,7 @@ impl State {
             Action::Io(Io::Remove { batch, from, keys }) => self.request(from, batch, &keys, |_| Kind::Remove),
             Action::Io(Io::Commit { keys }) => {
                 for worker in &mut self.workers {
-                    worker.told.extend(keys.iter().map(|key| (self.epoch, ix(key))));
+                    worker.unreported.extend(keys.iter().map(|key| (self.epoch, ix(key))));
                 }
             }
             // A node that restarts is noticed at once.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use switchyard_policy::hot_copies::{ArmedSet, Discarded, GateId, Gates, WriteHolds};
 use switchyard_policy::topology::{NodeId, crc16_slot};
 
-use super::{LIMITS, Leaving, OfWorker, Published, Table};
+use super::{LIMITS, Leaving, Published, Table, WorkerGates};
 use crate::planted::{Bug, is_planted};
 use crate::world::{Ev, Owner, World, say};
 
@@ -160,7 +160,7 @@ impl World {
         if !self.hot.is_on || !self.router_up {
             return;
         }
-        let OfWorker { fills, .. } = &mut self.workers[ix].hot;
+        let WorkerGates { fills, .. } = &mut self.workers[ix].hot;
         let waiting: Vec<u32> = fills.keys().copied().collect();
         let of = &mut self.workers[ix].hot;
         (of.holds, of.copies) = Default::default();

@@ -44,7 +44,7 @@ impl World {
             || self.bug(Bug::WaitersAreToldThePast);
         if is_answer {
             let waiting = self.workers[ix].hot.fills.remove(&number).map(|(_, waiting)| waiting);
-            waiting.into_iter().flatten().for_each(|op| self.client_told(op, node, reply.clone()));
+            waiting.into_iter().flatten().for_each(|op| self.on_reply(op, node, reply.clone()));
         } else {
             self.waits_no_more(ix, number);
         }

@@ -101,10 +101,10 @@ impl World {
             }
             _ => {}
         }
-        self.ask_batch(lane, id, ix(side), (numbers, databases.len()), kind, content);
+        self.send_batch(lane, id, ix(side), (numbers, databases.len()), kind, content);
     }
 
-    fn ask_batch(
+    fn send_batch(
         &mut self,
         lane: Lane,
         id: BatchId,
@@ -331,7 +331,7 @@ impl World {
             let keys: Vec<KeyIx> = keys.iter().map(|key: &Key| self.key_ix(key)).collect();
             let Some(batch) = self.movers[lane].batches.get_mut(&id) else { continue };
             let content = std::mem::take(&mut batch.content);
-            self.ask_batch(lane, id, side, (keys, 1), kind, content);
+            self.send_batch(lane, id, side, (keys, 1), kind, content);
         }
     }
 

@@ -9,8 +9,8 @@ use switchyard_policy::migration::record::{Given, Kind, OpenLeg, OpenMove, Queue
 use switchyard_policy::migration::{DriverEvent, Durability, Event, Outcome, Process};
 use switchyard_policy::topology::{MoveId, crc16_slot};
 
-use super::staging::Told;
-use super::{Fleet, Flush, Lane, List, Shown, Stage};
+use super::staging::WorkerMessage;
+use super::{Fleet, Flush, Lane, List, SlotView, Stage};
 use crate::history::Place;
 use crate::node::{KeyIx, Op, STAGING};
 use crate::planted::{Bug, Planted};
@@ -87,7 +87,7 @@ impl World {
             }
         }
         for (lane, numbers) in durable {
-            self.mover_hears(lane, DriverEvent::Recorded(numbers));
+            self.on_mover_event(lane, DriverEvent::Recorded(numbers));
         }
     }
 
@@ -149,7 +149,7 @@ impl World {
             (m.life, m.step) = (None, None);
             m.turn += 1;
             m.driver = None;
-            m.shown = Shown::Nothing;
+            m.shown = SlotView::Nothing;
             m.view = None;
             m.inbox.clear();
             m.pumping = false;
@@ -195,7 +195,7 @@ impl World {
             let m = &mut self.movers[lane];
             m.databases.clear();
             let goes_on = m.resume.as_ref().and_then(|open| open.leg.as_ref()).is_some_and(|leg| leg.moving);
-            m.shown = if goes_on { Shown::Moving } else { Shown::Nothing };
+            m.shown = if goes_on { SlotView::Moving } else { SlotView::Nothing };
             if !goes_on {
                 m.watched.unnoticed.clear();
                 m.watched.in_hand.clear();
@@ -248,14 +248,14 @@ impl World {
 
     // FLUSHALL.
 
-    pub(crate) fn flush_asked(&mut self, op: u64) {
+    pub(crate) fn on_flush_request(&mut self, op: u64) {
         if self.fleet.flush.is_some() {
             self.fleet.flushes.push_back(op);
             return;
         }
-        self.fleet.flush = Some(Flush { op, sent: false, told: 0, quiet: BTreeSet::new() });
+        self.fleet.flush = Some(Flush { op, sent: false, reply_count: 0, quiet: BTreeSet::new() });
         for lane in 0..self.movers.len() {
-            self.movers[lane].stager.tell(Told::Flush);
+            self.movers[lane].stager.notify(WorkerMessage::Flush);
             if self.movers[lane].protocol.copies_first() && self.movers[lane].driver.is_some() {
                 self.mover_event(lane, Event::Rewritten);
             }
@@ -281,11 +281,11 @@ impl World {
         }
     }
 
-    pub(crate) fn flush_told(&mut self, op: u64) {
+    pub(crate) fn on_flush_reply(&mut self, op: u64) {
         let both = match self.fleet.flush.as_mut().filter(|flush| flush.op == op) {
             Some(flush) => {
-                flush.told += 1;
-                flush.told == 2
+                flush.reply_count += 1;
+                flush.reply_count == 2
             }
             None => true,
         };
@@ -308,7 +308,7 @@ impl World {
         }
         (0..self.movers.len()).for_each(|lane| self.mover_event(lane, Event::Resume));
         if let Some(next) = self.fleet.flushes.pop_front() {
-            self.flush_asked(next);
+            self.on_flush_request(next);
         }
     }
 

@@ -8,7 +8,7 @@ use switchyard_policy::migration::record::{OpenMove, Record};
 use switchyard_policy::migration::{Cause, Event, MoveOptions, MoveOrder, MoveStateMachine, Outcome, Side, Steer};
 use switchyard_policy::topology::{MoveId, NodeId};
 
-use super::{Lane, Mover, Shown, Stage, TRIES, ix};
+use super::{Lane, Mover, SlotView, Stage, TRIES, ix};
 use crate::planted::Bug;
 use crate::world::{Ev, World, say};
 
@@ -143,13 +143,13 @@ impl World {
                 Some(StepResult::Done)
             }
             Step::List | Step::Observe => {
-                let epoch = self.publish(lane, Shown::Observed);
+                let epoch = self.publish(lane, SlotView::Observed);
                 self.movers[lane].stage = Stage::Observing;
                 if self.bug(Bug::ListedTooEarly) {
                     return self.observed(lane);
                 }
                 self.movers[lane].barrier = Some(epoch);
-                self.movers[lane].asked_us = self.now;
+                self.movers[lane].requested_us = self.now;
                 None
             }
             Step::Measure => {
@@ -172,7 +172,7 @@ impl World {
 
     /// Workers tell what they write, and nothing that was sent before is in flight.
     pub(super) fn observed(&mut self, lane: Lane) -> Option<StepResult> {
-        let (now, asked_us) = (self.now, self.movers[lane].asked_us);
+        let (now, asked_us) = (self.now, self.movers[lane].requested_us);
         let m = &mut self.movers[lane];
         m.life.iter_mut().for_each(|life| life.drained(now.saturating_sub(asked_us)));
         if m.step == Some(Step::List) && !m.are_both_ready() {
@@ -243,7 +243,7 @@ impl World {
         match &outcome {
             Outcome::Moved => {
                 // Which are told already.
-                (m.slots, m.shown) = (m.rest(), Shown::Observed);
+                (m.slots, m.shown) = (m.rest(), SlotView::Observed);
                 m.tries = 0;
             }
             Outcome::NotBegun { .. } => m.tries += 1,
@@ -259,7 +259,7 @@ impl World {
         let move_id = MoveId(self.movers[lane].move_id);
         self.staging_is_over(lane);
         for side in 0..2 {
-            self.let_go(lane, side);
+            self.release_link(lane, side);
         }
         if self.bug(Bug::ForgottenAtTheEnd) {
             self.fleet.broken = Default::default();
@@ -269,9 +269,9 @@ impl World {
         self.movers[lane].list = super::List::default();
         self.movers[lane].leg_slots.clear();
         if !self.movers[lane].transits().is_empty() {
-            self.publish(lane, Shown::Nothing);
+            self.publish(lane, SlotView::Nothing);
         }
-        self.movers[lane].shown = Shown::Nothing;
+        self.movers[lane].shown = SlotView::Nothing;
         self.movers[lane].stage = Stage::Idle;
         let when = self.random.between(500, 10_000);
         self.after(when, Ev::NextMove { lane });

@@ -56,7 +56,7 @@ impl World {
                 if command.op == Op::Flush {
                     self.workers[worker].wait_for(node, op);
                 } else if command.sent {
-                    self.client_untold(op);
+                    self.on_disconnect(op);
                     self.landed(worker, op);
                 } else {
                     self.client_refused(op);

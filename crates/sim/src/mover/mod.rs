@@ -89,7 +89,7 @@ struct Link {
 struct Flush {
     op: u64,
     sent: bool,
-    told: u32,
+    reply_count: u32,
     /// Movers that are quiet.
     quiet: BTreeSet<Lane>,
 }
@@ -195,7 +195,7 @@ pub(crate) struct Watched {
 
 /// What workers are told of the slots of a move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Shown {
+enum SlotView {
     Nothing,
     /// All that are left are being listed.
     Observed,
@@ -233,7 +233,7 @@ pub(crate) struct Mover {
     step: Option<Step>,
     turn: u64,
     /// Since when the workers' drain is awaited.
-    asked_us: u64,
+    requested_us: u64,
     /// What the journal says of a move that a router before this one has left.
     resume: Option<OpenMove>,
     links: [Link; 2],
@@ -248,7 +248,7 @@ pub(crate) struct Mover {
     /// The epoch under which workers tell what they write: the listing waits for it.
     barrier: Option<u64>,
     /// What workers are told of its slots, and of the leg.
-    shown: Shown,
+    shown: SlotView,
     view: Option<LegView<Known>>,
     /// A side was given up.
     lost: Option<Lost>,
@@ -298,7 +298,7 @@ impl Mover {
             life: None,
             step: None,
             turn: 0,
-            asked_us: 0,
+            requested_us: 0,
             resume: None,
             links: Default::default(),
             batches: BTreeMap::new(),
@@ -309,7 +309,7 @@ impl Mover {
             inbox: VecDeque::new(),
             pumping: false,
             barrier: None,
-            shown: Shown::Nothing,
+            shown: SlotView::Nothing,
             view: None,
             lost: None,
             watched: Watched::default(),
@@ -326,15 +326,15 @@ impl Mover {
         let rest =
             Some((SlotStage::Observed, self.rest())).filter(|(_, slots)| self.list.is_whole && !slots.is_empty());
         match self.shown {
-            Shown::Nothing => Vec::new(),
-            Shown::Observed => Some((SlotStage::Observed, self.slots.clone()))
+            SlotView::Nothing => Vec::new(),
+            SlotView::Observed => Some((SlotStage::Observed, self.slots.clone()))
                 .filter(|(_, slots)| !slots.is_empty())
                 .into_iter()
                 .collect(),
-            Shown::Moving => {
+            SlotView::Moving => {
                 std::iter::once((SlotStage::Moving { leg: self.leg }, self.leg_slots.clone())).chain(rest).collect()
             }
-            Shown::Rest => rest.into_iter().collect(),
+            SlotView::Rest => rest.into_iter().collect(),
         }
     }
 
@@ -374,12 +374,12 @@ impl World {
 
     // Moves and legs.
 
-    /// What workers are told: the map, and what of it is in transit. `told`: whose move has changed.
+    /// What workers are told: the map, and what of it is in transit. `reply_count`: whose move has changed.
     pub(crate) fn view(&self, told: Option<Lane>) -> View {
         let (mut map, mut transits, mut legs) = (self.fleet.map.clone(), Vec::new(), Legs::default());
         let drops = |at: Lane| told.is_some_and(|lane| at != lane) && self.bug(Bug::OtherLegDropped);
         for (_, m) in self.movers.iter().enumerate().filter(|(at, _)| !drops(*at)) {
-            let is_moving = m.shown == Shown::Moving;
+            let is_moving = m.shown == SlotView::Moving;
             if is_moving && m.scope.is_none() && self.bug(Bug::ExceptionTaken) {
                 // Then all keys are where their slot is, as far as workers know.
                 let keys = self.keys.iter().filter(|key| m.leg_slots.contains(&crc16_slot(key)));
@@ -397,7 +397,7 @@ impl World {
     }
 
     /// Tells the workers how the slots of a move are in transit.
-    fn publish(&mut self, lane: Lane, shown: Shown) -> u64 {
+    fn publish(&mut self, lane: Lane, shown: SlotView) -> u64 {
         self.movers[lane].shown = shown;
         self.fleet.epoch += 1;
         let epoch = self.fleet.epoch;
@@ -417,7 +417,7 @@ impl World {
     fn look_at_barrier(&mut self, lane: Lane) {
         let of_leg = || self.movers[lane].driver.as_ref().and_then(Driver::barrier).map(|barrier| barrier.epoch);
         let Some(epoch) = self.movers[lane].barrier.or_else(of_leg) else { return };
-        let observing = self.movers[lane].shown == Shown::Observed;
+        let observing = self.movers[lane].shown == SlotView::Observed;
         // What was sent to a side that is given up may be executed there; that nobody is told so any more is enough.
         self.fail_what_waits_for_the_lost(lane);
         let lost = self.given_up(lane).map(|side| self.movers[lane].node_of(ix(side)));
@@ -428,7 +428,7 @@ impl World {
         if self.router_up && self.workers.iter().all(has_drained) {
             // Both nodes are asked for their databases: that one is gone shows then at the latest.
             let unheard: Vec<u32> = (0..2)
-                .filter(|side| self.movers[lane].links[*side].ready && !self.is_heard(lane, *side))
+                .filter(|side| self.movers[lane].links[*side].ready && !self.is_process_alive(lane, *side))
                 .filter_map(|side| self.movers[lane].links[side].conn)
                 .collect();
             if self.movers[lane].barrier.is_none() && !unheard.is_empty() {
@@ -443,13 +443,13 @@ impl World {
                 let now = self.databases_in_use(lane);
                 let early = self.movers[lane].driver.as_ref().map(|driver| driver.databases().to_vec());
                 let databases = early.filter(|_| self.bug(Bug::DatabasesAskedEarly)).unwrap_or(now);
-                self.mover_hears(lane, DriverEvent::Drained { databases });
+                self.on_mover_event(lane, DriverEvent::Drained { databases });
             }
         }
     }
 
     /// Whether the process still answers that the connection was made to.
-    fn is_heard(&self, lane: Lane, side: usize) -> bool {
+    fn is_process_alive(&self, lane: Lane, side: usize) -> bool {
         self.movers[lane].links[side].conn.is_some_and(|conn| self.conns[conn as usize].node_alive)
     }
 
@@ -459,7 +459,7 @@ impl World {
         let connected: Vec<usize> = (0..2).filter(|side| self.movers[lane].links[*side].ready).collect();
         for side in connected {
             let node = self.movers[lane].node_of(side);
-            if !self.is_heard(lane, side) {
+            if !self.is_process_alive(lane, side) {
                 continue;
             }
             let found = self.nodes[node].keys.range(..STAGING).map(|(key, _)| (key / names) as u32);
@@ -534,7 +534,7 @@ impl World {
         }
         self.mover_event(lane, Event::Met { source, target });
         for side in missing {
-            self.mover_hears(lane, DriverEvent::Lost { side: if side == 0 { Side::Source } else { Side::Target } });
+            self.on_mover_event(lane, DriverEvent::Lost { side: if side == 0 { Side::Source } else { Side::Target } });
         }
         if self.movers[lane].life.as_ref().is_some_and(MoveStateMachine::is_aborted) {
             self.mover_event(lane, Event::RollBack);
@@ -579,14 +579,14 @@ impl World {
         self.movers[lane].watched.moved = *outcome == Outcome::Moved && !is_without;
         self.fleet.outcomes.push(format!("{outcome:?}"));
         if matches!(outcome, Outcome::NotBegun { .. }) {
-            self.publish(lane, Shown::Observed);
+            self.publish(lane, SlotView::Observed);
         }
         self.life_goes_on(lane, outcome.clone());
     }
 
     // Connections.
 
-    fn let_go(&mut self, lane: Lane, side: usize) {
+    fn release_link(&mut self, lane: Lane, side: usize) {
         let link = &mut self.movers[lane].links[side];
         if let Some(conn) = link.conn.take() {
             link.ready = false;
@@ -627,7 +627,7 @@ impl World {
         }
     }
 
-    fn said_hello(&mut self, lane: Lane, side: usize, process: u32, number: u64) {
+    fn on_hello(&mut self, lane: Lane, side: usize, process: u32, number: u64) {
         let node = self.movers[lane].node_of(side);
         let is_resumed = self.movers[lane].has_open_leg();
         let link = &mut self.movers[lane].links[side];
@@ -671,7 +671,7 @@ impl World {
                 self.drop_unusable(lane);
             }
             let databases = self.databases_in_use(lane);
-            self.mover_hears(lane, DriverEvent::Restored { side: side_of, process, databases });
+            self.on_mover_event(lane, DriverEvent::Restored { side: side_of, process, databases });
         } else {
             self.reached(lane, side, true);
         }
@@ -732,7 +732,7 @@ impl World {
             if side == 0 {
                 self.source_lost(lane);
             }
-            self.mover_hears(lane, DriverEvent::Lost { side: if side == 0 { Side::Source } else { Side::Target } });
+            self.on_mover_event(lane, DriverEvent::Lost { side: if side == 0 { Side::Source } else { Side::Target } });
         } else if self.movers[lane].driver.is_some() {
             let delay = self.random.between(300, 3_000);
             self.after(delay, Ev::DialMover { lane, side });
@@ -745,7 +745,7 @@ impl World {
         let Some(side) = self.side_of(lane, conn) else { return };
         let Sent::Mover(what) = what else { return };
         match (what, reply) {
-            (What::Hello, Reply::Hello(process, number)) => self.said_hello(lane, side, process, number),
+            (What::Hello, Reply::Hello(process, number)) => self.on_hello(lane, side, process, number),
             (What::Kill, _) => {
                 self.movers[lane].links[side].kills -= 1;
                 if self.movers[lane].links[side].kills == 0 {
@@ -770,7 +770,7 @@ impl World {
                 self.mover_event(lane, Event::Confirmed { side, evicted: 0 });
             }
             (What::PurgeRemove(None), _) => {}
-            (What::PurgeRemove(Some(walk)), _) => self.mover_hears(lane, DriverEvent::Unlinked { walk }),
+            (What::PurgeRemove(Some(walk)), _) => self.on_mover_event(lane, DriverEvent::Unlinked { walk }),
             (what, reply) => self.violated(format!("the mover: {reply:?} in answer to {what:?}")),
         }
     }

@@ -7,17 +7,17 @@ use switchyard_policy::migration::{DriverAction, DriverEvent, Event, Fingerprint
 use switchyard_policy::topology::{MoveId, Topology};
 
 use super::batches::Kind;
-use super::{Lane, SCAN_KEYS, Shown, Stage, What, ix};
+use super::{Lane, SCAN_KEYS, SlotView, Stage, What, ix};
 use crate::node::{Cmd, KeyIx};
 use crate::planted::Bug;
 use crate::world::{Ev, World, say};
 
 impl World {
     pub(crate) fn mover_event(&mut self, lane: Lane, event: Event) {
-        self.mover_hears(lane, event.into());
+        self.on_mover_event(lane, event.into());
     }
 
-    pub(crate) fn mover_hears(&mut self, lane: Lane, what: DriverEvent) {
+    pub(crate) fn on_mover_event(&mut self, lane: Lane, what: DriverEvent) {
         if self.movers[lane].driver.is_none() {
             // While big keys are copied it is looked for between two pieces.
             if what == DriverEvent::Of(Event::Quiesce) && self.movers[lane].stage != Stage::Staging {
@@ -27,7 +27,7 @@ impl World {
         }
         // What was told before the drain is taken before the tails are read: that waits for the record of the drain.
         if !matches!(what, DriverEvent::Drained { .. }) && !self.bug(Bug::ToldNotTakenInTheLeg) {
-            self.staging_hears(lane);
+            self.apply_staging_messages(lane);
         }
         self.movers[lane].inbox.push_back(what);
         self.pump(lane);
@@ -102,15 +102,15 @@ impl World {
             }
             DriverAction::Publish => {
                 // Now and then the topology cannot be changed.
-                let epoch = if self.random.chance(20) { None } else { Some(self.publish(lane, Shown::Moving)) };
-                self.mover_hears(lane, DriverEvent::Published(epoch));
+                let epoch = if self.random.chance(20) { None } else { Some(self.publish(lane, SlotView::Moving)) };
+                self.on_mover_event(lane, DriverEvent::Published(epoch));
             }
             DriverAction::Observe => {
-                let epoch = if self.random.chance(20) { None } else { Some(self.publish(lane, Shown::Observed)) };
-                self.mover_hears(lane, DriverEvent::Published(epoch));
+                let epoch = if self.random.chance(20) { None } else { Some(self.publish(lane, SlotView::Observed)) };
+                self.on_mover_event(lane, DriverEvent::Published(epoch));
             }
             DriverAction::Withdraw => {
-                self.publish(lane, Shown::Observed);
+                self.publish(lane, SlotView::Observed);
             }
             DriverAction::Scan { walk, side, database, cursor } => {
                 let first = database as usize * self.names();
@@ -132,7 +132,7 @@ impl World {
             }
             DriverAction::TakeListed => {
                 let taken = self.take_listed(lane);
-                self.mover_hears(lane, DriverEvent::Taken(taken));
+                self.on_mover_event(lane, DriverEvent::Taken(taken));
             }
             DriverAction::Io(Io::Copy { batch, from, keys }) => {
                 let read: Vec<KeyIx> = keys.iter().map(|key| self.key_ix(key)).collect();
@@ -209,8 +209,8 @@ impl World {
         let is_done = !self.random.chance(20);
         if is_done {
             self.fleet.map = before.map_or_else(|| self.map_with_leg_at(lane, owner), |map| *map);
-            self.publish(lane, Shown::Rest);
+            self.publish(lane, SlotView::Rest);
         }
-        self.mover_hears(lane, DriverEvent::HandedOver(is_done));
+        self.on_mover_event(lane, DriverEvent::HandedOver(is_done));
     }
 }

@@ -10,7 +10,7 @@ use switchyard_policy::migration::tail::Element;
 use switchyard_policy::migration::{Event as OfLeg, Key, Process, Protocol};
 use switchyard_policy::topology::{MoveId, crc16_slot};
 
-use super::{Lane, Shown, Stage, What};
+use super::{Lane, SlotView, Stage, What};
 use crate::node::{Cmd, Elements, KeyIx, Reply, STAGING};
 use crate::planted::{Bug, Planted};
 use crate::world::{Ev, World, say};
@@ -36,7 +36,7 @@ pub(crate) enum Part {
 
 /// What workers tell, and what is taken note of when the mover looks.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Told {
+pub(super) enum WorkerMessage {
     Touched(KeyIx, Option<Vec<u32>>),
     Written(KeyIx),
     Flush,
@@ -60,7 +60,7 @@ pub(crate) struct Stager {
     copies: BTreeMap<KeyIx, Copying>,
     /// As workers know them.
     shared: BTreeSet<KeyIx>,
-    told: Vec<Told>,
+    messages: Vec<WorkerMessage>,
     discarded: Vec<KeyIx>,
     /// Moved whole by this leg.
     wholes: BTreeSet<KeyIx>,
@@ -80,8 +80,8 @@ impl Stager {
         Self { names: lane * 10_000, ..Self::default() }
     }
 
-    pub(super) fn tell(&mut self, what: Told) {
-        self.told.push(what);
+    pub(super) fn notify(&mut self, what: WorkerMessage) {
+        self.messages.push(what);
     }
 
     /// Another leg, or another try.
@@ -150,7 +150,7 @@ impl World {
     // What workers tell.
 
     /// A command is about to be sent that writes these keys.
-    pub(crate) fn tell_mover(&mut self, move_id: MoveId, op: u64, keys: &[KeyIx], undeclared: bool) {
+    pub(crate) fn notify_mover(&mut self, move_id: MoveId, op: u64, keys: &[KeyIx], undeclared: bool) {
         // It may be over: the worker has an older view.
         let Some(lane) = self.lane_of_move(move_id) else { return };
         if undeclared && !self.bug(Bug::AnythingNotNoted) {
@@ -167,26 +167,26 @@ impl World {
         let (staged, others): (Vec<KeyIx>, Vec<KeyIx>) = keys.iter().copied().partition(|key| shared.contains(key));
         self.mover_notes(lane, &others);
         let stager = &mut self.movers[lane].stager;
-        stager.told.extend(others.into_iter().map(Told::Written));
+        stager.messages.extend(others.into_iter().map(WorkerMessage::Written));
         let mut touched = Vec::new();
         if let Some(command) = self.ops.get(&op) {
             command.op.touches(&mut touched);
         }
         let touched = touched.into_iter().filter(|(key, _)| staged.contains(key));
-        stager.told.extend(touched.map(|(key, fields)| Told::Touched(key, fields)));
+        stager.messages.extend(touched.map(|(key, fields)| WorkerMessage::Touched(key, fields)));
     }
 
     /// What was told is taken note of.
-    pub(super) fn staging_hears(&mut self, lane: Lane) {
-        for told in std::mem::take(&mut self.movers[lane].stager.told) {
+    pub(super) fn apply_staging_messages(&mut self, lane: Lane) {
+        for told in std::mem::take(&mut self.movers[lane].stager.messages) {
             let event = match told {
-                Told::Touched(key, fields) => {
+                WorkerMessage::Touched(key, fields) => {
                     let elements =
                         fields.map(|fields| fields.into_iter().map(|field| Element::from([field as u8])).collect());
                     Event::Touched { key: self.keys[key].clone(), elements }
                 }
-                Told::Written(key) => Event::Written { key: self.keys[key].clone() },
-                Told::Flush => Event::Flush,
+                WorkerMessage::Written(key) => Event::Written { key: self.keys[key].clone() },
+                WorkerMessage::Flush => Event::Flush,
             };
             if !self.movers[lane].stager.machine.is_empty() {
                 self.stager_step(lane, event);
@@ -225,7 +225,7 @@ impl World {
         if self.movers[lane].stage != Stage::Staging {
             return;
         }
-        self.let_go(lane, 1 - side);
+        self.release_link(lane, 1 - side);
         self.came(lane, StepResult::Lost);
     }
 
@@ -252,7 +252,7 @@ impl World {
         }
         let awaited = self.movers[lane].stager.machine.awaits();
         let reached = awaited.filter(|epoch| self.workers.iter().all(|worker| worker.has_drained(*epoch, true)));
-        self.staging_hears(lane);
+        self.apply_staging_messages(lane);
         if let Some(epoch) = reached {
             self.stager_step(lane, Event::Reached { epoch });
         }
@@ -289,7 +289,7 @@ impl World {
                 }
                 Action::Barrier => {
                     self.share_staged(lane);
-                    let epoch = self.publish(lane, Shown::Observed);
+                    let epoch = self.publish(lane, SlotView::Observed);
                     self.stager_step(lane, Event::Published { epoch });
                 }
                 Action::Read { place } => {

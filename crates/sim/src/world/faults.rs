@@ -54,10 +54,10 @@ impl World {
                     self.cut(conn as u32);
                 }
             }
-            Fault::Mute(ix) => self.mute_until[ix] = self.now + self.random.between(5_000, 60_000),
+            Fault::Mute(ix) => self.outbound_blocked_until[ix] = self.now + self.random.between(5_000, 60_000),
             Fault::Deaf(ix) => {
                 let until = self.now + self.random.between(5_000, 60_000);
-                self.deaf_until[ix] = until;
+                self.inbound_blocked_until[ix] = until;
                 for conn in 0..self.conns.len() {
                     let c = &mut self.conns[conn];
                     if c.node == ix && c.node_alive {

@@ -20,11 +20,11 @@ impl World {
             sent: 0,
             arrived: 0,
             cut_after: u64::MAX,
-            held_until_us: self.deaf_until[node],
+            held_until_us: self.inbound_blocked_until[node],
             inbox: VecDeque::new(),
             last_to_node_us: 0,
             last_to_owner_us: 0,
-            mute: false,
+            drops_outbound: false,
         });
         self.send(conn, Cmd::Hello, What::Hello);
         conn
@@ -56,13 +56,13 @@ impl World {
         let c = &mut self.conns[conn as usize];
         let time = (self.now + delay).max(c.last_to_owner_us);
         c.last_to_owner_us = time;
-        let until = self.mute_until[c.node];
-        if !c.mute && self.now < until {
-            c.mute = true;
+        let until = self.outbound_blocked_until[c.node];
+        if !c.drops_outbound && self.now < until {
+            c.drops_outbound = true;
             // What was lost was sent again in vain.
             self.at(until + delay, Ev::Broke { conn });
         }
-        if self.conns[conn as usize].mute {
+        if self.conns[conn as usize].drops_outbound {
             return;
         }
         self.at(time, Ev::ToOwner { conn, request, reply });

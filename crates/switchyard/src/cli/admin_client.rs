@@ -320,7 +320,7 @@ impl AdminClient {
     }
 
     /// Prints what was done, or the answer if JSON was asked for.
-    pub(super) fn say(&self, body: &str, text: &str) -> Result<(), Failure> {
+    pub(super) fn print_text(&self, body: &str, text: &str) -> Result<(), Failure> {
         println!("{}", if self.json { body.trim_end() } else { text });
         Ok(())
     }

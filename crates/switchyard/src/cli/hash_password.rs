@@ -26,7 +26,7 @@ pub(crate) struct Arguments {}
 const PASSWORD_MAX: usize = 16 * 1024;
 
 pub(super) fn run(_: &Arguments) -> Result<(), Failure> {
-    let password = if io::stdin().is_terminal() { ask()? } else { one_line(io::stdin().lock())? };
+    let password = if io::stdin().is_terminal() { prompt()? } else { one_line(io::stdin().lock())? };
     println!("{}", hash(&password)?);
     Ok(())
 }
@@ -51,7 +51,7 @@ fn one_line(input: impl BufRead) -> anyhow::Result<String> {
 }
 
 /// Asks twice, without showing what is typed.
-fn ask() -> anyhow::Result<String> {
+fn prompt() -> anyhow::Result<String> {
     let before = tcgetattr(io::stdin()).context("cannot ask the terminal")?;
     let mut hidden = before.clone();
     hidden.local_modes.remove(LocalModes::ECHO);

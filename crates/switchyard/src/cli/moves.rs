@@ -192,7 +192,7 @@ fn list(flags: &AdminFlags) -> Result<(), Failure> {
 fn steer(id: u64, flags: &AdminFlags, verb: &str, what: &impl Serialize, done: &str) -> Result<(), Failure> {
     let client = AdminClient::new(flags)?;
     let body = client.post_json(&format!("/api/v1/moves/{id}/{verb}"), what)?;
-    client.say(&body, &format!("move {id} {done}"))
+    client.print_text(&body, &format!("move {id} {done}"))
 }
 
 fn abort(given: &AbortArguments) -> Result<(), Failure> {

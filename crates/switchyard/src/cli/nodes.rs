@@ -168,7 +168,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Some(Command::Accept(AcceptArguments { node, flags })) => {
             let client = AdminClient::new(flags)?;
             let body = client.post(&format!("/api/v1/nodes/{}/accept", encoded(node)))?;
-            return client.say(&body, &format!("{node} is accepted as it is"));
+            return client.print_text(&body, &format!("{node} is accepted as it is"));
         }
         Some(Command::Add(given)) => {
             let client = AdminClient::new(&given.flags)?;
@@ -185,7 +185,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             // With the port, which may have been left out.
             let name = parse_endpoint(&given.address).unwrap_or_else(|_| given.address.clone());
             let notes = notes(&client.read(&body)?);
-            return client.say(
+            return client.print_text(
                 &body,
                 &format!("{name} has joined; it owns no slots until `switchyard balance` or `switchyard move`{notes}"),
             );
@@ -201,7 +201,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             let body = client
                 .post_json(&format!("/api/v1/nodes/{}/undrain", encoded(&given.address)), &serde_json::json!({}))?;
             let notes = notes(&client.read(&body)?);
-            return client.say(
+            return client.print_text(
                 &body,
                 &format!("{} may get slots again; `switchyard balance` gives it its share{notes}", given.address),
             );
@@ -210,7 +210,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             let client = AdminClient::new(&given.flags)?;
             let body = client
                 .post_json(&format!("/api/v1/nodes/{}/remove", encoded(&given.address)), &serde_json::json!({}))?;
-            return client.say(&body, &format!("{} is gone", given.address));
+            return client.print_text(&body, &format!("{} is gone", given.address));
         }
     };
     let client = AdminClient::new(flags)?;

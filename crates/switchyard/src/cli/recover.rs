@@ -85,7 +85,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let mut connection = NodeConnection::open(&primary.access, PATIENCE)
             .map_err(|why| anyhow!("node {} {why}: every node must answer", node.name))?;
         let routers = connection
-            .ask(&["CLIENT", "LIST"])
+            .call(&["CLIENT", "LIST"])
             .map(|list| routers(&list.text()))
             .with_context(|| format!("node {}", node.name))?;
         if !routers.is_empty() {
@@ -97,7 +97,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         let others = others(&mut connection, &listed).map_err(|why| anyhow!("node {} {why}", node.name))?;
         if let Some(others) = others {
-            return Err(anyhow!("{}. List them as well; {}", others.told(&node.name), others.way_out()).into());
+            return Err(anyhow!("{}. List them as well; {}", others.describe(&node.name), others.way_out()).into());
         }
         let keys = count_keys(&mut connection).with_context(|| format!("node {}", node.name))?;
         println!(

@@ -88,7 +88,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         With::Shared => Standby::Shared,
         With::Copy => Standby::Copy,
     });
-    let twemproxy = serve::OfTwemproxy {
+    let twemproxy = serve::TwemproxyFlags {
         stats: arguments.twemproxy_stats.clone(),
         removes_strays: matches!(arguments.strays, Strays::Remove),
     };

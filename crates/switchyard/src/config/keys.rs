@@ -116,7 +116,7 @@ impl Section {
 
 /// When a changed value takes effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Takes {
+pub(crate) enum AppliesOn {
     /// With SIGHUP.
     Reload,
     /// With the next start.
@@ -127,7 +127,7 @@ pub(crate) enum Takes {
 pub(crate) struct Key<T: 'static> {
     pub(crate) section: Section,
     pub(crate) name: &'static str,
-    pub(crate) takes: Takes,
+    pub(crate) takes: AppliesOn,
     /// What other programs call the same thing; somebody who writes that is told our word.
     pub(crate) elsewhere: &'static [&'static str],
     /// One sentence for the reference.
@@ -332,7 +332,7 @@ macro_rules! key {
         Key {
             section: Section::$section,
             name: $name,
-            takes: Takes::$takes,
+            takes: AppliesOn::$takes,
             elsewhere: &[$($elsewhere),*],
             help: $help,
             example: concat!($($example)?),

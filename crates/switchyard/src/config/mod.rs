@@ -33,7 +33,7 @@ use switchyard_policy::autoscale::Policy;
 use switchyard_router::{Cluster, ListenAddress, ListenerSettings, RuntimeSettings, Secret, ServerTls, Users};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
-pub(crate) use keys::Takes;
+pub(crate) use keys::AppliesOn;
 pub(crate) use listener::ListenPlace;
 use listener::{LimitConfig, ListenerConfig};
 use memory::MemoryMax;

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use switchyard_policy::topology::Scheme;
 
-use super::keys::{self, Key, Section, Takes};
+use super::keys::{self, AppliesOn, Key, Section};
 use super::listener::ListenerConfig;
 use super::{Config, NodeConfig, Origin, PoolConfig};
 
@@ -140,7 +140,7 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
 pub(crate) struct Change {
     /// `clients.max-clients`, or a sentence about a node.
     pub(crate) what: String,
-    pub(crate) takes: Takes,
+    pub(crate) takes: AppliesOn,
 }
 
 impl Config {
@@ -167,10 +167,10 @@ impl Config {
                 Some(pool) => format!("the listen address of pool {}", pool.name()),
                 None => "the [[listener]] tables".to_owned(),
             };
-            changes.push(Change { what, takes: Takes::Restart });
+            changes.push(Change { what, takes: AppliesOn::Restart });
         }
         if self.limits != running.limits {
-            changes.push(Change { what: "the [[limit]] tables".to_owned(), takes: Takes::Reload });
+            changes.push(Change { what: "the [[limit]] tables".to_owned(), takes: AppliesOn::Reload });
         }
         let by_name = |config: &Config, name: &str| -> Option<NodeConfig> {
             config.nodes.iter().find(|node| node.name().as_deref() == Some(name)).cloned()
@@ -193,7 +193,7 @@ impl Config {
                 (Some(old), Some(new)) if old.capacity != new.capacity => format!("node {name}: its capacity"),
                 _ => continue,
             };
-            changes.push(Change { what, takes: Takes::Reload });
+            changes.push(Change { what, takes: AppliesOn::Reload });
         }
         changes
     }
@@ -218,8 +218,8 @@ pub(super) fn reference() -> String {
             _ => default.map_or_else(String::new, |value| format!("`{value}`")),
         };
         let takes = match key.takes {
-            Takes::Reload => "yes",
-            Takes::Restart => "restart",
+            AppliesOn::Reload => "yes",
+            AppliesOn::Restart => "restart",
         };
         [key.name.to_owned(), default, takes.to_owned(), key.help.replace('|', "\\|")]
     }

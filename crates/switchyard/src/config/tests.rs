@@ -415,7 +415,7 @@ fn a_reload_tells_what_changed_and_keeps_what_needs_a_restart() {
         changes.iter().filter(|change| change.takes == takes).map(|change| change.what.as_str()).collect::<Vec<_>>()
     };
     assert_eq!(
-        of(Takes::Reload),
+        of(AppliesOn::Reload),
         [
             "clients.password: \"***\" -> none",
             "clients.password-env: none -> \"X\"",
@@ -425,13 +425,14 @@ fn a_reload_tells_what_changed_and_keeps_what_needs_a_restart() {
             "node 127.0.0.1:7002 added",
         ]
     );
-    assert!(of(Takes::Restart).contains(&"workers: 1 -> 2"), "{changes:?}");
+    assert!(of(AppliesOn::Restart).contains(&"workers: 1 -> 2"), "{changes:?}");
     // Every key that says restart is kept, by whatever name it is added later.
-    let restart_keys = keys::CONFIG.iter().filter(|key| key.takes == Takes::Restart && !key.name.contains('-')).count();
-    assert!(of(Takes::Restart).len() >= restart_keys, "the test changes every such key: {changes:?}");
+    let restart_keys =
+        keys::CONFIG.iter().filter(|key| key.takes == AppliesOn::Restart && !key.name.contains('-')).count();
+    assert!(of(AppliesOn::Restart).len() >= restart_keys, "the test changes every such key: {changes:?}");
     next.keep_until_restart(&running);
     let left = next.changes_since(&running);
-    assert!(left.iter().all(|change| change.takes == Takes::Reload), "{left:?}");
+    assert!(left.iter().all(|change| change.takes == AppliesOn::Reload), "{left:?}");
     assert_eq!(left.len(), 6);
 }
 

@@ -74,27 +74,27 @@ pub(crate) fn look(server: &Server) -> Seen {
             return seen;
         }
     };
-    if let Err(error) = ask_all(&mut connection, &mut seen) {
+    if let Err(error) = query_all(&mut connection, &mut seen) {
         seen.failure = Some(format!("stopped answering: {error}"));
     }
     seen
 }
 
-fn ask_all(connection: &mut NodeConnection, seen: &mut Seen) -> std::io::Result<()> {
+fn query_all(connection: &mut NodeConnection, seen: &mut Seen) -> std::io::Result<()> {
     let asked = now_ms();
-    let time = connection.ask(&["TIME"])?;
+    let time = connection.call(&["TIME"])?;
     let answered = now_ms();
     if let [seconds, micros] = time.items().as_slice()
         && let (Ok(seconds), Ok(micros)) = (seconds.text().parse::<i64>(), micros.text().parse::<i64>())
     {
         seen.clock = Some((seconds * 1000 + micros / 1000 - (asked + answered) / 2, answered - asked));
     }
-    let info = connection.ask(&["INFO"])?;
+    let info = connection.call(&["INFO"])?;
     if info.error().is_none() {
         seen.info = pairs(&info.text());
     }
     for name in SETTINGS.split(' ') {
-        let answer = connection.ask(&["CONFIG", "GET", name])?;
+        let answer = connection.call(&["CONFIG", "GET", name])?;
         match (answer.error(), answer.items().as_slice()) {
             (Some(error), _) => seen.config_error = Some(error),
             (None, [name, value]) => drop(seen.config.insert(name.text(), value.text())),
@@ -102,7 +102,7 @@ fn ask_all(connection: &mut NodeConnection, seen: &mut Seen) -> std::io::Result<
         }
     }
     let names: Vec<&str> = ["COMMAND", "INFO"].into_iter().chain(NAMES.split(' ')).collect();
-    let known = connection.ask(&names)?;
+    let known = connection.call(&names)?;
     if known.error().is_none() {
         seen.missing = NAMES
             .split(' ')
@@ -112,19 +112,19 @@ fn ask_all(connection: &mut NodeConnection, seen: &mut Seen) -> std::io::Result<
             .collect();
     }
     for (name, args) in TRIED {
-        if let Some(error) = connection.ask(args)?.error().filter(|e| e.starts_with("NOPERM")) {
+        if let Some(error) = connection.call(args)?.error().filter(|e| e.starts_with("NOPERM")) {
             seen.refused.push(((*name).to_owned(), error));
         }
     }
     seen.functions = functions(connection);
-    let modules = connection.ask(&["MODULE", "LIST"])?;
+    let modules = connection.call(&["MODULE", "LIST"])?;
     for module in modules.items() {
         let fields = module.items();
         let name = fields.iter().position(|f| f.text() == "name").and_then(|at| fields.get(at + 1));
         seen.modules.extend(name.map(Answer::text));
     }
     seen.modules.sort();
-    let clients = connection.ask(&["CLIENT", "LIST"])?;
+    let clients = connection.call(&["CLIENT", "LIST"])?;
     if clients.error().is_none() {
         seen.direct = direct_clients(&clients.text(), Action::Move);
         seen.routers = routers(&clients.text());

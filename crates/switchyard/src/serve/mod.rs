@@ -24,7 +24,6 @@ use anyhow::{Context, anyhow};
 use sd_notify::NotifyState;
 use switchyard_control::admin::{self, AdminAccess, AdminError, AdminOptions, AdminThread, AdminTls, Source};
 use switchyard_control::autoscale::AutoscaleThread;
-use switchyard_control::care::Care;
 use switchyard_control::eject::EjectThread;
 use switchyard_control::failover::{self, Observer, Watched};
 use switchyard_control::first_start;
@@ -32,6 +31,7 @@ use switchyard_control::health::HealthThread;
 use switchyard_control::journal::Sync;
 use switchyard_control::members::{self, FleetFacts};
 use switchyard_control::moves::{Moves, MovesThread};
+use switchyard_control::node_maintenance::NodeMaintenance;
 use switchyard_control::nodes::holdings::primaries;
 use switchyard_control::operator;
 use switchyard_control::placement::{self, Placement};
@@ -49,19 +49,19 @@ use crate::cli::Failure;
 use crate::config::{Config, Names, NodeAddress, PoolConfig, Problems, Resolved, Shared, Sources, counted};
 pub(crate) use log_queue::flush as flush_log;
 use logs::Logs;
-use reload::{Ask, Asks, Reloader};
+use reload::{Asks, ReloadRequest, Reloader};
 use standby::StandbyWait;
 use twemproxy_stats::{ShownPools, StatsPort};
 
 /// The flags about pools of twemproxy.
-pub(crate) struct OfTwemproxy {
+pub(crate) struct TwemproxyFlags {
     /// The address at which their stats are served, if they are.
     pub(crate) stats: Option<String>,
     /// Keys at servers at which the rule does not look for them are deleted.
     pub(crate) removes_strays: bool,
 }
 
-impl OfTwemproxy {
+impl TwemproxyFlags {
     /// Refuses to remove strays from servers that other pools have as well. `None`: strays stay.
     fn shared(&self, config: &Config, names: &mut Names) -> Result<Option<Shared>, Problems> {
         let shared = if self.removes_strays { config.shared_servers(names) } else { None };
@@ -75,7 +75,7 @@ pub(crate) fn run(
     sources: Sources,
     standby: Option<Standby>,
     beside: bool,
-    twemproxy: &OfTwemproxy,
+    twemproxy: &TwemproxyFlags,
 ) -> Result<(), Failure> {
     let stats = twemproxy.stats.as_deref();
     if let Some(pools) = sources.several_pools()? {
@@ -114,7 +114,7 @@ pub(crate) fn run(
     let read = config.clone();
     let remembered = members::recall(placement.store(), &read.node_names())?;
     if remembered != members::Remembered::default() {
-        reload::tell_ignored(&config.apply_membership(&remembered.added, &remembered.removed)?);
+        reload::warn_ignored(&config.apply_membership(&remembered.added, &remembered.removed)?);
         resolved = config.resolve(|_| None)?;
     }
     let leaving = match &config.pool {
@@ -153,8 +153,8 @@ pub(crate) fn run(
     let patience = resolved.live.connect_timeout.min(first_start::PATIENCE);
     let beginning = match placement.topology() {
         None => Some(match &config.pool {
-            None => first_start::begin(&resolved.nodes, patience, beside, tell_look)?,
-            Some(pool) => first_start::begin_on(pool.continuum()?, &resolved.nodes, patience, beside, tell_look)?,
+            None => first_start::begin(&resolved.nodes, patience, beside, log_discovery)?,
+            Some(pool) => first_start::begin_on(pool.continuum()?, &resolved.nodes, patience, beside, log_discovery)?,
         }),
         Some(_) => None,
     };
@@ -294,13 +294,13 @@ pub(crate) fn run(
     let look = match held {
         Some(held) => {
             let own = (!beside).then(|| moves.site());
-            Some(first_start::Look::start(
+            Some(first_start::Discovery::start(
                 Arc::clone(&placement),
                 Arc::clone(&running),
                 connect_timeout,
                 own,
                 held,
-                tell_look,
+                log_discovery,
             )?)
         }
         None => None,
@@ -314,8 +314,13 @@ pub(crate) fn run(
         warn!("--strays remove has no effect: {doubt}. Start again when they do");
     }
     let strays_in = (shared.is_some() && doubt.is_none()).then_some(live.database);
-    let care =
-        Care::start(Arc::clone(&running), processes, Arc::clone(placement.store()), Arc::clone(&moves), strays_in)?;
+    let care = NodeMaintenance::start(
+        Arc::clone(&running),
+        processes,
+        Arc::clone(placement.store()),
+        Arc::clone(&moves),
+        strays_in,
+    )?;
     let observer = Observer::start(watched, Arc::clone(placement.store()), Arc::clone(&running))?;
     let nodes = resolved.nodes;
     let reloader = Reloader {
@@ -334,7 +339,7 @@ pub(crate) fn run(
     };
     let reloads = start_reloads(reloader, Arc::clone(&running), asks, asked)?;
     if reload_wanted {
-        reloads.ask();
+        reloads.request();
     }
     if let Some(why) = runtime.block_on(signals.wait_for_stop(&running, &reloads, &mut replaced)) {
         // Nothing that is under way can be ended at the nodes any more, so nothing is waited for.
@@ -343,7 +348,7 @@ pub(crate) fn run(
         return Err(if is_standby { Failure::Failed(anyhow!(why)) } else { Failure::Replaced(why) });
     }
     notify(&[NotifyState::Stopping]);
-    look.into_iter().for_each(first_start::Look::stop);
+    look.into_iter().for_each(first_start::Discovery::stop);
     drop((planner, ejector, autoscaler));
     care.stop();
     drop(health);
@@ -380,7 +385,7 @@ fn newly_listed_that_stay_out(
         return Vec::new();
     }
     let placed: Vec<NodeAddress> = placed.into_iter().cloned().collect();
-    FleetFacts::ask(&primaries(&placed), site, patience).refuse(&newly, &resolved.live.config_set, patience)
+    FleetFacts::query(&primaries(&placed), site, patience).refuse(&newly, &resolved.live.config_set, patience)
 }
 
 fn ready_line(addresses: &[String], config: &Config, admin: SocketAddr, is_held: bool) -> String {
@@ -470,7 +475,7 @@ fn notify(state: &[NotifyState<'_>]) {
 const EXTENSION: Duration = Duration::from_secs(60);
 
 /// How far a first start's look at the nodes has come.
-fn tell_look(progress: &str) {
+fn log_discovery(progress: &str) {
     info!("{progress}");
     notify(&[NotifyState::ExtendTimeoutUsec(EXTENSION.as_micros() as u32)]);
 }
@@ -480,7 +485,7 @@ const STORE_CLOSE_BOUND: Duration = Duration::from_secs(1);
 
 /// The thread that reloads, one after another.
 struct Reloads {
-    requests: mpsc::SyncSender<Ask>,
+    requests: mpsc::SyncSender<ReloadRequest>,
     /// Ends the thread, which others may ask as well.
     stopping: Arc<AtomicBool>,
     /// Closed when the thread has ended, and with it the store.
@@ -491,8 +496,8 @@ struct Reloads {
 
 impl Reloads {
     /// Asks for a reload. One that is waiting already will read the newest file, so more need not wait.
-    fn ask(&self) {
-        match self.requests.try_send(Ask::Reload) {
+    fn request(&self) {
+        match self.requests.try_send(ReloadRequest::Reload) {
             Ok(()) | Err(mpsc::TrySendError::Full(_)) => {}
             Err(mpsc::TrySendError::Disconnected(_)) => {
                 error!("the reload thread has ended; restart to change the configuration")
@@ -505,7 +510,7 @@ impl Reloads {
     fn stop(self) {
         self.stopping.store(true, Ordering::Release);
         // Only to wake it; if it is busy it will see.
-        let _ = self.requests.try_send(Ask::Reload);
+        let _ = self.requests.try_send(ReloadRequest::Reload);
         let _ = self.ended.recv_timeout(STORE_CLOSE_BOUND);
     }
 
@@ -517,8 +522,8 @@ impl Reloads {
 fn start_reloads(
     reloader: Reloader,
     running: Arc<Running>,
-    requests: mpsc::SyncSender<Ask>,
-    asked: mpsc::Receiver<Ask>,
+    requests: mpsc::SyncSender<ReloadRequest>,
+    asked: mpsc::Receiver<ReloadRequest>,
 ) -> anyhow::Result<Reloads> {
     let stopping = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stopping);
@@ -534,12 +539,12 @@ fn start_reloads(
                 if stopped.load(Ordering::Acquire) {
                     return;
                 }
-                if let Ask::Change(change, done) = ask {
+                if let ReloadRequest::Change(change, done) = ask {
                     // If nobody waits for it any more, it is done all the same.
                     let _ = done.send(reloader.change_members(&change, &running));
                     continue;
                 }
-                if let Ask::Find(name, told) = ask {
+                if let ReloadRequest::Find(name, told) = ask {
                     let _ = told.send(reloader.find(&name));
                     continue;
                 }
@@ -589,13 +594,13 @@ impl Signals {
         let mut last_status = String::new();
         loop {
             tokio::select! {
-                _ = self.hangup.recv() => reloads.ask(),
-                name = asked_to_stop(&mut self.terminate, &mut self.interrupt) => {
+                _ = self.hangup.recv() => reloads.request(),
+                name = stop_signal(&mut self.terminate, &mut self.interrupt) => {
                     info!("{name}: stopping; clients' commands in flight get up to {:?}, a second signal ends it at once", reloads.shutdown_timeout());
                     return None;
                 }
                 Some(why) = replaced.recv() => return Some(why),
-                _ = tick.tick() => tell_systemd(running, watchdog.is_some(), &mut last_status),
+                _ = tick.tick() => notify_systemd(running, watchdog.is_some(), &mut last_status),
             }
         }
     }
@@ -637,7 +642,7 @@ impl SignalWait {
                         info!("SIGHUP: a standby that waits reads the configuration again as soon as it serves");
                         *reload_wanted = true;
                     }
-                    name = asked_to_stop(terminate, interrupt) => {
+                    name = stop_signal(terminate, interrupt) => {
                         info!("{name}: stopped; the standby did not serve yet");
                         return false;
                     }
@@ -649,14 +654,14 @@ impl SignalWait {
 }
 
 /// Completes with the name of the signal that asks to stop.
-async fn asked_to_stop(terminate: &mut Signal, interrupt: &mut Signal) -> &'static str {
+async fn stop_signal(terminate: &mut Signal, interrupt: &mut Signal) -> &'static str {
     tokio::select! {
         _ = terminate.recv() => "SIGTERM",
         _ = interrupt.recv() => "SIGINT",
     }
 }
 
-fn tell_systemd(running: &Running, watchdog: bool, last: &mut String) {
+fn notify_systemd(running: &Running, watchdog: bool, last: &mut String) {
     if std::env::var_os("NOTIFY_SOCKET").is_none() {
         return;
     }
@@ -720,7 +725,7 @@ fn stop(
                 Ok(Some(_)) => info!("stopped; no client was cut"),
                 Err(_) => return Err(anyhow!("draining failed, see above")),
             },
-            name = asked_to_stop(&mut signals.terminate, &mut signals.interrupt) => {
+            name = stop_signal(&mut signals.terminate, &mut signals.interrupt) => {
                 warn!("{name} again: stopped at once");
                 return Ok(false);
             }

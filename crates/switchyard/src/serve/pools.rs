@@ -21,7 +21,7 @@ use tracing::{error, info, warn};
 
 use super::logs::Logs;
 use super::twemproxy_stats::{ShownPools, StatsPort};
-use super::{SignalWait, Signals, asked_to_stop, notify};
+use super::{SignalWait, Signals, notify, stop_signal};
 use crate::cli::Failure;
 use crate::config::{Config, counted};
 
@@ -87,7 +87,7 @@ pub(super) fn run(
 }
 
 /// What the task of a pool reports.
-enum News {
+enum PoolEvent {
     /// It serves, and has its admin port there.
     Ready(usize, Option<SocketAddr>),
     /// Its process could not be started, or has ended.
@@ -107,7 +107,7 @@ struct Pool {
 }
 
 impl Pool {
-    fn start(&mut self, number: usize, reports: &Path, news: &mpsc::UnboundedSender<News>) -> anyhow::Result<()> {
+    fn start(&mut self, number: usize, reports: &Path, news: &mpsc::UnboundedSender<PoolEvent>) -> anyhow::Result<()> {
         let socket = reports.join(format!("{number}"));
         // It may be there from the process before.
         let _ = std::fs::remove_file(&socket);
@@ -148,7 +148,7 @@ async fn accompany(
     mut child: Child,
     reports: UnixDatagram,
     mut wanted: mpsc::UnboundedReceiver<Signal>,
-    news: mpsc::UnboundedSender<News>,
+    news: mpsc::UnboundedSender<PoolEvent>,
 ) {
     let mut report = [0; REPORT_MAX];
     let mut is_asked = true;
@@ -159,7 +159,7 @@ async fn accompany(
                 let report = String::from_utf8_lossy(&report[..length]);
                 if report.lines().any(|line| line == "READY=1") {
                     let admin = report.lines().find_map(|line| line.strip_prefix(ADMIN)?.parse().ok());
-                    let _ = news.send(News::Ready(number, admin));
+                    let _ = news.send(PoolEvent::Ready(number, admin));
                 }
             }
             signal = wanted.recv(), if is_asked => match signal {
@@ -172,7 +172,7 @@ async fn accompany(
             },
         }
     };
-    let _ = news.send(News::Ended(number, status));
+    let _ = news.send(PoolEvent::Ended(number, status));
 }
 
 async fn watch(
@@ -208,7 +208,7 @@ async fn watch(
         }
         let stop = tokio::select! {
             Some(news) = heard.recv() => match news {
-                News::Ready(number, admin) => {
+                PoolEvent::Ready(number, admin) => {
                     pools[number].is_ready = true;
                     // A reload reports it again, without the address.
                     admin.into_iter().for_each(|admin| shown.note(number, Some(admin)));
@@ -219,7 +219,7 @@ async fn watch(
                     }
                     None
                 }
-                News::Ended(number, status) => {
+                PoolEvent::Ended(number, status) => {
                     let pool = &mut pools[number];
                     (pool.signals, pool.is_ready) = (None, false);
                     shown.note(number, None);
@@ -254,7 +254,7 @@ async fn watch(
                 pools.iter().filter(|pool| pool.is_ready).for_each(|pool| pool.signal(Signal::HUP));
                 None
             }
-            name = asked_to_stop(&mut signals.terminate, &mut signals.interrupt) => {
+            name = stop_signal(&mut signals.terminate, &mut signals.interrupt) => {
                 let again = if outcome.is_some() { " again: at once" } else { "" };
                 info!("{name}{again}: all pools stop");
                 Some(Ok(()))

@@ -24,14 +24,14 @@ use tracing::{error, info, warn};
 use super::logs::Logs;
 use super::open_files;
 use super::users::Configured;
-use crate::config::{Config, NodeAddress, Sources, Takes};
+use crate::config::{AppliesOn, Config, NodeAddress, Sources};
 
 /// A command without a time-out may hold up a node that leaves for so long, doubled.
 const UNBOUNDED: Duration = Duration::from_secs(60);
 
 /// What the thread that reloads is asked.
 #[derive(Debug)]
-pub(super) enum Ask {
+pub(super) enum ReloadRequest {
     /// Read the configuration again.
     Reload,
     /// Say how a server would be reached if it were a node.
@@ -42,10 +42,10 @@ pub(super) enum Ask {
 
 /// Asks the thread that reloads, the only one that changes the list of nodes.
 #[derive(Clone, Debug)]
-pub(super) struct Asks(pub(super) mpsc::SyncSender<Ask>);
+pub(super) struct Asks(pub(super) mpsc::SyncSender<ReloadRequest>);
 
 impl Asks {
-    fn answered<T>(&self, ask: impl FnOnce(mpsc::SyncSender<Result<T, String>>) -> Ask) -> Result<T, String> {
+    fn answered<T>(&self, ask: impl FnOnce(mpsc::SyncSender<Result<T, String>>) -> ReloadRequest) -> Result<T, String> {
         let (told, outcome) = mpsc::sync_channel(1);
         let ended = || "the router is stopping".to_owned();
         self.0.send(ask(told)).map_err(|_| ended())?;
@@ -55,11 +55,11 @@ impl Asks {
 
 impl NodeList for Asks {
     fn find(&self, name: &str) -> Result<NodeAddress, String> {
-        self.answered(|told| Ask::Find(name.to_owned(), told))
+        self.answered(|told| ReloadRequest::Find(name.to_owned(), told))
     }
 
     fn change(&self, change: MemberChange) -> Result<(), String> {
-        self.answered(|told| Ask::Change(change, told))
+        self.answered(|told| ReloadRequest::Change(change, told))
     }
 }
 
@@ -131,7 +131,7 @@ impl Reloader {
             recall(self.fleet.placement.store(), &config.node_names()).map_err(|error| format!("{error:#}"))?;
         let added: Vec<String> = remembered.added.into_iter().chain([name.to_owned()]).collect();
         let removed: Vec<String> = remembered.removed.into_iter().filter(|removed| removed != name).collect();
-        let joined = |problems| told(problems).join("; ");
+        let joined = |problems| problem_lines(problems).join("; ");
         config.apply_membership(&added, &removed).map_err(joined)?;
         config.keep_until_restart(&self.config);
         let known = self.addresses();
@@ -148,10 +148,10 @@ impl Reloader {
 
     /// Returns how many changes were applied, or what is wrong.
     fn apply(&mut self, running: &Arc<Running>) -> Result<usize, Vec<String>> {
-        let mut read = self.sources.read().map_err(told)?;
+        let mut read = self.sources.read().map_err(problem_lines)?;
         read.prefer_log_level(std::env::var("RUST_LOG").ok().as_deref());
         if self.is_standby {
-            read.check_standby().map_err(told)?;
+            read.check_standby().map_err(problem_lines)?;
         }
         let applied = self.apply_read(read.clone(), running, None)?;
         // Not before: a reload that is refused has changed nothing.
@@ -214,15 +214,15 @@ impl Reloader {
     ) -> Result<usize, Vec<String>> {
         let listed = config.node_names();
         let remembered = recall(self.fleet.placement.store(), &listed).map_err(|error| vec![format!("{error:#}")])?;
-        tell_ignored(&config.apply_membership(&remembered.added, &remembered.removed).map_err(told)?);
+        warn_ignored(&config.apply_membership(&remembered.added, &remembered.removed).map_err(problem_lines)?);
         let leaving = self.leaving(&config, &remembered.removed, change).map_err(|error| vec![format!("{error:#}")])?;
-        config.keep_leaving(&leaving).map_err(told)?;
+        config.keep_leaving(&leaving).map_err(problem_lines)?;
         let scheme = config.pool.as_ref().map(|pool| &pool.scheme);
         self.fleet.placement.check_scheme(scheme).map_err(|error| vec![error.to_string()])?;
         let changes = config.changes_since(&self.config);
         config.keep_until_restart(&self.config);
         let known = self.addresses();
-        let mut resolved = config.resolve(|name| known.get(name).copied()).map_err(told)?;
+        let mut resolved = config.resolve(|name| known.get(name).copied()).map_err(problem_lines)?;
         keep_hosts(&self.nodes, &mut resolved.nodes);
         let warnings: Vec<String> = resolved.warnings().collect();
         let mut live = resolved.live;
@@ -242,7 +242,7 @@ impl Reloader {
         let mut both = live.clone();
         let settled = self.fleet.placement.settle(&wanted, |settled| {
             live.nodes = placement::access(&settled.topology, &resolved.nodes);
-            self.keep_what_works(&mut live);
+            self.verify_credentials(&mut live);
             both = live.clone();
             let leaving = self.live.nodes.iter().filter(|(id, _)| !live.nodes.contains_key(id));
             both.nodes.extend(leaving.map(|(id, access)| (*id, access.clone())));
@@ -266,15 +266,15 @@ impl Reloader {
         let mut applied = 0;
         for change in &changes {
             match change.takes {
-                Takes::Restart => warn!("{} needs a restart; it stays as it was until then", change.what),
-                Takes::Reload => {
+                AppliesOn::Restart => warn!("{} needs a restart; it stays as it was until then", change.what),
+                AppliesOn::Reload => {
                     applied += 1;
                     info!("{}", change.what);
                 }
             }
         }
         applied += self.renew_admin_access(resolved.admin_token.as_ref(), &config.state_dir);
-        applied += told_by_content(&self.live, &live, &changes.iter().map(|c| c.what.as_str()).collect::<Vec<_>>());
+        applied += log_changed_content(&self.live, &live, &changes.iter().map(|c| c.what.as_str()).collect::<Vec<_>>());
         for name in &settled.joined {
             info!("node {name} has joined; it owns no slots yet, so no keys are on it");
         }
@@ -318,7 +318,7 @@ impl Reloader {
 impl Reloader {
     /// Tries credentials that are new before they replace those in use: connections that work are not given up for ones
     /// that the node refuses.
-    fn keep_what_works(&self, live: &mut RuntimeSettings) {
+    fn verify_credentials(&self, live: &mut RuntimeSettings) {
         for (id, access) in &mut live.nodes {
             let Some(old) = self.live.nodes.get(id) else { continue };
             let same = (&old.username, &old.password, &old.tls) == (&access.username, &access.password, &access.tls);
@@ -388,12 +388,12 @@ fn try_credentials(access: &NodeAccess, timeout: Duration) -> Result<(), String>
     open().or_else(|_| open())
 }
 
-fn told(problems: crate::config::Problems) -> Vec<String> {
+fn problem_lines(problems: crate::config::Problems) -> Vec<String> {
     problems.0.iter().map(ToString::to_string).collect()
 }
 
 /// Nodes of the configuration that were removed while the router ran.
-pub(super) fn tell_ignored(names: &[String]) {
+pub(super) fn warn_ignored(names: &[String]) {
     for name in names {
         warn!(
             "node {name} is in the configuration, but was removed by `switchyard nodes remove`: it is left out. Take it out of the configuration, or \
@@ -403,7 +403,7 @@ pub(super) fn tell_ignored(names: &[String]) {
 }
 
 /// Logs what changed although the configuration says the same: the content of a secret's file, the address of a name.
-fn told_by_content(old: &RuntimeSettings, new: &RuntimeSettings, told: &[&str]) -> usize {
+fn log_changed_content(old: &RuntimeSettings, new: &RuntimeSettings, told: &[&str]) -> usize {
     let mut changed = 0;
     if old.users != new.users
         && !told.iter().any(|what| what.starts_with("clients.password") || what.starts_with("clients.users"))

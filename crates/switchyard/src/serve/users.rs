@@ -55,20 +55,20 @@ fn execute(running: &Running, config: &Config, command: &OperatorCommand) -> Res
     match (verb.as_str(), words) {
         ("SETUSER", [name, words @ ..]) => {
             change(running, config, command, &[*name], |users| Ok((users.with_changed(name, words)?, ())))?;
-            told(command, "ACL SETUSER", name);
+            audit(command, "ACL SETUSER", name);
             Ok(Done::Ok)
         }
         ("DELUSER", names) => {
             let count = change(running, config, command, names, |users| users.without(names))?;
-            told(command, "ACL DELUSER", &names.iter().take(10).copied().collect::<Vec<_>>().join(" "));
+            audit(command, "ACL DELUSER", &names.iter().take(10).copied().collect::<Vec<_>>().join(" "));
             Ok(Done::Count(count))
         }
         ("SAVE", []) => save(running, config).map(|()| {
-            told(command, "ACL SAVE", "");
+            audit(command, "ACL SAVE", "");
             Done::Ok
         }),
         ("LOAD", []) => load(running, config, command).map(|()| {
-            told(command, "ACL LOAD", "");
+            audit(command, "ACL LOAD", "");
             Done::Ok
         }),
         _ => Err("ERR unknown subcommand or wrong number of arguments. Try ACL HELP.".to_owned()),
@@ -76,7 +76,7 @@ fn execute(running: &Running, config: &Config, command: &OperatorCommand) -> Res
 }
 
 /// A name may be a password in the wrong place, but here only in that of who may see all users.
-fn told(command: &OperatorCommand, what: &str, users: &str) {
+fn audit(command: &OperatorCommand, what: &str, users: &str) {
     warn!(target: "audit", who = command.who(), users, "{what}");
 }
 

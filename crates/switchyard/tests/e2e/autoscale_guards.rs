@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::Value as Json;
 
 use crate::autoscale::{Fleet, PATIENCE, failure, server, servers};
-use crate::movectl::{ask, done};
+use crate::movectl::{done, run_cli};
 use crate::support::node::default_program;
 use crate::support::{Client, Node, NodeOptions, Site, SiteOptions, int, ok, ports, until_within};
 
@@ -84,7 +84,7 @@ fn a_server_that_an_operator_adds_again_is_not_stopped() {
     named.leaves_in_an_outage();
     // It is refused only while the program runs.
     let add = format!("nodes add {} --rebalance --wait --goal fast", named.server.address());
-    until_within(PATIENCE, "it is added", || ask(named.fleet.site.router(), &add).code == 0);
+    until_within(PATIENCE, "it is added", || run_cli(named.fleet.site.router(), &add).code == 0);
     let stops = named.stops();
     std::fs::remove_file(&named.outage).expect("removed");
     named.wait_for_the_end_of_the_change();

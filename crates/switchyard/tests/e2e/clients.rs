@@ -109,7 +109,7 @@ pub(crate) fn python() -> (PathBuf, PathBuf) {
 }
 
 #[track_caller]
-pub(crate) fn says_ok(what: &str, text: &str) {
+pub(crate) fn assert_checks_ok(what: &str, text: &str) {
     let checks: u64 = text
         .lines()
         .find_map(|line| line.strip_prefix("ok: ")?.split(' ').next()?.parse().ok())
@@ -127,8 +127,8 @@ fn redis_py() {
     let site = Site::new(3);
     let mut check = tied("python3");
     check.arg("-B").arg(source.join("check.py")).arg(site.address().to_string()).env("PYTHONPATH", &packages);
-    says_ok("redis-py", &run("redis-py", &mut check));
-    if let Some(secured) = Secured::new() {
+    assert_checks_ok("redis-py", &run("redis-py", &mut check));
+    if let Some(secured) = SecuredRouter::new() {
         let mut check = tied("python3");
         check
             .arg("-B")
@@ -136,17 +136,17 @@ fn redis_py() {
             .arg(&secured.address)
             .args(&secured.credentials)
             .env("PYTHONPATH", &packages);
-        says_ok("redis-py over TLS", &run("redis-py over TLS", &mut check));
+        assert_checks_ok("redis-py over TLS", &run("redis-py over TLS", &mut check));
     }
     if let Some(site) = copying() {
         let mut check = tied("python3");
         check.arg("-B").arg(source.join("fresh.py")).arg(site.address().to_string()).env("PYTHONPATH", &packages);
-        says_ok("redis-py before hot copies", &run("redis-py before hot copies", &mut check));
+        assert_checks_ok("redis-py before hot copies", &run("redis-py before hot copies", &mut check));
     }
     if let Some(site) = cluster() {
         let mut check = tied("python3");
         check.arg("-B").arg(source.join("cluster.py")).arg(site.address().to_string()).env("PYTHONPATH", packages);
-        says_ok("redis-py's RedisCluster", &run("redis-py's RedisCluster", &mut check));
+        assert_checks_ok("redis-py's RedisCluster", &run("redis-py's RedisCluster", &mut check));
     }
 }
 
@@ -162,7 +162,7 @@ fn copying() -> Option<Site> {
 }
 
 /// A router whose clients come over TLS, each with a certificate, a name and a password.
-struct Secured {
+struct SecuredRouter {
     _authority: Authority,
     _users: UsersFile,
     _site: Site,
@@ -171,8 +171,8 @@ struct Secured {
     credentials: [OsString; 5],
 }
 
-impl Secured {
-    fn new() -> Option<Secured> {
+impl SecuredRouter {
+    fn new() -> Option<SecuredRouter> {
         let authority = Authority::new();
         let (server, client) =
             (authority.sign("server", &["localhost", "127.0.0.1"]), authority.sign("client", &["client"]));
@@ -194,7 +194,13 @@ impl Secured {
         let site = Site::router_only(3, &SiteOptions::router(router))?;
         let credentials =
             [authority.file().into(), client.certificate.into(), client.key.into(), "app".into(), "s3cret".into()];
-        Some(Secured { _authority: authority, _users: users, _site: site, address: address.to_string(), credentials })
+        Some(SecuredRouter {
+            _authority: authority,
+            _users: users,
+            _site: site,
+            address: address.to_string(),
+            credentials,
+        })
     }
 }
 
@@ -219,22 +225,22 @@ fn go_redis() {
         run("go build", build.current_dir(&source));
     });
     let site = Site::new(3);
-    says_ok("go-redis", &run("go-redis", tied(built.join("client-check")).arg(site.address().to_string())));
-    if let Some(secured) = Secured::new() {
+    assert_checks_ok("go-redis", &run("go-redis", tied(built.join("client-check")).arg(site.address().to_string())));
+    if let Some(secured) = SecuredRouter::new() {
         let mut check = tied(built.join("client-check"));
         check.arg(&secured.address).arg("secured").args(&secured.credentials);
-        says_ok("go-redis over TLS", &run("go-redis over TLS", &mut check));
+        assert_checks_ok("go-redis over TLS", &run("go-redis over TLS", &mut check));
     }
     if let Some(site) = copying() {
         let mut check = tied(built.join("client-check"));
-        says_ok(
+        assert_checks_ok(
             "go-redis before hot copies",
             &run("go-redis before hot copies", check.arg(site.address().to_string()).arg("fresh")),
         );
     }
     if let Some(site) = cluster() {
         let mut check = tied(built.join("client-check"));
-        says_ok(
+        assert_checks_ok(
             "go-redis' ClusterClient",
             &run("go-redis' ClusterClient", check.arg(site.address().to_string()).arg("cluster")),
         );
@@ -257,14 +263,14 @@ fn node_redis_and_ioredis() {
     // The program looks for its packages beside itself.
     std::fs::copy(source.join("check.mjs"), installed.join("check.mjs")).expect("a copy");
     let site = Site::new(3);
-    says_ok(
+    assert_checks_ok(
         "node-redis and ioredis",
         &run("node", tied("node").arg(installed.join("check.mjs")).arg(site.address().to_string())),
     );
     if let Some(site) = cluster() {
         std::fs::copy(source.join("cluster.mjs"), installed.join("cluster.mjs")).expect("a copy");
         let mut check = tied("node");
-        says_ok(
+        assert_checks_ok(
             "cluster clients of Node.js",
             &run("node", check.arg(installed.join("cluster.mjs")).arg(site.address().to_string())),
         );
@@ -290,7 +296,7 @@ fn jedis() {
     let mut check = tied("java");
     check.arg("-cp").arg(jars.join("*")).arg(source.join("Check.java")).arg(site.address().to_string());
     check.args(cluster.iter().map(|site| site.address().to_string()));
-    says_ok("Jedis", &run("java", &mut check));
+    assert_checks_ok("Jedis", &run("java", &mut check));
 }
 
 fn redis_tool(name: &str, address: SocketAddr) -> Command {

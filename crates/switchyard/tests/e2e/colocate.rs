@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use switchyard_policy::topology::crc16_slot;
 
-use crate::movectl::{ask, done, json};
+use crate::movectl::{done, json, run_cli};
 use crate::movectl_moves::{eventually, report, the_move, wait_for};
 use crate::movekeys::Scene;
 use crate::support::{Client, Node, Site, SiteOptions, Value, bulk, encode, int, ok, simple, until};
@@ -256,7 +256,7 @@ fn nothing_is_lost_or_seen_half_done_while_keys_are_moved_away_and_come_home() {
                 owner.address(),
                 other.address()
             );
-            let said = ask(scene.router(), &line);
+            let said = run_cli(scene.router(), &line);
             rounds += usize::from(said.code == 0);
             tried += 1;
             assert!(
@@ -586,7 +586,7 @@ fn a_node_that_stands_still_delays_only_what_concerns_it() {
     let line = format!("move --from {from} --to {to} --keys {three}b");
     let asked = std::thread::scope(|scope| {
         let before = connections_to(to);
-        let asked = scope.spawn(|| ask(site.router(), &line));
+        let asked = scope.spawn(|| run_cli(site.router(), &line));
         // Whoever orders that waits for the node.
         until("it is asked for", || connections_to(to) > before);
         comes_home(&mut client);

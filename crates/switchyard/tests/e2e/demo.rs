@@ -99,7 +99,7 @@ fn the_demo_tells_all_and_leaves_nothing_behind() {
     demo.ends_with(0);
     let output = demo.output();
     // Decisions and deeds of the router, in the words of its histories.
-    let said = said(&output);
+    let said = story_lines(&output);
     for (what, words) in [
         ("the hot key is answered", vec!["done", "reads were answered from copies"]),
         ("the planner decides", vec!["decided", "planner, decision", "its limit is", "moving"]),
@@ -132,7 +132,7 @@ fn the_demo_tells_all_and_leaves_nothing_behind() {
 }
 
 /// The lines, each with those that go on below it.
-fn said(output: &str) -> Vec<String> {
+fn story_lines(output: &str) -> Vec<String> {
     let mut said: Vec<String> = Vec::new();
     for line in output.lines() {
         match (line.starts_with("                "), said.last_mut()) {

@@ -73,7 +73,7 @@ fn refused_start(nodes: &[SocketAddr], state_dir: &Path) -> String {
 }
 
 /// Runs `switchyard VERB` over these nodes.
-fn say(verb: &str, nodes: &[SocketAddr], state_dir: &Path, more: &[&str]) -> (Option<i32>, String) {
+fn run(verb: &str, nodes: &[SocketAddr], state_dir: &Path, more: &[&str]) -> (Option<i32>, String) {
     let mut command = tied(env!("CARGO_BIN_EXE_switchyard"));
     command.arg(verb).arg("--state-dir").arg(state_dir).args(more);
     for node in nodes {
@@ -94,7 +94,7 @@ fn the_one_node_that_holds_everything_owns_everything() {
     assert_eq!((other.cmd("SELECT 3"), other.cmd("SET third v")), (ok(), ok()));
     drop(other);
     let nowhere = TempDir::new().expect("a directory");
-    let (code, text) = say("doctor", &addresses(&nodes), &nowhere.path().join("none"), &[]);
+    let (code, text) = run("doctor", &addresses(&nodes), &nowhere.path().join("none"), &[]);
     assert!(code == Some(0) && text.contains(&format!("{} has all keys ({})", nodes[1].address(), KEYS + 1)), "{text}");
     let mut router = Router::start(&addresses(&nodes), &RouterOptions::default());
     all_are_found(&router);
@@ -119,7 +119,7 @@ fn keys_that_no_map_fits_refuse_the_start_and_the_ways_are_named() {
     fill(&nodes[0], 0..KEYS);
     fill(&nodes[1], KEYS..2 * KEYS);
     let state = TempDir::new().expect("a directory");
-    let (code, doctor) = say("doctor", &addresses(&nodes), &state.path().join("none"), &[]);
+    let (code, doctor) = run("doctor", &addresses(&nodes), &state.path().join("none"), &[]);
     assert!(code == Some(1) && doctor.contains("a first start would be refused"), "{doctor}");
     assert!(!state.path().join("none").exists(), "doctor makes nothing");
     // Twice: a refusal leaves no map behind.
@@ -219,7 +219,7 @@ fn a_state_directory_of_other_servers_is_refused() {
     site.router().process().expect_log(&["looks for 1 elsewhere"]);
     // Doctor says it beside the running router, too.
     let (code, found) =
-        say("doctor", &names, &site.router().state_dir(), &["--admin", &site.router().admin().to_string()]);
+        run("doctor", &names, &site.router().state_dir(), &["--admin", &site.router().admin().to_string()]);
     assert_eq!(code, Some(0), "{found}");
     assert!(
         found.contains(&format!("warning  {}  slot map: of ", names[first])) && found.contains("looks for 1 elsewhere"),
@@ -236,7 +236,7 @@ fn a_state_directory_of_other_servers_is_refused() {
         fill(&site.nodes()[node], (0..KEYS).filter(|number| half.contains(&slot(key(*number).as_bytes()))));
     }
     let state = site.router().state_dir();
-    let (code, doctor) = say("doctor", &names, &state, &[]);
+    let (code, doctor) = run("doctor", &names, &state, &[]);
     assert!(code == Some(1) && doctor.contains("belongs to other servers"), "{doctor}");
     let log = refused_start(&names, &state);
     assert!(log.contains("belongs to other servers") && log.contains("switchyard recover"), "{log}");
@@ -250,27 +250,27 @@ fn doctor_and_recover_know_nodes_that_were_added_to_a_running_router() {
     more.iter().for_each(|node| drop(done(site.router(), &format!("nodes add {}", node.address()))));
     let (listed, state) = (addresses(site.nodes()), site.router().state_dir());
     let admin = site.router().admin().to_string();
-    let (_, text) = say("doctor", &listed, &state, &["--admin", &admin]);
+    let (_, text) = run("doctor", &listed, &state, &["--admin", &admin]);
     assert!(text.contains("3 nodes looked at"), "{text}");
-    let (code, text) = say("recover", &listed, &state, &["--admin", &admin, "--dry-run"]);
+    let (code, text) = run("recover", &listed, &state, &["--admin", &admin, "--dry-run"]);
     assert!(code == Some(1) && text.contains("a router runs on the state directory"), "{text}");
     // By another state directory nothing is known but that there is a router.
     let empty = TempDir::new().expect("a directory");
-    let (_, text) = say("doctor", &listed, empty.path(), &[]);
+    let (_, text) = run("doctor", &listed, empty.path(), &[]);
     assert!(text.contains("a router uses these nodes"), "{text}");
-    let (code, text) = say("recover", &listed, empty.path(), &["--dry-run"]);
+    let (code, text) = run("recover", &listed, empty.path(), &["--dry-run"]);
     assert!(code == Some(1) && text.contains("a router uses node"), "{text}");
     // The admin port of another router is not asked.
-    let (_, text) = say("doctor", &listed, &state, &["--admin", &format!("127.0.0.1:{}", ports::free())]);
+    let (_, text) = run("doctor", &listed, &state, &["--admin", &format!("127.0.0.1:{}", ports::free())]);
     assert!(text.contains("only nodes that the configuration lists were looked at"), "{text}");
 
     site.router().process().signal(Signal::TERM);
     site.router_mut().process_mut().wait(Duration::from_secs(30));
-    let (_, text) = say("doctor", &listed, &state, &[]);
+    let (_, text) = run("doctor", &listed, &state, &[]);
     assert!(text.contains("3 nodes looked at"), "{text}");
-    let (code, text) = say("recover", &listed, &state, &["--dry-run"]);
+    let (code, text) = run("recover", &listed, &state, &["--dry-run"]);
     assert!(code == Some(1) && text.contains("has a slot map"), "{text}");
-    let (code, text) = say("recover", &listed, empty.path(), &["--dry-run"]);
+    let (code, text) = run("recover", &listed, empty.path(), &["--dry-run"]);
     assert!(code == Some(0) && text.contains("gets 16"), "the others have no keys: {text}");
 }
 
@@ -307,9 +307,9 @@ fn a_first_start_with_a_part_of_the_nodes_is_refused() {
 
     let lost = TempDir::new().expect("a directory");
     for (listed, missing) in [(both[0], both[1]), (both[1], both[0])] {
-        let (code, doctor) = say("doctor", &[listed], &lost.path().join("none"), &[]);
+        let (code, doctor) = run("doctor", &[listed], &lost.path().join("none"), &[]);
         assert_eq!(code, Some(1), "{doctor}");
-        let (code, recover) = say("recover", &[listed], &lost.path().join("none"), &["--dry-run"]);
+        let (code, recover) = run("recover", &[listed], &lost.path().join("none"), &["--dry-run"]);
         assert_eq!(code, Some(1), "{recover}");
         for text in [refused_start(&[listed], lost.path()), doctor, recover] {
             for word in [&format!("keys at other nodes, too: {missing}"), "ACL DELUSER switchyard-"] {
@@ -318,7 +318,7 @@ fn a_first_start_with_a_part_of_the_nodes_is_refused() {
         }
     }
     // The ways: all of them, and the map from where the keys are.
-    let (code, text) = say("recover", &both, lost.path(), &[]);
+    let (code, text) = run("recover", &both, lost.path(), &[]);
     assert_eq!(code, Some(0), "{text}");
     site.router_mut().start_again(&both);
     all_are_found(site.router());
@@ -360,7 +360,7 @@ fn one_server_under_two_names_is_refused() {
     let state = TempDir::new().expect("a directory");
     let log = refused_start(&twice, state.path());
     assert!(log.contains("one server under two names"), "{log}");
-    let (code, doctor) = say("doctor", &twice, &state.path().join("none"), &[]);
+    let (code, doctor) = run("doctor", &twice, &state.path().join("none"), &[]);
     assert!(code == Some(1) && doctor.contains("a first start would be refused"), "{doctor}");
     // A stored map, of which one name leads to the other's server by now.
     let mut router = Router::start(&addresses(&nodes), &RouterOptions::default());
@@ -479,7 +479,7 @@ fn nothing_moves_beside_a_router_with_a_copy_of_the_state_directory() {
     for file in ["state.redb", "moves.journal"] {
         std::fs::copy(site.router().state_dir().join(file), copy.path().join(file)).expect("copied");
     }
-    let (code, doctor) = say("doctor", &addresses(site.nodes()), &copy.path().join("none"), &[]);
+    let (code, doctor) = run("doctor", &addresses(site.nodes()), &copy.path().join("none"), &[]);
     assert!(
         code == Some(0) && doctor.contains("ACL GETUSER") && doctor.contains("no standby can take over"),
         "{doctor}"
@@ -571,13 +571,13 @@ fn what_is_left_of_keys_that_their_owner_has_lost_is_told_and_a_fleet_restored_f
     router.process_mut().kill();
     nodes[0].restart();
     had.iter().for_each(|key| drop(nodes[0].cmd(&format!("SET {key} v"))));
-    let (code, doctor) = say("doctor", &addresses(&nodes), &router.state_dir(), &[]);
+    let (code, doctor) = run("doctor", &addresses(&nodes), &router.state_dir(), &[]);
     assert!(code == Some(1) && doctor.contains("a start would be refused"), "{doctor}");
     let log = refused_start(&addresses(&nodes), &router.state_dir());
     assert!(log.contains("are of different times") && log.contains("docs/backup.md"), "{log}");
     // What is there a second time is only left over.
     had.iter().for_each(|key| drop(nodes[1].cmd(&format!("SET {key} v"))));
-    let (code, doctor) = say("doctor", &addresses(&nodes), &router.state_dir(), &[]);
+    let (code, doctor) = run("doctor", &addresses(&nodes), &router.state_dir(), &[]);
     assert_eq!(code, Some(0), "{doctor}");
     router.start_again(&addresses(&nodes));
     let mut client = Client::connect(router.address());

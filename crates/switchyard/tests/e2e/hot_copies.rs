@@ -36,21 +36,21 @@ fn until_copied(site: &Site, client: &mut Client, line: &str) {
 /// A key, what a writer of it was told, and what it has asked for.
 struct Watched {
     key: String,
-    told: AtomicI64,
-    asked: AtomicI64,
+    confirmed: AtomicI64,
+    sent: AtomicI64,
 }
 
 impl Watched {
     fn new(key: &str) -> Self {
-        Self { key: key.to_owned(), told: AtomicI64::new(0), asked: AtomicI64::new(0) }
+        Self { key: key.to_owned(), confirmed: AtomicI64::new(0), sent: AtomicI64::new(0) }
     }
 
     /// Has a writer write the next number, by `write`; false where it got an error.
     fn write(&self, client: &mut Client, write: &dyn Fn(&mut Client, &str, i64) -> bool) -> bool {
-        let number = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
+        let number = self.sent.fetch_add(1, Ordering::SeqCst) + 1;
         let is_done = write(client, &self.key, number);
         if is_done {
-            self.told.fetch_max(number, Ordering::SeqCst);
+            self.confirmed.fetch_max(number, Ordering::SeqCst);
         }
         is_done
     }
@@ -58,7 +58,7 @@ impl Watched {
     /// Has a reader read; what it reads is not old.
     #[track_caller]
     fn read(&self, client: &mut Client, how: &str) {
-        let least = self.told.load(Ordering::SeqCst);
+        let least = self.confirmed.load(Ordering::SeqCst);
         let value = match client.cmd(&format!("{how} {}", self.key)) {
             Value::Array(items) => items.into_iter().next().unwrap_or(Value::Nil),
             value => value,
@@ -67,7 +67,7 @@ impl Watched {
             return;
         }
         let number = if value == Value::Nil { 0 } else { value.text().parse::<i64>().expect("a number") };
-        let most = self.asked.load(Ordering::SeqCst);
+        let most = self.sent.load(Ordering::SeqCst);
         assert!(
             (least..=most).contains(&number),
             "{how} {}: {number}, where {least} was answered and {most} asked for",

@@ -5,7 +5,7 @@
 
 use serde_json::Value as Json;
 
-use crate::movectl::{ask, done, json};
+use crate::movectl::{done, json, run_cli};
 use crate::support::{Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, bulk, http, ok, until};
 
 const ALL: [&str; 4] = ["--set", "hot-copies.admission=all", "--set", "clients.default-user-rules=operator"];
@@ -126,7 +126,7 @@ fn what_is_evicted_is_asked_for_again() {
         assert!(client.cmd(line).expect_error().contains("wrong arguments"), "{line}");
     }
     for line in ["hot-copies evict", "hot-copies evict --key a --all"] {
-        assert_eq!(ask(site.router(), line).code, 2, "{line}");
+        assert_eq!(run_cli(site.router(), line).code, 2, "{line}");
     }
     let log = site.router().process().log();
     assert!(log.contains("asked: evict the hot copies of a key") && !log.contains("user:1"), "{log}");

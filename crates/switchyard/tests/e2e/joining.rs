@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::movectl::{ask, done, json, names, owns, refused, slots};
+use crate::movectl::{done, json, names, owns, refused, run_cli, slots};
 use crate::support::relay::Relay;
 use crate::support::{
     Client, Node, NodeOptions, Router, RouterOptions, Site, SiteOptions, Value, bulk, direct, int, ok, ports, until,
@@ -118,7 +118,7 @@ fn a_node_that_cannot_get_its_share_does_not_join() {
     direct.cmd("DEL past-the-router");
     direct.cut();
     until("the direct client is gone", || {
-        let said = ask(site.router(), &format!("nodes add {} --rebalance --wait", third.address()));
+        let said = run_cli(site.router(), &format!("nodes add {} --rebalance --wait", third.address()));
         said.code == 0
     });
     assert!(owns(site.router(), third.address()).is_some_and(|slots| slots > 5000));

@@ -22,7 +22,7 @@ fn metric(site: &Site, name: &str) -> u64 {
 }
 
 /// Asks for a value `count` times and reads nothing. Gives the thread that writes, because the router may stop reading.
-fn ask(client: &Client, key: &str, count: usize) -> JoinHandle<std::io::Result<()>> {
+fn send_gets(client: &Client, key: &str, count: usize) -> JoinHandle<std::io::Result<()>> {
     let mut stream: TcpStream = client.stream().try_clone().expect("a second handle");
     let commands = encode(&["GET", key]).repeat(count);
     std::thread::spawn(move || stream.write_all(&commands))
@@ -36,7 +36,7 @@ fn a_pipeline_of_300_megabytes_of_replies_is_served_before_any_is_read() {
     let mut client = site.client();
     let value = vec![b'v'; 100_000];
     assert_eq!(client.call(&[&b"SET"[..], b"k", &value]), ok());
-    let written = ask(&client, "k", 3000);
+    let written = send_gets(&client, "k", 3000);
     until("all replies wait in the router", || {
         let metrics = site.router().metrics();
         let lines = metrics.lines().filter(|line| line.starts_with("switchyard_node_received_bytes_total{"));
@@ -85,9 +85,9 @@ fn the_biggest_clients_go_first_and_memory_stays_within_the_budget() {
     site.router().process().reset_peak_memory();
     // Who takes little goes on, also where it does not read for a while.
     let mut small: Vec<Client> = (0..6).map(|_| site.client()).collect();
-    small.iter().for_each(|client| ask(client, "k", 40).join().expect("the writer").expect("written"));
+    small.iter().for_each(|client| send_gets(client, "k", 40).join().expect("the writer").expect("written"));
     let mut big: Vec<Client> = (0..6).map(|_| site.client()).collect();
-    let writers: Vec<_> = big.iter().map(|client| ask(client, "k", 4000)).collect();
+    let writers: Vec<_> = big.iter().map(|client| send_gets(client, "k", 4000)).collect();
     until("the biggest are cut", || {
         assert_eq!(steady.cmd("STRLEN k"), int(100_000));
         // Also the last of them asks for more than there is.

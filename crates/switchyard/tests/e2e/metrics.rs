@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::clients::{python, run, says_ok, wanted};
+use crate::clients::{assert_checks_ok, python, run, wanted};
 use crate::movectl::{done, names};
 use crate::support::process::tied;
 use crate::support::{Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, encode, http, ok, until};
@@ -134,7 +134,7 @@ fn errors(samples: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
 }
 
 /// What INFO says of errors: code and count.
-fn told(client: &mut Client, section: &str) -> BTreeMap<String, f64> {
+fn error_counts(client: &mut Client, section: &str) -> BTreeMap<String, f64> {
     let text = client.cmd(&format!("INFO {section}")).text();
     let figure = |line: &str| {
         line.strip_prefix("errorstat_")?.split_once(":count=").map(|(code, count)| (code.to_owned(), count.to_owned()))
@@ -199,8 +199,8 @@ fn every_error_that_a_client_got_is_counted_by_its_code_and_no_other() {
     // What others do at a node past the router, no client of ours has seen.
     site.nodes()[0].cmd("NOSUCHCOMMAND").expect_error();
     let expected: BTreeMap<String, f64> = expected.into_iter().map(|(code, count)| (code.to_owned(), count)).collect();
-    assert_eq!(told(&mut client, "errorstats"), expected);
-    assert_eq!(told(&mut client, "everything"), expected);
+    assert_eq!(error_counts(&mut client, "errorstats"), expected);
+    assert_eq!(error_counts(&mut client, "everything"), expected);
     let after = parse(&site.router().metrics());
     assert_eq!(errors(&after), expected);
     let moved = |name: &str| sum(&after, name, "") - sum(&before, name, "");
@@ -208,13 +208,13 @@ fn every_error_that_a_client_got_is_counted_by_its_code_and_no_other() {
     assert_eq!(moved("switchyard_failed_command_latency_seconds_count"), failed);
     // INFO forgets when it is told to; a counter does not fall.
     assert_eq!(client.cmd("CONFIG RESETSTAT"), ok());
-    assert_eq!(told(&mut client, "errorstats"), BTreeMap::new());
+    assert_eq!(error_counts(&mut client, "errorstats"), BTreeMap::new());
     assert_eq!(errors(&parse(&site.router().metrics())), expected);
     site.node_mut(0).kill();
     until("the node is down", || {
         client.cmd(&format!("GET {{{}}}", tags[0][0])).error().is_some_and(|e| e.starts_with("NODEDOWN"))
     });
-    let downs = told(&mut client, "errorstats").get("NODEDOWN").copied();
+    let downs = error_counts(&mut client, "errorstats").get("NODEDOWN").copied();
     assert!(downs >= Some(1.0), "{downs:?}");
     assert_eq!(errors(&parse(&site.router().metrics())).get("NODEDOWN").copied(), downs);
 }
@@ -295,7 +295,7 @@ fn the_client_library_of_prometheus_reads_the_page_and_counters_never_fall() {
     let later = keep(&site, "later");
     let mut check = tied("python3");
     check.arg("-B").arg(source.join("metrics.py")).arg(earlier).arg(later).env("PYTHONPATH", packages);
-    says_ok("Prometheus's client library", &run("metrics.py", &mut check));
+    assert_checks_ok("Prometheus's client library", &run("metrics.py", &mut check));
 }
 
 #[test]

@@ -9,43 +9,43 @@ use crate::support::{
 };
 
 /// What a subcommand said.
-pub(crate) struct Said {
+pub(crate) struct CliOutput {
     pub(crate) code: i32,
     pub(crate) out: String,
     pub(crate) err: String,
 }
 
 /// Runs `switchyard ARGS --admin ...` against a router.
-pub(crate) fn ask(router: &Router, line: &str) -> Said {
-    ask_at(router.admin(), line)
+pub(crate) fn run_cli(router: &Router, line: &str) -> CliOutput {
+    run_cli_at(router.admin(), line)
 }
 
 /// The same by the address of the admin port.
-pub(crate) fn ask_at(admin: SocketAddr, line: &str) -> Said {
+pub(crate) fn run_cli_at(admin: SocketAddr, line: &str) -> CliOutput {
     let admin = admin.to_string();
     run(line.split(' ').chain(["--admin", &admin]))
 }
 
-fn run<'a>(args: impl IntoIterator<Item = &'a str>) -> Said {
+fn run<'a>(args: impl IntoIterator<Item = &'a str>) -> CliOutput {
     let output = Command::new(env!("CARGO_BIN_EXE_switchyard"))
         .args(args)
         .env_remove("SWITCHYARD_ADMIN_TOKEN")
         .output()
         .expect("the binary runs");
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    Said { code: output.status.code().unwrap_or(-1), out: text(output.stdout), err: text(output.stderr) }
+    CliOutput { code: output.status.code().unwrap_or(-1), out: text(output.stdout), err: text(output.stderr) }
 }
 
 #[track_caller]
 pub(crate) fn done(router: &Router, line: &str) -> String {
-    let said = ask(router, line);
+    let said = run_cli(router, line);
     assert_eq!(said.code, 0, "switchyard {line}:\n{}{}", said.out, said.err);
     said.out
 }
 
 #[track_caller]
 pub(crate) fn refused(router: &Router, line: &str) -> String {
-    let said = ask(router, line);
+    let said = run_cli(router, line);
     assert_eq!(said.code, 1, "switchyard {line} was not refused:\n{}{}", said.out, said.err);
     said.err
 }
@@ -166,7 +166,7 @@ fn a_protocol_as_published_is_refused_unless_that_is_allowed_and_moves_what_is_t
     );
     let second = "moves abort 2";
     let text = until("its slots are on their way", || {
-        let dry = ask(site.router(), &format!("{second} --dry-run"));
+        let dry = run_cli(site.router(), &format!("{second} --dry-run"));
         (dry.code != 0).then_some(dry.err)
     });
     assert!(text.contains("knows no way back"), "{text}");

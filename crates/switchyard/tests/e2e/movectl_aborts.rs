@@ -435,7 +435,7 @@ struct Admin {
 }
 
 impl Admin {
-    fn ask(&mut self, what: &str) -> String {
+    fn get(&mut self, what: &str) -> String {
         let token = &self.token;
         let request =
             format!("{what} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nContent-Length: 0\r\n\r\n");
@@ -465,22 +465,22 @@ fn a_move_that_cannot_begin_is_seen_by_who_looks() {
     done(router, &format!("move --from {} --to {} --slots {slot}", scene.name(1), scene.name(0)));
     let token = std::fs::read_to_string(router.state_dir().join("admin-token")).expect("the token").trim().to_owned();
     let mut admin = Admin { stream: TcpStream::connect(router.admin()).expect("connected"), token };
-    assert_eq!(admin.ask("GET /readyz"), "ready\n");
+    assert_eq!(admin.get("GET /readyz"), "ready\n");
     // No more files for the router: fewer than it has open.
     let pid = Pid::from_raw(router.process().pid() as i32);
     let few = Rlimit { current: Some(8), ..rustix::process::getrlimit(Resource::Nofile) };
     let free = rustix::process::prlimit(pid, Resource::Nofile, few).expect("limited");
     // The first one needs none to end. Then the second one is to begin.
-    admin.ask("POST /api/v1/moves/1/abort");
+    admin.get("POST /api/v1/moves/1/abort");
     let ready = eventually("the second one cannot begin", || {
         std::thread::sleep(Duration::from_millis(50));
-        Some(admin.ask("GET /readyz")).filter(|body| body.contains("move 2 cannot begin: "))
+        Some(admin.get("GET /readyz")).filter(|body| body.contains("move 2 cannot begin: "))
     });
     assert!(ready.starts_with("ready\n"), "every slot has an owner that answers: {ready}");
-    assert!(admin.ask("GET /api/v1/status").contains("move 2 cannot begin: "));
-    assert!(admin.ask("GET /api/v1/moves").contains("\"cannot begin: "));
-    assert!(admin.ask("GET /metrics").contains("switchyard_moves_in_trouble 1\n"));
+    assert!(admin.get("GET /api/v1/status").contains("move 2 cannot begin: "));
+    assert!(admin.get("GET /api/v1/moves").contains("\"cannot begin: "));
+    assert!(admin.get("GET /metrics").contains("switchyard_moves_in_trouble 1\n"));
     rustix::process::prlimit(pid, Resource::Nofile, free).expect("free again");
     wait_for(router, 2, "done");
-    assert_eq!(admin.ask("GET /readyz"), "ready\n");
+    assert_eq!(admin.get("GET /readyz"), "ready\n");
 }

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 use switchyard_policy::topology::crc16_slot;
 
-use crate::movectl::{ask, done};
+use crate::movectl::{done, run_cli};
 use crate::movectl_history::{Recording, Tally, made};
 use crate::movectl_moves::{eventually, report, the_move};
 use crate::support::relay::Relay;
@@ -225,14 +225,14 @@ fn during_a_move(moved: Moved, is_durable: bool, fault: impl FnOnce(&mut Scene))
     scene.recording.wait_for(200);
     let is_over = |id| ["done", "stopped"].contains(&the_move(&scene.router, id)["state"].as_str().unwrap_or_default());
     for line in ["moves max-rate 1 none", "moves goal 1 fast"] {
-        let said = ask(&scene.router, line);
+        let said = run_cli(&scene.router, line);
         assert!(said.code == 0 || is_over(1), "{line}: {}", said.err);
     }
     eventually("the move is over", || is_over(1));
     let was_stopped = the_move(&scene.router, 1)["state"] == "stopped";
     if was_stopped {
         // It has said why; nothing hinders another one.
-        eventually("another move is taken", || ask(&scene.router, &scene.move_command("--goal fast")).code == 0);
+        eventually("another move is taken", || run_cli(&scene.router, &scene.move_command("--goal fast")).code == 0);
         eventually("it is over", || is_over(2));
         assert_eq!(the_move(&scene.router, 2)["state"], "done", "{}", report(&scene.router));
     }

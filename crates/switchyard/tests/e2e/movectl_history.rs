@@ -151,7 +151,7 @@ impl Recording {
         let mut reader = None;
         let end = Instant::now() + Duration::from_secs(60);
         for key in &keys {
-            while !shared.ask(&mut reader, CLIENTS, key, &key.kind.read()) {
+            while !shared.perform(&mut reader, CLIENTS, key, &key.kind.read()) {
                 if Instant::now() > end {
                     return Err(format!("{} cannot be read: {:?}", key.name, lock(&shared.tally)));
                 }
@@ -267,13 +267,13 @@ impl Shared {
             // Nobody else writes this number.
             values += 1;
             let plan = key.kind.next(values * 10 + number as u32, &mut random);
-            let answered = self.ask(&mut connection, number, &key, &plan);
+            let answered = self.perform(&mut connection, number, &key, &plan);
             std::thread::sleep(if answered { PAUSE } else { PAUSE * 10 });
         }
     }
 
     /// Does one operation and writes down what was seen. False where nothing was answered, or an error.
-    fn ask(&self, connection: &mut Option<Client>, number: usize, key: &Key, plan: &Plan) -> bool {
+    fn perform(&self, connection: &mut Option<Client>, number: usize, key: &Key, plan: &Plan) -> bool {
         if connection.is_none() {
             *connection = Client::try_connect(self.addresses[number % self.addresses.len()]).ok();
         }

@@ -375,7 +375,7 @@ fn a_full_disk_delays_moves_and_nobody_else() {
     let names = names(&site);
     let move_to = |from: usize, to: usize, wait: &str| {
         let line = format!("move --from {} --to {} --all{wait}", names[from], names[to]);
-        crate::movectl::ask_at(admin, &line)
+        crate::movectl::run_cli_at(admin, &line)
     };
     let filler = disk.0.path().join("filler");
     // Nothing begins for which there is no room to end.
@@ -383,7 +383,7 @@ fn a_full_disk_delays_moves_and_nobody_else() {
     let said = move_to(0, 1, "");
     assert_eq!(said.code, 1, "{}", said.out);
     assert!(said.err.contains("room") || said.err.contains("No space"), "{}", said.err);
-    assert!(crate::movectl::ask_at(admin, "status").out.contains("the state directory needs a look"));
+    assert!(crate::movectl::run_cli_at(admin, "status").out.contains("the state directory needs a look"));
     assert_eq!(client.cmd("SET during 1"), ok());
     std::fs::remove_file(&filler).expect("removed");
     let said =
@@ -398,7 +398,7 @@ fn a_full_disk_delays_moves_and_nobody_else() {
     let report = || report_at(admin);
     eventually("keys move", || report()["moves"][0]["keys_moved"].as_u64().filter(|keys| *keys > 0));
     let _ = std::fs::write(&filler, vec![0; 16 << 20]);
-    let status = crate::movectl::ask_at(admin, "status").out;
+    let status = crate::movectl::run_cli_at(admin, "status").out;
     assert!(status.contains("the state directory needs a look"), "before anything has been tried: {status}");
     eventually("it says what it waits for", || {
         let report = report();
@@ -433,7 +433,7 @@ fn a_router_that_starts_on_a_full_disk_serves_and_says_so() {
     };
     let (mut rival, mut client) = start();
     assert_eq!(client.cmd("SET key 1"), ok());
-    assert!(crate::movectl::ask_at(admin, "status").out.contains("ready: every slot is served"));
+    assert!(crate::movectl::run_cli_at(admin, "status").out.contains("ready: every slot is served"));
     // In order: after a crash, the store gives room back.
     rival.signal(Signal::TERM);
     assert!(rival.wait(std::time::Duration::from_secs(30)).success());
@@ -444,7 +444,7 @@ fn a_router_that_starts_on_a_full_disk_serves_and_says_so() {
     let (rival, mut client) = start();
     assert_eq!(client.cmd("GET key"), bulk("1"));
     assert!(rival.log().contains("The one of an earlier start is kept"), "{}", rival.log());
-    let status = crate::movectl::ask_at(admin, "status").out;
+    let status = crate::movectl::run_cli_at(admin, "status").out;
     assert!(
         status.contains("the state directory needs a look") && status.contains("no move can begin before"),
         "{status}"
@@ -457,12 +457,12 @@ fn a_router_that_starts_on_a_full_disk_serves_and_says_so() {
     let metrics = || http::get(admin, "/metrics").1;
     assert!(metrics().contains("switchyard_state_directory_trouble 1\n"));
     // Its token is that of the start before, so the command line is let in.
-    let said = crate::movectl::ask_at(admin, "moves pause 7").err;
+    let said = crate::movectl::run_cli_at(admin, "moves pause 7").err;
     assert!(said.contains("there is no move 7"), "{said}");
     std::fs::remove_file(&filler).expect("removed");
     let _ = std::fs::remove_file(disk.0.path().join("more"));
     eventually("all is well again", || {
-        crate::movectl::ask_at(admin, "status").out.contains("ready: every slot is served")
+        crate::movectl::run_cli_at(admin, "status").out.contains("ready: every slot is served")
     });
     assert!(metrics().contains("switchyard_state_directory_trouble 0\n"));
 }

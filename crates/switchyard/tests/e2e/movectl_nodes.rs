@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value as Json;
 
-use crate::movectl::{ask, done, json, refused};
+use crate::movectl::{done, json, refused, run_cli};
 use crate::movectl_moves::{eventually, report, the_move, wait_for};
 use crate::replicas::{calls, caught_up, follow, sentinels};
 use crate::support::certificates::Authority;
@@ -296,7 +296,7 @@ fn fails_over(failover: &Failover) {
     if ended["state"] == "done" {
         assert_eq!(totals[0], 0);
     }
-    assert_eq!(ask(&groups.router, "moves").code, 0);
+    assert_eq!(run_cli(&groups.router, "moves").code, 0);
     drop(groups.sentinels);
 }
 
@@ -439,7 +439,7 @@ fn a_node_that_is_lost_with_its_slots_is_replaced_by_an_empty_server_and_removed
     std::fs::write(router.config_file(), config(Some(&empty))).expect("configuration");
     router.process().signal(rustix::process::Signal::HUP);
     let accept = format!("nodes accept {}", names[1]);
-    eventually("the empty server can be accepted", || ask(&router, &accept).code == 0);
+    eventually("the empty server can be accepted", || run_cli(&router, &accept).code == 0);
     // The old one may come back: the running router knows which of both it uses.
     nodes[1].restart();
     let mut doctor = tied(env!("CARGO_BIN_EXE_switchyard"));
@@ -451,7 +451,7 @@ fn a_node_that_is_lost_with_its_slots_is_replaced_by_an_empty_server_and_removed
     assert!(said.contains(&beside) && said.matches("gets no writes").count() == 1, "{said}");
     nodes[1].kill();
     let drain = format!("nodes drain {} --goal fast --wait", names[1]);
-    eventually("it can be drained", || ask(&router, &drain).code == 0);
+    eventually("it can be drained", || run_cli(&router, &drain).code == 0);
     done(&router, &format!("nodes remove {}", names[1]));
     assert_eq!(Client::connect(router.address()).cmd("DBSIZE").int(), KEYS as i64 - lost);
     let report = json(&router, "nodes list");

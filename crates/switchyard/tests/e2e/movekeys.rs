@@ -389,7 +389,7 @@ fn a_move_of_keys_goes_on_after_a_crash() {
     all_there(&mut client);
     scene.router().process().expect_log(&["move 1 goes on"]);
     for line in ["moves max-rate 1 none", "moves goal 1 fast"] {
-        crate::movectl::ask(scene.router(), line);
+        crate::movectl::run_cli(scene.router(), line);
     }
     wait_for(scene.router(), 1, "done");
     all_there(&mut client);
@@ -427,7 +427,7 @@ fn histories_have_an_order_while_keys_come_and_go() {
     recording.wait_for(50);
     for round in 0..12 {
         let said =
-            crate::movectl::ask(&router, &format!("move --from {low} --to {high} --keys h:* --wait --goal fast"));
+            crate::movectl::run_cli(&router, &format!("move --from {low} --to {high} --keys h:* --wait --goal fast"));
         assert!(said.code == 0 || said.err.contains("no key that lives"), "{}", said.err);
         recording.wait_for(20);
         if round % 4 == 3 {
@@ -435,7 +435,7 @@ fn histories_have_an_order_while_keys_come_and_go() {
             recording.wait_for(20);
             done(&router, &format!("move --from {high} --to {low} --slots 0-8191 --wait --goal fast"));
         } else {
-            let said = crate::movectl::ask(&router, &format!("move --from {high} --home --wait --goal fast"));
+            let said = crate::movectl::run_cli(&router, &format!("move --from {high} --home --wait --goal fast"));
             assert!(said.code == 0 || said.err.contains("nothing to bring home"), "{}", said.err);
         }
         recording.wait_for(20);

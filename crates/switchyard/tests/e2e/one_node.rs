@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::movectl::{ask, done, json, owns, refused};
+use crate::movectl::{done, json, owns, refused, run_cli};
 use crate::support::slots::slot;
 use crate::support::{
     Client, Node, NodeOptions, RouterOptions, Site, SiteOptions, Value, bulk, int, ok, simple, until,
@@ -332,7 +332,7 @@ fn what_two_nodes_would_refuse_is_counted_and_named() {
         })
     });
     let [node, state] = [site.nodes()[0].address().to_string(), site.router().state_dir().display().to_string()];
-    let doctor = ask(site.router(), &format!("doctor --node {node} --state-dir {state}"));
+    let doctor = run_cli(site.router(), &format!("doctor --node {node} --state-dir {state}"));
     assert!(
         doctor.out.contains("2 calls of RENAME that two nodes would not serve as one does: keys of several slots"),
         "{}",

@@ -99,7 +99,7 @@ fn checked_client(address: std::net::SocketAddr, me: usize, seed: u64, stop: &At
         }
         let connection = client.as_mut().expect("just connected");
         connection.patience(Duration::from_secs(30));
-        enum Asked {
+        enum Expected {
             Set(usize, String),
             Get(usize),
             Pair(usize, usize),
@@ -117,22 +117,22 @@ fn checked_client(address: std::net::SocketAddr, me: usize, seed: u64, stop: &At
                     let filler = if random.one_in(60) { 40_000 } else { random.below(100) };
                     let value = format!("{me}:{seq}:{}", "x".repeat(filler));
                     bytes.extend(encode(&["SET", &name(key), &value]));
-                    asked.push(Asked::Set(key, value));
+                    asked.push(Expected::Set(key, value));
                 }
                 4..8 => {
                     bytes.extend(encode(&["GET", &name(key)]));
-                    asked.push(Asked::Get(key));
+                    asked.push(Expected::Get(key));
                 }
                 8 => {
                     let other = random.below(may.len());
                     bytes.extend(encode(&["MGET", &name(key), &name(other)]));
-                    asked.push(Asked::Pair(key, other));
+                    asked.push(Expected::Pair(key, other));
                 }
                 _ => {
                     seq += 1;
                     let text = format!("{me}:{seq}");
                     bytes.extend(encode(&["ECHO", &text]));
-                    asked.push(Asked::Echo(text));
+                    asked.push(Expected::Echo(text));
                 }
             }
         }
@@ -166,7 +166,7 @@ fn checked_client(address: std::net::SocketAddr, me: usize, seed: u64, stop: &At
                 _ => false,
             };
             match (ask, reply) {
-                (Asked::Set(key, value), Some(reply)) => {
+                (Expected::Set(key, value), Some(reply)) => {
                     if reply == ok() {
                         may[key] = vec![Some(value)];
                         tally.right += 1;
@@ -176,8 +176,8 @@ fn checked_client(address: std::net::SocketAddr, me: usize, seed: u64, stop: &At
                         tally.errors += 1;
                     }
                 }
-                (Asked::Set(key, value), None) => may[key].push(Some(value)),
-                (Asked::Get(key), Some(reply)) => {
+                (Expected::Set(key, value), None) => may[key].push(Some(value)),
+                (Expected::Get(key), Some(reply)) => {
                     if reply.error().is_some() {
                         tally.errors += 1;
                     } else {
@@ -189,7 +189,7 @@ fn checked_client(address: std::net::SocketAddr, me: usize, seed: u64, stop: &At
                         tally.right += 1;
                     }
                 }
-                (Asked::Pair(a, b), Some(reply)) => {
+                (Expected::Pair(a, b), Some(reply)) => {
                     if reply.error().is_some() {
                         tally.errors += 1;
                     } else {
@@ -210,7 +210,7 @@ fn checked_client(address: std::net::SocketAddr, me: usize, seed: u64, stop: &At
                         tally.right += 1;
                     }
                 }
-                (Asked::Echo(text), Some(reply)) => {
+                (Expected::Echo(text), Some(reply)) => {
                     assert_eq!(reply, bulk(&text), "client {me}");
                     tally.right += 1;
                 }

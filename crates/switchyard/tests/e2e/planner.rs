@@ -139,7 +139,7 @@ fn an_observing_planner_moves_nothing_unasked() {
                 .any(|step| step["from"] == leaver.as_str() && step["what"] == "slots")
         );
         let applied = until("the plan is begun", || {
-            let said = crate::movectl::ask(site.router(), "plan --apply");
+            let said = crate::movectl::run_cli(site.router(), "plan --apply");
             (said.code == 0).then_some(said.out)
         });
         assert!(applied.contains("is begun as"), "{applied}");
@@ -151,11 +151,11 @@ fn an_observing_planner_moves_nothing_unasked() {
             .expect("the decision of an operator");
         let id = applied["id"].as_u64().expect("a number");
         until_within(PATIENCE, "the decision is undone", || {
-            crate::movectl::ask(site.router(), &format!("plan undo {id}")).code == 0
+            crate::movectl::run_cli(site.router(), &format!("plan undo {id}")).code == 0
         });
         until_within(PATIENCE, "keys are home", || !relocated(&site, hot));
         until_within(PATIENCE, "nothing is left to undo", || {
-            crate::movectl::ask(site.router(), &format!("plan undo {id}")).err.contains("nothing of decision")
+            crate::movectl::run_cli(site.router(), &format!("plan undo {id}")).err.contains("nothing of decision")
         });
     });
     assert!(refused(site.router(), "plan undo 999").contains("there is no decision 999"));
@@ -236,7 +236,7 @@ fn slots_are_evened_by_the_load_that_is_seen() {
         assert!(said["notes"][0].as_str().is_some_and(|says| says.contains("its limit is")), "{said}");
         until_within(PATIENCE, "a busy slot has another owner", || {
             // Refused while moves of the last time are under way.
-            crate::movectl::ask(site.router(), "balance --by load");
+            crate::movectl::run_cli(site.router(), "balance --by load");
             let owners: Vec<Json> = hot.iter().map(|key| at(&site, key)["owner"].clone()).collect();
             owners.iter().any(|owner| *owner != owners[0])
         });

@@ -255,7 +255,7 @@ struct Cache {
     client: Client,
     values: std::collections::HashMap<String, String>,
     /// Keys of commands that have not been answered; whether they write.
-    asked: std::collections::VecDeque<(String, bool)>,
+    pending: std::collections::VecDeque<(String, bool)>,
 }
 
 impl Cache {
@@ -268,7 +268,7 @@ impl Cache {
                 }),
             },
             reply => {
-                let (key, writes) = self.asked.pop_front().expect("a command");
+                let (key, writes) = self.pending.pop_front().expect("a command");
                 match reply {
                     Value::Bulk(value) => {
                         self.values.insert(key, String::from_utf8(value).expect("text"));
@@ -285,7 +285,7 @@ impl Cache {
     }
 
     fn settle(&mut self) {
-        while !self.asked.is_empty() {
+        while !self.pending.is_empty() {
             let reply = self.client.reply();
             self.take(reply);
         }
@@ -302,7 +302,7 @@ fn no_cache_keeps_an_old_value() {
             writer.cmd(&format!("SET k{i} first"));
         }
         let mut written = 0;
-        let mut cache = Cache { client: three(&site), values: Default::default(), asked: Default::default() };
+        let mut cache = Cache { client: three(&site), values: Default::default(), pending: Default::default() };
         assert_eq!(cache.client.cmd(&format!("CLIENT TRACKING ON{mode}")), ok());
         for step in 0..1500 {
             let key = format!("k{}", random.below(30));
@@ -315,7 +315,7 @@ fn no_cache_keeps_an_old_value() {
                 // One that fails changes nothing: what others change is told as ever.
                 let only_new = if random.below(2) == 0 { " NX" } else { "" };
                 cache.client.post(&format!("SET {key} own{step}{only_new}"));
-                cache.asked.push_back((key.clone(), true));
+                cache.pending.push_back((key.clone(), true));
             }
             if !cache.values.contains_key(&key)
                 && (mode != " BCAST PREFIX k1 PREFIX k2" || key.starts_with("k1") || key.starts_with("k2"))
@@ -332,7 +332,7 @@ fn no_cache_keeps_an_old_value() {
                         }
                     }
                 }
-                cache.asked.push_back((key, false));
+                cache.pending.push_back((key, false));
             }
             if random.below(4) == 0 {
                 cache.settle();
@@ -358,7 +358,7 @@ fn no_cache_keeps_an_old_value() {
         for i in 10..20 {
             if mode != " OPTIN" && !cache.values.contains_key(&format!("k{i}")) {
                 cache.client.post(&format!("GET k{i}"));
-                cache.asked.push_back((format!("k{i}"), false));
+                cache.pending.push_back((format!("k{i}"), false));
             }
         }
         cache.settle();
@@ -376,7 +376,7 @@ struct Reader<'a> {
 impl Reader<'_> {
     /// Everything that nodes have told up to here, but for the key by which that is known: its node tells of it last. A
     /// change that was answered before this call is told before it.
-    fn told(&mut self, writer: &mut Client) -> Vec<Value> {
+    fn drain_invalidations(&mut self, writer: &mut Client) -> Vec<Value> {
         let mut told = Vec::new();
         self.client.post("GET {t}end");
         while let push @ Value::Push(_) = self.client.reply() {
@@ -421,11 +421,11 @@ fn noloop_leaves_out_what_the_client_has_replaced_itself() {
             for _ in 0..5 {
                 assert_eq!(writer.cmd("SET {t}k 7"), ok());
                 // What is told of this write must not be taken for what is told of the client's own.
-                assert_eq!(reader.told(&mut writer), [], "{own}{redirect}");
+                assert_eq!(reader.drain_invalidations(&mut writer), [], "{own}{redirect}");
                 reader.client.cmd("GET {t}k");
                 let reply = reader.client.cmd(own);
                 assert!(reply.error().is_none(), "{own}: {reply:?}");
-                let told = reader.told(&mut writer);
+                let told = reader.drain_invalidations(&mut writer);
                 let expected = if untold || direct() { vec![] } else { vec![invalidate(&["{t}k"])] };
                 assert_eq!(told, expected, "{own}{redirect}");
             }
@@ -446,14 +446,14 @@ fn noloop_leaves_out_what_the_client_has_replaced_itself() {
                         told.push(push);
                     }
                 }
-                told.extend(reader.told(&mut writer));
+                told.extend(reader.drain_invalidations(&mut writer));
                 // The client may be told of its own write, where it reads behind it. Then it reads again.
                 if !told.is_empty() {
                     assert!(own.len() > 1 && told == [invalidate(&["{t}k"])], "{own:?}{redirect}: {told:?}");
                     reader.client.cmd("GET {t}k");
                 }
                 assert_eq!(writer.cmd("SET {t}k 8"), ok());
-                assert_eq!(reader.told(&mut writer), [invalidate(&["{t}k"])], "{own:?}{redirect}");
+                assert_eq!(reader.drain_invalidations(&mut writer), [invalidate(&["{t}k"])], "{own:?}{redirect}");
             }
         }
     }

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::Value as Json;
 use tempfile::TempDir;
 
-use crate::movectl::ask_at;
+use crate::movectl::run_cli_at;
 use crate::support::client::Client;
 use crate::support::node::{Node, NodeOptions};
 use crate::support::process::{Process, tied};
@@ -242,7 +242,7 @@ fn eject_and_return(distribution: &str, lose: impl Fn(&mut Node), find: impl Fn(
         logged(&router, "node s1 is ejected:");
         are_served(listen, &last);
         goes_on(rounds);
-        let shown = ask_at(local(pool.admin), "nodes");
+        let shown = run_cli_at(local(pool.admin), "nodes");
         assert!(shown.out.contains("s1: ejected (auto_eject_hosts)"), "{}{}", shown.out, shown.err);
         let (ejects, at) = pool.ejected("s1");
         assert!(ejects == 1 && at > 0, "{ejects}, {at}");
@@ -277,7 +277,7 @@ fn eject_and_return(distribution: &str, lose: impl Fn(&mut Node), find: impl Fn(
     checked.during(listen, |rounds| {
         are_served(listen, &last);
         goes_on(rounds);
-        let refused = ask_at(local(pool.admin), "balance");
+        let refused = run_cli_at(local(pool.admin), "balance");
         assert!(
             refused.code != 0 && refused.err.contains("s1 is ejected (auto_eject_hosts)"),
             "{}{}",
@@ -467,8 +467,8 @@ fn an_ejected_server_may_leave_the_list() {
     let text = std::fs::read_to_string(pool.file()).expect("read").replace(&pool.servers(3), &pool.servers(2));
     std::fs::write(pool.file(), text).expect("written");
     router.signal(Signal::HUP);
-    until_within(PATIENCE, "it is no node any more", || !ask_at(local(pool.admin), "nodes").out.contains(" s2 "));
-    assert_eq!(ask_at(local(pool.admin), "moves watch").code, 0);
+    until_within(PATIENCE, "it is no node any more", || !run_cli_at(local(pool.admin), "nodes").out.contains(" s2 "));
+    assert_eq!(run_cli_at(local(pool.admin), "moves watch").code, 0);
     for key in 0..KEYS {
         assert_eq!(client.call(&["GET", &name(key)]) == Value::Nil, lost.contains(&key), "{}", name(key));
         assert_eq!(client.call(&["SET", &name(key), "2"]), ok());
@@ -480,7 +480,7 @@ fn an_ejected_server_may_leave_the_list() {
     std::fs::write(pool.file(), text).expect("written");
     router.signal(Signal::HUP);
     until_within(PATIENCE, "it has keys again", || pool.nodes[2].cmd("DBSIZE").int() > 0);
-    assert_eq!(ask_at(local(pool.admin), "moves watch").code, 0);
+    assert_eq!(run_cli_at(local(pool.admin), "moves watch").code, 0);
     for key in 0..KEYS {
         assert_eq!(client.call(&["GET", &name(key)]).text(), "2", "{}", name(key));
     }
@@ -516,7 +516,7 @@ fn a_server_that_fails_on_its_way_back_is_tried_again() {
         assert!(found == Value::Nil || found.text() == value("2"), "{}", name(*key));
         assert_eq!(client.call(&["SET", &name(*key), &value("3")]), ok());
     }
-    let moves = ask_at(local(pool.admin), "moves");
+    let moves = run_cli_at(local(pool.admin), "moves");
     assert_eq!(moves.code, 0, "{}{}", moves.out, moves.err);
     pool.nodes[1].restart();
     until_within(PATIENCE, "some keys have moved", || pool.nodes[1].cmd("DBSIZE").int() > 3);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::movectl::ask_at;
+use crate::movectl::run_cli_at;
 use crate::support::client::Client;
 use crate::support::node::{Node, NodeOptions};
 use crate::support::process::{Process, tied};
@@ -78,7 +78,7 @@ impl Pool {
     /// Waits until the moves of a changed list have begun, and until they are over.
     fn wait_for_moves(&self, has_begun: impl Fn() -> bool) {
         until_within(PATIENCE, "keys follow the list", has_begun);
-        let said = ask_at(local(self.admin), "moves watch");
+        let said = run_cli_at(local(self.admin), "moves watch");
         assert_eq!(said.code, 0, "{}{}", said.out, said.err);
     }
 
@@ -217,14 +217,14 @@ fn servers_join_and_leave(distribution: &'static str) {
     pool.are_keys_where_nutcracker_looks(&[1, 2]);
 
     // It comes back at another address, under its old name.
-    let said = ask_at(local(pool.admin), "nodes drain s2 --dry-run");
+    let said = run_cli_at(local(pool.admin), "nodes drain s2 --dry-run");
     assert!(said.out.contains("% of the keys move"), "{}{}", said.out, said.err);
     let fresh = Node::start(&NodeOptions::default());
     pool.nodes[0] = fresh;
     pool.change(&router, &[0, 1, 2]);
     pool.wait_for_moves(|| followed(&router) == 3);
     pool.are_keys_where_nutcracker_looks(&[0, 1, 2]);
-    let said = ask_at(local(pool.admin), "nodes drain s2 --wait --goal fast");
+    let said = run_cli_at(local(pool.admin), "nodes drain s2 --wait --goal fast");
     assert_eq!(said.code, 0, "{}{}", said.out, said.err);
     pool.are_keys_where_nutcracker_looks(&[0, 1]);
 }

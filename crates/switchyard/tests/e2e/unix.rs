@@ -17,7 +17,7 @@ fn options(path: &Path) -> SiteOptions {
     SiteOptions::router(RouterOptions { config, workers: 3, ..RouterOptions::default() })
 }
 
-fn ask(stream: &mut UnixStream, args: &[&str], expected: &[u8]) {
+fn expect_reply(stream: &mut UnixStream, args: &[&str], expected: &[u8]) {
     stream.write_all(&encode(args)).expect("sent");
     let mut reply = vec![0; expected.len()];
     stream.read_exact(&mut reply).expect("a reply");
@@ -38,7 +38,7 @@ fn clients_come_through_a_socket_of_the_file_system() {
     assert_eq!(std::fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o660);
     let mut clients: Vec<UnixStream> = (0..30).map(|_| connect(&path)).collect();
     for (number, client) in clients.iter_mut().enumerate() {
-        ask(client, &["SET", &format!("k{number}"), "v"], b"+OK\r\n");
+        expect_reply(client, &["SET", &format!("k{number}"), "v"], b"+OK\r\n");
     }
     assert_eq!(site.client().cmd("GET k7"), bulk("v"));
     let list = site.client().cmd("CLIENT LIST").text();
@@ -64,7 +64,7 @@ fn clients_come_through_a_socket_of_the_file_system() {
     );
     assert_eq!(rival.wait(Duration::from_secs(20)).code(), Some(1));
     assert!(rival.log().contains("another process listens there"), "{}", rival.log());
-    ask(&mut connect(&path), &["PING"], b"+PONG\r\n");
+    expect_reply(&mut connect(&path), &["PING"], b"+PONG\r\n");
 
     site.router_mut().process().signal(Signal::TERM);
     assert!(site.router_mut().process_mut().wait(Duration::from_secs(20)).success());
@@ -79,5 +79,5 @@ fn the_socket_that_a_killed_router_left_is_replaced() {
     site.router_mut().process_mut().kill();
     assert!(path.exists());
     let Some(_second) = Site::router_only(1, &options(&path)) else { return };
-    ask(&mut connect(&path), &["ECHO", "again"], b"$5\r\nagain\r\n");
+    expect_reply(&mut connect(&path), &["ECHO", "again"], b"$5\r\nagain\r\n");
 }

@@ -405,7 +405,7 @@ fn files_are_short(files: &Files) -> Vec<String> {
     complaints
 }
 
-fn files_say_what_they_are(files: &Files) -> Vec<String> {
+fn files_have_headers(files: &Files) -> Vec<String> {
     files
         .rust()
         .filter(|(_, text)| {
@@ -437,7 +437,7 @@ fn the_map_has_every_module_of_a_worker(files: &Files) -> Vec<String> {
         .collect()
 }
 
-fn files_have_names_that_say_something(files: &Files) -> Vec<String> {
+fn files_have_meaningful_names(files: &Files) -> Vec<String> {
     let mut parts = BTreeSet::new();
     for path in files.0.keys() {
         for (end, _) in path.match_indices('/').chain([(path.len(), "")]) {
@@ -533,12 +533,12 @@ fn length_of_files() {
 
 #[test]
 fn headers() {
-    check(files_say_what_they_are);
+    check(files_have_headers);
 }
 
 #[test]
 fn names_of_files() {
-    check(files_have_names_that_say_something);
+    check(files_have_meaningful_names);
 }
 
 #[test]
@@ -603,8 +603,8 @@ fn the_rules_notice() {
         long_strings_have_no_gaps,
         unsafe_is_where_it_belongs,
         workers_share_nothing_per_command,
-        files_say_what_they_are,
-        files_have_names_that_say_something,
+        files_have_headers,
+        files_have_meaningful_names,
         pages_name_what_is_there,
     ];
     for rule in rules {
@@ -686,12 +686,12 @@ fn the_rules_notice() {
         ),
         (the_map_has_every_module_of_a_worker, "crates/router/src/worker/x.rs", "//! Something new.\n"),
         (files_are_short, "crates/x/src/x.rs", &long),
-        (files_say_what_they_are, "crates/x/src/x.rs", "use std::io;\n//! Too late.\n"),
-        (files_say_what_they_are, "crates/x/src/x.rs", "//! X\n"),
-        (files_say_what_they_are, "crates/x/src/x.rs", ""),
-        (files_have_names_that_say_something, "crates/x/src/string_util.rs", ""),
-        (files_have_names_that_say_something, "crates/x/tests/common/mod.rs", ""),
-        (files_have_names_that_say_something, "docs/node-manager.md", ""),
+        (files_have_headers, "crates/x/src/x.rs", "use std::io;\n//! Too late.\n"),
+        (files_have_headers, "crates/x/src/x.rs", "//! X\n"),
+        (files_have_headers, "crates/x/src/x.rs", ""),
+        (files_have_meaningful_names, "crates/x/src/string_util.rs", ""),
+        (files_have_meaningful_names, "crates/x/tests/common/mod.rs", ""),
+        (files_have_meaningful_names, "docs/node-manager.md", ""),
         (pages_name_what_is_there, "docs/x.md", "See [y](y.md).\n"),
         (pages_name_what_is_there, "docs/x.md", "# X\n\nSee [above](#y).\n"),
         (pages_name_what_is_there, "ARCHITECTURE.md", "It is in `policy/src/lost.rs`.\n"),

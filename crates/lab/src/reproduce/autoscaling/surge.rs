@@ -47,7 +47,7 @@ const GOAL_UP: f64 = 10.0;
 const GOAL_DOWN: f64 = 60.0;
 
 /// One look: seconds since the surge, mean response time in milliseconds, and nodes.
-type Look = (f64, f64, usize);
+type Sample = (f64, f64, usize);
 
 /// A run. Times are seconds: up to `well` since the load rose, from `fell` on since the first look.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -77,7 +77,7 @@ struct Measured {
     ended: f64,
     errors: u64,
     wrong_after: u64,
-    looks: Vec<Look>,
+    looks: Vec<Sample>,
 }
 
 impl Measured {
@@ -141,7 +141,7 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
     let firsts: Vec<(u64, &Measured)> =
         SIZES.into_iter().zip(&outcome.results).filter_map(|(size, runs)| Some((size, runs.first()?))).collect();
     if !firsts.is_empty() {
-        let panel = |title: &str, y: &str, floor: Option<f64>, value: fn(&Look) -> f64| {
+        let panel = |title: &str, y: &str, floor: Option<f64>, value: fn(&Sample) -> f64| {
             let line = |(size, run): &(u64, &Measured)| Line {
                 name: format!("{} keys", thousands(*size)),
                 points: highest(&run.looks, value),
@@ -177,7 +177,7 @@ pub(super) fn run(settings: &Settings) -> Result<()> {
 }
 
 /// The highest value of every second.
-fn highest(looks: &[Look], value: fn(&Look) -> f64) -> Vec<(f64, f64)> {
+fn highest(looks: &[Sample], value: fn(&Sample) -> f64) -> Vec<(f64, f64)> {
     let mut points: Vec<(f64, f64)> = Vec::new();
     for look in looks {
         let at = look.0.floor();
@@ -196,7 +196,7 @@ struct Watch<'a> {
     cpu: f64,
     runs: Vec<Run>,
     rose: Instant,
-    looks: Vec<Look>,
+    looks: Vec<Sample>,
     errors: u64,
 }
 
@@ -245,7 +245,7 @@ impl Watch<'_> {
     }
 }
 
-fn well_since(looks: &[Look]) -> Option<f64> {
+fn well_since(looks: &[Sample]) -> Option<f64> {
     let good = looks.iter().rev().take_while(|(_, mean_ms, _)| *mean_ms <= OBJECTIVE.as_secs_f64() * 1e3);
     good.last().map(|(at, ..)| *at)
 }

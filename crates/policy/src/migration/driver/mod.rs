@@ -477,7 +477,7 @@ impl Driver {
         if let PublishState::Again { stage, at_us } = self.telling
             && now_us >= at_us
         {
-            self.tell(stage, out);
+            self.publish(stage, out);
         }
         if let HandoverState::Again { to, at_us } = self.handing
             && now_us >= at_us
@@ -530,7 +530,7 @@ impl Driver {
             Action::Announce { double_read } => {
                 self.to = Side::Target;
                 out.push(DriverAction::View { away: None, double_read });
-                return self.tell(Stage::Moving, out);
+                return self.publish(Stage::Moving, out);
             }
             Action::RollBack { why, away } => {
                 self.to = Side::Source;
@@ -538,9 +538,9 @@ impl Driver {
                     DriverAction::RollBack { why },
                     DriverAction::View { away: Some(away), double_read: None },
                 ]);
-                return self.tell(Stage::Moving, out);
+                return self.publish(Stage::Moving, out);
             }
-            Action::Observe => return self.tell(Stage::Observed, out),
+            Action::Observe => return self.publish(Stage::Observed, out),
             Action::CommitAll => DriverAction::CommitAll,
             Action::Withdraw => {
                 self.telling = PublishState::Nothing;
@@ -576,7 +576,7 @@ impl Driver {
         out.push(what);
     }
 
-    fn tell(&mut self, stage: Stage, out: &mut Vec<DriverAction>) {
+    fn publish(&mut self, stage: Stage, out: &mut Vec<DriverAction>) {
         self.telling = PublishState::Requested(stage);
         out.push(if stage == Stage::Moving { DriverAction::Publish } else { DriverAction::Observe });
     }

@@ -473,7 +473,7 @@ impl Worker {
                 let missing = topic.to_disconnect(self.plan.live.on_missed);
                 self.disconnect_subscribers(missing);
                 self.counters.subscriptions_lost.add(1);
-                warn!(node = %self.node_name(node), error = %reply::told_error(answer), "node refuses to restore a subscription: its messages are missed");
+                warn!(node = %self.node_name(node), error = %reply::redacted_error(answer), "node refuses to restore a subscription: its messages are missed");
             }
         } else if *place != Place::InForce {
             *place = Place::InForce;

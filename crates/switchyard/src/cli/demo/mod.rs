@@ -71,7 +71,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let stop = interrupt::flag()?;
     let mut narrator = Narrator::start();
     let mut stage = Stage::set(arguments, &mut narrator)?;
-    let told = story::tell(&mut stage, &mut narrator, arguments, &stop);
+    let told = story::run(&mut stage, &mut narrator, arguments, &stop);
     // Also after a failure: the router's last words may be the reason.
     let ended = stage.strike();
     narrator.finish();

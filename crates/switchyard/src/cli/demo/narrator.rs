@@ -115,7 +115,7 @@ impl Narrator {
     }
 
     /// Says a line, for good.
-    pub(super) fn say(&mut self, kind: Kind, text: &str) {
+    pub(super) fn narrate(&mut self, kind: Kind, text: &str) {
         if kind == Kind::Act {
             self.put(Line { kind: Kind::Plain, head: String::new(), text: String::new() });
         }

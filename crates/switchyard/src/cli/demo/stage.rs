@@ -58,7 +58,7 @@ impl Stage {
         for number in 1..=2 {
             let (process, address) =
                 process::start_redis_with(&server, &format!("node{number}"), folder.path(), &DURABLE)?;
-            narrator.say(Kind::Plain, &format!("node {number}: {name} at {address}, with an append-only file"));
+            narrator.narrate(Kind::Plain, &format!("node {number}: {name} at {address}, with an append-only file"));
             nodes.push(Node { process, address });
         }
         let address = choose_address(arguments.port, DATA_PORT, narrator)?;
@@ -79,7 +79,7 @@ impl Stage {
         ]);
         let mut router = Process::start("router", &command, folder.path())?;
         router.wait_ready(address)?;
-        narrator.say(Kind::Plain, &format!("router: at {address}, one address for all of them"));
+        narrator.narrate(Kind::Plain, &format!("router: at {address}, one address for all of them"));
         let client = AdminClient::local(admin.port())?;
         Ok(Self { router, address, admin, client, nodes, joined: Vec::new(), server, folder })
     }
@@ -97,7 +97,7 @@ impl Stage {
     }
 
     /// The answer of the admin API at a path. Names of keys are in it.
-    pub(super) fn ask<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
+    pub(super) fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
         self.client.read(&self.client.get_all(path)?)
     }
 
@@ -107,14 +107,14 @@ impl Stage {
         for some in keys.chunks(ASKED_AT_ONCE) {
             let query: Vec<String> =
                 some.iter().map(|key| format!("key={}", encoded(&String::from_utf8_lossy(key)))).collect();
-            places.extend(self.ask::<WhereReport>(&format!("/api/v1/where?{}", query.join("&")))?.keys);
+            places.extend(self.get::<WhereReport>(&format!("/api/v1/where?{}", query.join("&")))?.keys);
         }
         Ok(places)
     }
 
     /// The report of the autoscaler. A server that it has started gets a name.
     pub(super) fn scale(&mut self) -> anyhow::Result<AutoscaleReport> {
-        let report: AutoscaleReport = self.ask("/api/v1/autoscale")?;
+        let report: AutoscaleReport = self.get("/api/v1/autoscale")?;
         for address in &report.started {
             if !self.joined.contains(address) {
                 self.joined.push(address.clone());
@@ -231,7 +231,7 @@ fn choose_address(asked: Option<u16>, usual: u16, narrator: &mut Narrator) -> an
         None if TcpListener::bind(at(usual)).is_ok() => Ok(at(usual)),
         None => {
             let free = process::free_address()?;
-            narrator.say(Kind::Plain, &format!("port {usual} is taken; using {} instead", free.port()));
+            narrator.narrate(Kind::Plain, &format!("port {usual} is taken; using {} instead", free.port()));
             Ok(free)
         }
     }

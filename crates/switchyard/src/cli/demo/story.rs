@@ -44,7 +44,7 @@ impl fmt::Display for Interrupted {
 impl std::error::Error for Interrupted {}
 
 /// Tells it.
-pub(super) fn tell(
+pub(super) fn run(
     stage: &mut Stage,
     narrator: &mut Narrator,
     arguments: &Arguments,
@@ -58,7 +58,7 @@ pub(super) fn tell(
         rate: arguments.rate,
         stop,
         shown: Instant::now(),
-        asked: Instant::now(),
+        polled_at: Instant::now(),
         numbers: String::new(),
         reader: String::new(),
         decisions: BTreeMap::new(),
@@ -90,7 +90,7 @@ struct Story<'s> {
     rate: u32,
     stop: &'s AtomicBool,
     shown: Instant,
-    asked: Instant,
+    polled_at: Instant,
     numbers: String,
     /// The node of the key that everybody reads.
     reader: String,
@@ -115,13 +115,13 @@ impl Story<'_> {
         self.less_load()
     }
 
-    fn say(&mut self, kind: Kind, text: &str) {
+    fn narrate(&mut self, kind: Kind, text: &str) {
         let text = self.stage.with_names(text);
-        self.narrator.say(kind, &text);
+        self.narrator.narrate(kind, &text);
     }
 
     fn miss(&mut self, text: &str) {
-        self.say(Kind::Missed, text);
+        self.narrate(Kind::Missed, text);
         self.missed.push(text.to_owned());
     }
 
@@ -142,8 +142,8 @@ impl Story<'_> {
                 self.show();
             }
             let is_last = Instant::now() >= end;
-            if is_last || self.asked.elapsed() >= NEWS {
-                self.asked = Instant::now();
+            if is_last || self.polled_at.elapsed() >= NEWS {
+                self.polled_at = Instant::now();
                 self.news()?;
                 if let Some(found) = found(self)? {
                     return Ok(Some(found));
@@ -171,48 +171,48 @@ impl Story<'_> {
     /// The load at the end of an act.
     fn note_load(&mut self) {
         let numbers = self.numbers.clone();
-        self.narrator.say(Kind::Load, &numbers);
+        self.narrator.narrate(Kind::Load, &numbers);
     }
 
     /// Tells what the planner and the autoscaler have decided and done since the last look.
     fn news(&mut self) -> anyhow::Result<()> {
-        let history: HistoryReport = self.stage.ask("/api/v1/plan/history")?;
+        let history: HistoryReport = self.stage.get("/api/v1/plan/history")?;
         for decision in history.decisions.iter().rev() {
-            self.tell_decision(decision);
+            self.narrate_decision(decision);
         }
         let scale = self.stage.scale()?;
         for event in scale.events.iter().rev() {
             if self.events.insert((event.at, event.text.clone())) {
                 let kind = if event.kind == "decided" { Kind::Decided } else { Kind::Done };
-                self.say(kind, &format!("autoscaler: {}", event.text));
+                self.narrate(kind, &format!("autoscaler: {}", event.text));
             }
         }
         Ok(())
     }
 
-    fn tell_decision(&mut self, decision: &DecisionReport) {
+    fn narrate_decision(&mut self, decision: &DecisionReport) {
         let Some(id) = decision.id else { return };
         if let Entry::Vacant(place) = self.decisions.entry(id) {
             place.insert(None);
-            self.say(Kind::Decided, &format!("{}, decision {id}: {}", decision.by, decision.says));
+            self.narrate(Kind::Decided, &format!("{}, decision {id}: {}", decision.by, decision.says));
             let keys: Vec<_> = decision.steps.iter().filter(|step| step.key.is_some()).collect();
             if let Some(first) = keys.first() {
                 let key = first.key.as_deref().unwrap_or_default();
                 let more = if keys.len() > 1 { format!(", and {} more", keys.len() - 1) } else { String::new() };
-                self.say(Kind::Decided, &format!("  the key {key} goes from {} to {}{more}", first.from, first.to));
+                self.narrate(Kind::Decided, &format!("  the key {key} goes from {} to {}{more}", first.from, first.to));
             }
         }
         // A decision under way says so in its outcome.
         let outcome = decision.outcome.as_ref().filter(|outcome| !outcome.starts_with("under way"));
         if let Some(outcome) = outcome.filter(|outcome| self.decisions.get(&id) != Some(&Some((*outcome).clone()))) {
             self.decisions.insert(id, Some(outcome.clone()));
-            self.say(Kind::Done, &format!("{}, decision {id}: {outcome}", decision.by));
+            self.narrate(Kind::Done, &format!("{}, decision {id}: {outcome}", decision.by));
         }
     }
 
     /// The requests of each node, as the router counts them.
     fn shares(&self) -> anyhow::Result<String> {
-        let report: HotKeysReport = self.stage.ask("/api/v1/hotkeys")?;
+        let report: HotKeysReport = self.stage.get("/api/v1/hotkeys")?;
         let of_each = |requests: f64| thousands(requests.round().max(0.0) as u64);
         let each = report
             .nodes
@@ -222,10 +222,10 @@ impl Story<'_> {
     }
 
     fn skewed_load(&mut self) -> anyhow::Result<()> {
-        self.narrator.say(Kind::Act, "1. A load on two nodes, with some keys used far more than others");
+        self.narrator.narrate(Kind::Act, "1. A load on two nodes, with some keys used far more than others");
         self.loads.begin(Part::Daily, "shop:")?;
         let rate = thousands(u64::from(self.rate));
-        self.say(
+        self.narrate(
             Kind::Seen,
             &format!(
                 "{rate} requests/s of nine commands begin, by clients that know one address; keys are Zipfian (0.99)"
@@ -233,42 +233,42 @@ impl Story<'_> {
         );
         self.pause(Duration::from_secs(4))?;
         let shares = self.shares()?;
-        self.say(Kind::Seen, &format!("requests/s: {shares}"));
+        self.narrate(Kind::Seen, &format!("requests/s: {shares}"));
         self.note_load();
         Ok(())
     }
 
     fn read_key(&mut self) -> anyhow::Result<()> {
-        self.narrator.say(Kind::Act, "2. A key that everybody reads");
+        self.narrator.narrate(Kind::Act, "2. A key that everybody reads");
         let key = "news:s:0";
-        let before: HotCopiesReport = self.stage.ask("/api/v1/hot-copies")?;
+        let before: HotCopiesReport = self.stage.get("/api/v1/hot-copies")?;
         self.loads.begin(Part::Read, "news:")?;
         let places = self.stage.places(&[key.as_bytes().to_vec()])?;
         let node = places.first().map_or_else(String::new, |place| place.node.clone());
         self.reader.clone_from(&node);
         let rate = thousands(Part::Read.rate(self.rate) as u64);
-        self.say(
+        self.narrate(
             Kind::Seen,
             &format!("{rate} requests/s for the key {key} of {node}; one client writes it, and no reader may see an old value"),
         );
         let wanted = Part::Read.rate(self.rate) / 2.0;
         let answered = self.watch(PATIENCE, |story| {
-            let hot: HotKeysReport = story.stage.ask("/api/v1/hotkeys")?;
+            let hot: HotKeysReport = story.stage.get("/api/v1/hotkeys")?;
             let own = hot.nodes.iter().flat_map(|node| &node.keys).find(|hot| hot.key.as_deref() == Some(key));
             Ok(own.filter(|own| own.hits_per_second >= wanted).map(|own| (own.hits_per_second, own.reads_per_second)))
         })?;
         match answered {
             None => self.miss("hot copies do not answer the key that everybody reads"),
             Some((hits, reads)) => {
-                let now: HotCopiesReport = self.stage.ask("/api/v1/hot-copies")?;
+                let now: HotCopiesReport = self.stage.get("/api/v1/hot-copies")?;
                 let (more, fills) = (now.hits - before.hits, now.fills - before.fills);
-                self.say(
+                self.narrate(
                     Kind::Decided,
                     &format!("hot copies: {key} is read so much that the switch answers it itself"),
                 );
                 let (hits, more, fills, reads) =
                     (thousands(hits as u64), thousands(more), thousands(fills), thousands(reads as u64));
-                self.say(Kind::Done, &format!("{more} reads were answered from copies, now {hits} in a second; {reads} in a second reach {node}, and it was asked {fills} times for a copy"));
+                self.narrate(Kind::Done, &format!("{more} reads were answered from copies, now {hits} in a second; {reads} in a second reach {node}, and it was asked {fills} times for a copy"));
             }
         }
         self.pause(Duration::from_secs(2))?;
@@ -277,13 +277,13 @@ impl Story<'_> {
     }
 
     fn written_key(&mut self) -> anyhow::Result<()> {
-        self.narrator.say(Kind::Act, "3. Two keys of the same node that are written all the time");
+        self.narrator.narrate(Kind::Act, "3. Two keys of the same node that are written all the time");
         let node = self.reader.clone();
         let (prefix, keys) = self.two_keys_of(&node)?;
         self.loads.begin(Part::Written, &prefix)?;
         let rate = thousands(Part::Written.rate(self.rate) as u64);
         let names = keys.iter().map(|key| String::from_utf8_lossy(key).into_owned()).collect::<Vec<_>>();
-        self.say(
+        self.narrate(
             Kind::Seen,
             &format!("{rate} INCR/s for the keys {} and {} of {}: no copy helps", names[0], names[1], node),
         );
@@ -292,7 +292,7 @@ impl Story<'_> {
         match relocated {
             None => self.miss("the planner moves none of the keys that are written all the time"),
             Some(place) => {
-                let history: HistoryReport = self.stage.ask("/api/v1/plan/history")?;
+                let history: HistoryReport = self.stage.get("/api/v1/plan/history")?;
                 let moves_it = |decision: &&DecisionReport| {
                     decision.by == "planner"
                         && decision
@@ -307,14 +307,14 @@ impl Story<'_> {
                             "exception: {} lives at {}, though its slot {} belongs to {} (decision {id} of the planner)",
                             place.key, place.node, place.slot, place.owner
                         );
-                        self.say(Kind::Done, &text);
+                        self.narrate(Kind::Done, &text);
                     }
                 }
             }
         }
         self.pause(Duration::from_secs(3))?;
         let shares = self.shares()?;
-        self.say(Kind::Seen, &format!("requests/s: {shares}"));
+        self.narrate(Kind::Seen, &format!("requests/s: {shares}"));
         self.note_load();
         Ok(())
     }
@@ -332,10 +332,10 @@ impl Story<'_> {
     }
 
     fn more_load(&mut self) -> anyhow::Result<()> {
-        self.narrator.say(Kind::Act, "4. More than two nodes can take");
+        self.narrator.narrate(Kind::Act, "4. More than two nodes can take");
         self.loads.begin(Part::Rush, "rush:")?;
         let (rate, capacity) = (thousands(Part::Rush.rate(self.rate) as u64), thousands(u64::from(self.rate / 2 * 5)));
-        self.say(
+        self.narrate(
             Kind::Seen,
             &format!("{rate} requests/s more; a node is said to take {capacity}, and a fifth of that is to stay free"),
         );
@@ -348,14 +348,14 @@ impl Story<'_> {
             None => self.miss("the autoscaler adds no node"),
             Some(address) => {
                 let keys = thousands(self.stage.keys(&address)?);
-                let status: StatusReport = self.stage.ask("/api/v1/status")?;
+                let status: StatusReport = self.stage.get("/api/v1/status")?;
                 let slots = status.nodes.iter().find(|node| node.address == address).map_or(0, |node| node.slots);
                 match slots >= A_SHARE {
                     true => {
                         let text = format!(
                             "a third redis-server was started as {address}, joined, and got {slots} of 16384 slots with {keys} keys, all under load"
                         );
-                        self.say(Kind::Done, &text);
+                        self.narrate(Kind::Done, &text);
                     }
                     false => self.miss("the new node gets no share of the slots"),
                 }
@@ -363,36 +363,36 @@ impl Story<'_> {
         }
         self.pause(Duration::from_secs(3))?;
         let shares = self.shares()?;
-        self.say(Kind::Seen, &format!("requests/s: {shares}"));
+        self.narrate(Kind::Seen, &format!("requests/s: {shares}"));
         self.note_load();
         Ok(())
     }
 
     fn killed_node(&mut self) -> anyhow::Result<()> {
-        self.narrator.say(Kind::Act, "5. A node is killed, and comes back");
+        self.narrator.narrate(Kind::Act, "5. A node is killed, and comes back");
         // A key that is on its way has two places.
         self.watch(PATIENCE, |story| {
-            Ok(story.stage.ask::<MovesReport>("/api/v1/moves")?.moves.is_empty().then_some(()))
+            Ok(story.stage.get::<MovesReport>("/api/v1/moves")?.moves.is_empty().then_some(()))
         })?;
-        let (victim, map) = (self.stage.name(VICTIM), self.stage.ask::<SlotsReport>("/api/v1/slots")?);
+        let (victim, map) = (self.stage.name(VICTIM), self.stage.get::<SlotsReport>("/api/v1/slots")?);
         let early = self.loads.take_failures();
         self.suspects.extend(early);
         let keys = thousands(self.stage.keys(&victim)?);
         self.stage.kill(VICTIM);
         let killed = Instant::now();
-        self.say(Kind::Seen, &format!("{victim} was killed (SIGKILL); it had {keys} keys"));
+        self.narrate(Kind::Seen, &format!("{victim} was killed (SIGKILL); it had {keys} keys"));
         let failed = self.watch(PATIENCE, |story| Ok((story.errors() > 0).then_some(())))?;
         if failed.is_none() {
             self.miss("no request fails although a node is gone");
         }
-        self.say(Kind::Seen, "requests for its keys get an error that names it; all other keys are served");
+        self.narrate(Kind::Seen, "requests for its keys get an error that names it; all other keys are served");
         self.pause(Duration::from_secs(2))?;
         self.note_load();
         self.stage.start_again(VICTIM)?;
-        self.say(Kind::Done, &format!("{victim} was started again; it reads its append-only file"));
+        self.narrate(Kind::Done, &format!("{victim} was started again; it reads its append-only file"));
         let mut last = (self.errors(), Instant::now());
         let back = self.watch(PATIENCE, |story| {
-            let status: StatusReport = story.stage.ask("/api/v1/status")?;
+            let status: StatusReport = story.stage.get("/api/v1/status")?;
             let is_up = status.nodes.iter().any(|node| node.address == victim && node.link == LinkReport::Up);
             let errors = story.errors();
             if errors != last.0 || !is_up {
@@ -408,7 +408,7 @@ impl Story<'_> {
         let words = self.judge(failures, &victim, &map)?;
         let keys = thousands(self.stage.keys(&victim)?);
         let words: Vec<String> = words.iter().map(|(word, count)| format!("{} {word}", thousands(*count))).collect();
-        self.say(
+        self.narrate(
             Kind::Seen,
             &format!(
                 "{victim} is back after {seconds:.0} s with {keys} keys; {} errors ({})",
@@ -422,7 +422,7 @@ impl Story<'_> {
             ),
             wrong => format!("{} of these errors were not for a key of {victim}", thousands(wrong as u64)),
         };
-        self.say(if self.suspects.is_empty() { Kind::Done } else { Kind::Missed }, &text);
+        self.narrate(if self.suspects.is_empty() { Kind::Done } else { Kind::Missed }, &text);
         self.pause(Duration::from_secs(2))?;
         self.note_load();
         Ok(())
@@ -471,11 +471,11 @@ impl Story<'_> {
     }
 
     fn less_load(&mut self) -> anyhow::Result<()> {
-        self.narrator.say(Kind::Act, "6. The load falls");
+        self.narrator.narrate(Kind::Act, "6. The load falls");
         for part in [Part::Rush, Part::Written, Part::Read] {
             self.loads.end(part)?;
         }
-        self.say(Kind::Seen, &format!("{} requests/s are left", thousands(u64::from(self.rate))));
+        self.narrate(Kind::Seen, &format!("{} requests/s are left", thousands(u64::from(self.rate))));
         let gone = self.watch(PATIENCE, |story| {
             let scale = story.stage.scale()?;
             Ok((scale.nodes == 2 && scale.change.is_none() && scale.started.is_empty()).then_some(()))
@@ -484,7 +484,7 @@ impl Story<'_> {
             None => self.miss("the autoscaler removes no node"),
             Some(()) => {
                 let joined = self.stage.joined().join(", ");
-                self.say(Kind::Done, &format!("{joined} has left, and its keys are at the others"));
+                self.narrate(Kind::Done, &format!("{joined} has left, and its keys are at the others"));
             }
         }
         self.pause(Duration::from_secs(1))?;
@@ -498,7 +498,7 @@ impl Story<'_> {
         let late = self.loads.take_failures();
         self.suspects.extend(late);
         let total = self.loads.total();
-        self.narrator.say(Kind::Act, if is_whole { "The end" } else { "Ended before its time" });
+        self.narrator.narrate(Kind::Act, if is_whole { "The end" } else { "Ended before its time" });
         let unexcused = total.errors.saturating_sub(self.excused);
         let errors = match (self.excused, unexcused) {
             (excused, 0) if excused > 0 => format!("{} errors, all for keys of the killed node", thousands(excused)),
@@ -508,7 +508,7 @@ impl Story<'_> {
             }
         };
         let (wrong, stale) = (thousands(total.wrong - total.stale), thousands(total.stale));
-        self.say(
+        self.narrate(
             Kind::Verdict,
             &format!(
                 "{} requests, every reply checked: {wrong} wrong, {stale} stale; {errors}",
@@ -520,7 +520,7 @@ impl Story<'_> {
             format!("; {} keys through the router, as many at the nodes", thousands(keys))
         });
         let (p50, p99) = (millis(total.quantile(0.5)), millis(total.quantile(0.99)));
-        self.say(Kind::Plain, &format!("over all of it: p50 {p50}, p99 {p99}{keys}"));
+        self.narrate(Kind::Plain, &format!("over all of it: p50 {p50}, p99 {p99}{keys}"));
         for complaint in self
             .suspects
             .iter()
@@ -529,7 +529,7 @@ impl Story<'_> {
             .chain(self.loads.complaints())
             .filter(|_| unexcused + total.wrong > 0)
         {
-            self.narrator.say(Kind::Plain, &format!("  {complaint}"));
+            self.narrator.narrate(Kind::Plain, &format!("  {complaint}"));
         }
         let is_clean = total.wrong == 0
             && total.unanswered == 0
@@ -550,11 +550,11 @@ impl Story<'_> {
 
     fn suggest_next(&mut self) -> anyhow::Result<()> {
         let program = program()?.display().to_string();
-        self.narrator.say(Kind::Aside, "");
-        self.narrator.say(Kind::Aside, "Next, with all of it kept up for you to try:");
-        self.narrator.say(Kind::Aside, &format!("  {program} demo --hold"));
-        self.narrator.say(Kind::Aside, "or in front of a server of yours, which keeps its data:");
-        self.narrator.say(Kind::Aside, &format!("  {program} serve --node 127.0.0.1:6379"));
+        self.narrator.narrate(Kind::Aside, "");
+        self.narrator.narrate(Kind::Aside, "Next, with all of it kept up for you to try:");
+        self.narrator.narrate(Kind::Aside, &format!("  {program} demo --hold"));
+        self.narrator.narrate(Kind::Aside, "or in front of a server of yours, which keeps its data:");
+        self.narrator.narrate(Kind::Aside, &format!("  {program} serve --node 127.0.0.1:6379"));
         Ok(())
     }
 
@@ -578,7 +578,7 @@ impl Story<'_> {
             format!("Configuration: {folder}/switchyard.toml; logs: {folder}"),
         ];
         for line in lines {
-            self.narrator.say(Kind::Aside, &line);
+            self.narrator.narrate(Kind::Aside, &line);
         }
         self.narrator.finish();
         while !self.stop.load(Ordering::Relaxed) {

@@ -115,7 +115,7 @@ pub(crate) fn sample(access: &NodeAccess, time: Duration) -> Result<Sample, Stri
     let mut node = NodeConnection::open(access, PATIENCE)?;
     // Whoever comes as a router meanwhile says so by CLIENT SETNAME, which the sample has.
     let mut other = NodeConnection::open(access, PATIENCE)?;
-    let _ = other.ask(&["CLIENT", "SETNAME", LOOKING]);
+    let _ = other.call(&["CLIENT", "SETNAME", LOOKING]);
     let routers = routers(&mut other);
     let mut tally = Tally::default();
     let until = Instant::now() + time;
@@ -125,7 +125,7 @@ pub(crate) fn sample(access: &NodeAccess, time: Duration) -> Result<Sample, Stri
 
 /// Addresses of routers' connections.
 fn routers(node: &mut NodeConnection) -> BTreeSet<String> {
-    let Ok(list) = node.ask(&["CLIENT", "LIST"]) else { return BTreeSet::new() };
+    let Ok(list) = node.call(&["CLIENT", "LIST"]) else { return BTreeSet::new() };
     let field = |line: &str, name: &str| {
         line.split(' ').find_map(|word| word.strip_prefix(name).map(str::to_owned)).unwrap_or_default()
     };

@@ -20,12 +20,12 @@ const ROUTERS: &[&str] = &["EXEC", "MSETNX", "RENAMENX", "SWAPDB", "WATCH"];
 /// What a node has counted, as far as it is clients': calls that were no mistake.
 pub(crate) fn calls(access: &NodeAccess) -> Result<Calls, String> {
     let mut node = NodeConnection::open(access, PATIENCE)?;
-    let answer = node.ask(&["INFO", "commandstats"]).map_err(|error| format!("does not answer: {error}"))?;
+    let answer = node.call(&["INFO", "commandstats"]).map_err(|error| format!("does not answer: {error}"))?;
     match answer.error() {
         Some(error) => Err(format!("refuses INFO: {error}")),
         None => {
             let mut calls = parse(&answer.text());
-            let mut ask = |args: &[&str]| node.ask(args).map_err(|error| format!("does not answer: {error}"));
+            let mut ask = |args: &[&str]| node.call(args).map_err(|error| format!("does not answer: {error}"));
             let (clients, users) = (ask(&["CLIENT", "LIST"])?.text(), ask(&["ACL", "USERS"])?);
             // A router that has ended has left its mark.
             let had_router = users.items().iter().any(|user| site_of_mark(&user.text()).is_some());

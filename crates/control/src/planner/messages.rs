@@ -41,7 +41,7 @@ impl Words<'_> {
         DecisionReport {
             policy: POLICIES.iter().find(|(known, _)| *known == policy).map_or("", |(_, name)| name).to_owned(),
             verdict: verdict(plan.verdict).to_owned(),
-            says: self.says(plan),
+            says: self.explain(plan),
             nodes: plan.nodes.iter().map(outlook).collect(),
             steps: plan.steps.iter().map(|step| self.step(step)).collect(),
             price: price(plan.price),
@@ -75,7 +75,7 @@ impl Words<'_> {
     }
 
     /// In one sentence: what is wrong, and what is done about it.
-    fn says(&self, plan: &Plan) -> String {
+    fn explain(&self, plan: &Plan) -> String {
         match self.memory(plan) {
             Some(memory)
                 if plan.steps.iter().all(|step| step.need == Need::Memory) && !plan.nodes.iter().any(is_over) =>

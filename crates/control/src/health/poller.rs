@@ -16,7 +16,7 @@ use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tracing::{debug, info, warn};
 
 use super::INTERVAL;
-use super::said::{QUESTIONS, Said, read};
+use super::info_reply::{InfoReply, QUESTIONS, read};
 use crate::admin::Silence;
 use crate::nodes::Endpoint;
 use crate::nodes::wire::Connection;
@@ -93,23 +93,23 @@ async fn watch(running: Arc<Running>, mut stop: oneshot::Receiver<()>) {
         for (node, access) in &access {
             asked
                 .entry(*node)
-                .or_insert_with(|| (access.clone(), tasks.spawn(ask(*node, access.clone(), Arc::clone(&running)))));
+                .or_insert_with(|| (access.clone(), tasks.spawn(poll(*node, access.clone(), Arc::clone(&running)))));
         }
         while tasks.try_join_next().is_some() {}
         running.health().keep(|node| access.contains_key(&node));
-        tell(&running, &mut told);
+        log_changes(&running, &mut told);
     }
 }
 
 /// What the log has said of a node.
 #[derive(Default, PartialEq)]
-struct Told {
+struct LogState {
     silence: Option<bool>,
     refuses: Option<String>,
 }
 
 /// Logs what is new, once.
-fn tell(running: &Running, told: &mut BTreeMap<NodeId, Told>) {
+fn log_changes(running: &Running, told: &mut BTreeMap<NodeId, LogState>) {
     let Some(status) = running.with(Router::status) else { return };
     let now = Instant::now();
     told.retain(|node, _| status.nodes.iter().any(|known| known.id == *node));
@@ -133,7 +133,7 @@ fn tell(running: &Running, told: &mut BTreeMap<NodeId, Told>) {
             (_, Some(_)) => warn!(node = %node.name, why = refusal.as_deref(), "node refuses writes"),
             (_, None) => info!(node = %node.name, "node takes writes again"),
         }
-        *before = Told { silence, refuses: code };
+        *before = LogState { silence, refuses: code };
     }
     let is_heard = |node: NodeId| {
         status.nodes.iter().any(|known| known.id == node && running.health().silence(known, now).is_none())
@@ -142,12 +142,12 @@ fn tell(running: &Running, told: &mut BTreeMap<NodeId, Told>) {
 }
 
 /// Asks one node again and again.
-async fn ask(node: NodeId, access: NodeAccess, running: Arc<Running>) {
+async fn poll(node: NodeId, access: NodeAccess, running: Arc<Running>) {
     let mut connection = None;
     let mut name = Name::of(&access);
     loop {
         let began = Instant::now();
-        running.health().note_asked(node, began);
+        running.health().note_queried(node, began);
         // Before the node counts its keys: what is sent later may or may not be in that count.
         let sent = running.with(|router: &Router| router.changes_sent(node)).unwrap_or_default();
         let answered = {
@@ -204,7 +204,7 @@ impl Name {
     }
 }
 
-async fn round(connection: &mut Option<Connection>, access: &NodeAccess) -> io::Result<Said> {
+async fn round(connection: &mut Option<Connection>, access: &NodeAccess) -> io::Result<InfoReply> {
     let connection = match connection {
         Some(connection) => connection,
         none => {
@@ -212,11 +212,11 @@ async fn round(connection: &mut Option<Connection>, access: &NodeAccess) -> io::
             none.insert(Connection::open_within(CONNECT, address, access).await?.with_patience(GIVE_UP))
         }
     };
-    Ok(read(&connection.ask_together(&QUESTIONS).await?))
+    Ok(read(&connection.call_batch(&QUESTIONS).await?))
 }
 
 /// Gives what a node has said to those who want it.
-fn note(running: &Running, node: NodeId, at: Instant, said: Said, sent: Sent) {
+fn note(running: &Running, node: NodeId, at: Instant, said: InfoReply, sent: Sent) {
     running.health().note_answer(node, at, said.is_busy, said.info.as_ref().map(|info| info.refuses.clone()));
     if let Some(info) = said.info {
         // By that a node is told that comes back without what it should have kept. `CONFIG SET` at a node changes what

@@ -32,7 +32,7 @@ impl fmt::Display for Refusal {
 
 /// What the answers say.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Said {
+pub(super) struct InfoReply {
     /// It executes a script for too long, and answers nothing else.
     pub(super) is_busy: bool,
     /// `None`: it does not give its INFO.
@@ -53,7 +53,7 @@ pub(super) struct Info {
 }
 
 /// Reads the answers to [`QUESTIONS`].
-pub(super) fn read(answers: &[Vec<u8>]) -> Said {
+pub(super) fn read(answers: &[Vec<u8>]) -> InfoReply {
     let is_busy = answers.first().is_some_and(|pong| pong.starts_with(b"-BUSY"));
     let text = |answer: &[u8]| String::from_utf8_lossy(reply::text(answer).unwrap_or_default()).into_owned();
     let info = answers.get(1).filter(|answer| !reply::is_error(answer)).map(|answer| text(answer));
@@ -63,7 +63,7 @@ pub(super) fn read(answers: &[Vec<u8>]) -> Said {
         Some(text(reply::elements(answer).nth(1)?))
     };
     let settings = Settings { save: setting(2), stops_writes: setting(3), replicas_min: setting(4) };
-    Said { is_busy, info: info.and_then(|info| settings.read(&info)) }
+    InfoReply { is_busy, info: info.and_then(|info| settings.read(&info)) }
 }
 
 /// Settings by which INFO is to be read.
@@ -160,10 +160,10 @@ mod tests {
         let busy = b"-BUSY Redis is busy running a script.\r\n".to_vec();
         assert_eq!(
             read(&[busy.clone(), busy.clone(), busy.clone(), busy.clone(), busy]),
-            Said { is_busy: true, info: None }
+            InfoReply { is_busy: true, info: None }
         );
         let silent = read(&[b"+PONG\r\n".to_vec(), none.clone(), none.clone(), none.clone(), none]);
-        assert_eq!(silent, Said { is_busy: false, info: None });
+        assert_eq!(silent, InfoReply { is_busy: false, info: None });
     }
 
     #[test]

@@ -39,12 +39,12 @@ const SHORT_PATIENCE: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The running thread.
-pub struct Care {
+pub struct NodeMaintenance {
     thread: Repeating,
     remember: Box<dyn Fn()>,
 }
 
-impl Care {
+impl NodeMaintenance {
     /// Starts looking after the nodes of the router. `strays_in`: the database whose strays are removed.
     pub fn start(
         running: Arc<Running>,
@@ -82,16 +82,16 @@ impl Care {
 }
 
 /// Why functions could not be copied.
-enum Trouble {
+enum CopyFailure {
     /// Nothing is under way.
     Failed(String),
     /// What was asked of this node, on this connection, may still be done.
     Left { why: String, node: NodeId, connection: Process },
 }
 
-impl From<String> for Trouble {
+impl From<String> for CopyFailure {
     fn from(why: String) -> Self {
-        Trouble::Failed(why)
+        CopyFailure::Failed(why)
     }
 }
 
@@ -113,7 +113,7 @@ fn is_over(node: &NodeAccess, left: &Process) -> bool {
         if run_id(&mut connection)? != left.run_id {
             return Some(true);
         }
-        let answer = connection.ask(&["CLIENT", "KILL", "ID", &left.client_id.to_string()]).ok()?;
+        let answer = connection.call(&["CLIENT", "KILL", "ID", &left.client_id.to_string()]).ok()?;
         Some(answer.error().is_none_or(|error| error.starts_with("ERR No such")))
     };
     ended().unwrap_or(false)
@@ -121,7 +121,7 @@ fn is_over(node: &NodeAccess, left: &Process) -> bool {
 
 /// The process that answers.
 fn run_id(connection: &mut NodeConnection) -> Option<String> {
-    let info = connection.ask(&["INFO", "server"]).ok()?.text();
+    let info = connection.call(&["INFO", "server"]).ok()?.text();
     info.lines().find_map(|line| line.strip_prefix("run_id:")).map(|run_id| run_id.trim().to_owned())
 }
 
@@ -170,8 +170,8 @@ fn look_after(running: &Running, known: &mut Known) {
             *known = Known { processes: up, was_one: is_one };
             return;
         }
-        Err(Trouble::Failed(why)) => why,
-        Err(Trouble::Left { why, node, connection }) => {
+        Err(CopyFailure::Failed(why)) => why,
+        Err(CopyFailure::Left { why, node, connection }) => {
             running.with(|router| router.leave_functions(node, connection, turn));
             why
         }
@@ -186,16 +186,16 @@ fn store(
     id: NodeId,
     node: &NodeAccess,
     args: &[&[u8]],
-) -> Result<Option<String>, Trouble> {
-    let failed = |why: &str| Trouble::Failed(format!("node {}: {why}", node.name));
+) -> Result<Option<String>, CopyFailure> {
+    let failed = |why: &str| CopyFailure::Failed(format!("node {}: {why}", node.name));
     // So that its end can be confirmed.
-    let client_id = connection.ask(&["CLIENT", "ID"]).map_err(|error| failed(&error.to_string()))?;
+    let client_id = connection.call(&["CLIENT", "ID"]).map_err(|error| failed(&error.to_string()))?;
     let client_id = reply::integer(&client_id.0).and_then(|number| u64::try_from(number).ok());
     let client_id = client_id.ok_or_else(|| failed("it does not answer CLIENT ID"))?;
     let run_id = run_id(connection).ok_or_else(|| failed("its INFO names no run_id"))?;
-    match connection.ask(args) {
+    match connection.call(args) {
         Ok(answer) => Ok(answer.error()),
-        Err(error) => Err(Trouble::Left {
+        Err(error) => Err(CopyFailure::Left {
             why: format!("node {}: {error}", node.name),
             node: id,
             connection: Process { run_id, client_id },
@@ -211,7 +211,7 @@ fn renew(
     found: Option<&Functions>,
     id: NodeId,
     node: &NodeAccess,
-) -> Result<bool, Trouble> {
+) -> Result<bool, CopyFailure> {
     let mut any = false;
     for (name, code) in found.iter().flat_map(|found| &found.code) {
         match running.with(|router| router.renewed_library(code.as_bytes())).flatten() {
@@ -241,7 +241,7 @@ fn meet((id, node): (NodeId, &NodeAccess)) -> Result<Met<'_>, String> {
 }
 
 /// Gives the functions of the others to nodes that have none.
-fn share_functions(running: &Running, nodes: &mut [Met<'_>]) -> Result<(), Trouble> {
+fn share_functions(running: &Running, nodes: &mut [Met<'_>]) -> Result<(), CopyFailure> {
     let (mut having, mut lacking) = (Vec::new(), Vec::new());
     for (id, node, connection) in nodes {
         let mut found = functions(connection);
@@ -268,7 +268,7 @@ fn share_functions(running: &Running, nodes: &mut [Met<'_>]) -> Result<(), Troub
     if lacking.is_empty() {
         return Ok(());
     }
-    let dump = connection.ask(&["FUNCTION", "DUMP"]).map_err(|error| format!("node {}: {error}", source.name))?;
+    let dump = connection.call(&["FUNCTION", "DUMP"]).map_err(|error| format!("node {}: {error}", source.name))?;
     if let Some(error) = dump.error() {
         return Err(format!("node {}: {error}", source.name).into());
     }
